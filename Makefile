@@ -1,0 +1,27 @@
+# `make demo` and `make test` set up what they need (.venv, locked requirements, the extension) and then run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
+
+.PHONY: demo test build clean
+
+demo: build
+	$(BIN)/python examples/demo.py
+
+test: build
+	$(BIN)/python -m pytest
+
+build: $(VENV)/built
+
+$(VENV)/installed: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	touch $@
+
+$(VENV)/built: $(VENV)/installed setup.py pyproject.toml $(CSRC)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info salientpp/*.so $(VENV)/built

@@ -1,0 +1,28 @@
+// Every operator of the extension, in one table. Kernels register themselves beside their code; shapes,
+// dtypes and meanings are documented where Python reaches them, in salientpp/ops.py.
+#include <Python.h>
+
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(salientpp, m) {
+  // graph
+  m.def("csc_from_coo(Tensor source, Tensor target, int num_vertices) -> (Tensor indptr, Tensor indices, Tensor edge_id)");
+  m.def("transpose_csc(Tensor indptr, Tensor indices) -> (Tensor indptr, Tensor indices)");
+  m.def("check_csc(Tensor indptr, Tensor indices) -> ()");
+  // plan
+  m.def("inclusion_probability(Tensor indptr, Tensor out_indptr, Tensor out_indices, Tensor seeds, Tensor seed_offsets, int[] fanouts, int batch_size, bool frontier, bool include_seeds, bool replace) -> Tensor");
+  m.def("rebalance_parts(Tensor indptr, Tensor indices, Tensor assignment, Tensor weights, Tensor limits, int num_parts, int sweeps, Tensor? edge_weights=None) -> Tensor");
+  // store
+  m.def("pack_id_set(Tensor ids, int num_ids) -> Tensor");
+  m.def("look_up(Tensor n_id, Tensor offsets, int part_id, Tensor gpu_set, Tensor cache_set) -> (Tensor gpu_position, Tensor gpu_slot, Tensor cpu_position, Tensor cpu_row, Tensor cache_position, Tensor cache_slot, Tensor remote_position, Tensor remote_id, Tensor remote_counts)");
+  m.def("gather_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index) -> ()");
+  // minibatch
+  m.def("permutation(int size, int key) -> Tensor");
+  m.def("sample_neighbors(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes) -> (Tensor n_id, Tensor edge_index, Tensor e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
+}
+
+// The module itself is empty: importing it loads the library, which fills torch.ops.salientpp.
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C(void) {
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  return PyModule_Create(&module);
+}

@@ -1,0 +1,313 @@
+// Node-wise neighbour sampling, in the sense of Hamilton et al. (GraphSAGE, NeurIPS 2017) with PyG's hops:
+// hop h expands the vertices first found at hop h - 1, and those only.
+//
+// Each vertex draws from a stream keyed by (batch key, hop, vertex), so its neighbours do not depend on which
+// other vertices are in the batch, on the thread or on the map in use. Without replacement the positions come
+// from Floyd's algorithm (Bentley and Floyd, CACM 30(9), 1987), whose j-th draw is from [0, j] inclusive.
+//
+// The loop is bound by cache misses, three per edge: the neighbour list, the neighbour, its map slot. So the
+// frontier is taken in blocks, and each block in phases that first prefetch what the next phase reads.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "check.h"
+#include "minibatch/vertex_map.h"
+#include "random.h"
+
+namespace salientpp {
+namespace {
+
+constexpr int64_t kBlockVertices = 64;
+// Above this fanout a scan of the vertex's earlier draws costs more than a hash set of them.
+constexpr int64_t kScanFanout = 48;
+
+// Membership of Floyd's earlier draws, for large fanouts.
+class DrawnSet {
+ public:
+  void clear(int64_t fanout) {
+    size_t capacity = 128;
+    while (capacity < 2 * static_cast<size_t>(fanout)) capacity *= 2;
+    table_.assign(capacity, -1);
+  }
+  bool insert(int64_t value) {
+    const size_t mask = table_.size() - 1;
+    for (size_t at = mix64(static_cast<uint64_t>(value)) & mask;; at = (at + 1) & mask) {
+      if (table_[at] == value) return false;
+      if (table_[at] == -1) {
+        table_[at] = value;
+        return true;
+      }
+    }
+  }
+
+ private:
+  std::vector<int64_t> table_;
+};
+
+// A buffer that keeps its capacity and does not initialise what it hands out.
+template <class T>
+class Buffer {
+ public:
+  T* data() { return data_.get(); }
+  int64_t size() const { return size_; }
+  void clear() { size_ = 0; }
+  void set_size(int64_t size) { size_ = size; }
+  void reserve(int64_t size) {
+    if (size <= capacity_) return;
+    const int64_t capacity = std::max(size, 2 * capacity_);
+    std::unique_ptr<T[]> grown(new T[static_cast<size_t>(capacity)]);
+    if (size_ > 0) std::memcpy(grown.get(), data_.get(), sizeof(T) * static_cast<size_t>(size_));
+    data_ = std::move(grown);
+    capacity_ = capacity;
+  }
+
+ private:
+  std::unique_ptr<T[]> data_;
+  int64_t size_ = 0;
+  int64_t capacity_ = 0;
+};
+
+// What a thread keeps between batches. It never influences a result.
+struct Scratch {
+  StampMap stamp_map;
+  HashMap hash_map;
+  DrawnSet drawn;
+  Buffer<int64_t> n_id;        // global ids in order of discovery
+  Buffer<int64_t> edge;        // per sampled edge: its position in `indices`
+  Buffer<int32_t> source;      // per sampled edge: local id of its source
+  Buffer<int32_t> num_drawn;   // per expanded vertex: how many edges it sampled
+  std::vector<int64_t> num_nodes, num_edges;
+};
+
+struct Topology {
+  const int64_t* indptr;
+  int64_t num_vertices;
+  int64_t num_edges;
+};
+
+// The positions that a vertex draws from its list [begin, begin + degree), written to `out`.
+inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bool replace, DrawnSet& drawn, int64_t* out) {
+  if (replace) {
+    for (int64_t i = 0; i < count; ++i) out[i] = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree)));
+  } else if (count == degree) {
+    for (int64_t i = 0; i < count; ++i) out[i] = begin + i;
+  } else if (count <= kScanFanout) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t last = begin + degree - count + i;
+      const int64_t candidate = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree - count + i + 1)));
+      bool taken = false;
+      for (int64_t k = 0; k < i; ++k) taken |= out[k] == candidate;
+      out[i] = taken ? last : candidate;
+    }
+  } else {
+    drawn.clear(count);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t last = begin + degree - count + i;
+      const int64_t candidate = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree - count + i + 1)));
+      if (drawn.insert(candidate)) {
+        out[i] = candidate;
+      } else {
+        drawn.insert(last);
+        out[i] = last;
+      }
+    }
+  }
+}
+
+template <class Index, class Map>
+void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indices, const int64_t* fanouts, int64_t num_hops,
+                 uint64_t batch_key, bool replace) {
+  int64_t hop_begin = 0;
+  for (int64_t hop = 0; hop < num_hops; ++hop) {
+    const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
+    const int64_t fanout = fanouts[hop];
+    const int64_t hop_end = s.n_id.size();
+    const int64_t edges_before = s.edge.size();
+    s.num_drawn.reserve(hop_end);
+    s.num_drawn.set_size(hop_end);
+
+    for (int64_t block = hop_begin; block < hop_end; block += kBlockVertices) {
+      const int64_t block_end = std::min(block + kBlockVertices, hop_end);
+      int64_t block_edges = 0;
+      for (int64_t i = block; i < block_end; ++i) {
+        const int64_t vertex = s.n_id.data()[i];
+        const int64_t degree = graph.indptr[vertex + 1] - graph.indptr[vertex];
+        // An array that was altered on disk after it was validated must not lead outside of it.
+        check(graph.indptr[vertex] >= 0 && degree >= 0 && graph.indptr[vertex + 1] <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
+        const int64_t count = degree == 0 ? 0 : fanout < 0 ? degree : replace ? fanout : std::min(fanout, degree);
+        s.num_drawn.data()[i] = static_cast<int32_t>(count);
+        block_edges += count;
+      }
+      const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
+      for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
+
+      check(s.n_id.size() + block_edges <= Map::kMaxLocalIds, "a batch may hold at most ", Map::kMaxLocalIds,
+            " vertices; use a smaller batch_size or smaller fanouts");
+      const int64_t first = s.edge.size();
+      s.edge.reserve(first + block_edges);
+      s.source.reserve(first + block_edges);
+      s.n_id.reserve(s.n_id.size() + block_edges);
+      map.reserve(s.n_id.size() + block_edges);
+      int64_t* edge = s.edge.data() + first;
+      int32_t* source = s.source.data() + first;
+      const int64_t* n_id = s.n_id.data();
+
+      int64_t at = 0;
+      for (int64_t i = block; i < block_end; ++i) {
+        const int64_t vertex = n_id[i];
+        const int64_t begin = graph.indptr[vertex];
+        const int64_t degree = graph.indptr[vertex + 1] - begin;
+        const int64_t count = s.num_drawn.data()[i];
+        const Stream stream(mix64(hop_key ^ static_cast<uint64_t>(vertex) * kGolden));
+        draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
+        for (int64_t k = at; k < at + count; ++k) prefetch_read(&indices[edge[k]]);
+        at += count;
+      }
+      uint64_t largest = 0;
+      for (int64_t k = 0; k < block_edges; ++k) largest = std::max(largest, static_cast<uint64_t>(indices[edge[k]]));
+      check(block_edges == 0 || largest < static_cast<uint64_t>(graph.num_vertices), "indices is corrupt: it holds ", static_cast<int64_t>(largest),
+            ", expected ids in [0, ", graph.num_vertices, ")");
+      for (int64_t k = 0; k < block_edges; ++k) map.prefetch(indices[edge[k]]);
+      // From here on `n_id` grows, and only the block's edges are read.
+      int64_t size = s.n_id.size();
+      int64_t* found = s.n_id.data();
+      for (int64_t k = 0; k < block_edges; ++k) {
+        const int64_t vertex = indices[edge[k]];
+        const int64_t local_id = map.insert(vertex, size);
+        found[size] = vertex;
+        size += local_id == size;
+        source[k] = static_cast<int32_t>(local_id);
+      }
+      s.n_id.set_size(size);
+      s.edge.set_size(first + block_edges);
+      s.source.set_size(first + block_edges);
+    }
+    s.num_edges.push_back(s.edge.size() - edges_before);
+    s.num_nodes.push_back(s.n_id.size() - hop_end);
+    hop_begin = hop_end;
+  }
+}
+
+// An upper bound on the size of n_id: every draw finds a new vertex, or every vertex of the graph is found.
+int64_t most_local_ids(const Topology& graph, int64_t num_seeds, const std::vector<int64_t>& fanouts) {
+  const int64_t whole_graph = num_seeds + graph.num_vertices;
+  int64_t bound = num_seeds;
+  int64_t frontier = num_seeds;
+  for (const int64_t fanout : fanouts) {
+    if (fanout < 0 || frontier * fanout > whole_graph) return whole_graph;
+    frontier *= fanout;
+    bound += frontier;
+  }
+  return std::min(bound, whole_graph);
+}
+
+Tensor vector_of(const std::vector<int64_t>& values) {
+  Tensor out = new_vector(static_cast<int64_t>(values.size()), ScalarType::Long);
+  std::copy(values.begin(), values.end(), mutable_int64_data(out));
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
+    const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& edge_id, const Tensor& seeds,
+    const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes) {
+  check_vector(indptr, ScalarType::Long, "indptr");
+  check_index_vector(indices, "indices");
+  check_vector(seeds, ScalarType::Long, "seeds");
+  check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
+  const Topology graph{int64_data(indptr), indptr.numel() - 1, indices.numel()};
+  if (edge_id) {
+    check_vector(*edge_id, ScalarType::Long, "edge_id");
+    check(edge_id->numel() == graph.num_edges, "edge_id must have one entry per edge, expected ", graph.num_edges, ", got ", edge_id->numel());
+  }
+  for (size_t hop = 0; hop < fanouts.size(); ++hop) {
+    check(fanouts[hop] == -1 || fanouts[hop] >= 1, "fanouts[", hop, "] must be >= 1, or -1 for all neighbours, got ", fanouts[hop]);
+    check(fanouts[hop] <= std::numeric_limits<int32_t>::max(), "fanouts[", hop, "] must be < 2^31, got ", fanouts[hop]);
+  }
+
+  static thread_local Scratch scratch;
+  Scratch& s = scratch;
+  const int64_t num_seeds = seeds.numel();
+  const int64_t* seed = int64_data(seeds);
+  s.n_id.clear();
+  s.edge.clear();
+  s.num_drawn.clear();
+  s.source.clear();
+  s.num_nodes.clear();
+  s.num_edges.clear();
+  s.n_id.reserve(num_seeds);
+
+  const auto run = [&](auto& map) {
+    map.begin_batch(graph.num_vertices, num_seeds);
+    map.reserve(num_seeds);
+    for (int64_t i = 0; i < num_seeds; ++i) {
+      check(seed[i] >= 0 && seed[i] < graph.num_vertices, "seeds[", i, "] must be in [0, ", graph.num_vertices, "), got ", seed[i]);
+      // A repeated seed keeps its place in n_id; edges refer to its first one.
+      map.insert(seed[i], i);
+      s.n_id.data()[i] = seed[i];
+    }
+    s.n_id.set_size(num_seeds);
+    s.num_nodes.push_back(num_seeds);
+    dispatch_index(indices, [&](auto* sources) {
+      expand_hops(s, map, graph, sources, fanouts.data(), static_cast<int64_t>(fanouts.size()), static_cast<uint64_t>(batch_key), replace);
+    });
+  };
+  if (StampMap::bytes(graph.num_vertices) <= map_budget_bytes &&
+      most_local_ids(graph, num_seeds, fanouts) < StampMap::kMaxLocalIds) {
+    run(s.stamp_map);
+  } else {
+    run(s.hash_map);
+  }
+
+  const int64_t num_sampled = s.edge.size();
+  Tensor n_id = new_vector(s.n_id.size(), ScalarType::Long);
+  std::memcpy(n_id.mutable_data_ptr(), s.n_id.data(), sizeof(int64_t) * static_cast<size_t>(s.n_id.size()));
+  Tensor edge_index = torch::stable::empty({2, num_sampled}, ScalarType::Long);
+  Tensor e_id = new_vector(num_sampled, ScalarType::Long);
+  int64_t* row = mutable_int64_data(edge_index);
+  int64_t* col = row + num_sampled;
+  const int32_t* source = s.source.data();
+  for (int64_t k = 0; k < num_sampled; ++k) row[k] = source[k];
+  const int64_t num_expanded = s.n_id.size() - (s.num_nodes.size() > 1 ? s.num_nodes.back() : s.n_id.size());
+  for (int64_t i = 0; i < num_expanded; ++i) {
+    const int64_t count = s.num_drawn.data()[i];
+    std::fill(col, col + count, i);
+    col += count;
+  }
+  int64_t* edge_out = mutable_int64_data(e_id);
+  if (edge_id) {
+    constexpr int64_t kAhead = 16;
+    const int64_t* ids = int64_data(*edge_id);
+    for (int64_t k = 0; k < num_sampled; ++k) {
+      if (k + kAhead < num_sampled) prefetch_read(&ids[s.edge.data()[k + kAhead]]);
+      edge_out[k] = ids[s.edge.data()[k]];
+    }
+  } else {
+    std::memcpy(edge_out, s.edge.data(), sizeof(int64_t) * static_cast<size_t>(num_sampled));
+  }
+  return {n_id, edge_index, e_id, vector_of(s.num_nodes), vector_of(s.num_edges)};
+}
+
+// A uniformly random order of 0, ..., size - 1 (Fisher and Yates), a pure function of the key.
+Tensor permutation(int64_t size, int64_t key) {
+  check(size >= 0, "size must be >= 0, got ", size);
+  Tensor out = new_vector(size, ScalarType::Long);
+  int64_t* order = mutable_int64_data(out);
+  for (int64_t i = 0; i < size; ++i) order[i] = i;
+  Stream stream(mix64(static_cast<uint64_t>(key)));
+  for (int64_t i = size - 1; i > 0; --i) std::swap(order[i], order[stream.below(static_cast<uint64_t>(i) + 1)]);
+  return out;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
+  m.impl("sample_neighbors", TORCH_BOX(&sample_neighbors));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(salientpp, CompositeExplicitAutograd, m) {
+  m.impl("permutation", TORCH_BOX(&permutation));
+}
+
+}  // namespace
+}  // namespace salientpp

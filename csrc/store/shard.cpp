@@ -1,0 +1,226 @@
+// Where a row lives, and copying it from there: sets of ids, tier look-up, row gathering.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "check.h"
+
+namespace salientpp {
+namespace {
+
+inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+
+// A set of ids as a bitmap with ranks: word w holds the membership bits of ids 32 w ... 32 w + 31 in its lower
+// half and the number of smaller members in its upper half, so one load answers both "is it there" and "what
+// is its slot". A quarter of a byte per id of the universe.
+class IdSet {
+ public:
+  IdSet(const Tensor& words, const char* name)
+      : words_(static_cast<const uint64_t*>(words.const_data_ptr())), num_words_(words.numel()) {
+    check_vector(words, ScalarType::Long, name);
+  }
+
+  bool empty() const { return num_words_ == 0; }
+  bool covers(int64_t num_ids) const { return empty() || num_words_ * 32 >= num_ids; }
+  void prefetch_word(int64_t id) const { prefetch(&words_[id >> 5]); }
+
+  // The slot of `id`, or -1.
+  int64_t slot(int64_t id) const {
+    const uint64_t word = words_[id >> 5];
+    const uint32_t bits = static_cast<uint32_t>(word);
+    const uint32_t bit = static_cast<uint32_t>(id & 31);
+    if (((bits >> bit) & 1U) == 0) return -1;
+    return static_cast<int64_t>(word >> 32) + std::popcount(bits & ((1U << bit) - 1U));
+  }
+
+ private:
+  const uint64_t* words_;
+  int64_t num_words_;
+};
+
+// `ids` ascending and distinct; slot i of the set is ids[i].
+Tensor pack_id_set(const Tensor& ids, int64_t num_ids) {
+  check_vector(ids, ScalarType::Long, "ids");
+  check(num_ids >= 0, "num_ids must be >= 0, got ", num_ids);
+  const int64_t size = ids.numel();
+  check(size < (int64_t{1} << 32), "a set may hold fewer than 2^32 ids, got ", size);
+  const int64_t num_words = size == 0 ? 0 : (num_ids + 31) / 32;
+  Tensor words = new_vector(num_words, ScalarType::Long);
+  auto* out = reinterpret_cast<uint64_t*>(words.mutable_data_ptr());
+  const int64_t* id = int64_data(ids);
+  int64_t at = 0;
+  for (int64_t w = 0; w < num_words; ++w) {
+    uint64_t word = static_cast<uint64_t>(at) << 32;
+    for (; at < size && (id[at] >> 5) == w; ++at) {
+      check(at == 0 || id[at] > id[at - 1], "ids must ascend without repeats, got ", id[at], " after ", id[at - 1]);
+      word |= uint64_t{1} << (id[at] & 31);
+    }
+    out[w] = word;
+  }
+  check(at == size, "ids must ascend and lie in [0, ", num_ids, "), got ", at < size ? id[at] : 0);
+  return words;
+}
+
+struct Group {
+  std::vector<int64_t> position, row;
+
+  void clear() {
+    position.clear();
+    row.clear();
+  }
+  void add(int64_t p, int64_t r) {
+    position.push_back(p);
+    row.push_back(r);
+  }
+};
+
+Tensor to_tensor(const std::vector<int64_t>& values) {
+  Tensor out = new_vector(static_cast<int64_t>(values.size()), ScalarType::Long);
+  std::copy(values.begin(), values.end(), mutable_int64_data(out));
+  return out;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> look_up(
+    const Tensor& n_id, const Tensor& offsets, int64_t part_id, const Tensor& gpu_set, const Tensor& cache_set) {
+  check_vector(n_id, ScalarType::Long, "n_id");
+  check_vector(offsets, ScalarType::Long, "offsets");
+  const int64_t num_parts = offsets.numel() - 1;
+  check(num_parts >= 1, "offsets must have num_parts + 1 >= 2 entries, got ", offsets.numel());
+  check(part_id >= 0 && part_id < num_parts, "part_id must be in [0, ", num_parts, "), got ", part_id);
+  const int64_t* offset = int64_data(offsets);
+  const int64_t num_vertices = offset[num_parts];
+  const int64_t begin = offset[part_id];
+  const int64_t end = offset[part_id + 1];
+  const IdSet gpu(gpu_set, "gpu_set");
+  const IdSet cache(cache_set, "cache_set");
+  check(gpu.covers(end - begin), "gpu_set must cover the ", end - begin, " rows of the part");
+  check(cache.covers(num_vertices), "cache_set must cover the ", num_vertices, " vertices of the graph");
+
+  const int64_t size = n_id.numel();
+  const int64_t* id = int64_data(n_id);
+  // Local and foreign first, without touching the sets: then each look-up loop runs over ids that need it,
+  // and can prefetch the words ahead.
+  static thread_local Group local, foreign, gpu_rows, cpu_rows, cached, remote;
+  for (Group* group : {&local, &foreign, &gpu_rows, &cpu_rows, &cached, &remote}) group->clear();
+  for (int64_t i = 0; i < size; ++i) {
+    check(id[i] >= 0 && id[i] < num_vertices, "n_id[", i, "] must be in [0, ", num_vertices, "), got ", id[i]);
+    if (id[i] >= begin && id[i] < end) {
+      local.add(i, id[i] - begin);
+    } else {
+      foreign.add(i, id[i]);
+    }
+  }
+
+  constexpr size_t kAhead = 16;
+  const auto split = [](const Group& from, const IdSet& set, Group& members, Group& others) {
+    for (size_t i = 0; i < from.row.size(); ++i) {
+      if (i + kAhead < from.row.size()) set.prefetch_word(from.row[i + kAhead]);
+      const int64_t slot = set.slot(from.row[i]);
+      if (slot >= 0) {
+        members.add(from.position[i], slot);
+      } else {
+        others.add(from.position[i], from.row[i]);
+      }
+    }
+  };
+  if (gpu.empty()) {
+    std::swap(cpu_rows, local);
+  } else {
+    split(local, gpu, gpu_rows, cpu_rows);
+  }
+  if (cache.empty()) {
+    std::swap(remote, foreign);
+  } else {
+    split(foreign, cache, cached, remote);
+  }
+
+  // Group the remote ids by owner, keeping their order inside a group.
+  const int64_t num_remote = static_cast<int64_t>(remote.row.size());
+  Tensor remote_position = new_vector(num_remote, ScalarType::Long);
+  Tensor remote_id = new_vector(num_remote, ScalarType::Long);
+  Tensor remote_counts = new_vector(num_parts, ScalarType::Long);
+  int64_t* counts = mutable_int64_data(remote_counts);
+  std::fill(counts, counts + num_parts, 0);
+  std::vector<int32_t> owner(static_cast<size_t>(num_remote));
+  for (int64_t i = 0; i < num_remote; ++i) {
+    const auto* above = std::upper_bound(offset, offset + num_parts + 1, remote.row[static_cast<size_t>(i)]);
+    owner[static_cast<size_t>(i)] = static_cast<int32_t>(above - offset - 1);
+    ++counts[owner[static_cast<size_t>(i)]];
+  }
+  std::vector<int64_t> next(static_cast<size_t>(num_parts), 0);
+  for (int64_t p = 1; p < num_parts; ++p) next[static_cast<size_t>(p)] = next[static_cast<size_t>(p - 1)] + counts[p - 1];
+  for (size_t i = 0; i < static_cast<size_t>(num_remote); ++i) {
+    const int64_t at = next[static_cast<size_t>(owner[i])]++;
+    mutable_int64_data(remote_position)[at] = remote.position[i];
+    mutable_int64_data(remote_id)[at] = remote.row[i];
+  }
+  return {to_tensor(gpu_rows.position), to_tensor(gpu_rows.row), to_tensor(cpu_rows.position), to_tensor(cpu_rows.row),
+          to_tensor(cached.position),   to_tensor(cached.row),   remote_position,              remote_id,
+          remote_counts};
+}
+
+// out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.
+void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor& out, const std::optional<Tensor>& out_index) {
+  check_index_vector(source_index, "source_index");
+  check(source.dim() >= 1 && out.dim() == source.dim(), "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
+  check(source.scalar_type() == out.scalar_type(), "out must have the dtype of source, expected ", source.scalar_type(), ", got ", out.scalar_type());
+  check(source.is_contiguous() && out.is_contiguous(), "source and out must be contiguous");
+  int64_t row_bytes = source.element_size();
+  for (int64_t d = 1; d < source.dim(); ++d) {
+    check(source.size(d) == out.size(d), "out must have rows of the same shape as source, expected size ", source.size(d), " in dimension ", d, ", got ", out.size(d));
+    row_bytes *= source.size(d);
+  }
+  const int64_t num_rows = source_index.numel();
+  const int64_t source_rows = source.size(0);
+  const int64_t out_rows = out.size(0);
+  if (out_index) {
+    check_vector(*out_index, ScalarType::Long, "out_index");
+    check(out_index->numel() == num_rows, "out_index must have one entry per row, expected ", num_rows, ", got ", out_index->numel());
+  } else {
+    check(out_rows >= num_rows, "out must have at least ", num_rows, " rows, got ", out_rows);
+  }
+  const char* from = static_cast<const char*>(source.const_data_ptr());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  const int64_t* target = out_index ? int64_data(*out_index) : nullptr;
+
+  dispatch_index(source_index, [&](auto* index) {
+    // Every index is checked before the first byte moves, so an error leaves `out` as it was.
+    for (int64_t i = 0; i < num_rows; ++i) {
+      check(index[i] >= 0 && index[i] < source_rows, "source_index[", i, "] must be in [0, ", source_rows, "), got ", index[i]);
+      if (target) check(target[i] >= 0 && target[i] < out_rows, "out_index[", i, "] must be in [0, ", out_rows, "), got ", target[i]);
+    }
+    const auto copy = [&](int64_t first, int64_t last, auto bytes) {
+      constexpr int64_t kAhead = 8;
+      constexpr int64_t kLine = 64;
+      for (int64_t i = first; i < last; ++i) {
+        if (i + kAhead < last) {
+          const char* row = from + index[i + kAhead] * row_bytes;
+          for (int64_t b = 0; b < row_bytes; b += kLine) prefetch(row + b);
+        }
+        std::memcpy(to + (target ? target[i] : i) * row_bytes, from + index[i] * row_bytes, static_cast<size_t>(bytes()));
+      }
+    };
+    const auto copy_range = [&](int64_t first, int64_t last) {
+      switch (row_bytes) {  // a constant length turns memcpy into plain loads and stores
+        case 4: return copy(first, last, [] { return 4; });
+        case 8: return copy(first, last, [] { return 8; });
+        case 256: return copy(first, last, [] { return 256; });
+        case 512: return copy(first, last, [] { return 512; });
+        default: return copy(first, last, [&] { return row_bytes; });
+      }
+    };
+    constexpr int64_t kGrainBytes = int64_t{1} << 20;
+    const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, row_bytes));
+    torch::stable::parallel_for(0, num_rows, grain, copy_range);
+  });
+}
+
+STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
+  m.impl("pack_id_set", TORCH_BOX(&pack_id_set));
+  m.impl("look_up", TORCH_BOX(&look_up));
+  m.impl("gather_rows", TORCH_BOX(&gather_rows));
+}
+
+}  // namespace
+}  // namespace salientpp

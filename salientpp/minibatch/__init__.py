@@ -1,0 +1,1 @@
+"""Sampled training: seeds to mini-batches."""

@@ -1,0 +1,294 @@
+"""What are the ten steps from seeds to a batch?
+
+    sample · exchange_counts · read_counts · exchange_ids · localize_ids ·
+    gather_host_rows · copy_to_device · gather_device_rows · exchange_rows · assemble
+
+After Appendix D of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152). Each step is a function from one frozen
+state to the next, so a half-filled batch has no type. Slow work is started in one step and awaited in the next:
+
+* ``sample`` awaits the sampling thread, which has drawn the MFG and looked up the tier of every vertex;
+* ``exchange_counts``, ``exchange_ids`` and ``exchange_rows`` start an all-to-all, the step after each awaits it;
+* ``gather_host_rows`` starts a worker thread on the host rows of this batch and of the others' requests, and
+  ``copy_to_device`` awaits it.
+
+A batch without seeds (``sampled.mfg is None``) belongs to a rank that has left the epoch: it wants nothing, and
+answers the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.sampler import SamplerOutput
+
+from salientpp.comm import Pending
+from salientpp.minibatch.batch import DataTemplate, PartitionTemplate, add_bookkeeping
+from salientpp.pipeline import Stage
+from salientpp.store.exchange import Counts, Exchange, PendingCounts
+from salientpp.store.shard import Places, Shard, put_rows, take_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """A batch of global ids with the place of every row. ``batch_size`` is its number of seeds."""
+
+    index: int
+    batch_size: int
+    input_id: Tensor
+    mfg: SamplerOutput | None
+    places: Places
+
+
+@dataclass(frozen=True)
+class Request:
+    """A batch to be made: ``sampling`` gives it, from a thread or at once."""
+
+    index: int
+    sampling: Future[Sampled]
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """What every later state carries along."""
+
+    sampled: Sampled
+
+    @property
+    def index(self) -> int:
+        return self.sampled.index
+
+
+@dataclass(frozen=True, eq=False)
+class CountsSent(InFlight):
+    pending: PendingCounts
+
+
+@dataclass(frozen=True, eq=False)
+class CountsRead(InFlight):
+    counts: Counts
+
+
+@dataclass(frozen=True, eq=False)
+class IdsSent(InFlight):
+    counts: Counts
+    pending: Pending
+
+
+@dataclass(frozen=True, eq=False)
+class IdsRead(InFlight):
+    """``asked``: int64 [a], rows of this part that the others want, by rank."""
+
+    counts: Counts
+    asked: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class HostRows:
+    """Rows gathered on the host, by attribute.
+
+    Attributes:
+        own: on the CPU the batch's rows in MFG order, with gaps for other tiers; for another device only the rows of
+            the host tiers, one after the other.
+        seeds: rows of the seeds, for attributes that are not exchanged.
+        served: [a, ...], rows for the other ranks.
+    """
+
+    own: dict[str, Tensor]
+    seeds: dict[str, Tensor]
+    served: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class HostRowsStarted(InFlight):
+    counts: Counts
+    rows: Future[HostRows]
+
+
+@dataclass(frozen=True, eq=False)
+class OnDevice(InFlight):
+    counts: Counts
+    rows: HostRows
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered(InFlight):
+    """``rows``: by attribute, [n, ...] on the device in MFG order, complete but for remote rows."""
+
+    counts: Counts
+    rows: dict[str, Tensor]
+    seeds: dict[str, Tensor]
+    served: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class RowsSent(InFlight):
+    counts: Counts
+    rows: dict[str, Tensor]
+    seeds: dict[str, Tensor]
+    pending: dict[str, Pending]
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """``batch`` is None where the rank had left; ``all_left`` says that every rank had."""
+
+    index: int
+    batch: Data | None
+    all_left: bool
+
+
+@dataclass
+class RowCounts:
+    """Rows delivered, by tier."""
+
+    gpu: int = 0
+    cpu: int = 0
+    cache: int = 0
+    remote: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.gpu + self.cpu + self.cache + self.remote
+
+
+@dataclass
+class BatchStages:
+    """The ten stages of one loader.
+
+    Attributes:
+        shard, exchange: where rows are, and how to get the others.
+        template: turns an MFG and its rows into a ``Data``.
+        exchanged: names of the attributes that every sampled vertex gets; the same on all ranks.
+        seed_attributes: names of the attributes that only seeds get.
+        submit: runs a function in a worker thread and returns its future.
+        device: where batches are delivered.
+        transform: the user's, applied to the finished batch.
+        row_counts: kept up to date.
+    """
+
+    shard: Shard
+    exchange: Exchange
+    template: DataTemplate | PartitionTemplate
+    exchanged: Sequence[str]
+    seed_attributes: Sequence[str]
+    submit: Callable[..., Future]
+    device: torch.device
+    transform: Callable[[Data], Data] | None = None
+    row_counts: RowCounts = field(default_factory=RowCounts)
+
+    def list(self) -> list[Stage]:
+        return [
+            Stage("sample", self.sample, "host"),
+            Stage("exchange_counts", self.exchange_counts, "comm"),
+            Stage("read_counts", self.read_counts, "comm"),
+            Stage("exchange_ids", self.exchange_ids, "comm"),
+            Stage("localize_ids", self.localize_ids, "comm"),
+            Stage("gather_host_rows", self.gather_host_rows, "copy"),
+            Stage("copy_to_device", self.copy_to_device, "copy"),
+            Stage("gather_device_rows", self.gather_device_rows, "gather"),
+            Stage("exchange_rows", self.exchange_rows, "comm"),
+            Stage("assemble", self.assemble, "gather"),
+        ]
+
+    def sample(self, request: Request) -> Sampled:
+        return request.sampling.result()
+
+    def exchange_counts(self, state: Sampled) -> CountsSent:
+        return CountsSent(state, self.exchange.send_counts(state.places.remote_counts, leaving=state.mfg is None))
+
+    def read_counts(self, state: CountsSent) -> CountsRead:
+        return CountsRead(state.sampled, self.exchange.read_counts(state.pending))
+
+    def exchange_ids(self, state: CountsRead) -> IdsSent:
+        return IdsSent(state.sampled, state.counts, self.exchange.send_ids(state.counts, state.sampled.places.remote_id))
+
+    def localize_ids(self, state: IdsSent) -> IdsRead:
+        return IdsRead(state.sampled, state.counts, self.exchange.read_ids(state.counts, state.pending))
+
+    def gather_host_rows(self, state: IdsRead) -> HostRowsStarted:
+        return HostRowsStarted(state.sampled, state.counts, self.submit(self._gather_host_rows, state))
+
+    def _gather_host_rows(self, state: IdsRead) -> HostRows:
+        shard, places = self.shard, state.sampled.places
+        num_rows = 0 if state.sampled.mfg is None else state.sampled.mfg.node.numel()
+        own = {}
+        for name in self.exchanged:
+            host = shard.host_rows[name]
+            if self.device.type == "cpu":
+                rows = host.new_empty((num_rows, *host.shape[1:]))
+                put_rows(host, places.cpu_row, rows, places.cpu_position)
+                if len(shard.cache.members):
+                    put_rows(shard.cache.rows[name], places.cache_slot, rows, places.cache_position)
+            else:
+                size = places.cpu_row.numel() + places.cache_slot.numel()
+                rows = torch.empty((size, *host.shape[1:]), dtype=host.dtype, pin_memory=True)
+                put_rows(host, places.cpu_row, rows, None)
+                if len(shard.cache.members):
+                    put_rows(shard.cache.rows[name], places.cache_slot, rows[places.cpu_row.numel() :], None)
+            own[name] = rows
+        seeds = {}
+        if state.sampled.mfg is not None and self.seed_attributes:
+            seed_row = state.sampled.mfg.node[: state.sampled.batch_size] - shard.begin
+            seeds = {name: take_rows(shard.host_rows[name], seed_row) for name in self.seed_attributes}
+        served = {name: take_rows(shard.host_rows[name], state.asked) for name in self.exchanged}
+        return HostRows(own, seeds, served)
+
+    def copy_to_device(self, state: HostRowsStarted) -> OnDevice:
+        rows = state.rows.result()
+        served = {name: self._to(value, self.exchange.comm.device) for name, value in rows.served.items()}
+        own = {name: self._to(value, self.device) for name, value in rows.own.items()}
+        seeds = {name: self._to(value, self.device) for name, value in rows.seeds.items()}
+        return OnDevice(state.sampled, state.counts, HostRows(own, seeds, served))
+
+    @staticmethod
+    def _to(tensor: Tensor, device: torch.device) -> Tensor:
+        return tensor.to(device, non_blocking=True)
+
+    def gather_device_rows(self, state: OnDevice) -> Gathered:
+        places, rows = state.sampled.places, state.rows.own
+        if self.device.type != "cpu":
+            rows = {name: self._spread(places, value) for name, value in rows.items()}
+        if len(self.shard.gpu):
+            slot, position = (self._to(index, self.device) for index in (places.gpu_slot, places.gpu_position))
+            for name in self.exchanged:
+                put_rows(self.shard.gpu_rows[name], slot, rows[name], position)
+        return Gathered(state.sampled, state.counts, rows, state.rows.seeds, state.rows.served)
+
+    def _spread(self, places: Places, host: Tensor) -> Tensor:
+        """Rows of the host tiers, put into an output in MFG order on the device."""
+        if places.cpu_position is None:
+            return host
+        position = self._to(torch.cat([places.cpu_position, places.cache_position]), self.device)
+        num_rows = position.numel() + places.gpu_position.numel() + places.remote_position.numel()
+        return host.new_empty((num_rows, *host.shape[1:])).index_copy_(0, position, host)
+
+    def exchange_rows(self, state: Gathered) -> RowsSent:
+        pending = {name: self.exchange.send_rows(state.counts, state.served[name]) for name in self.exchanged}
+        return RowsSent(state.sampled, state.counts, state.rows, state.seeds, pending)
+
+    def assemble(self, state: RowsSent) -> Finished:
+        sampled, places = state.sampled, state.sampled.places
+        num_remote = places.remote_position.numel()
+        arrived = {name: pending.wait() for name, pending in state.pending.items()}
+        if sampled.mfg is None:
+            return Finished(sampled.index, None, state.counts.all_left)
+        if num_remote:
+            index = torch.arange(num_remote, device=self.device)
+            position = self._to(places.remote_position, self.device)
+            for name, rows in arrived.items():
+                put_rows(self._to(rows, self.device), index, state.rows[name], position)
+        batch = self.template.build(sampled.mfg, {**state.rows, **state.seeds})
+        batch = add_bookkeeping(batch, sampled.mfg, sampled.input_id, sampled.batch_size)
+        if self.device.type != "cpu":
+            batch = batch.to(self.device, non_blocking=True)
+        counts = self.row_counts
+        counts.gpu += places.gpu_slot.numel()
+        counts.cpu += places.cpu_row.numel()
+        counts.cache += places.cache_slot.numel()
+        counts.remote += num_remote
+        return Finished(sampled.index, batch if self.transform is None else self.transform(batch), state.counts.all_left)

@@ -1,0 +1,252 @@
+"""What can the compiled kernels do, and what do they take and give?
+
+The typed face of ``torch.ops.salientpp``: one function per operator of ``csrc/library.cpp``, with shapes,
+dtypes and errors. The kernels run on CPU tensors, keep no state that shows, and release the GIL, so several
+Python threads may call them at once. Each has a fake kernel, so that ``torch.compile`` and
+``torch.library.opcheck`` know its output shapes.
+
+Suffixes of shapes: N vertices, E edges, K parts, n ids at hand. Kernels raise ``RuntimeError`` that says
+expected and got; the public functions above them check users' arguments first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+try:
+    from salientpp import _C  # noqa: F401  (loading it registers torch.ops.salientpp)
+except ImportError as error:
+    raise ImportError(
+        "salientpp's compiled extension salientpp._C could not be loaded "
+        f"({error}); build it for this Python and torch with "
+        "`pip install --no-build-isolation .`, or `make build` in a checkout"
+    ) from error
+
+_ops = torch.ops.salientpp
+
+#: Memory that one sampling thread may spend on its dense vertex map (4 bytes per vertex of the graph);
+#: graphs of more vertices use a hash map of the batch instead. Samples do not depend on the choice.
+MAP_BUDGET_BYTES = 512 * 2**20
+
+
+# --- graph -----------------------------------------------------------------------------------------------
+
+
+def csc_from_coo(source: Tensor, target: Tensor, num_vertices: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort edges by target, keeping the order of edges with the same target.
+
+    Args:
+        source, target: int32 or int64 [E], ids in [0, N).
+        num_vertices: N.
+
+    Returns:
+        ``indptr`` int64 [N + 1]; ``indices`` [E], the sources (int32 where N < 2**31, else int64); ``edge_id``
+        int64 [E], the input position of every edge.
+    """
+    return _ops.csc_from_coo(source, target, num_vertices)
+
+
+def transpose_csc(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The same edges, listed by source: ``indptr`` int64 [N + 1], ``indices`` [E] (ascending targets)."""
+    return _ops.transpose_csc(indptr, indices)
+
+
+def check_csc(indptr: Tensor, indices: Tensor) -> None:
+    """Raise unless ``indptr`` int64 [N + 1] runs from 0 to E without decreasing and ``indices`` is in [0, N)."""
+    _ops.check_csc(indptr, indices)
+
+
+# --- plan ------------------------------------------------------------------------------------------------
+
+
+def inclusion_probability(
+    indptr: Tensor,
+    out_indptr: Tensor,
+    out_indices: Tensor,
+    seeds: Tensor,
+    seed_offsets: Tensor,
+    fanouts: Sequence[int],
+    batch_size: int,
+    *,
+    frontier: bool,
+    include_seeds: bool,
+    replace: bool,
+) -> Tensor:
+    """Vertex inclusion probabilities of K seed sets, float32 [K, N]; see :mod:`salientpp.plan.vip`.
+
+    Args:
+        indptr: int64 [N + 1], in-lists (their lengths are the degrees that vertices draw from).
+        out_indptr, out_indices: the transposed graph.
+        seeds: int64, the K seed sets one after the other; ``seed_offsets`` int64 [K + 1] bounds them.
+        fanouts: one entry per hop, -1 for all neighbours.
+    """
+    return _ops.inclusion_probability(
+        indptr, out_indptr, out_indices, seeds, seed_offsets, list(fanouts), batch_size, frontier, include_seeds, replace
+    )
+
+
+def rebalance_parts(
+    indptr: Tensor,
+    indices: Tensor,
+    assignment: Tensor,
+    weights: Tensor,
+    limits: Tensor,
+    num_parts: int,
+    sweeps: int,
+    edge_weights: Tensor | None = None,
+) -> Tensor:
+    """Move vertices between parts until no part exceeds a limit; see :mod:`salientpp.plan.partition`."""
+    return _ops.rebalance_parts(indptr, indices, assignment, weights, limits, num_parts, sweeps, edge_weights)
+
+
+# --- store -----------------------------------------------------------------------------------------------
+
+
+def pack_id_set(ids: Tensor, num_ids: int) -> Tensor:
+    """Pack ascending, distinct ``ids`` int64 [n] of [0, num_ids) into a bitmap with ranks.
+
+    Returns int64 words, one per 32 ids (none for the empty set): a quarter of a byte per id of the universe.
+    In :func:`look_up` the slot of a member is its position in ``ids``.
+    """
+    return _ops.pack_id_set(ids, num_ids)
+
+
+def look_up(
+    n_id: Tensor, offsets: Tensor, part_id: int, gpu_set: Tensor, cache_set: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Say for every id of a batch which tier its row is in.
+
+    Args:
+        n_id: int64 [n], global ids.
+        offsets: int64 [K + 1], the partition book: part p owns [offsets[p], offsets[p + 1]).
+        part_id: the part that is local.
+        gpu_set: packed set of local ids (rows of the part) that live on the device.
+        cache_set: packed set of global ids that are cached.
+
+    Returns:
+        ``gpu_position, gpu_slot, cpu_position, cpu_row, cache_position, cache_slot, remote_position, remote_id``,
+        int64 vectors, and ``remote_counts`` int64 [K]. Positions are places in ``n_id``; together the four
+        groups hold each place once. Remote ids are grouped by owner.
+    """
+    return _ops.look_up(n_id, offsets, part_id, gpu_set, cache_set)
+
+
+def gather_rows(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
+    """``out[out_index] = source[source_index]`` along dimension 0, for rows of any dtype and shape.
+
+    Args:
+        source: contiguous [S, ...]; may be memory-mapped.
+        source_index: int32 or int64 [n], in [0, S).
+        out: contiguous [O, ...] of the same dtype and row shape, written in place.
+        out_index: int64 [n], in [0, O); None means 0, 1, ..., n - 1.
+
+    Raises:
+        RuntimeError: an index is out of range or shapes differ; then nothing was written.
+    """
+    _ops.gather_rows(source, source_index, out, out_index)
+
+
+# --- minibatch -------------------------------------------------------------------------------------------
+
+
+def permutation(size: int, key: int) -> Tensor:
+    """A uniformly random order of 0, ..., size - 1, int64 [size]; a pure function of the 64-bit ``key``."""
+    return _ops.permutation(size, key)
+
+
+def sample_neighbors(
+    indptr: Tensor,
+    indices: Tensor,
+    edge_id: Tensor | None,
+    seeds: Tensor,
+    fanouts: Sequence[int],
+    batch_key: int,
+    replace: bool = False,
+    map_budget_bytes: int = MAP_BUDGET_BYTES,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.minibatch.sampler`.
+
+    Args:
+        indptr, indices: the graph in CSC form, as :class:`salientpp.graph.Graph` has checked it.
+        edge_id: int64 [E], the ids to report for the edges, or None for positions in ``indices``.
+        seeds: int64 [B], global ids; a repeated seed is expanded each time.
+        fanouts: neighbours per vertex and hop, nearest the seeds first; -1 takes all.
+        batch_key: signed 64-bit key; with (hop, vertex) it fixes a vertex's draws.
+        replace: draw with replacement.
+
+    Returns:
+        ``n_id`` int64 [n], seeds first, then in order of discovery; ``edge_index`` int64 [2, e], positions in
+        ``n_id`` (source, target); ``e_id`` int64 [e]; ``num_sampled_nodes`` int64 [hops + 1];
+        ``num_sampled_edges`` int64 [hops].
+    """
+    return _ops.sample_neighbors(indptr, indices, edge_id, seeds, list(fanouts), batch_key, replace, map_budget_bytes)
+
+
+# --- fake kernels ----------------------------------------------------------------------------------------
+
+
+def _dynamic(like: Tensor) -> Tensor:
+    """An int64 vector whose length is known only when the kernel has run."""
+    return like.new_empty([torch.library.get_ctx().new_dynamic_size()], dtype=torch.int64)
+
+
+@torch.library.register_fake("salientpp::csc_from_coo")
+def _(source, target, num_vertices):
+    narrow = num_vertices < 2**31
+    return (
+        source.new_empty([num_vertices + 1], dtype=torch.int64),
+        source.new_empty([source.shape[0]], dtype=torch.int32 if narrow else torch.int64),
+        source.new_empty([source.shape[0]], dtype=torch.int64),
+    )
+
+
+@torch.library.register_fake("salientpp::transpose_csc")
+def _(indptr, indices):
+    return torch.empty_like(indptr), torch.empty_like(indices)
+
+
+@torch.library.register_fake("salientpp::check_csc")
+def _(indptr, indices):
+    return None
+
+
+@torch.library.register_fake("salientpp::inclusion_probability")
+def _(indptr, out_indptr, out_indices, seeds, seed_offsets, fanouts, batch_size, frontier, include_seeds, replace):
+    return indptr.new_empty([seed_offsets.shape[0] - 1, indptr.shape[0] - 1], dtype=torch.float32)
+
+
+@torch.library.register_fake("salientpp::rebalance_parts")
+def _(indptr, indices, assignment, weights, limits, num_parts, sweeps, edge_weights=None):
+    return torch.empty_like(assignment)
+
+
+@torch.library.register_fake("salientpp::pack_id_set")
+def _(ids, num_ids):
+    return _dynamic(ids)
+
+
+@torch.library.register_fake("salientpp::look_up")
+def _(n_id, offsets, part_id, gpu_set, cache_set):
+    gpu, cpu, cache, remote = _dynamic(n_id), _dynamic(n_id), _dynamic(n_id), _dynamic(n_id)
+    pairs = [torch.empty_like(group) for group in (gpu, gpu, cpu, cpu, cache, cache, remote, remote)]
+    return (*pairs, n_id.new_empty([offsets.shape[0] - 1]))
+
+
+@torch.library.register_fake("salientpp::gather_rows")
+def _(source, source_index, out, out_index):
+    return None
+
+
+@torch.library.register_fake("salientpp::permutation")
+def _(size, key):
+    return torch.empty([size], dtype=torch.int64)
+
+
+@torch.library.register_fake("salientpp::sample_neighbors")
+def _(indptr, indices, edge_id, seeds, fanouts, batch_key, replace, map_budget_bytes):
+    n_id, e_id = _dynamic(seeds), _dynamic(seeds)
+    hops = len(fanouts)
+    return n_id, e_id.new_empty([2, e_id.shape[0]]), e_id, seeds.new_empty([hops + 1]), seeds.new_empty([hops])

@@ -1,0 +1,161 @@
+"""How does work on many batches overlap, and end?
+
+A :class:`Pipeline` is a list of stages that one can read aloud. A stage is a function from one state of a batch
+to the next; slow work inside it is started, not awaited (a collective, a worker thread, a copy on a stream), and
+the stage after it waits. :meth:`Pipeline.tick` moves every batch in flight one step on, oldest first, and takes
+one new batch in. So the caller's thread drives everything, each rank starts its collectives in the same order,
+and nothing polls.
+
+``depth`` is how many batches are in flight: the stages are cut into that many runs of consecutive stages, and a
+tick carries each batch through one run. With as many runs as stages the overlap is greatest; ``depth=1`` carries
+one batch through all stages, which is the pipeline turned off.
+
+**Streams.** Stages name the stream they run on. On an accelerator a stage waits for the event that the stage before
+it recorded, tensors that cross streams are recorded on the stream that uses them, and the host never waits. On
+the CPU streams and events do nothing, so there is one code path.
+
+**Errors.** An exception in a stage becomes a :class:`StageError` naming rank, batch and stage; the pipeline then
+refuses further work.
+
+This module knows no graphs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_EMPTY = object()
+
+
+class StageError(RuntimeError):
+    """A stage raised; the text names rank, batch and stage, the cause is chained."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One step of every batch.
+
+    Attributes:
+        name: verb_object, as shown in errors, statistics and traces.
+        run: a function from the state that the stage before returned to the next one. States are frozen
+            dataclasses (or objects with ``to_dict``) and have an ``index``, the number of the batch; the last
+            stage may return anything.
+        stream: stages of the same stream name run one after the other on one device stream.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    stream: str
+
+
+class Pipeline:
+    """Carry batches through stages, up to ``depth`` at once.
+
+    Args:
+        stages: in order.
+        depth: batches in flight, 1 to ``len(stages)``; more than there are stages counts as that many.
+        device: whose streams and events to use.
+        rank: named in errors.
+    """
+
+    def __init__(self, stages: Sequence[Stage], *, depth: int, device: torch.device, rank: int = 0) -> None:
+        if depth < 1:
+            raise ValueError(f"depth must be >= 1, got {depth}")
+        self.stages = list(stages)
+        self.depth = min(depth, len(self.stages))
+        self.rank = rank
+        self.seconds = {stage.name: 0.0 for stage in self.stages}
+        bounds = [round(i * len(self.stages) / self.depth) for i in range(self.depth + 1)]
+        self._runs = [self.stages[a:b] for a, b in zip(bounds, bounds[1:])]
+        self._waiting: list[Any] = [_EMPTY] * self.depth  # [i]: the state (and its event) that run i takes next
+        self._device_module = torch.get_device_module(device)
+        self._streams = {stage.stream: self._device_module.Stream(device) for stage in self.stages}
+        self._device = device
+        self._has_streams = device.type != "cpu"
+        self._failed: StageError | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that were taken in and have not come out."""
+        return sum(state is not _EMPTY for state in self._waiting)
+
+    def tick(self, item: Any = None) -> Any:
+        """Move every batch one step on and take ``item`` in (None: nothing new).
+
+        Returns:
+            The last stage's result for the batch that came out, or None if none did.
+
+        Raises:
+            StageError: a stage raised, now or in an earlier tick.
+        """
+        if self._failed is not None:
+            raise self._failed
+        result = None
+        self._waiting[0] = _EMPTY if item is None else (item, None)
+        # Oldest first: a batch must leave a run before the next one enters it.
+        for i in reversed(range(self.depth)):
+            waiting, self._waiting[i] = self._waiting[i], _EMPTY
+            if waiting is _EMPTY:
+                continue
+            state, event = waiting
+            for stage in self._runs[i]:
+                state, event = self._run(stage, state, event)
+            if i + 1 < self.depth:
+                self._waiting[i + 1] = (state, event)
+            else:
+                result = self._hand_over(state, event)
+        return result
+
+    def _run(self, stage: Stage, state: Any, event: Any) -> tuple[Any, Any]:
+        started = time.perf_counter()
+        stream = self._streams[stage.stream]
+        try:
+            with self._device_module.stream(stream), torch.profiler.record_function(f"salientpp::{stage.name}"):
+                if event is not None and self._has_streams:
+                    stream.wait_event(event)
+                    _record_stream(state, stream)
+                following = stage.run(state)
+                event = self._device_module.Event()
+                event.record(stream)
+        except Exception as error:
+            self._waiting = [_EMPTY] * self.depth
+            self._failed = StageError(f"rank {self.rank}, batch {state.index}, stage {stage.name}: {error}")
+            raise self._failed from error
+        self.seconds[stage.name] += time.perf_counter() - started
+        return following, event
+
+    def _hand_over(self, state: Any, event: Any) -> Any:
+        """Let the caller's stream use the result without the host waiting for it."""
+        if self._has_streams:
+            current = self._device_module.current_stream(self._device)
+            current.wait_event(event)
+            _record_stream(state, current)
+        return state
+
+
+def _record_stream(state: Any, stream: Any) -> None:
+    for tensor in _tensors(state):
+        if tensor.device.type != "cpu":
+            tensor.record_stream(stream)
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from _tensors(value)
+    elif dataclasses.is_dataclass(state) and not isinstance(state, type):
+        for field in dataclasses.fields(state):
+            yield from _tensors(getattr(state, field.name))
+    elif hasattr(state, "to_dict"):
+        yield from _tensors(state.to_dict())

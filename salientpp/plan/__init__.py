@@ -1,0 +1,1 @@
+"""Decisions, made once and offline: pure functions of graph and numbers."""

@@ -1,0 +1,135 @@
+"""Which remote rows should a part keep a copy of?
+
+A policy scores every vertex for one part; the cache plan takes the remote vertices with the highest scores, as many
+as the replication factor α allows: ``floor(α N / K)`` rows per part. Policies are pure functions in one table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.graph import Graph
+from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.vip import inclusion_probability
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What one part's batches are made from.
+
+    Attributes:
+        graph: N vertices.
+        book: who owns what.
+        part_id: the part whose cache is planned.
+        seeds: int64 global ids that the part's batches start from.
+        num_neighbors: fanouts, nearest the seeds first.
+        batch_size: seeds per batch.
+        replace: neighbours are drawn with replacement.
+    """
+
+    graph: Graph
+    book: PartitionBook
+    part_id: int
+    seeds: Tensor
+    num_neighbors: Sequence[int]
+    batch_size: int
+    replace: bool = False
+
+
+def score_vip(workload: Workload) -> Tensor:
+    """The vertex inclusion probability, as our sampler expands (``expand='frontier'``)."""
+    return inclusion_probability(
+        workload.graph, workload.seeds, workload.num_neighbors, workload.batch_size, replace=workload.replace
+    )
+
+
+def score_vip_hop(workload: Workload) -> Tensor:
+    """The vertex inclusion probability of the paper's Proposition 1 (``expand='hop'``)."""
+    return inclusion_probability(
+        workload.graph,
+        workload.seeds,
+        workload.num_neighbors,
+        workload.batch_size,
+        expand="hop",
+        replace=workload.replace,
+    )
+
+
+def score_degree(workload: Workload) -> Tensor:
+    """The degree (how many vertices aggregate from v), for v within L hops of the part's seeds; else 0.
+
+    The ``degree`` policy of SALIENT++, section 3.2.
+    """
+    graph = workload.graph
+    # With all neighbours drawn, a vertex has a positive inclusion probability just when it is within reach.
+    reach = inclusion_probability(graph, workload.seeds, [-1] * len(workload.num_neighbors), max(1, workload.batch_size))
+    degree = graph.transpose().in_degree().to(torch.float32)
+    return torch.where(reach > 0, degree, torch.zeros(()))
+
+
+def score_random(workload: Workload) -> Tensor:
+    """A random order of all vertices, the same in every run and different for every part."""
+    return ops.permutation(workload.graph.num_vertices, workload.part_id).to(torch.float32) + 1
+
+
+POLICIES: dict[str, Callable[[Workload], Tensor]] = {
+    "vip": score_vip,
+    "vip-hop": score_vip_hop,
+    "degree": score_degree,
+    "random": score_random,
+}
+
+
+def score(policy: str, workload: Workload) -> Tensor:
+    """The scores float32 [N] of a policy by name.
+
+    Raises:
+        ValueError: no such policy.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
+    return POLICIES[policy](workload)
+
+
+def cache_capacity(replication_factor: float, book: PartitionBook) -> int:
+    """Rows per part: ``floor(α N / K)``.
+
+    Raises:
+        ValueError: α is negative or not a finite number.
+    """
+    if not (isinstance(replication_factor, (int, float)) and math.isfinite(replication_factor) and replication_factor >= 0):
+        raise ValueError(f"replication_factor must be >= 0 (cached rows per part over N / K), got {replication_factor!r}")
+    return math.floor(replication_factor * book.num_vertices / book.num_parts)
+
+
+def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_factor: float) -> Tensor:
+    """The remote vertices to cache for a part.
+
+    Args:
+        scores: float [N]; a vertex that scores 0 is never cached.
+        replication_factor: α >= 0; ``floor(α N / K)`` rows at most.
+
+    Returns:
+        Ascending global ids, int64. Among equal scores the lower id wins, so every rank of a part agrees.
+    """
+    capacity = cache_capacity(replication_factor, book)
+    if scores.shape != (book.num_vertices,):
+        raise ValueError(f"scores must have shape [{book.num_vertices}], got {list(scores.shape)}")
+    begin, end = book.range_of(part_id)
+    remote = scores.numpy(force=True).copy()
+    remote[begin:end] = 0
+    capacity = min(capacity, int(np.count_nonzero(remote > 0)))
+    if capacity == 0:
+        return torch.empty(0, dtype=torch.int64)
+    threshold = np.partition(remote, remote.size - capacity)[remote.size - capacity]
+    chosen = remote > threshold
+    ties = np.flatnonzero(remote == threshold)[: capacity - int(np.count_nonzero(chosen))]
+    chosen[ties] = True
+    return torch.from_numpy(np.flatnonzero(chosen))

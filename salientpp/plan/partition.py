@@ -1,0 +1,382 @@
+"""Which part owns which vertex?
+
+The first decision of a plan: each vertex v gets a part in [0, K), and the rank that serves the part holds the
+features of v and draws batches from the seeds among its vertices. An edge whose ends lie in different parts is a
+row that may have to travel, so the cut should be small; ranks work in step, so every part should hold about as
+many vertices, edges and seeds of each split as any other:
+
+    load(p, c) <= limit(c) = max((1 + tolerance) * mean load, ceil(mean load), largest single weight)
+
+for each constraint c: 'vertices', 'edges' (in-degrees, what the owner of v stores and draws from) and one per
+seed set. Three steps:
+
+1. *Symmetrise.* METIS wants undirected graphs without loops. The edges u -> v and v -> u, however often each
+   occurs, become one undirected edge whose weight is how many there were, so METIS's cut is the number of
+   directed edges cut, which is what :attr:`PartitionAssignment.edge_cut` reports.
+2. *METIS* (Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998), through pymetis, which takes one weight per
+   vertex (and misreads more than one without a word): the mean over constraints of the vertex's share of the
+   total load. A part balanced in that sum may be unbalanced in every term, hence
+3. *Rebalance*, our kernel ``rebalance_parts`` (csrc/plan/partition.cpp): moves vertices out of overloaded parts
+   at least cost to the cut, then lowers the cut within the limits.
+
+SALIENT++ (Kaler et al., MLSys 2023, arXiv:2305.03152) balances the same quantities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salientpp import ops
+
+if TYPE_CHECKING:
+    from salientpp.graph import Graph
+
+#: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
+_SWEEPS = 8
+
+#: Edges looked at together when the cut is counted: bounds memory, and memory-mapped graphs stay on disk.
+_EDGES_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionAssignment:
+    """Which part owns which vertex, and how good that is.
+
+    Attributes:
+        assignment: int64 [N], the part of every vertex, in [0, K).
+        num_parts: K.
+        num_edges: E, directed edges of the graph.
+        edge_cut: directed edges whose ends lie in different parts.
+        loads: for 'vertices', 'edges' (in-degrees) and each non-empty seed set, the K loads. A vertex that a
+            seed set lists twice counts twice.
+    """
+
+    assignment: Tensor
+    num_parts: int
+    num_edges: int
+    edge_cut: int
+    loads: Mapping[str, tuple[int, ...]]
+
+    @property
+    def edge_cut_fraction(self) -> float:
+        """``edge_cut`` over E, in [0, 1]; 0 without edges."""
+        return self.edge_cut / self.num_edges if self.num_edges else 0.0
+
+    @property
+    def balance(self) -> dict[str, float]:
+        """For each load, the fullest part over the mean: 1.0 is perfect, K is everything in one part."""
+        return {name: max(load) * self.num_parts / sum(load) if sum(load) else 1.0 for name, load in self.loads.items()}
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A table to print: a header, one row per part, then the imbalances."""
+        parts = [(str(p), *(f"{load[p]:,}" for load in self.loads.values())) for p in range(self.num_parts)]
+        return [("part", *self.loads), *parts, ("max / mean", *(f"{ratio:.3f}" for ratio in self.balance.values()))]
+
+
+def assign_parts(
+    graph: Graph,
+    num_parts: int,
+    *,
+    method: str | Tensor = "metis",
+    seed_sets: Mapping[str, Tensor] | None = None,
+    edge_weights: Tensor | None = None,
+    tolerance: float = 0.05,
+    seed: int = 0,
+) -> PartitionAssignment:
+    """Assign every vertex to one of K parts.
+
+    Args:
+        graph: N >= 1 vertices; directed edges, self-loops, repeated edges and isolated vertices are fine.
+        num_parts: K, 1 <= K <= N (a given assignment may leave parts empty, so there K may be larger).
+        method: 'metis': a small cut within the limits above. 'random': equally many vertices, and seeds of each
+            set, in every part (off by one for disjoint sets), edges as they fall. Or an integer tensor [N] of
+            part ids, which is checked and measured, never changed.
+        seed_sets: name to int32 or int64 ids in [0, N), e.g. ``{'train': ..., 'val': ...}``. Empty ones are
+            left out of the balance.
+        edge_weights: int64 [E], each >= 1, aligned with ``graph.indices``: how much cutting an edge costs
+            (e.g. scaled VIP). Only for 'metis'; None means 1 each.
+        tolerance: how far above the mean a load may be, >= 0. Limits are met wherever the kernel finds moves
+            that meet them all; ``balance`` of the result says.
+        seed: >= 0; the same graph, arguments, seed and pymetis give the same assignment.
+
+    Raises:
+        ValueError: an argument is out of range, or the graph is too large for this pymetis.
+        ImportError: 'metis' without pymetis >= 2025.2.
+    """
+    num_vertices = graph.num_vertices
+    if num_vertices == 0:
+        raise ValueError("the graph must have at least one vertex to be partitioned, got 0")
+    if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
+        raise ValueError(f"num_parts must be an integer >= 1, got {num_parts!r}")
+    if not (isinstance(tolerance, (int, float)) and math.isfinite(tolerance) and tolerance >= 0):
+        raise ValueError(f"tolerance must be a number >= 0, got {tolerance!r}; 0.05 allows 5 % above the mean")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
+    if not isinstance(method, Tensor) and method not in ("metis", "random"):
+        raise ValueError(f"method must be 'metis', 'random' or a tensor of part ids, got {method!r}")
+    weights = _constraint_weights(graph, seed_sets or {})
+    if edge_weights is not None:
+        if isinstance(method, Tensor) or method != "metis":
+            raise ValueError("edge_weights only guide method='metis'; leave them out")
+        _check_edge_weights(edge_weights, graph.num_edges)
+
+    if isinstance(method, Tensor):
+        assignment = _check_assignment(method, num_vertices, num_parts)
+    elif num_parts > num_vertices:
+        raise ValueError(
+            f"num_parts must be at most the number of vertices, {num_vertices}, got {num_parts}: "
+            "some parts would be empty"
+        )
+    elif num_parts == 1:  # METIS is not made for one part
+        assignment = torch.zeros(num_vertices, dtype=torch.int64)
+    elif method == "random":
+        assignment = _deal_at_random(weights, num_parts, seed)
+    else:
+        assignment = _partition_with_metis(graph, num_parts, weights, edge_weights, tolerance, seed)
+    return PartitionAssignment(
+        assignment=assignment,
+        num_parts=num_parts,
+        num_edges=graph.num_edges,
+        edge_cut=_count_cut_edges(graph, assignment),
+        loads={name: _sum_by_part(weight, assignment, num_parts) for name, weight in weights.items()},
+    )
+
+
+# --- arguments -------------------------------------------------------------------------------------------
+
+
+def _constraint_weights(graph: Graph, seed_sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Name of each constraint to int64 [N]: what a vertex adds to its part; all-zero ones are left out but two."""
+    weights = {
+        "vertices": torch.ones(graph.num_vertices, dtype=torch.int64),
+        "edges": graph.indptr.diff(),
+    }
+    for name, ids in seed_sets.items():
+        if name in ("vertices", "edges"):
+            raise ValueError(f"a seed set may not be called {name!r}: that load is always balanced; rename it")
+        if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+            got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise ValueError(
+                f"seed_sets[{name!r}] must be a 1-D int64 tensor of vertex ids, got {got}; "
+                "for a mask give mask.nonzero().view(-1)"
+            )
+        ids = ids.to("cpu", torch.int64)
+        outside = (ids < 0) | (ids >= graph.num_vertices)
+        if bool(outside.any()):
+            i = int(outside.nonzero()[0])
+            raise ValueError(f"seed_sets[{name!r}][{i}] must be in [0, {graph.num_vertices}), got {int(ids[i])}")
+        if ids.numel():
+            weights[name] = torch.bincount(ids, minlength=graph.num_vertices)
+    return weights
+
+
+def _check_edge_weights(edge_weights: Tensor, num_edges: int) -> None:
+    if not isinstance(edge_weights, Tensor) or (edge_weights.dtype, list(edge_weights.shape)) != (torch.int64, [num_edges]):
+        got = f"{edge_weights.dtype} {list(edge_weights.shape)}" if isinstance(edge_weights, Tensor) else type(edge_weights).__name__
+        raise ValueError(f"edge_weights must be int64 [{num_edges}], one per edge in the order of graph.indices, got {got}")
+    low = edge_weights < 1
+    if bool(low.any()):
+        e = int(low.nonzero()[0])
+        raise ValueError(f"edge_weights[{e}] must be >= 1, got {int(edge_weights[e])}; scale the weights up and clamp them")
+
+
+def _check_assignment(assignment: Tensor, num_vertices: int, num_parts: int) -> Tensor:
+    """A copy as int64 [N] on the CPU."""
+    if assignment.dim() != 1 or assignment.numel() != num_vertices:
+        raise ValueError(f"assignment must have shape [{num_vertices}], one part per vertex, got {list(assignment.shape)}")
+    if assignment.dtype.is_floating_point or assignment.dtype.is_complex or assignment.dtype == torch.bool:
+        raise ValueError(f"assignment must have an integer dtype, got {assignment.dtype}; use assignment.long()")
+    assignment = assignment.detach().to("cpu", torch.int64, copy=True)
+    outside = (assignment < 0) | (assignment >= num_parts)
+    if bool(outside.any()):
+        v = int(outside.nonzero()[0])
+        raise ValueError(f"assignment[{v}] must be in [0, {num_parts}), got {int(assignment[v])}")
+    return assignment
+
+
+# --- measures --------------------------------------------------------------------------------------------
+
+
+def _sum_by_part(weight: Tensor, assignment: Tensor, num_parts: int) -> tuple[int, ...]:
+    total = torch.zeros(num_parts, dtype=torch.int64).index_add_(0, assignment, weight)
+    return tuple(total.tolist())
+
+
+def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:
+    degree = graph.indptr.diff()
+    cut = 0
+    begin, num_vertices = 0, graph.num_vertices
+    while begin < num_vertices:
+        first_edge = int(graph.indptr[begin])
+        end = int(torch.searchsorted(graph.indptr, first_edge + _EDGES_AT_ONCE, right=True)) - 1
+        end = min(max(end, begin + 1), num_vertices)
+        sources = graph.indices[first_edge : int(graph.indptr[end])]
+        targets_part = assignment[begin:end].repeat_interleave(degree[begin:end])
+        cut += int((assignment.index_select(0, sources) != targets_part).sum())
+        begin = end
+    return cut
+
+
+# --- methods ---------------------------------------------------------------------------------------------
+
+
+def _deal_at_random(weights: Mapping[str, Tensor], num_parts: int, seed: int) -> Tensor:
+    """Shuffle the vertices, sort them by the seed sets they are in, and deal them out in turn.
+
+    A run of equals is dealt evenly to within one, so every stratum is, and the whole.
+    """
+    num_vertices = weights["vertices"].numel()
+    stratum = np.zeros(num_vertices, dtype=np.int64)
+    for name, weight in weights.items():
+        if name not in ("vertices", "edges"):
+            # Numbered afresh after each set: fewer strata than vertices, so the product cannot overflow.
+            _, listed = np.unique(weight.numpy(), return_inverse=True)
+            _, stratum = np.unique(stratum * (listed.max() + 1) + listed, return_inverse=True)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    order = rng.permutation(num_vertices)
+    order = order[np.argsort(stratum[order], kind="stable")]
+    # Which part is dealt first is drawn too, lest the low parts always get the odd vertices.
+    turn = rng.permutation(num_parts)
+    assignment = np.empty(num_vertices, dtype=np.int64)
+    assignment[order] = turn[np.arange(num_vertices) % num_parts]
+    return torch.from_numpy(assignment)
+
+
+def _partition_with_metis(
+    graph: Graph,
+    num_parts: int,
+    weights: Mapping[str, Tensor],
+    edge_weights: Tensor | None,
+    tolerance: float,
+    seed: int,
+) -> Tensor:
+    pymetis = _import_pymetis()
+    idx_t = pymetis.zero_copy_dtype()
+    indptr, indices, symmetric_weights = _symmetrise(graph, edge_weights)
+    total = indices.size if symmetric_weights is None else int(symmetric_weights.sum())
+    # METIS adds up edge weights, twice the cut among them, in the same integers.
+    if max(total, indices.size, graph.num_vertices) > np.iinfo(idx_t).max // 4:
+        raise ValueError(
+            f"the symmetrised graph has {indices.size} edge ends of total weight {total}, more than METIS's "
+            f"{idx_t} indices hold in this pymetis; scale edge_weights down, install a pymetis with 64-bit "
+            "indices, use method='random' or give an assignment"
+        )
+    options = pymetis.Options(
+        seed=seed % (2**31 - 1),  # METIS hands it to C's srand; its own default is -1
+        ufactor=max(1, round(1000 * tolerance)),
+    )
+    result = pymetis.part_graph(
+        num_parts,
+        # No copies where idx_t is int64, as in pymetis's wheels.
+        pymetis.CSRAdjacency(indptr.astype(idx_t, copy=False), indices.astype(idx_t, copy=False)),
+        vweights=_combine_weights(weights, np.iinfo(idx_t).max).astype(idx_t, copy=False),
+        eweights=None if symmetric_weights is None else symmetric_weights.astype(idx_t, copy=False),
+        recursive=False,
+        options=options,
+    )
+    return ops.rebalance_parts(
+        torch.from_numpy(indptr),
+        torch.from_numpy(indices),
+        torch.from_numpy(np.array(result.vertex_part, dtype=np.int64)),
+        torch.stack(list(weights.values()), dim=1),
+        _load_limits(weights, num_parts, tolerance),
+        num_parts,
+        _SWEEPS,
+        None if symmetric_weights is None else torch.from_numpy(symmetric_weights),
+    )
+
+
+def _import_pymetis():
+    try:
+        import pymetis
+    except ImportError as error:
+        raise ImportError(
+            f"method='metis' needs pymetis, which could not be imported ({error}); `pip install pymetis`, "
+            "use method='random' or give an assignment"
+        ) from error
+    if not hasattr(pymetis, "CSRAdjacency"):
+        raise ImportError(
+            f"method='metis' needs pymetis >= 2025.2, got {pymetis.version}; `pip install --upgrade pymetis`, "
+            "use method='random' or give an assignment"
+        )
+    return pymetis
+
+
+def _symmetrise(graph: Graph, edge_weights: Tensor | None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The undirected graph that METIS wants, without loops, each edge in the lists of both its ends.
+
+    Returns:
+        ``indptr`` int64 [N + 1], ``indices`` int64 [E'] ascending in each list, and the weight of each entry,
+        int64 [E'], or None where all are equal (METIS needs no array then, and 8 bytes per edge are many).
+    """
+    num_vertices = graph.num_vertices
+    source = graph.indices.numpy()
+    target = np.repeat(np.arange(num_vertices, dtype=source.dtype), np.diff(graph.indptr.numpy()))
+    weight = None if edge_weights is None else edge_weights.numpy()
+    proper = source != target
+    if not proper.all():
+        source, target = source[proper], target[proper]
+        weight = None if weight is None else weight[proper]
+    del proper
+
+    # One integer per edge end, target * N + source, sorted in place: no index arrays beside it. N < 2^31.5.
+    num_edges = source.size
+    key = np.empty(2 * num_edges, dtype=np.int64)
+    for half, (major, minor) in ((key[:num_edges], (target, source)), (key[num_edges:], (source, target))):
+        np.multiply(major, num_vertices, out=half, dtype=np.int64)
+        half += minor
+    del source, target, half, major, minor
+    if weight is None:
+        key.sort()
+    else:
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        order[order >= num_edges] -= num_edges
+        weight = weight[order]
+        del order
+    is_first = np.ones(key.size, dtype=bool)
+    np.not_equal(key[1:], key[:-1], out=is_first[1:])
+    if weight is not None:
+        weight = np.add.reduceat(weight, np.flatnonzero(is_first)) if key.size else weight
+    else:
+        # Undirected graphs list every edge twice, once each way, and so every entry here is there twice.
+        copies = key.size // max(int(is_first.sum()), 1)
+        if not is_first[::copies].all() or is_first.sum() * copies != key.size:
+            weight = np.diff(np.flatnonzero(is_first), append=key.size)
+    key = key[is_first]
+    del is_first
+    indptr = np.searchsorted(key, np.arange(num_vertices + 1) * num_vertices)
+    np.remainder(key, num_vertices, out=key)
+    return indptr, key, weight
+
+
+def _combine_weights(weights: Mapping[str, Tensor], largest: int) -> np.ndarray:
+    """One weight per vertex, int64 [N], >= 1: the mean over constraints of its share of the total load.
+
+    Fixed point: an average vertex weighs 1024 (less where N of them would come near ``largest``, METIS's
+    largest integer), so rounding is below a thousandth and the sum never overflows.
+    """
+    num_vertices = weights["vertices"].numel()
+    share = np.zeros(num_vertices)
+    constraints = [weight.numpy() for weight in weights.values() if bool(weight.any())]
+    for weight in constraints:
+        share += weight / (weight.sum() * len(constraints))
+    average = max(1, min(1024, largest // (4 * num_vertices)))
+    return np.maximum(np.rint(share * num_vertices * average), 1).astype(np.int64)
+
+
+def _load_limits(weights: Mapping[str, Tensor], num_parts: int, tolerance: float) -> Tensor:
+    """int64 [C]: the largest load allowed under each constraint."""
+    limits = []
+    for weight in weights.values():
+        total = int(weight.sum())
+        # Whole vertices cannot do better than ceil(mean), nor than the heaviest of them.
+        limits.append(max(int((1 + tolerance) * total / num_parts), -(-total // num_parts), int(weight.max())))
+    return torch.tensor(limits, dtype=torch.int64)

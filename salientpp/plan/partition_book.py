@@ -1,0 +1,60 @@
+"""Who owns vertex v, and which row of its owner is it?
+
+After renumbering, part p owns the contiguous range ``[offsets[p], offsets[p + 1])`` of global ids, so the book
+is K + 1 numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionBook:
+    """The ranges of global ids that K parts own.
+
+    Attributes:
+        offsets: int64 [K + 1], from 0 to N without decreasing; equal neighbours make an empty part.
+    """
+
+    offsets: Tensor
+
+    def __post_init__(self) -> None:
+        offsets = torch.as_tensor(self.offsets, dtype=torch.int64)
+        if offsets.dim() != 1 or offsets.numel() < 2 or int(offsets[0]) != 0 or bool((offsets.diff() < 0).any()):
+            raise ValueError(f"offsets must run from 0 to N without decreasing, for K >= 1 parts, got {offsets.tolist()}")
+        object.__setattr__(self, "offsets", offsets)
+
+    @property
+    def num_parts(self) -> int:
+        return self.offsets.numel() - 1
+
+    @property
+    def num_vertices(self) -> int:
+        return int(self.offsets[-1])
+
+    def range_of(self, part_id: int) -> tuple[int, int]:
+        """First and one past the last global id of a part."""
+        if not 0 <= part_id < self.num_parts:
+            raise ValueError(f"part_id must be in [0, {self.num_parts}), got {part_id}")
+        return int(self.offsets[part_id]), int(self.offsets[part_id + 1])
+
+    def size_of(self, part_id: int) -> int:
+        begin, end = self.range_of(part_id)
+        return end - begin
+
+    def owner(self, global_id: Tensor) -> Tensor:
+        """int64 [n] parts of int64 [n] global ids."""
+        return torch.searchsorted(self.offsets, global_id, right=True) - 1
+
+    def local_id(self, global_id: Tensor) -> Tensor:
+        """int64 [n] rows inside the owners of int64 [n] global ids."""
+        return global_id - self.offsets[self.owner(global_id)]
+
+    @classmethod
+    def trivial(cls, num_vertices: int) -> PartitionBook:
+        """One part that owns everything."""
+        return cls(torch.tensor([0, num_vertices]))

@@ -1,0 +1,1 @@
+"""Where rows live, and how a rank gets a row that it lacks."""

@@ -1,0 +1,566 @@
+"""What is a partitioned graph on disk, and how is it written and opened?
+
+A dataset directory, format version 1:
+
+* ``manifest.json``: format, version, N, E, K, the partition book's offsets, node and edge attributes with dtypes
+  and shapes, splits with their sizes per part, the workload that the order was computed for, the partition's
+  quality, and size, checksums, dtype and shape of every file. Written last.
+* ``indptr.npy`` int64 [N + 1] and ``indices.npy`` int32 (int64 where N >= 2**31) [E]: the whole topology in CSC form.
+* ``original_id.npy`` int64 [N]: the user's id of every vertex.
+* ``edge_<name>.npy`` [E, ...]: edge attributes, in the order of ``indices``.
+* ``part-<p>/node_<name>.npy`` [n_p, ...]: rows of the part's vertices; ``part-<p>/split_<name>.npy`` int64: global
+  ids of the part's seeds, ascending; ``part-<p>/vip.npy`` float32 [N]: what the part's batches need, by global id.
+
+Vertices are renumbered: part p owns ``[offsets[p], offsets[p + 1])``, and inside a part ids descend by the part's own
+VIP (with seeds), so a prefix of a part is its hottest rows. Plain ``.npy`` files without pickles, opened as memory
+maps: ranks of one host share the page cache. A directory is written under a temporary name and renamed, so half a
+directory is never taken for a whole one.
+
+Checksums: SHA-256 of every file, and a quick CRC-32 of its size and of evenly spread blocks (all of it up to 4 MiB). Opening
+checks sizes, headers and the quick sums; ``verify='full'`` reads everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_geometric.data import Data
+
+from salientpp.graph import Graph
+from salientpp.plan.partition import PartitionAssignment, assign_parts
+from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.vip import check_fanouts, inclusion_probability
+
+FORMAT = "salientpp-partitioned-graph"
+VERSION = 1
+
+_QUICK_BLOCK = 64 * 1024
+_QUICK_BLOCKS = 64
+_COPY_BYTES = 64 * 2**20
+
+#: torch dtypes that numpy lacks are stored as integers of their width; the manifest names the real one.
+_STORED_AS = {torch.bfloat16: torch.int16}
+
+
+class DatasetError(ValueError):
+    """A dataset directory is missing, incomplete or altered; the text says which file and what to do."""
+
+
+# --- opening ---------------------------------------------------------------------------------------------
+
+
+class PartitionedGraph:
+    """A partitioned graph on disk, seen from one part.
+
+    Made by :func:`load`. Arrays are memory maps, opened when first used.
+
+    Attributes:
+        root: the directory.
+        manifest: its description.
+        book: which global ids each part owns.
+        part_id: the part that this process serves, or None where that is not decided (no process group and K > 1).
+    """
+
+    def __init__(self, root: Path, manifest: dict[str, Any], part_id: int | None) -> None:
+        self.root = root
+        self.manifest = manifest
+        self.book = PartitionBook(torch.tensor(manifest["offsets"]))
+        self.part_id = part_id
+
+    @property
+    def num_parts(self) -> int:
+        return self.book.num_parts
+
+    @property
+    def num_vertices(self) -> int:
+        return self.book.num_vertices
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal contents: the checksum of all checksums."""
+        sums = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(self.manifest["files"].items()))
+        return hashlib.sha256(sums.encode()).hexdigest()[:16]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The whole topology; validated when it was written, so not read again here."""
+        return Graph.trusted(self._array("indptr.npy"), self._array("indices.npy"))
+
+    @cached_property
+    def _original_id(self) -> Tensor:
+        return self._array("original_id.npy")
+
+    def original_id(self, n_id: Tensor) -> Tensor:
+        """The ids that the user's data had, int64, for global ids of this graph (``batch.n_id``)."""
+        return self._original_id[n_id.cpu()].to(n_id.device)
+
+    def node_rows(self, part_id: int | None = None) -> dict[str, Tensor]:
+        """Attribute name -> rows [n_p, ...] of a part's vertices."""
+        part_id = self._part(part_id)
+        return {
+            name: self._array(f"{part_folder(part_id)}/node_{name}.npy", entry["dtype"])
+            for name, entry in self.manifest["node_attributes"].items()
+        }
+
+    def edge_rows(self) -> dict[str, Tensor]:
+        """Attribute name -> rows [E, ...] of all edges."""
+        return {
+            name: self._array(f"edge_{name}.npy", entry["dtype"])
+            for name, entry in self.manifest["edge_attributes"].items()
+        }
+
+    def split(self, name: str, part_id: int | None = None) -> Tensor:
+        """Global ids int64 of a part's seeds: a split of the data, or 'all'."""
+        part_id = self._part(part_id)
+        if name == "all":
+            begin, end = self.book.range_of(part_id)
+            return torch.arange(begin, end)
+        if name not in self.manifest["splits"]:
+            known = ", ".join(repr(split) for split in [*self.manifest["splits"], "all"])
+            raise ValueError(f"{self.root} has the splits {known}, got {name!r}")
+        return self._array(f"{part_folder(part_id)}/split_{name}.npy")
+
+    def vip(self, part_id: int | None = None) -> Tensor:
+        """float32 [N]: the inclusion probabilities that the directory was ordered by, without seeds."""
+        return self._array(f"{part_folder(self._part(part_id))}/vip.npy")
+
+    def _part(self, part_id: int | None) -> int:
+        part_id = self.part_id if part_id is None else part_id
+        if part_id is None:
+            raise ValueError(
+                f"{self.root} has {self.num_parts} parts and this process serves none of them: initialise torch.distributed "
+                f"before salientpp.load (torchrun --nproc-per-node {self.num_parts}), or name one with part_id="
+            )
+        self.book.range_of(part_id)
+        return part_id
+
+    def _array(self, name: str, dtype: str | None = None) -> Tensor:
+        array = _open_array(self.root, name, self.manifest["files"][name])
+        tensor = torch.from_numpy(array)
+        return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+
+    def __repr__(self) -> str:
+        return (
+            f"PartitionedGraph({str(self.root)!r}, num_parts={self.num_parts}, part_id={self.part_id}, "
+            f"num_vertices={self.num_vertices}, num_edges={self.manifest['num_edges']})"
+        )
+
+
+def load(root: str | Path, *, part_id: int | None = None, verify: str = "quick") -> PartitionedGraph:
+    """Open a dataset directory; every rank calls it.
+
+    Args:
+        root: a directory that :func:`partition` wrote.
+        part_id: the part to serve. None: rank r of an initialised process group serves part
+            ``r // ranks_per_part``; without a group, part 0 if it is the only one.
+        verify: 'quick' checks sizes, headers and sampled checksums; 'full' reads every byte.
+
+    Raises:
+        DatasetError: missing, half-written, truncated, altered, or of a newer format.
+        ValueError: the number of ranks does not fit the number of parts, or no such part.
+    """
+    if verify not in ("quick", "full"):
+        raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
+    root = Path(root)
+    manifest = _read_manifest(root)
+    for name, entry in manifest["files"].items():
+        _verify_file(root, name, entry, full=verify == "full")
+    num_parts = len(manifest["offsets"]) - 1
+    if part_id is None:
+        world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if world_size % num_parts == 0:
+            rank = dist.get_rank() if world_size > 1 else 0
+            part_id = rank // (world_size // num_parts)
+        elif world_size > 1:
+            raise ValueError(
+                f"world size {world_size} does not fit {num_parts} parts of {root}: start {num_parts} ranks or a multiple "
+                f"of that, or partition into {world_size} parts"
+            )
+    elif not 0 <= part_id < num_parts:
+        raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
+    return PartitionedGraph(root, manifest, part_id)
+
+
+def _read_manifest(root: Path) -> dict[str, Any]:
+    path = root / "manifest.json"
+    if not path.is_file():
+        raise DatasetError(
+            f"{root} is not a dataset directory: it has no manifest.json; write one with salientpp.partition(...) or "
+            "`salientpp partition`"
+        )
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError as error:
+        raise DatasetError(f"{path} is not valid JSON ({error}); partition again") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DatasetError(f"{path} does not describe a dataset directory: expected format {FORMAT!r}; partition again")
+    if manifest.get("version") != VERSION:
+        raise DatasetError(
+            f"{path} has format version {manifest.get('version')}, this salientpp reads version {VERSION}; "
+            "upgrade salientpp, or partition again"
+        )
+    stated = manifest.pop("checksum", None)
+    if stated != _manifest_checksum(manifest):
+        raise DatasetError(f"{path} was altered: its checksum does not match its contents; partition again")
+    return manifest
+
+
+def _manifest_checksum(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) -> None:
+    path = root / name
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error.strerror}); copy it again, or partition again") from None
+    if size != entry["bytes"]:
+        raise DatasetError(f"{path} must have {entry['bytes']} bytes, got {size}; copy it again, or partition again")
+    same = _sha256(path) == entry["sha256"] if full else _quick_checksum(path) == entry["quick"]
+    if not same:
+        raise DatasetError(f"{path} was altered: its checksum does not match the manifest; copy it again, or partition again")
+
+
+def _open_array(root: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
+    path = root / name
+    try:
+        # Copy-on-write: shared and never written back, and a stray in-place write by the user's code is private to
+        # it, where a read-only map would be a segmentation fault.
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be opened as an array ({error}); copy it again, or partition again") from None
+    if [array.dtype.str, list(array.shape)] != [entry["dtype"], entry["shape"]]:
+        raise DatasetError(
+            f"{path} must hold {entry['dtype']} {entry['shape']}, got {array.dtype.str} {list(array.shape)}; "
+            "copy it again, or partition again"
+        )
+    return np.asarray(array)
+
+
+def part_folder(part_id: int) -> str:
+    return f"part-{part_id:05d}"
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_COPY_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _quick_checksum(path: Path) -> int:
+    size = path.stat().st_size
+    checksum = zlib.crc32(str(size).encode())
+    with path.open("rb") as file:
+        if size <= _QUICK_BLOCK * _QUICK_BLOCKS:
+            return zlib.crc32(file.read(), checksum)
+        for block in range(_QUICK_BLOCKS):
+            file.seek((size - _QUICK_BLOCK) * block // (_QUICK_BLOCKS - 1))
+            checksum = zlib.crc32(file.read(_QUICK_BLOCK), checksum)
+    return checksum
+
+
+# --- writing ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Attributes:
+    """The attributes of a ``Data`` that go to disk."""
+
+    node: dict[str, Tensor]
+    edge: dict[str, Tensor]
+
+
+def partition(
+    data: Data,
+    num_parts: int,
+    root: str | Path,
+    num_neighbors: Sequence[int] = (15, 10, 5),
+    batch_size: int = 1024,
+    *,
+    method: str | Tensor = "metis",
+    split: Mapping[str, Tensor] | None = None,
+    seeds: str = "train",
+    tolerance: float = 0.05,
+    seed: int = 0,
+    overwrite: bool = False,
+    on_step: Callable[[str], None] = lambda step: None,
+) -> PartitionedGraph:
+    """Partition a graph, order each part by VIP, and write the dataset directory ``root``.
+
+    Args:
+        data: a homogeneous ``Data`` with ``edge_index`` or ``adj_t``; its node and edge attributes that are tensors
+            are stored with it. Vertices with a negative ``y`` are in no split.
+        num_parts: K, the number of parts.
+        root: the directory to write; its parent must exist or be creatable.
+        num_neighbors, batch_size: the workload whose VIP orders the rows and is stored for the cache. Training
+            with other numbers is right as well, the loader then computes what it needs.
+        method: 'metis', 'random', or the given assignment: an integer tensor [N] of parts in [0, K).
+        split: name -> vertex ids or mask; None takes ``train_mask``, ``val_mask`` and ``test_mask`` of the data.
+        seeds: the split that the VIP is computed for; without such a split, all vertices of the part.
+        tolerance: allowed excess of a part over the mean, per balanced quantity.
+        seed: of METIS or of the random assignment.
+        overwrite: replace an existing dataset directory (only once the new one is complete).
+        on_step: called with a short description before each step.
+
+    Returns:
+        The directory, opened.
+
+    Raises:
+        ValueError: an argument or the data is wrong; ``root`` exists.
+        OSError: ``root`` cannot be written. An existing directory is then left as it was.
+    """
+    root = Path(root)
+    fanouts = check_fanouts(num_neighbors)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+    if root.exists() and not overwrite:
+        raise ValueError(f"{root} exists; pass overwrite=True to replace it, or choose another root")
+    if root.exists() and not (root / "manifest.json").is_file():
+        raise ValueError(f"{root} exists and is not a dataset directory, so it is not replaced; choose another root")
+    temporary = _make_temporary(root)
+    try:
+        on_step("reading the topology")
+        graph = Graph.from_data(data)
+        attributes = _collect_attributes(data, graph)
+        splits = _collect_splits(data, split, graph.num_vertices)
+        on_step(f"assigning {graph.num_vertices} vertices to {num_parts} parts")
+        assigned = assign_parts(graph, num_parts, method=method, seed_sets=splits, tolerance=tolerance, seed=seed)
+        on_step("computing inclusion probabilities")
+        seed_sets = _part_seeds(assigned, splits.get(seeds), graph.num_vertices)
+        vip = inclusion_probability(graph, seed_sets, fanouts, batch_size)
+        order, book = _order_vertices(assigned, vip, seed_sets, batch_size)
+        on_step("writing")
+        writer = _Writer(temporary)
+        _write_topology(writer, graph, order, attributes.edge)
+        _write_parts(writer, book, order, attributes.node, splits, vip)
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "num_vertices": graph.num_vertices,
+            "num_edges": graph.num_edges,
+            "num_parts": num_parts,
+            "offsets": book.offsets.tolist(),
+            "node_attributes": {name: _describe(rows) for name, rows in attributes.node.items()},
+            "edge_attributes": {name: _describe(rows) for name, rows in attributes.edge.items()},
+            "splits": {
+                name: torch.bincount(assigned.assignment[ids].long(), minlength=num_parts).tolist()
+                for name, ids in splits.items()
+            },
+            "workload": {"num_neighbors": fanouts, "batch_size": batch_size, "seeds": seeds if seeds in splits else "all"},
+            "quality": {
+                "edge_cut": assigned.edge_cut,
+                "edge_cut_fraction": assigned.edge_cut_fraction,
+                "balance": dict(assigned.balance),
+            },
+            "files": writer.files,
+        }
+        manifest["checksum"] = _manifest_checksum(manifest)
+        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        _move_into_place(temporary, root)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return PartitionedGraph(root, _read_manifest(root), 0 if num_parts == 1 else None)
+
+
+def _make_temporary(root: Path) -> Path:
+    temporary = root.parent / f".{root.name}.writing-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"{root} cannot be written ({error.strerror}); choose a root in a directory that you may write to"
+        ) from None
+    return temporary
+
+
+def _move_into_place(temporary: Path, root: Path) -> None:
+    if root.exists():
+        old = root.parent / f".{root.name}.replaced-{os.getpid()}"
+        root.rename(old)
+        temporary.rename(root)
+        shutil.rmtree(old)
+    else:
+        temporary.rename(root)
+
+
+def _collect_attributes(data: Data, graph: Graph) -> _Attributes:
+    """Node and edge attributes of a ``Data``; what cannot be stored is refused rather than lost."""
+    node, edge = {}, {}
+    for name, value in data.to_dict().items():
+        if name in ("edge_index", "adj_t", "num_nodes", "train_mask", "val_mask", "test_mask"):
+            continue
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        is_node, is_edge = data.is_node_attr(name), data.is_edge_attr(name)
+        if not (is_node or is_edge):
+            continue  # a value of the whole graph belongs to no vertex and no batch
+        if not isinstance(value, Tensor):
+            raise ValueError(f"data.{name} must be a tensor to be stored, got {type(value).__name__}; convert or delete it")
+        if value.size(0) != (graph.num_vertices if is_node else graph.num_edges):
+            raise ValueError(
+                f"data.{name} must have one row per {'vertex' if is_node else 'edge'} in dimension 0, expected "
+                f"{graph.num_vertices if is_node else graph.num_edges}, got {value.size(0)}"
+            )
+        if value.layout != torch.strided:
+            raise ValueError(f"data.{name} must be dense to be stored, got layout {value.layout}; call .to_dense()")
+        (node if is_node else edge)[name] = value.detach().cpu()
+    return _Attributes(node, edge)
+
+
+def _collect_splits(data: Data, split: Mapping[str, Tensor] | None, num_vertices: int) -> dict[str, Tensor]:
+    """Split name -> ascending vertex ids, without the vertices whose label is negative."""
+    if split is None:
+        split = {name: data[f"{name}_mask"] for name in ("train", "val", "test") if f"{name}_mask" in data}
+    labels = data.get("y")
+    splits = {}
+    for name, chosen in split.items():
+        if name == "all" or not str(name).isidentifier():
+            raise ValueError(f"a split's name must be an identifier other than 'all', got {name!r}")
+        chosen = torch.as_tensor(chosen).cpu()
+        if chosen.dtype == torch.bool:
+            if chosen.shape != (num_vertices,):
+                raise ValueError(f"split {name!r} as a mask must have shape [{num_vertices}], got {list(chosen.shape)}")
+            ids = chosen.nonzero().flatten()
+        else:
+            ids = chosen.to(torch.int64).flatten().unique()
+            if ids.numel() and (int(ids[0]) < 0 or int(ids[-1]) >= num_vertices):
+                bad = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])
+                raise ValueError(f"split {name!r} must hold ids in [0, {num_vertices}), got {bad}")
+        if isinstance(labels, Tensor) and labels.dim() == 1 and not labels.dtype.is_floating_point:
+            ids = ids[labels.cpu()[ids] >= 0]
+        splits[str(name)] = ids
+    return splits
+
+
+def _part_seeds(assigned: PartitionAssignment, chosen: Tensor | None, num_vertices: int) -> list[Tensor]:
+    ids = torch.arange(num_vertices) if chosen is None else chosen
+    part = assigned.assignment[ids]
+    return [ids[part == p] for p in range(assigned.num_parts)]
+
+
+def _order_vertices(
+    assigned: PartitionAssignment, vip: Tensor, seed_sets: list[Tensor], batch_size: int
+) -> tuple[Tensor, PartitionBook]:
+    """Old ids in the new order: by part, inside a part by descending VIP of the part itself, seeds included."""
+    pieces = []
+    for part_id, seeds in enumerate(seed_sets):
+        own = (assigned.assignment == part_id).nonzero().flatten()
+        heat = vip[part_id].clone()
+        if seeds.numel():
+            # q_0 joins the sum over hops, see plan.vip
+            heat[seeds] = (heat[seeds] + min(1.0, batch_size / seeds.numel())).clamp(max=1.0)
+        pieces.append(own[torch.sort(heat[own], descending=True, stable=True).indices])
+    sizes = torch.tensor([0, *(piece.numel() for piece in pieces)])
+    return torch.cat(pieces), PartitionBook(sizes.cumsum(0))
+
+
+class _Writer:
+    """Writes arrays piece by piece and remembers sizes and checksums."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files: dict[str, dict[str, Any]] = {}
+
+    def write(self, name: str, dtype: torch.dtype, shape: Sequence[int], pieces: Callable[[], Any]) -> None:
+        """Write ``pieces()``, tensors that follow one another along dimension 0."""
+        stored = _STORED_AS.get(dtype, dtype)
+        numpy_dtype = torch.empty(0, dtype=stored).numpy().dtype
+        path = self.root / name
+        path.parent.mkdir(exist_ok=True)
+        header = {"descr": np.lib.format.dtype_to_descr(numpy_dtype), "fortran_order": False, "shape": tuple(shape)}
+        with path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for piece in pieces():
+                file.write(memoryview(piece.to(dtype).contiguous().view(stored).numpy()).cast("B") if piece.numel() else b"")
+            file.flush()
+            os.fsync(file.fileno())
+        self.files[name] = {
+            "bytes": path.stat().st_size,
+            "sha256": _sha256(path),
+            "quick": _quick_checksum(path),
+            "dtype": numpy_dtype.str,
+            "shape": list(shape),
+        }
+
+    def write_tensor(self, name: str, tensor: Tensor) -> None:
+        self.write(name, tensor.dtype, tensor.shape, lambda: [tensor])
+
+
+def _write_topology(writer: _Writer, graph: Graph, order: Tensor, edge_attributes: Mapping[str, Tensor]) -> None:
+    new_id = torch.empty_like(order)
+    new_id[order] = torch.arange(order.numel())
+    degree = graph.in_degree()[order]
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    writer.write_tensor("indptr.npy", indptr)
+    writer.write_tensor("original_id.npy", order)
+
+    def edge_pieces(rows_of: Callable[[Tensor], Tensor], row_bytes: int) -> Any:
+        # Vertices in runs of a bounded number of edges; `position` is where the run's edges were.
+        most = max(1, _COPY_BYTES // (row_bytes + 16))
+        first = 0
+        while first < order.numel():
+            last = max(first + 1, int(torch.searchsorted(indptr, indptr[first] + most, right=True)) - 1)
+            count = degree[first:last]
+            start = graph.indptr[order[first:last]] - (indptr[first:last] - indptr[first])
+            position = torch.repeat_interleave(start, count) + torch.arange(int(count.sum()))
+            yield rows_of(position)
+            first = last
+
+    indices = graph.indices
+    writer.write(
+        "indices.npy", indices.dtype, indices.shape, lambda: edge_pieces(lambda at: new_id[indices[at].long()], 24)
+    )
+    for name, rows in edge_attributes.items():
+        def rows_of(position: Tensor, rows: Tensor = rows) -> Tensor:
+            return rows[position if graph.edge_id is None else graph.edge_id[position]]
+
+        row_bytes = max(1, rows.nbytes // max(1, rows.size(0)))
+        writer.write(f"edge_{name}.npy", rows.dtype, rows.shape, lambda: edge_pieces(rows_of, row_bytes))
+
+
+def _write_parts(
+    writer: _Writer,
+    book: PartitionBook,
+    order: Tensor,
+    node_attributes: Mapping[str, Tensor],
+    splits: Mapping[str, Tensor],
+    vip: Tensor,
+) -> None:
+    in_split = {name: torch.zeros(order.numel(), dtype=torch.bool) for name in splits}
+    for name, ids in splits.items():
+        in_split[name][ids] = True
+    for part_id in range(book.num_parts):
+        begin, end = book.range_of(part_id)
+        own = order[begin:end]
+        for name, rows in node_attributes.items():
+            chunk = max(1, _COPY_BYTES // max(1, rows.nbytes // max(1, rows.size(0))))
+            writer.write(
+                f"{part_folder(part_id)}/node_{name}.npy",
+                rows.dtype,
+                (end - begin, *rows.shape[1:]),
+                lambda rows=rows, own=own, chunk=chunk: (rows[ids] for ids in own.split(chunk)),
+            )
+        for name, mask in in_split.items():
+            writer.write_tensor(f"{part_folder(part_id)}/split_{name}.npy", mask[own].nonzero().flatten() + begin)
+        writer.write_tensor(f"{part_folder(part_id)}/vip.npy", vip[part_id][order])
+
+
+def _describe(rows: Tensor) -> dict[str, Any]:
+    return {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}

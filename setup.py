@@ -1,0 +1,34 @@
+"""Build `salientpp._C` from csrc/: one binary for every Python >= 3.10 and every torch >= 2.10."""
+
+from pathlib import Path
+
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+CSRC = Path("csrc")
+
+setup(
+    ext_modules=[
+        CppExtension(
+            "salientpp._C",
+            sources=sorted(str(path) for path in CSRC.rglob("*.cpp")),
+            depends=sorted(str(path) for path in CSRC.rglob("*.h")),
+            include_dirs=[str(CSRC.resolve())],
+            extra_compile_args=[
+                "-O3",
+                "-std=c++20",
+                "-Wall",
+                "-Wextra",
+                "-Wno-unused-parameter",
+                # Fused multiply-adds would make the last bit depend on the CPU.
+                "-ffp-contract=off",
+                "-fvisibility=hidden",
+                "-DTORCH_STABLE_ONLY",
+                "-DTORCH_TARGET_VERSION=0x020a000000000000",
+            ],
+            py_limited_api=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildExtension},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

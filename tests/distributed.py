@@ -1,0 +1,98 @@
+"""How do tests run several ranks? Real processes, gloo on the loopback interface, short time-outs.
+
+``run(function, world_size, ...)`` starts ``function(rank, *args)`` in fresh processes whose default process group is
+initialised, and returns what each rank returned. Processes are forked from a server that has imported torch once, so a
+run costs a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch_geometric.loader", "salientpp", "distributed"])
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a rank raised, or that it did not answer."""
+
+    kind: str
+    text: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def run(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    seconds: float = 90,
+    may_fail: bool = False,
+    group_seconds: float = 30,
+) -> list[Any]:
+    """Results of all ranks; with ``may_fail`` a rank that raised gives a :class:`Failed` instead of failing the test.
+
+    A rank that has not ended after ``seconds`` is killed and fails the test in any case: nothing may hang.
+    """
+    master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipes, processes = [], []
+    for rank in range(world_size):
+        here, there = _context.Pipe(duplex=False)
+        process = _context.Process(target=_main, args=(there, function, rank, world_size, master.port, group_seconds, args))
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+    deadline = time.monotonic() + seconds
+    results: list[Any] = []
+    for rank, (pipe, process) in enumerate(zip(pipes, processes)):
+        try:
+            if pipe.poll(max(0.0, deadline - time.monotonic())):
+                results.append(pipe.recv())
+            else:
+                results.append(Failed("Hang", f"rank {rank} did not answer within {seconds} s"))
+        except EOFError:
+            process.join(5)
+            results.append(Failed("Died", f"rank {rank} ended with exit code {process.exitcode}"))
+    for rank, process in enumerate(processes):
+        process.join(max(0.1, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+            results[rank] = Failed("Hang", f"rank {rank} did not end within {seconds} s")
+    hung = [result for result in results if isinstance(result, Failed) and result.kind == "Hang"]
+    failed = [result for result in results if isinstance(result, Failed)]
+    if hung or (failed and not may_fail):
+        raise AssertionError("\n\n".join(f"{f.kind}: {f.text}" for f in failed))
+    return results
+
+
+def _main(pipe: Any, function: Callable, rank: int, world_size: int, port: int, group_seconds: float, args: tuple) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=group_seconds))
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=group_seconds)
+        )
+        result = function(rank, *args)
+    except Exception as error:
+        result = Failed(type(error).__name__, f"{error}\n{traceback.format_exc()}")
+    pipe.send(result)
+    pipe.close()
+    # The process ends as a user's script would, without being killed.
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,75 @@
+"""Small graphs whose answers can be worked out, and features that know who they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
+
+
+def identity_features(num_vertices: int, width: int = 3, dtype: torch.dtype = torch.float32) -> Tensor:
+    """``x[v] = v`` in every column."""
+    return torch.arange(num_vertices).view(-1, 1).repeat(1, width).to(dtype)
+
+
+def random_data(
+    num_vertices: int = 400,
+    num_edges: int = 2400,
+    *,
+    seed: int = 0,
+    directed: bool = False,
+    train_fraction: float = 0.3,
+    dtype: torch.dtype = torch.float32,
+    edge_attributes: bool = False,
+) -> Data:
+    """A graph with skewed degrees, identity features, ``y[v] = v mod 7`` and random splits."""
+    generator = torch.Generator().manual_seed(seed)
+    # Squaring makes low ids popular, so degrees are skewed.
+    source = (torch.rand(num_edges, generator=generator).square() * num_vertices).long()
+    target = torch.randint(num_vertices, (num_edges,), generator=generator)
+    edge_index = torch.stack([source, target])
+    if not directed:
+        edge_index = to_undirected(edge_index, num_nodes=num_vertices)
+    draw = torch.rand(num_vertices, generator=generator)
+    data = Data(
+        x=identity_features(num_vertices, dtype=dtype),
+        y=torch.arange(num_vertices) % 7,
+        edge_index=edge_index,
+        train_mask=draw < train_fraction,
+        val_mask=(draw >= train_fraction) & (draw < train_fraction + 0.1),
+        test_mask=draw >= train_fraction + 0.1,
+    )
+    if edge_attributes:
+        data.edge_attr = torch.arange(data.num_edges).view(-1, 1).float()
+    return data
+
+
+def star(num_leaves: int) -> Tensor:
+    """Edges from leaves 1, ..., n into vertex 0."""
+    leaves = torch.arange(1, num_leaves + 1)
+    return torch.stack([leaves, torch.zeros_like(leaves)])
+
+
+def real_data(name: str) -> Data:
+    """A real graph from the folder in ``SALIENTPP_TEST_DATA``, symmetrised, with identity features; else skip."""
+    folder = os.environ.get("SALIENTPP_TEST_DATA")
+    if not folder or not (Path(folder) / f"{name}.npz").is_file():
+        pytest.skip(f"SALIENTPP_TEST_DATA has no {name}.npz")
+    with np.load(Path(folder) / f"{name}.npz", allow_pickle=False) as arrays:
+        num_vertices = arrays["x"].shape[0]
+        data = Data(
+            x=identity_features(num_vertices, 1),
+            y=torch.from_numpy(arrays["y"]),
+            edge_index=to_undirected(torch.from_numpy(arrays["edge_index"]), num_nodes=num_vertices),
+        )
+        for split in ("train", "val", "test"):
+            mask = torch.zeros(num_vertices, dtype=torch.bool)
+            mask[torch.from_numpy(arrays[f"{split}_idx"])] = True
+            data[f"{split}_mask"] = mask
+    return data

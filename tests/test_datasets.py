@@ -1,0 +1,626 @@
+"""Laws of `salientpp.datasets`: what comes in is checked with words, what goes out always looks the same.
+
+The OGB folders are written here, in the on-disk format of the published archives, so nothing is downloaded.
+Real graphs (.npz) are read from the folder that SALIENTPP_TEST_DATA names.
+"""
+
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import is_undirected, to_undirected
+
+from salientpp import datasets
+from salientpp.datasets import load_dataset, synthetic
+
+# A directed graph that fits in the head: a reciprocal pair 0-1, a self-loop at 2, and vertex 4 alone.
+EDGES = np.array([[0, 1, 0, 2, 3], [1, 0, 2, 2, 0]])
+BOTH_DIRECTIONS = {(0, 1), (1, 0), (0, 2), (2, 0), (2, 2), (3, 0), (0, 3)}
+
+
+def edge_list(data):
+    return list(zip(*data.edge_index.tolist()))
+
+
+def small_arrays(**changes):
+    arrays = {
+        "edge_index": EDGES,
+        "x": np.arange(10, dtype=np.float32).reshape(5, 2),
+        "y": np.array([2, 0, 1, -1, 1]),
+        "train_idx": np.array([0, 4]),
+        "val_idx": np.array([1]),
+        "test_idx": np.array([2]),
+    }
+    arrays.update(changes)
+    return {key: value for key, value in arrays.items() if value is not None}
+
+
+@pytest.fixture
+def npz(tmp_path):
+    def write(**changes):
+        np.savez(tmp_path / "graph.npz", **small_arrays(**changes))
+        return f"npz:{tmp_path / 'graph.npz'}"
+
+    return write
+
+
+def assert_looks_as_promised(data):
+    num_vertices = data.num_nodes
+    assert data.edge_index.dtype == torch.int64 and data.edge_index.shape[0] == 2
+    assert data.edge_index.is_contiguous()
+    assert data.y.dtype == torch.int64 and len(data.y) == num_vertices
+    assert int(data.y.min()) >= -1
+    for mask in (data.train_mask, data.val_mask, data.test_mask):
+        assert mask.dtype == torch.bool and mask.shape == (num_vertices,)
+        assert not (mask & (data.y.view(num_vertices, -1) < 0).all(dim=1)).any()
+    data.validate(raise_on_error=True)
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dataset, suggestion",
+    [
+        ("sythetic", "Did you mean synthetic?"),
+        ("synthetics:seed=1", "Did you mean synthetic?"),
+        ("products", "Did you mean ogbn-products?"),
+        ("some/graph.npz", 'Did you mean "npz:some/graph.npz"?'),
+        (Path("graph.npz"), 'Did you mean "npz:graph.npz"?'),
+        ("npz:", "got 'npz:'"),
+        ("", "got ''"),
+        (HeteroData(), "got an object of type HeteroData"),
+        (None, "got an object of type NoneType"),
+    ],
+)
+def test_what_is_not_accepted_is_answered_with_what_is(dataset, suggestion):
+    with pytest.raises(ValueError) as error:
+        load_dataset(dataset)
+    assert suggestion in str(error.value)
+    for accepted in ("Data object", "npz:FILE", "synthetic", "ogbn-arxiv"):
+        assert accepted in str(error.value)
+
+
+def test_parameters_can_ride_on_the_name():
+    by_name = load_dataset("synthetic:num_vertices=500, average_degree=6,seed=3")
+    by_keyword = load_dataset("synthetic", num_vertices=500, average_degree=6, seed=3)
+    direct = synthetic(num_vertices=500, average_degree=6, seed=3)
+    for data in (by_name, by_keyword):
+        assert torch.equal(data.edge_index, direct.edge_index) and torch.equal(data.x, direct.x)
+
+
+@pytest.mark.parametrize(
+    "dataset, parameters, words",
+    [
+        ("synthetic:num_vertexes=10", {}, "synthetic has no parameter 'num_vertexes'; it has num_vertices, average"),
+        ("synthetic:num_vertexes=10", {}, "Did you mean num_vertices"),
+        ("synthetic:num_vertices", {}, "expected key=value after the colon, separated by commas, got 'num_vertices'"),
+        ("synthetic:seed=one", {}, "seed must be a number, true, false or none, got 'one'"),
+        ("synthetic:seed=1", {"seed": 2}, "parameter seed is given twice"),
+        ("synthetic:seed=1,seed=2", {}, "parameter seed is given twice"),
+        ("npz:graph.npz", {"seed": 2}, "npz:graph.npz has no parameter 'seed'; it has undirected"),
+        ("npz:graph.npz", {"undirected": "yes"}, "undirected must be True, False or None, got 'yes'"),
+        ("ogbn-arxiv:seed=2", {}, "ogbn-arxiv has no parameter 'seed'; it has undirected, download"),
+        (Data(edge_index=torch.zeros(2, 0, dtype=torch.long)), {"seed": 2}, "a Data object takes no parameters, got seed"),
+    ],
+)
+def test_a_wrong_parameter_is_answered_with_the_known_ones(dataset, parameters, words):
+    with pytest.raises(ValueError) as error:
+        load_dataset(dataset, **parameters)
+    assert words in str(error.value)
+
+
+def test_importing_the_module_imports_no_ogb():
+    code = "import sys, salientpp.datasets; sys.exit(any(m.split('.')[0] == 'ogb' for m in sys.modules))"
+    root = Path(datasets.__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+# --- Data objects -----------------------------------------------------------------------------------------
+
+
+def small_data(**changes):
+    attributes = {
+        "x": torch.zeros(5, 2),
+        "edge_index": torch.from_numpy(EDGES),
+        "y": torch.zeros(5, dtype=torch.long),
+        "train_mask": torch.tensor([True, False, False, False, False]),
+    }
+    attributes.update(changes)
+    return Data(**{key: value for key, value in attributes.items() if value is not None})
+
+
+def test_a_sound_data_object_comes_back_as_the_same_object():
+    for data in (
+        small_data(),
+        small_data(x=None, y=None, train_mask=None, num_nodes=5),
+        small_data(x=torch.zeros(5, 2, dtype=torch.float16), edge_index=torch.from_numpy(EDGES).int()),
+        small_data(x=torch.zeros(5, 2, dtype=torch.int64)),
+        small_data(edge_index=torch.zeros(2, 0, dtype=torch.long)),
+        small_data(edge_index=None, adj_t=torch.eye(5).to_sparse()),
+        synthetic(num_vertices=100, average_degree=4),
+    ):
+        before = data.clone()
+        assert load_dataset(data) is data
+        assert data.keys() == before.keys()
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"edge_index": None}, "expected edge_index or adj_t, got only "),
+        ({"edge_index": torch.zeros(3, 7, dtype=torch.long)}, "edge_index must have shape [2, E], got [3, 7]"),
+        ({"edge_index": torch.zeros(2, 7)}, "edge_index must hold integers, got float32 [2, 7]"),
+        ({"edge_index": EDGES}, "edge_index must be a tensor, got a ndarray"),
+        ({"edge_index": torch.tensor([[0], [5]])}, "edge_index must hold vertex ids in [0, 5), got 5"),
+        ({"edge_index": torch.tensor([[-2], [4]])}, "edge_index must hold vertex ids in [0, 5), got -2"),
+        ({"x": torch.zeros(4, 2), "num_nodes": 5}, "x must have one row per vertex, expected 5 rows, got [4, 2]"),
+        ({"x": torch.tensor([[0.0], [1], [2], [np.nan], [4]])}, "x must be finite, got nan or infinity in row 3"),
+        ({"x": torch.full((5, 2), np.inf, dtype=torch.float16)}, "x must be finite, got nan or infinity in row 0"),
+        ({"train_mask": torch.tensor([0, 1])}, "train_mask must be bool [5], got int64 [2]"),
+        ({"val_mask": torch.zeros(5, 10, dtype=torch.bool)}, "val_mask must be bool [5], got bool [5, 10]"),
+        ({"test_mask": [0, 1]}, "test_mask must be bool [5], got a list"),
+        ({"edge_index": None, "adj_t": torch.eye(4).to_sparse()}, "adj_t must have shape [5, 5], got [4, 4]"),
+    ],
+)
+def test_an_unsound_data_object_is_refused_by_name_of_its_array(changes, words):
+    with pytest.raises(ValueError) as error:
+        load_dataset(small_data(**changes))
+    assert str(error.value).startswith("Data object: ") and words in str(error.value)
+
+
+def test_finiteness_is_checked_in_every_block_of_rows():
+    x = torch.zeros(70_000, 512, dtype=torch.float16)  # more than two blocks
+    x[69_999, 511] = float("nan")
+    data = Data(x=x, edge_index=torch.zeros(2, 0, dtype=torch.long))
+    with pytest.raises(ValueError, match="in row 69999"):
+        load_dataset(data)
+
+
+# --- .npz -------------------------------------------------------------------------------------------------
+
+
+def test_an_npz_file_is_taken_as_stored(npz):
+    data = load_dataset(npz())
+    assert_looks_as_promised(data)
+    assert edge_list(data) == list(zip(*EDGES.tolist()))
+    assert data.num_nodes == 5 and data.y.tolist() == [2, 0, 1, -1, 1]
+    assert torch.equal(data.x, torch.arange(10.0).view(5, 2))
+    assert data.train_mask.tolist() == [True, False, False, False, True]
+    assert data.val_mask.nonzero().tolist() == [[1]] and data.test_mask.nonzero().tolist() == [[2]]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_features_keep_the_dtype_they_are_stored_in(npz, dtype):
+    assert load_dataset(npz(x=np.ones((5, 2), dtype))).x.numpy().dtype == dtype
+
+
+def test_unlabelled_vertices_are_in_no_split(npz):
+    data = load_dataset(npz(y=np.array([-1, 0, -7, 1, 1]), train_idx=np.arange(5), test_idx=np.empty(0)))
+    assert data.y.tolist() == [-1, 0, -1, 1, 1]
+    assert data.train_mask.tolist() == [False, True, False, True, True]
+    assert not data.test_mask.any()
+
+
+def test_an_undirected_file_holds_both_directions_after_loading_and_single_self_loops(npz):
+    undirected = npz(edge_index=EDGES.astype(np.int32), directed=np.array(False))
+    data = load_dataset(undirected)
+    assert_looks_as_promised(data)
+    assert edge_list(data) == sorted(BOTH_DIRECTIONS)
+    assert edge_list(load_dataset(undirected, undirected=False)) == list(zip(*EDGES.tolist()))
+
+
+def test_a_directed_file_is_symmetrised_on_request(npz):
+    assert edge_list(load_dataset(npz(), undirected=True)) == sorted(BOTH_DIRECTIONS)
+    assert edge_list(load_dataset(npz(directed=True), undirected=None)) == list(zip(*EDGES.tolist()))
+
+
+def test_symmetrising_equals_pyg(tmp_path):
+    rng = np.random.default_rng(5)
+    for num_vertices, num_edges in ((1, 0), (1, 3), (50, 1), (50, 2000), (3000, 20_000)):
+        edges = rng.integers(num_vertices, size=(2, num_edges))
+        ours = datasets._both_directions(*edges, num_vertices)
+        assert np.array_equal(ours, to_undirected(torch.from_numpy(edges), num_nodes=num_vertices).numpy())
+
+
+def test_num_nodes_is_checked_against_the_features(npz):
+    assert load_dataset(npz(num_nodes=np.int64(5))).num_nodes == 5
+    with pytest.raises(ValueError, match="expected 6 rows, got \\[5, 2\\]"):
+        load_dataset(npz(num_nodes=np.int64(6)))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"edge_index": None, "val_idx": None}, "missing edge_index, val_idx; it holds x, y, train_idx, test_idx"),
+        ({"edge_index": np.zeros((3, 7), int)}, "edge_index must have shape [2, E], got [3, 7]"),
+        ({"edge_index": EDGES.astype(float)}, "edge_index must hold integers, got dtype float64"),
+        ({"edge_index": EDGES + 2}, "edge_index must hold vertex ids in [0, 5), got 5"),
+        ({"edge_index": EDGES - 1}, "edge_index must hold vertex ids in [0, 5), got -1"),
+        ({"edge_index": EDGES.astype(object)}, "edge_index cannot be read (Object arrays cannot be loaded"),
+        ({"x": np.zeros(5)}, "x must have shape [N, F], got [5]"),
+        ({"x": np.zeros((5, 2), int)}, "x must hold float16, float32 or float64, got dtype int64"),
+        ({"x": np.full((5, 2), np.nan, np.float16)}, "x must be finite, got nan or infinity in row 0"),
+        ({"y": np.zeros(4, int)}, "y must have shape [N] with N = 5, got [4]"),
+        ({"y": np.zeros((5, 1), int)}, "y must have shape [N], got [5, 1]"),
+        ({"y": np.zeros(5)}, "y must hold integers (-1 for an unlabelled vertex), got dtype float64"),
+        ({"train_idx": np.array([5])}, "train_idx must hold vertex ids in [0, 5), got 5"),
+        ({"val_idx": np.array([[1]])}, "val_idx must be a list of vertex ids, shape [*], got [1, 1]"),
+        ({"test_idx": np.array([True] * 5)}, "test_idx must hold integers, got dtype bool"),
+        ({"directed": np.array([True, False])}, "directed must be one true or false, got bool [2]"),
+        ({"num_nodes": np.array(5.0)}, "num_nodes must be one integer, got float64 []"),
+    ],
+)
+def test_an_unsound_npz_file_is_refused_by_file_and_key(npz, changes, words):
+    dataset = npz(**changes)
+    with pytest.raises(ValueError) as error:
+        load_dataset(dataset)
+    assert str(error.value).startswith(f"{dataset.removeprefix('npz:')}: {words}")
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path):
+    file = tmp_path / "graph.npz"
+    with pytest.raises(FileNotFoundError, match="graph.npz: no such file"):
+        load_dataset(f"npz:{file}")
+    file.write_bytes(b"no archive at all")
+    with pytest.raises(ValueError, match="graph.npz: not an .npz archive"):
+        load_dataset(f"npz:{file}")
+    file.write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(ValueError, match="graph.npz: not an .npz archive"):
+        load_dataset(f"npz:{file}")
+    with open(file, "wb") as stream:
+        np.save(stream, EDGES)
+    with pytest.raises(ValueError, match="not an .npz archive but a single array"):
+        load_dataset(f"npz:{file}")
+
+
+@pytest.mark.parametrize(
+    "file, num_vertices, num_edges, num_features, dtype, splits",
+    [
+        ("debian_full", 101_291, 730_927, 128, torch.float16, (30_436, 13_190, 19_455)),
+        ("facebook_pages", 22_470, 341_825, 128, torch.float16, (13_482, 4_494, 4_494)),
+        ("tolokers", 11_758, 1_038_000, 10, torch.float32, (5_879, 2_939, 2_940)),
+    ],
+)
+def test_real_graphs_load_with_their_published_sizes(file, num_vertices, num_edges, num_features, dtype, splits):
+    folder = os.environ.get("SALIENTPP_TEST_DATA")
+    if not folder or not (Path(folder) / f"{file}.npz").exists():
+        pytest.skip(f"{file}.npz is not there: set SALIENTPP_TEST_DATA to the folder that holds it")
+    data = load_dataset(f"npz:{Path(folder) / file}.npz")
+    assert_looks_as_promised(data)
+    assert (data.num_nodes, data.num_edges) == (num_vertices, num_edges)
+    assert data.x.shape == (num_vertices, num_features) and data.x.dtype == dtype
+    assert tuple(int(data[f"{split}_mask"].sum()) for split in ("train", "val", "test")) == splits
+    assert is_undirected(data.edge_index) == (file != "debian_full")
+
+
+# --- OGB --------------------------------------------------------------------------------------------------
+
+
+def write_csv(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        file.writelines(",".join(str(value) for value in np.atleast_1d(row)) + "\n" for row in rows)
+
+
+def write_ogb_folder(folder, *, split, node_feat=True, label_columns=1, edge_feat=False, node_year=False):
+    """A raw OGB dataset in text form: the same five vertices and five edges as everywhere in this file."""
+    rng = np.random.default_rng(0)
+    raw = folder / "raw"
+    write_csv(raw / "edge.csv.gz", EDGES.T)
+    write_csv(raw / "num-node-list.csv.gz", [5])
+    write_csv(raw / "num-edge-list.csv.gz", [5])
+    write_csv(raw / "node-label.csv.gz", rng.integers(2, size=(5, label_columns)))
+    if node_feat:
+        write_csv(raw / "node-feat.csv.gz", np.arange(10).reshape(5, 2) / 4)
+    if edge_feat:
+        write_csv(raw / "edge-feat.csv.gz", np.arange(10).reshape(5, 2) / 4)
+    if node_year:
+        write_csv(raw / "node_year.csv.gz", 2010 + np.arange(5))
+    write_splits(folder, split)
+
+
+def write_splits(folder, split):
+    for part, ids in (("train", [0, 4]), ("valid", [1]), ("test", [2])):
+        write_csv(folder / "split" / split / f"{part}.csv.gz", ids)
+    (folder / "RELEASE_v1.txt").touch()
+    (folder / "processed").mkdir()  # the published archives hold this empty folder
+
+
+def write_papers(folder):
+    """A raw OGB dataset in the binary form of ogbn-papers100M; vertex 3 has no label."""
+    (folder / "raw").mkdir(parents=True)
+    np.savez(
+        folder / "raw" / "data.npz",
+        edge_index=EDGES,
+        node_feat=np.arange(10, dtype=np.float32).reshape(5, 2),
+        node_year=2010 + np.arange(5).reshape(5, 1),
+        num_nodes_list=np.array([5]),
+        num_edges_list=np.array([5]),
+    )
+    labels = np.array([[2], [0], [171], [np.nan], [1]], dtype=np.float32)
+    np.savez(folder / "raw" / "node-label.npz", node_label=labels)
+    write_splits(folder, "time")
+
+
+@pytest.fixture
+def never_asks(monkeypatch):
+    pytest.importorskip("ogb")
+
+    def ask(*_):
+        raise AssertionError("standard input was read")
+
+    monkeypatch.setattr("builtins.input", ask)
+
+
+@pytest.fixture
+def ogb_root(tmp_path, never_asks):
+    write_ogb_folder(tmp_path / "ogbn_arxiv", split="time", node_year=True)
+    write_ogb_folder(tmp_path / "ogbn_products", split="sales_ranking")
+    write_papers(tmp_path / "ogbn_papers100M")
+    return tmp_path
+
+
+def test_an_ogb_dataset_in_text_form(ogb_root):
+    data = load_dataset("ogbn-arxiv", root=ogb_root)
+    assert_looks_as_promised(data)
+    assert edge_list(data) == list(zip(*EDGES.tolist()))  # arxiv is directed
+    assert data.x.dtype == torch.float32 and data.x[4].tolist() == [2.0, 2.25]
+    assert data.y.shape == (5,)
+    assert data.train_mask.nonzero().flatten().tolist() == [0, 4]
+    assert data.node_year.flatten().tolist() == [2010, 2011, 2012, 2013, 2014]
+
+
+def test_an_ogb_dataset_in_binary_form(ogb_root):
+    data = load_dataset("ogbn-papers100M", root=str(ogb_root))
+    assert_looks_as_promised(data)
+    assert edge_list(data) == list(zip(*EDGES.tolist()))
+    assert data.y.tolist() == [2, 0, 171, -1, 1]
+    assert torch.equal(data.x, torch.arange(10.0).view(5, 2))
+    assert data.val_mask.nonzero().tolist() == [[1]]
+
+
+def test_ogb_edges_follow_the_dataset_unless_told_otherwise(ogb_root):
+    stored = list(zip(*EDGES.tolist()))
+    assert edge_list(load_dataset("ogbn-papers100M:undirected=true", root=ogb_root)) == sorted(BOTH_DIRECTIONS)
+    assert edge_list(load_dataset("ogbn-arxiv", root=ogb_root, undirected=True)) == sorted(BOTH_DIRECTIONS)
+    # ogbn-products is undirected and stored with each edge once; ogb's reader adds the inverse of each.
+    with_inverse = sorted(stored + [(target, source) for source, target in stored])
+    for undirected in (None, True):
+        assert sorted(edge_list(load_dataset("ogbn-products", root=ogb_root, undirected=undirected))) == with_inverse
+    assert edge_list(load_dataset("ogbn-products", root=ogb_root, undirected=False)) == stored
+
+
+def test_a_multi_label_dataset_without_features_keeps_what_it_has(tmp_path, never_asks):
+    folder = tmp_path / "ogbn_proteins"
+    write_ogb_folder(folder, split="species", node_feat=False, label_columns=112, edge_feat=True)
+    write_csv(folder / "raw" / "species.csv.gz", np.arange(5))
+    data = load_dataset("ogbn-proteins", root=tmp_path)
+    assert data.get("x") is None and data.y.shape == (5, 112)
+    assert data.edge_attr.shape == (10, 2) and data.num_edges == 10
+    assert data.node_species.flatten().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_arrays_are_those_of_ogbs_own_loader_and_its_cache_is_never_in_the_way(ogb_root):
+    from ogb.nodeproppred import NodePropPredDataset
+
+    for name in ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M"):
+        files = sorted(ogb_root.rglob("*"))
+        first = load_dataset(name, root=ogb_root)
+        assert sorted(ogb_root.rglob("*")) == files, "loading wrote something"
+
+        theirs = NodePropPredDataset(name, root=str(ogb_root))  # writes its pickled cache
+        assert (ogb_root / name.replace("-", "_") / "processed" / "data_processed").exists()
+        graph, labels = theirs[0]
+        second = load_dataset(name, root=ogb_root)
+        for data in (first, second):
+            assert np.array_equal(data.edge_index.numpy(), graph["edge_index"])
+            assert np.array_equal(data.x.numpy(), graph["node_feat"])
+            assert np.array_equal(data.y.numpy(), np.nan_to_num(labels[:, 0], nan=-1))
+            for ours, part in (("train", "train"), ("val", "valid"), ("test", "test")):
+                assert np.array_equal(data[f"{ours}_mask"].nonzero().flatten(), theirs.get_idx_split()[part])
+
+
+def test_nothing_is_printed_on_standard_output(ogb_root, capsys):
+    load_dataset("ogbn-arxiv", root=ogb_root)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_missing_ogb_dataset_is_answered_with_what_to_do(tmp_path, never_asks):
+    with pytest.raises(FileNotFoundError) as error:
+        load_dataset("ogbn-products", root=tmp_path)
+    for words in ("ogbn-products is not in", "ogbn_products", "Pass download=True", "http", "products.zip"):
+        assert words in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_incomplete_ogb_folder_is_never_overwritten(ogb_root):
+    (ogb_root / "ogbn_arxiv" / "raw" / "edge.csv.gz").unlink()
+    (ogb_root / "ogbn_arxiv" / "split" / "time" / "valid.csv.gz").unlink()
+    for download in (False, True):
+        with pytest.raises(FileNotFoundError, match="lacks raw/edge.csv.gz, split/time/valid.csv.gz"):
+            load_dataset("ogbn-arxiv", root=ogb_root, download=download)
+    assert (ogb_root / "ogbn_arxiv" / "raw" / "node-feat.csv.gz").exists()
+
+
+def test_a_folder_of_another_release_is_refused(ogb_root):
+    (ogb_root / "ogbn_arxiv" / "RELEASE_v1.txt").rename(ogb_root / "ogbn_arxiv" / "RELEASE_v0.txt")
+    with pytest.raises(ValueError, match="another version: expected RELEASE_v1.txt, got RELEASE_v0.txt"):
+        load_dataset("ogbn-arxiv", root=ogb_root)
+
+
+def test_download_fetches_and_unpacks_when_permitted(ogb_root, tmp_path, monkeypatch):
+    published, root = tmp_path / "published", tmp_path / "data"
+    shutil.copytree(ogb_root / "ogbn_arxiv", published / "arxiv")
+    shutil.make_archive(str(published / "arxiv"), "zip", published, "arxiv")
+    meta = {**datasets._ogb_meta("ogbn-arxiv"), "url": (published / "arxiv.zip").as_uri()}
+    monkeypatch.setattr(datasets, "_ogb_meta", lambda name: meta)
+    data = load_dataset("ogbn-arxiv:download=true", root=root)
+    assert edge_list(data) == list(zip(*EDGES.tolist()))
+    assert [path.name for path in root.iterdir()] == ["ogbn_arxiv"]
+    assert load_dataset("ogbn-arxiv", root=root).num_nodes == 5
+
+
+def test_unknown_and_heterogeneous_ogb_names_are_refused(tmp_path, never_asks):
+    with pytest.raises(ValueError, match="ogbn-product is not .* Did you mean ogbn-products"):
+        load_dataset("ogbn-product", root=tmp_path)
+    with pytest.raises(ValueError, match="ogbn-mag has several types of vertices; only homogeneous"):
+        load_dataset("ogbn-mag", root=tmp_path)
+
+
+def test_a_missing_ogb_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ogb", None)
+    with pytest.raises(ImportError, match='ogbn-arxiv is read with the "ogb" package.* pip install ogb'):
+        load_dataset("ogbn-arxiv", root=tmp_path)
+
+
+# --- generated graphs -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def generated():
+    return synthetic(num_vertices=20_000, average_degree=20, num_classes=8, num_features=32, seed=1)
+
+
+def test_a_generated_graph_is_simple_and_undirected(generated):
+    assert_looks_as_promised(generated)
+    assert generated.is_coalesced()  # sorted, no pair twice
+    assert is_undirected(generated.edge_index)
+    assert not generated.has_self_loops()
+    assert generated.x.dtype == torch.float32 and generated.x.shape == (20_000, 32)
+
+
+@pytest.mark.parametrize("num_vertices, average_degree", [(2, 1), (100, 5), (1000, 3.5), (3000, 40)])
+def test_the_number_of_edges_is_exactly_what_was_asked_for(num_vertices, average_degree):
+    data = synthetic(num_vertices=num_vertices, average_degree=average_degree, num_classes=2)
+    assert data.num_edges == 2 * round(num_vertices * average_degree / 2)
+    assert data.is_coalesced() and not data.has_self_loops()
+
+
+def test_degrees_have_a_power_law_tail(generated):
+    degree = np.sort(np.bincount(generated.edge_index[1].numpy(), minlength=20_000))[::-1]
+    assert degree[0] > 15 * degree.mean()
+    assert degree[0] < 20_000 / 20
+    assert np.median(degree) < 0.75 * degree.mean()
+    # Hill's estimate of the exponent from the largest 2 % (drawn with 2.5; the cap steepens the end).
+    largest = degree[:400]
+    assert 2.2 < 1 + 1 / np.log(largest / largest[-1]).mean() < 3.3
+
+
+def test_expected_degrees_follow_the_asked_exponent():
+    weights = datasets._power_law_weights(np.random.default_rng(0), 200_000, mean=20, exponent=2.5, cap=2000)
+    assert weights.mean() == pytest.approx(20, rel=1e-6) and weights.max() <= 2000
+    # Beyond w the share falls as w^-1.5: 10^-1.5 per decade.
+    ratio = (weights > 300).mean() / (weights > 30).mean()
+    assert ratio == pytest.approx(10**-1.5, rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_arrays_and_another_seed_another_graph():
+    first, again, other = (synthetic(num_vertices=2000, seed=seed) for seed in (7, 7, 8))
+    assert first.keys() == again.keys()
+    for key in first.keys():
+        value = first[key]
+        assert torch.equal(value, again[key]) if isinstance(value, torch.Tensor) else value == again[key]
+    assert not torch.equal(first.edge_index, other.edge_index)
+
+
+def test_features_labels_and_splits_leave_the_graph_as_it_is():
+    plain = synthetic(num_vertices=2000)
+    changed = synthetic(num_vertices=2000, num_features=3, signal=2, label_noise=0.5, train_fraction=0.5)
+    assert torch.equal(plain.edge_index, changed.edge_index)
+
+
+def test_the_share_of_edges_within_a_class_is_the_asked_homophily():
+    for homophily in (0.2, 0.5, 0.8, 1.0):
+        data = synthetic(num_vertices=20_000, num_classes=8, homophily=homophily, label_noise=0.0)
+        source, target = data.edge_index
+        measured = float((data.y[source] == data.y[target]).double().mean())
+        by_chance = (1 - homophily) * float((np.bincount(data.y) / 20_000) @ (np.bincount(data.y) / 20_000))
+        # A little below: repeated pairs, which are drawn anew, are mostly local ones.
+        assert homophily + by_chance - 0.06 < measured <= homophily + by_chance + 0.02
+
+
+def ridge_accuracy(data, x):
+    """Test accuracy of a ridge regression on the training vertices' one-hot labels."""
+    x = torch.cat([x, torch.ones(len(x), 1)], dim=1).double()
+    train, test = x[data.train_mask], x[data.test_mask]
+    targets = torch.nn.functional.one_hot(data.y[data.train_mask]).double()
+    weights = torch.linalg.solve(train.T @ train + 10 * torch.eye(train.size(1)), train.T @ targets)
+    return float(((test @ weights).argmax(1) == data.y[data.test_mask]).double().mean())
+
+
+def neighbour_mean(data, x):
+    total = x.clone().index_add_(0, data.edge_index[1], x[data.edge_index[0]])
+    return total / (1 + torch.bincount(data.edge_index[1], minlength=data.num_nodes)).unsqueeze(1)
+
+
+def test_neighbours_tell_the_label_far_better_than_a_vertex_alone(generated):
+    one_hop = neighbour_mean(generated, generated.x)
+    two_hops = neighbour_mean(generated, one_hop)
+    alone, near, far = (ridge_accuracy(generated, x) for x in (generated.x, one_hop, two_hops))
+    most_frequent = float(np.bincount(generated.y).max()) / 20_000
+    assert alone > most_frequent + 0.05, "features say something"
+    assert near > alone + 0.2 and far > near + 0.02, (alone, near, far)
+    assert 0.8 < far < 0.95, "label noise leaves no perfect answer"
+
+
+def test_ids_carry_no_locality(generated):
+    distance = (generated.edge_index[0] - generated.edge_index[1]).abs().double().mean()
+    assert float(distance) == pytest.approx(20_000 / 3, rel=0.02)
+    halves = generated.y[:10_000].bincount() - generated.y[10_000:].bincount()
+    assert int(halves.abs().max()) < 400
+
+
+def test_a_partitioner_finds_the_communities(generated):
+    pymetis = pytest.importorskip("pymetis")
+    source, target = generated.edge_index.numpy()
+    starts = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=20_000))])
+    _, owner = pymetis.part_graph(4, pymetis.CSRAdjacency(adj_starts=starts, adjacent=target))
+    owner = np.array(owner)
+    assert (owner[source] != owner[target]).mean() < 0.75 / 2  # a random owner cuts three quarters
+
+
+def test_splits_are_disjoint_and_have_the_asked_sizes():
+    data = synthetic(num_vertices=1003)
+    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
+    assert masks.sum(0).max() == 1
+    assert masks.sum(1).tolist() == [80, 40, 201]
+    everything = synthetic(num_vertices=1003, train_fraction=0.7, val_fraction=0.1, test_fraction=0.2)
+    assert int(everything.train_mask.sum() + everything.val_mask.sum() + everything.test_mask.sum()) == 1003
+
+
+def test_every_class_has_vertices():
+    for num_vertices, num_classes in ((12, 12), (500, 40), (5000, 3)):
+        data = synthetic(num_vertices=num_vertices, average_degree=2, num_classes=num_classes, label_noise=0)
+        assert len(data.y.unique()) == num_classes
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"num_vertices": 1}, "num_vertices must be an integer >= 2, got 1"),
+        ({"num_vertices": 1e5}, "num_vertices must be an integer >= 2, got 100000.0"),
+        ({"num_classes": 0}, "num_classes must be an integer >= 1, got 0"),
+        ({"num_vertices": 10, "num_classes": 11, "average_degree": 2}, "num_classes must be <= num_vertices = 10, got 11"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"homophily": 1.5}, "homophily must be in [0, 1], got 1.5"),
+        ({"label_noise": float("nan")}, "label_noise must be in [0, 1], got nan"),
+        ({"train_fraction": 0.9}, "train_fraction + val_fraction + test_fraction must be <= 1, got 1.14"),
+        ({"exponent": 2}, "exponent must be > 2, got 2"),
+        ({"average_degree": 0}, "average_degree must be in (0, num_vertices - 1 = 99999], got 0"),
+        ({"signal": -1}, "signal must be finite and >= 0, got -1"),
+        ({"degree_cap": 10}, "degree_cap must be > average_degree = 20.0, got 10"),
+        ({"num_vertices": 100, "homophily": 1, "locality": 1, "average_degree": 60}, "could place only "),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, words):
+    with pytest.raises(ValueError) as error:
+        synthetic(**arguments)
+    assert words in str(error.value)
