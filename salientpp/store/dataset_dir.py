@@ -3,7 +3,7 @@
 A dataset directory, format version 1:
 
 * ``manifest.json``: format, version, N, E, K, the partition book's offsets, node and edge attributes with dtypes
-  and shapes, splits with their sizes per part, the workload that the order was computed for, the partition's
+  and shapes, the number of classes, splits with their sizes per part, the workload that the order was computed for, the partition's
   quality, and size, checksums, dtype and shape of every file. Written last.
 * ``indptr.npy`` int64 [N + 1] and ``indices.npy`` int32 (int64 where N >= 2**31) [E]: the whole topology in CSC form.
 * ``original_id.npy`` int64 [N]: the user's id of every vertex.
@@ -87,6 +87,17 @@ class PartitionedGraph:
     @property
     def num_vertices(self) -> int:
         return self.book.num_vertices
+
+    @property
+    def num_features(self) -> int:
+        """Columns of ``x``; 0 without it."""
+        x = self.manifest["node_attributes"].get("x")
+        return 0 if x is None else x["row_shape"][0] if x["row_shape"] else 1
+
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest label of an integer ``y`` [N]; 0 without one."""
+        return self.manifest["num_classes"]
 
     @property
     def fingerprint(self) -> str:
@@ -356,6 +367,7 @@ def partition(
             "num_edges": graph.num_edges,
             "num_parts": num_parts,
             "offsets": book.offsets.tolist(),
+            "num_classes": _num_classes(attributes.node.get("y")),
             "node_attributes": {name: _describe(rows) for name, rows in attributes.node.items()},
             "edge_attributes": {name: _describe(rows) for name, rows in attributes.edge.items()},
             "splits": {
@@ -560,6 +572,12 @@ def _write_parts(
         for name, mask in in_split.items():
             writer.write_tensor(f"{part_folder(part_id)}/split_{name}.npy", mask[own].nonzero().flatten() + begin)
         writer.write_tensor(f"{part_folder(part_id)}/vip.npy", vip[part_id][order])
+
+
+def _num_classes(labels: Tensor | None) -> int:
+    if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or labels.numel() == 0:
+        return 0
+    return max(0, int(labels.max()) + 1)
 
 
 def _describe(rows: Tensor) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""Train a plain PyG GraphSAGE, on one process or on many.
+
+    python examples/train_sage.py synthetic                                      # one process, the whole graph
+    salientpp partition synthetic parts-2 --parts 2                              # once
+    torchrun --nproc-per-node 2 examples/train_sage.py parts-2 --alpha 0.16      # one rank per part
+
+What differs from a script for PyG's own loader is the import of NeighborLoader; the model and the loop know nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.nn import GraphSAGE
+from tqdm import tqdm
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.datasets import load_dataset
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="a dataset directory, or a dataset for one process (synthetic, npz:FILE, ogbn-...)")
+    parser.add_argument("--fanouts", type=lambda text: [int(f) for f in text.split(",")], default=[15, 10, 5])
+    parser.add_argument("--batch-size", type=int, default=256, help="seeds per batch and rank")
+    parser.add_argument("--alpha", type=float, default=0.16, help="replication factor of the cache")
+    parser.add_argument("--beta", type=float, default=0.0, help="fraction of a part's rows kept on the device")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.005)
+    parser.add_argument("--workers", type=int, default=1, help="sampling threads")
+    parser.add_argument("--depth", type=int, default=10, help="batches in flight; 1 turns the pipeline off")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, NeighborLoader], int, int]:
+    """Loaders by split, the number of features and the number of classes."""
+    options = dict(num_neighbors=args.fanouts, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth)
+    options |= dict(seed=args.seed, device=device, gpu_fraction=args.beta)
+    if Path(args.dataset).is_dir():
+        data = salientpp.load(args.dataset)
+        train = NeighborLoader(data, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
+        # Evaluation takes every seed once, and shares the training loader's cache.
+        options |= dict(uneven="exact", cache=train.cache)
+        loaders = {split: NeighborLoader(data, input_nodes=split, **options) for split in ("val", "test")}
+        return {"train": train, **loaders}, data.num_features, data.num_classes
+    data = load_dataset(args.dataset)
+    loaders = {
+        split: NeighborLoader(data, input_nodes=data[f"{split}_mask"], shuffle=split == "train", **options)
+        for split in ("train", "val", "test")
+    }
+    return loaders, data.num_features, int(data.y.max()) + 1
+
+
+def forward(model: torch.nn.Module, batch) -> torch.Tensor:
+    """Class scores of the seeds; each layer computes only the hops that are still needed."""
+    out = model(
+        batch.x.float(),
+        batch.edge_index,
+        num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+        num_sampled_edges_per_hop=batch.num_sampled_edges,
+    )
+    return out[: batch.batch_size]
+
+
+def train_epoch(model: torch.nn.Module, loader: NeighborLoader, optimizer: torch.optim.Optimizer, title: str) -> float:
+    """Mean loss of this rank's batches."""
+    model.train()
+    losses = []
+    for batch in tqdm(loader, desc=title, unit="batch", disable=rank() != 0, leave=False):
+        loss = F.cross_entropy(forward(model, batch), batch.y[: batch.batch_size])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return float(torch.stack(losses).mean())
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module, loader: NeighborLoader, device: torch.device) -> float:
+    """Share of right predictions over the seeds of all ranks."""
+    model.eval()
+    # The bare model: with DDP around it, ranks with different numbers of batches would wait for each other.
+    model = getattr(model, "module", model)
+    right, total = 0, 0
+    for batch in loader:
+        right += int((forward(model, batch).argmax(dim=1) == batch.y[: batch.batch_size]).sum())
+        total += batch.batch_size
+    counts = torch.tensor([right, total], device=device)
+    if dist.is_initialized():
+        dist.all_reduce(counts)
+    return float(counts[0] / counts[1].clamp(min=1))
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
+    """Train, print a line per epoch; returns the loaders and the test accuracy."""
+    torch.manual_seed(args.seed)
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    loaders, num_features, num_classes = make_loaders(args, device)
+    model: torch.nn.Module = GraphSAGE(num_features, args.hidden, len(args.fanouts), num_classes, dropout=0.3).to(device)
+    if dist.is_initialized():
+        model = DistributedDataParallel(model, device_ids=[device] if cuda else None)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    for epoch in range(args.epochs):
+        loss = train_epoch(model, loaders["train"], optimizer, f"epoch {epoch}")
+        val = accuracy(model, loaders["val"], device)
+        if rank() == 0:
+            print(f"epoch {epoch}: loss {loss:.3f}, validation accuracy {val:.3f}", flush=True)
+    return loaders, accuracy(model, loaders["test"], device)
+
+
+def main() -> None:
+    args = parse_arguments()
+    if "RANK" in os.environ:  # started by torchrun
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    _, test = train(args)
+    if rank() == 0:
+        print(f"test accuracy {test:.3f}")
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
