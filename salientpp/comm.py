@@ -28,6 +28,8 @@ from torch import Tensor
 #: Seconds between two looks for a failure note while waiting.
 _SLICE_SECONDS = 0.5
 
+_GRACE = timedelta(seconds=5)
+
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
@@ -89,7 +91,8 @@ class Comm:
         ranks = None if process_group is None else dist.get_process_group_ranks(process_group)
         if (dist.get_world_size(process_group)) == 1:
             return cls(None, timeout, cpu)
-        group = dist.new_group(ranks, timeout=timeout)
+        # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
+        group = dist.new_group(ranks, timeout=timeout + _GRACE)
         # A group made without a device map serves CPU tensors over gloo where it can.
         over_nccl = dist.get_backend(group) == "nccl"
         if over_nccl and (device is None or device.type != "cuda"):

@@ -1,36 +1,410 @@
-"""Laws of the loader on 1, 2 and 4 real ranks."""
+"""Laws of the loader on 1, 2 and 4 real ranks (gloo on loopback)."""
+
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import distributed
+import pytest
 import torch
 from graphs import random_data
+from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.minibatch.sampler import Sampler, batch_key
+
+FANOUTS, BATCH = [5, 3, 2], 16
 
 
-def _epoch(rank, root, options, epochs=1):
-    part = salientpp.load(root)
-    loader = NeighborLoader(part, [5, 3, 2], "train", batch_size=16, shuffle=True, seed=7, **options)
-    digest = []
-    for _ in range(epochs):
-        for batch in loader:
-            original = part.original_id(batch.n_id)
-            assert torch.equal(batch.x[:, 0].long(), original), "x is not the row of n_id"
-            assert torch.equal(batch.y, original[: batch.batch_size] % 7)
-            digest.append((batch.n_id.tolist(), batch.edge_index.tolist(), batch.input_id.tolist()))
-    stats = loader.stats()
-    return digest, stats, len(loader)
+def _partition(root: Path, num_parts: int, **options) -> str:
+    salientpp.partition(random_data(**options), num_parts, root, FANOUTS, BATCH)
+    return str(root)
 
-def test_basic(tmp_path):
+
+def _skewed(root: Path, seeds_per_part: list[int]) -> str:
+    """A directory whose parts have the given numbers of training seeds."""
     data = random_data()
-    salientpp.partition(data, 2, tmp_path / "d", [5, 3, 2], 16)
-    import time
-    t=time.time()
-    out = distributed.run(_epoch, 2, str(tmp_path / "d"), {})
-    print(time.time()-t)
-    t=time.time()
-    out2 = distributed.run(_epoch, 2, str(tmp_path / "d"), {'replication_factor':0.3,'num_workers':2,'depth':4})
-    print(time.time()-t)
-    assert [o[0] for o in out]==[o[0] for o in out2]
-    print(out[0][1], out2[0][1])
+    assignment = torch.arange(data.num_nodes) % len(seeds_per_part)
+    train = torch.cat([(assignment == part).nonzero().flatten()[:count] for part, count in enumerate(seeds_per_part)])
+    salientpp.partition(data, len(seeds_per_part), root, FANOUTS, BATCH, method=assignment, split={"train": train})
+    return str(root)
+
+
+def _loader(root: str, **options) -> NeighborLoader:
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, **options}
+    return NeighborLoader(salientpp.load(root), FANOUTS, options.pop("input_nodes", "train"), **options)
+
+
+def _digest(batch) -> tuple:
+    return batch.n_id.tolist(), batch.edge_index.tolist(), batch.e_id.tolist(), batch.input_id.tolist(), batch.y.tolist()
+
+
+# --- laws 1 to 3 -------------------------------------------------------------------------------------------
+
+
+def _check_identity(rank: int, root: str, grid: list[dict]) -> list:
+    part = salientpp.load(root)
+    digests = []
+    for options in grid:
+        loader = _loader(root, **options)
+        digest = []
+        for _ in range(2):
+            for batch in loader:
+                original = part.original_id(batch.n_id)
+                assert batch.x.shape == (original.numel(), 3), options
+                assert torch.equal(batch.x, original.view(-1, 1).expand(-1, 3).to(batch.x.dtype)), options
+                assert torch.equal(batch.y, original[: batch.batch_size] % 7), options
+                digest.append(_digest(batch))
+        assert len(digest) == 2 * len(loader)
+        digests.append(digest)
+    return digests
+
+
+@pytest.mark.parametrize(("num_parts", "world_size"), [(1, 1), (2, 2), (4, 4), (2, 4), (1, 2)])
+def test_x_is_the_row_of_n_id_and_tiers_workers_and_depth_change_nothing(tmp_path, num_parts, world_size):
+    root = _partition(tmp_path / "parts", num_parts)
+    grid = [
+        {"replication_factor": alpha, "gpu_fraction": beta, "policy": policy, "depth": depth, "num_workers": workers}
+        for alpha, beta, policy, depth, workers in [
+            (0.0, 0.0, "vip", 10, 0),
+            (0.3, 0.0, "vip", 10, 2),
+            (0.3, 0.5, "degree", 1, 0),
+            (5.0, 1.0, "random", 4, 1),
+            (0.05, 0.1, "vip-hop", 7, 3),
+            (0.0, 1.0, "vip", 2, 1),
+        ]
+    ]
+    for digests in distributed.run(_check_identity, world_size, root, grid):
+        assert all(digest == digests[0] for digest in digests)
+        assert digests[0], "no batch was compared"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.bool])
+def test_rows_of_any_dtype_are_exchanged(tmp_path, dtype):
+    root = _partition(tmp_path / "parts", 2, num_vertices=100, num_edges=600, dtype=dtype)
+    distributed.run(_check_dtype, 2, root, dtype)
+
+
+def _check_dtype(rank: int, root: str, dtype: torch.dtype) -> None:
+    _check_identity(rank, root, [{"replication_factor": 0.2, "gpu_fraction": 0.2}])
+    loader = _loader(root)
+    assert next(iter(loader)).x.dtype == dtype
+    loader.reset_stats()
+
+
+def test_gather_brings_other_attributes_of_every_vertex(tmp_path):
+    distributed.run(_check_gather, 2, _partition(tmp_path / "parts", 2, edge_attributes=True))
+
+
+def _check_gather(rank: int, root: str) -> None:
+    part = salientpp.load(root)
+    loader = _loader(root, gather=("x", "y"), replication_factor=0.1)
+    edge_attr = part.edge_rows()["edge_attr"]
+    for batch in loader:
+        assert torch.equal(batch.y, part.original_id(batch.n_id) % 7)
+        assert torch.equal(batch.edge_attr, edge_attr[batch.e_id])
+    assert all(batch.x.size(0) == batch.batch_size for batch in _loader(root, gather=()))
+
+
+# --- law 4 -------------------------------------------------------------------------------------------------
+
+
+def _measure(rank: int, root: str, alpha: float) -> tuple:
+    loader = _loader(root, replication_factor=alpha, num_workers=1)
+    for _ in range(3):
+        for _ in loader:
+            pass
+    stats = loader.stats()
+    rows = loader.cache.rows
+    assert torch.equal(rows["x"][:, 0].long(), loader.data.original_id(loader.cache.members.ids)) if rows else True
+    return stats, loader.cache.members.ids.tolist()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2])
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_measured_communication_is_the_sum_of_distinct_remote_uncached_vertices(tmp_path, num_parts, alpha):
+    root = _partition(tmp_path / "parts", num_parts)
+    for rank, (stats, cached) in enumerate(distributed.run(_measure, num_parts, root, alpha)):
+        remote, hits, total = _simulate(root, rank, set(cached), [r[0] for r in distributed_lengths(root, num_parts)])
+        assert (stats.rows_remote, stats.rows_cache, stats.rows) == (remote, hits, total)
+        assert (alpha == 0) == (hits == 0)
+
+
+def distributed_lengths(root: str, num_parts: int) -> list[tuple[int]]:
+    part = salientpp.load(root)
+    return [(part.split("train", part_id).numel(),) for part_id in range(num_parts)]
+
+
+def _simulate(root: str, rank: int, cached: set[int], seeds_per_rank: list[int]) -> tuple[int, int, int]:
+    """Remote rows, cache hits and all rows of three epochs of a rank, counted without loader or processes."""
+    from salientpp.minibatch.schedule import Schedule
+
+    part = salientpp.load(root, part_id=rank)
+    seeds = part.split("train")
+    schedule = Schedule(seeds.numel(), rank, 0, 1, seeds_per_rank, rank, BATCH, True, False, "wrap", 7)
+    sampler = Sampler(part.graph, FANOUTS)
+    begin, end = part.book.range_of(rank)
+    remote = hits = total = 0
+    for epoch in range(3):
+        for index, positions in enumerate(schedule.batches(epoch)):
+            n_id = sampler.sample(seeds[positions], batch_key(7, epoch, rank, index)).node.tolist()
+            outside = [v for v in set(n_id) if not begin <= v < end]
+            hits += sum(v in cached for v in outside)
+            remote += sum(v not in cached for v in outside)
+            total += len(n_id)
+    return remote, hits, total
+
+
+# --- law 7: uneven ranks -----------------------------------------------------------------------------------
+
+
+def _count(rank: int, root: str, options: dict, epochs: int = 2) -> tuple[int, list[list[int]]]:
+    loader = _loader(root, **options)
+    given = [[batch.input_id.tolist() for batch in loader] for _ in range(epochs)]
+    assert all(len(batches) == len(loader) for batches in given)
+    return len(loader), given
+
+
+@pytest.mark.parametrize("depth", [1, 3, 10])
+@pytest.mark.parametrize("seeds", [[70, 10], [33, 64], [16, 16], [1, 90]])
+def test_uneven_ranks_never_wait_for_ever(tmp_path, seeds, depth):
+    root = _skewed(tmp_path / "parts", seeds)
+    batches = [-(-count // BATCH) for count in seeds]
+    for uneven, expected in {"wrap": [max(batches)] * 2, "drop": [min(batches)] * 2, "exact": batches}.items():
+        out = distributed.run(_count, 2, root, {"uneven": uneven, "depth": depth}, group_seconds=20)
+        assert [length for length, _ in out] == expected
+        sizes = [[[len(batch) for batch in epoch] for epoch in given] for _, given in out]
+        if uneven == "wrap":
+            assert sizes[0] == sizes[1], "batches must have the same size on all ranks"
+        if uneven == "exact":
+            assert all(sorted(sum(epoch, [])) == sorted(set(sum(epoch, []))) for _, given in out for epoch in given)
+            assert [len(sum(given[0], [])) for _, given in out] == seeds
+
+
+def test_a_rank_without_seeds_serves_the_others_under_exact_and_is_named_otherwise(tmp_path):
+    root = _skewed(tmp_path / "parts", [40, 0])
+    assert [length for length, _ in distributed.run(_count, 2, root, {"uneven": "exact"})] == [3, 0]
+    for uneven in ("wrap", "drop"):
+        for failed in distributed.run(_count, 2, root, {"uneven": uneven}, may_fail=True):
+            assert failed.kind == "ValueError" and f"rank 1 has no seeds, so uneven='{uneven}'" in failed.text
+
+
+def test_error_refuses_unequal_ranks(tmp_path):
+    root = _skewed(tmp_path / "parts", [40, 10])
+    for failed in distributed.run(_count, 2, root, {"uneven": "error"}, may_fail=True):
+        assert "uneven='error', but ranks 0 to 1 have [3, 1] batches" in failed.text
+    assert [length for length, _ in distributed.run(_count, 2, root, {"uneven": "error", "input_nodes": "all"})] == [13, 13]
+
+
+def _train_with_ddp(rank: int, root: str, uneven: str) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(GraphSAGE(3, 8, 3, 7))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    loader = _loader(root, uneven=uneven, replication_factor=0.1, num_workers=1)
+    join = torch.distributed.algorithms.join.Join([model]) if uneven == "exact" else torch.enable_grad()
+    for _ in range(2):
+        with join:
+            for batch in loader:
+                out = model(batch.x / 400, batch.edge_index)[: batch.batch_size]
+                loss = torch.nn.functional.cross_entropy(out, batch.y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        if uneven == "exact":
+            join = torch.distributed.algorithms.join.Join([model])
+    return [float(p.detach().double().sum()) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("uneven", ["wrap", "drop", "exact"])
+def test_ddp_trains_on_uneven_ranks(tmp_path, uneven):
+    """Under 'exact' with torch's Join, the ranks that are done go on serving rows in the background."""
+    root = _skewed(tmp_path / "parts", [120, 20])
+    first, second = distributed.run(_train_with_ddp, 2, root, uneven, group_seconds=20)
+    assert all(torch.tensor(first).isfinite())
+    if uneven != "exact":
+        assert first == second
+
+
+# --- law 7: leaving early ----------------------------------------------------------------------------------
+
+
+def _leave(rank: int, root: str, stops: list[int | None], depth: int, how: str) -> tuple[int, list]:
+    loader = _loader(root, depth=depth, num_workers=1, replication_factor=0.1)
+    given = 0
+    try:
+        for batch in loader:
+            given += 1
+            if given == stops[rank]:
+                if how == "raise":
+                    raise KeyError("the user's own")
+                break
+    except KeyError:
+        pass
+    batch = None
+    return given, [_digest(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("depth", [1, 10])
+@pytest.mark.parametrize("how", ["break", "raise"])
+@pytest.mark.parametrize("stops", [[1, 1], [2, 3], [None, 1], [3, None]])
+def test_after_leaving_early_the_next_epoch_is_whole(tmp_path, stops, depth, how):
+    root = _partition(tmp_path / "parts", 2)
+    out = distributed.run(_leave, 2, root, stops, depth, how, group_seconds=20)
+    whole = distributed.run(_second_epoch, 2, root)
+    for rank, (given, second) in enumerate(out):
+        assert given == (stops[rank] or len(second))
+        assert second == whole[rank]
+
+
+def _second_epoch(rank: int, root: str) -> list:
+    loader = _loader(root)
+    loader.set_epoch(1)
+    return [_digest(batch) for batch in loader]
+
+
+def _abandon(rank: int, root: str) -> int:
+    """Ends the process with an iterator alive, in mid-epoch, on one rank."""
+    loader = _loader(root)
+    iterator = iter(loader)
+    next(iterator)
+    if rank == 1:
+        return sum(1 for _ in iterator)
+    return 0
+
+
+def test_a_rank_may_end_its_script_in_mid_epoch(tmp_path):
+    root = _partition(tmp_path / "parts", 2)
+    _, rest = distributed.run(_abandon, 2, root, group_seconds=20)
+    assert rest > 2
+
+
+def _be_slow(rank: int, root: str, slow: int, depth: int) -> int:
+    given = 0
+    for _ in _loader(root, uneven="exact", depth=depth):
+        given += 1
+        if rank == slow:
+            time.sleep(0.2)
+    return given
+
+
+@pytest.mark.parametrize("depth", [1, 10])
+def test_a_rank_whose_script_has_ended_goes_on_serving(tmp_path, depth):
+    root = _skewed(tmp_path / "parts", [16, 160])
+    assert distributed.run(_be_slow, 2, root, 1, depth, group_seconds=20) == [1, 10]
+
+
+# --- law 7: failing ranks ----------------------------------------------------------------------------------
+
+
+def _explode(batch):
+    raise ZeroDivisionError("a user's transform")
+
+
+def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -> None:
+    loader = _loader(root, depth=depth, timeout=10)
+    if rank == failing:
+        original, calls = getattr(loader._stages, stage), 0
+
+        def fail_once(state):
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise ZeroDivisionError("injected")
+            return original(state)
+
+        setattr(loader._stages, stage, fail_once)
+    for _ in loader:
+        pass
+
+
+@pytest.mark.parametrize("depth", [1, 10])
+@pytest.mark.parametrize("stage", ["sample", "read_counts", "localize_ids", "gather_host_rows", "exchange_rows", "assemble"])
+def test_a_stage_that_raises_ends_every_rank_with_rank_batch_and_stage(tmp_path, stage, depth):
+    root = _partition(tmp_path / "parts", 2)
+    started = time.monotonic()
+    failing, waiting = distributed.run(_fail_in_stage, 2, root, 0, stage, depth, may_fail=True, group_seconds=20)
+    assert failing.kind == "StageError" and f"rank 0, batch 2, stage {stage}: injected" in failing.text
+    assert waiting.kind == "StageError" and f"rank 0, batch 2, stage {stage}: injected" in waiting.text
+    assert waiting.text.startswith("rank 1, batch ")
+    assert time.monotonic() - started < 10, "a reported failure must not cost the time-out"
+
+
+def _silent(rank: int, root: str) -> None:
+    loader = _loader(root, timeout=2)
+    if rank == 0:
+        time.sleep(6)
+        return
+    for _ in loader:
+        pass
+
+
+def test_a_rank_that_does_not_answer_is_an_error_after_the_timeout(tmp_path):
+    _, waiting = distributed.run(_silent, 2, _partition(tmp_path / "parts", 2), may_fail=True, group_seconds=60)
+    assert waiting.kind == "StageError"
+    assert "rank 1, batch 0, stage read_counts: no answer from another rank within 2 s" in waiting.text
+
+
+# --- construction ------------------------------------------------------------------------------------------
+
+
+def _differ(rank: int, root: str, options: list[dict]) -> None:
+    _loader(root, timeout=10, **options[rank])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([{"depth": 3}, {"depth": 4}], "all ranks must have the same depth, got 3 on rank 0 and 4 on rank 1"),
+        ([{}, {"batch_size": 5}], "all ranks must have the same batch_size, got 16 on rank 0 and 5 on rank 1"),
+        ([{}, {"gather": ()}], "all ranks must have the same gather"),
+    ],
+)
+def test_ranks_that_disagree_are_all_told(tmp_path, options, text):
+    for failed in distributed.run(_differ, 2, _partition(tmp_path / "parts", 2), options, may_fail=True):
+        assert failed.kind == "ValueError" and text in failed.text
+
+
+def test_a_mistake_on_one_rank_is_every_ranks_error(tmp_path):
+    root = _partition(tmp_path / "parts", 2)
+    foreign = int(salientpp.load(root, part_id=0).book.offsets[1])
+    options = [{"input_nodes": torch.tensor([foreign])}, {}]
+    first, second = distributed.run(_differ, 2, root, options, may_fail=True)
+    words = f"seed {foreign} is owned by part 1 but this rank serves part 0"
+    assert first.kind == "ValueError" and words in first.text
+    assert second.kind == "ValueError" and f"rank 0 could not make its loader: ValueError: {words}" in second.text
+
+
+def _wrong_world(rank: int, root: str) -> None:
+    salientpp.load(root)
+
+
+def test_a_world_size_that_does_not_fit_the_parts_is_refused(tmp_path):
+    for failed in distributed.run(_wrong_world, 3, _partition(tmp_path / "parts", 2), may_fail=True):
+        assert failed.kind == "ValueError" and "world size 3 does not fit 2 parts" in failed.text
+
+
+def _share_cache(rank: int, root: str) -> None:
+    train = _loader(root, replication_factor=0.2)
+    val = _loader(root, input_nodes="val", cache=train.cache, uneven="exact", shuffle=False)
+    part = train.data
+    seen = []
+    for index, batch in enumerate(train):
+        if index == 1:  # an evaluation in the middle of an epoch
+            for inner in val:
+                assert torch.equal(inner.x[:, 0].long(), part.original_id(inner.n_id))
+                seen += inner.n_id[: inner.batch_size].tolist()
+        assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+    assert sorted(seen) == part.split("val").tolist()
+    assert val.cache is train.cache
+    assert val.stats().rows_cache > 0
+
+
+def test_two_loaders_share_a_cache_and_interleave(tmp_path):
+    distributed.run(_share_cache, 4, _partition(tmp_path / "parts", 4), group_seconds=20)
+
+
+def test_ranks_outside_the_parts_are_refused(tmp_path):
+    with pytest.raises(AssertionError, match="world size 4 does not fit 3 parts"):
+        distributed.run(_wrong_world, 4, _partition(tmp_path / "parts", 3))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -228,11 +229,13 @@ class NeighborLoader(torch.utils.data.DataLoader):
             template=source.template,
             exchanged=source.exchanged,
             seed_attributes=source.seed_attributes,
-            submit=host.submit,
+            submit=partial(_submit, host),
             device=self.device,
             transform=transform,
         )
-        weakref.finalize(self, _shut_down, [pool for pool in (workers, host) if pool is not None])
+        pools = [pool for pool in (workers, host) if pool is not None]
+        # Not at exit: a rank whose script has ended may still be answering others.
+        weakref.finalize(self, _shut_down, pools).atexit = False
         self._run: weakref.ref[_Run] | None = None
         self.reset_stats()
 
@@ -403,14 +406,8 @@ class NeighborLoader(torch.utils.data.DataLoader):
             run.join()
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
-        if self._workers is not None:
-            return Request(index, self._workers.submit(self._sample, epoch, index, positions))
-        future: Future[Sampled] = Future()
-        try:
-            future.set_result(self._sample(epoch, index, positions))
-        except Exception as error:
-            future.set_exception(error)
-        return Request(index, future)
+        submit = _completed if self._workers is None else self._workers.submit
+        return Request(index, submit(self._sample, epoch, index, positions))
 
     def _sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
         mfg = self._sampler.sample(self._seeds[positions], batch_key(self.seed, epoch, self._comm.rank, index))
@@ -420,9 +417,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
         return Sampled(index, positions.numel(), input_id, mfg, self._shard.look_up(mfg.node))
 
     def _idle_request(self, index: int) -> Request:
-        future: Future[Sampled] = Future()
-        future.set_result(Sampled(index, 0, NO_IDS, None, self._shard.look_up(NO_IDS)))
-        return Request(index, future)
+        return Request(index, _completed(Sampled, index, 0, NO_IDS, None, self._shard.look_up(NO_IDS)))
 
     # --- reports ------------------------------------------------------------------------------------------
 
@@ -620,6 +615,23 @@ def _check_agreement(everyone: list[dict[str, Any]]) -> None:
         for name, value in facts["same"].items():
             if value != everyone[0]["same"][name]:
                 raise ValueError(f"all ranks must have the same {name}, got {everyone[0]['same'][name]} on rank 0 and {value} on rank {rank}")
+
+
+def _submit(pool: ThreadPoolExecutor, function: Callable[..., Any], *args: Any) -> Future:
+    """``pool.submit``, or a call at once where the interpreter is exiting and pools take no more work."""
+    try:
+        return pool.submit(function, *args)
+    except RuntimeError:
+        return _completed(function, *args)
+
+
+def _completed(function: Callable[..., Any], *args: Any) -> Future:
+    future: Future = Future()
+    try:
+        future.set_result(function(*args))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def _shut_down(pools: list[ThreadPoolExecutor]) -> None:

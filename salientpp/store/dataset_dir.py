@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,13 @@ _QUICK_BLOCKS = 64
 _COPY_BYTES = 64 * 2**20
 
 #: torch dtypes that numpy lacks are stored as integers of their width; the manifest names the real one.
-_STORED_AS = {torch.bfloat16: torch.int16}
+_STORED_AS = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+}
 
 
 class DatasetError(ValueError):
@@ -237,11 +244,11 @@ def _verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) ->
     path = root / name
     try:
         size = path.stat().st_size
+        if size != entry["bytes"]:
+            raise DatasetError(f"{path} must have {entry['bytes']} bytes, got {size}; copy it again, or partition again")
+        same = _sha256(path) == entry["sha256"] if full else _quick_checksum(path) == entry["quick"]
     except OSError as error:
         raise DatasetError(f"{path} cannot be read ({error.strerror}); copy it again, or partition again") from None
-    if size != entry["bytes"]:
-        raise DatasetError(f"{path} must have {entry['bytes']} bytes, got {size}; copy it again, or partition again")
-    same = _sha256(path) == entry["sha256"] if full else _quick_checksum(path) == entry["quick"]
     if not same:
         raise DatasetError(f"{path} was altered: its checksum does not match the manifest; copy it again, or partition again")
 
@@ -340,16 +347,13 @@ def partition(
     fanouts = check_fanouts(num_neighbors)
     if batch_size < 1:
         raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-    if root.exists() and not overwrite:
-        raise ValueError(f"{root} exists; pass overwrite=True to replace it, or choose another root")
-    if root.exists() and not (root / "manifest.json").is_file():
-        raise ValueError(f"{root} exists and is not a dataset directory, so it is not replaced; choose another root")
+    _check_root_is_free(root, overwrite)
     temporary = _make_temporary(root)
     try:
         on_step("reading the topology")
         graph = Graph.from_data(data)
         attributes = _collect_attributes(data, graph)
-        splits = _collect_splits(data, split, graph.num_vertices)
+        splits = _collect_splits(data, split, attributes.node.get("y"), graph.num_vertices)
         on_step(f"assigning {graph.num_vertices} vertices to {num_parts} parts")
         assigned = assign_parts(graph, num_parts, method=method, seed_sets=splits, tolerance=tolerance, seed=seed)
         on_step("computing inclusion probabilities")
@@ -384,6 +388,7 @@ def partition(
         }
         manifest["checksum"] = _manifest_checksum(manifest)
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        _check_root_is_free(root, overwrite)  # again: hours may have passed
         _move_into_place(temporary, root)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -391,8 +396,22 @@ def partition(
     return PartitionedGraph(root, _read_manifest(root), 0 if num_parts == 1 else None)
 
 
+def _check_root_is_free(root: Path, overwrite: bool) -> None:
+    if root.exists() and not overwrite:
+        raise ValueError(f"{root} exists; pass overwrite=True to replace it, or choose another root")
+    if root.exists() and not (root / "manifest.json").is_file():
+        raise ValueError(f"{root} exists and is not a dataset directory, so it is not replaced; choose another root")
+
+
+def _beside(root: Path, purpose: str) -> Path:
+    """A new name in the directory of ``root`` (of its target, if it is a link), for a rename within one file system."""
+    root = Path(os.path.realpath(root))
+    # Not the process id alone: in a container it is often the same in every run, and a killed run leaves its files.
+    return root.parent / f".{root.name}.{purpose}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def _make_temporary(root: Path) -> Path:
-    temporary = root.parent / f".{root.name}.writing-{os.getpid()}"
+    temporary = _beside(root, "writing")
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
@@ -403,18 +422,28 @@ def _make_temporary(root: Path) -> Path:
 
 
 def _move_into_place(temporary: Path, root: Path) -> None:
-    if root.exists():
-        old = root.parent / f".{root.name}.replaced-{os.getpid()}"
-        root.rename(old)
-        temporary.rename(root)
-        shutil.rmtree(old)
-    else:
-        temporary.rename(root)
+    place = Path(os.path.realpath(root))
+    if not place.exists():
+        temporary.rename(place)
+        return
+    old = _beside(root, "replaced")
+    place.rename(old)
+    try:
+        temporary.rename(place)
+    except BaseException:
+        old.rename(place)
+        raise
+    shutil.rmtree(old)
 
 
 def _collect_attributes(data: Data, graph: Graph) -> _Attributes:
     """Node and edge attributes of a ``Data``; what cannot be stored is refused rather than lost."""
     node, edge = {}, {}
+    if data.get("edge_index") is None and _has_weights(data.adj_t):
+        raise ValueError(
+            "data.adj_t has values other than 1, and only its topology is stored; give the graph as edge_index, and the "
+            "values as edge_attr or edge_weight"
+        )
     for name, value in data.to_dict().items():
         if name in ("edge_index", "adj_t", "num_nodes", "train_mask", "val_mask", "test_mask"):
             continue
@@ -432,15 +461,31 @@ def _collect_attributes(data: Data, graph: Graph) -> _Attributes:
             )
         if value.layout != torch.strided:
             raise ValueError(f"data.{name} must be dense to be stored, got layout {value.layout}; call .to_dense()")
+        if "/" in name:
+            raise ValueError(f"data[{name!r}] cannot be stored under its name, which has to be a file name; rename it")
+        try:
+            _numpy_dtype(value.dtype)
+        except TypeError:
+            raise ValueError(f"data.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it") from None
         (node if is_node else edge)[name] = value.detach().cpu()
     return _Attributes(node, edge)
 
 
-def _collect_splits(data: Data, split: Mapping[str, Tensor] | None, num_vertices: int) -> dict[str, Tensor]:
-    """Split name -> ascending vertex ids, without the vertices whose label is negative."""
+def _has_weights(adj_t: Any) -> bool:
+    values = adj_t.values() if isinstance(adj_t, Tensor) else adj_t.storage.value()
+    return values is not None and bool((values != 1).any())
+
+
+def _collect_splits(
+    data: Data, split: Mapping[str, Tensor] | None, labels: Tensor | None, num_vertices: int
+) -> dict[str, Tensor]:
+    """Split name -> ascending vertex ids, without the vertices whose label (or every one of several) is negative."""
     if split is None:
         split = {name: data[f"{name}_mask"] for name in ("train", "val", "test") if f"{name}_mask" in data}
-    labels = data.get("y")
+        for name, mask in split.items():
+            dtype = torch.as_tensor(mask).dtype
+            if dtype != torch.bool:
+                raise ValueError(f"data.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}")
     splits = {}
     for name, chosen in split.items():
         if name == "all" or not str(name).isidentifier():
@@ -450,13 +495,17 @@ def _collect_splits(data: Data, split: Mapping[str, Tensor] | None, num_vertices
             if chosen.shape != (num_vertices,):
                 raise ValueError(f"split {name!r} as a mask must have shape [{num_vertices}], got {list(chosen.shape)}")
             ids = chosen.nonzero().flatten()
+        elif chosen.dtype.is_floating_point or chosen.dtype.is_complex:
+            if chosen.numel():  # an empty list becomes float32
+                raise ValueError(f"split {name!r} must be a bool mask or integer ids, got {chosen.dtype}")
+            ids = torch.empty(0, dtype=torch.int64)
         else:
             ids = chosen.to(torch.int64).flatten().unique()
             if ids.numel() and (int(ids[0]) < 0 or int(ids[-1]) >= num_vertices):
                 bad = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])
                 raise ValueError(f"split {name!r} must hold ids in [0, {num_vertices}), got {bad}")
-        if isinstance(labels, Tensor) and labels.dim() == 1 and not labels.dtype.is_floating_point:
-            ids = ids[labels.cpu()[ids] >= 0]
+        if labels is not None and not (labels.dtype.is_floating_point or labels.dtype.is_complex):
+            ids = ids[(labels[ids].view(ids.numel(), -1) >= 0).any(dim=1)]
         splits[str(name)] = ids
     return splits
 
@@ -483,6 +532,11 @@ def _order_vertices(
     return torch.cat(pieces), PartitionBook(sizes.cumsum(0))
 
 
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    """What a torch dtype is on disk; TypeError where it cannot be."""
+    return torch.empty(0, dtype=_STORED_AS.get(dtype, dtype)).numpy().dtype
+
+
 class _Writer:
     """Writes arrays piece by piece and remembers sizes and checksums."""
 
@@ -492,8 +546,7 @@ class _Writer:
 
     def write(self, name: str, dtype: torch.dtype, shape: Sequence[int], pieces: Callable[[], Any]) -> None:
         """Write ``pieces()``, tensors that follow one another along dimension 0."""
-        stored = _STORED_AS.get(dtype, dtype)
-        numpy_dtype = torch.empty(0, dtype=stored).numpy().dtype
+        stored, numpy_dtype = _STORED_AS.get(dtype, dtype), _numpy_dtype(dtype)
         path = self.root / name
         path.parent.mkdir(exist_ok=True)
         header = {"descr": np.lib.format.dtype_to_descr(numpy_dtype), "fortran_order": False, "shape": tuple(shape)}

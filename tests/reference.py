@@ -1,0 +1,266 @@
+"""Slow and obvious: what the kernels must compute, written down a second time in plain Python and numpy.
+
+Nothing here imports salientpp, so a mistake there cannot hide here. The second half holds the chi-square tests that
+say whether random choices are uniform; all of them return a p-value, and callers refuse one below ``FALSE_ALARM``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+import numpy as np
+from scipy import stats
+
+#: A right sampler fails one test in a million seeds; the seeds are fixed, so a test that passes goes on passing.
+FALSE_ALARM = 1e-6
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+# --- random numbers: the recipe in the head of csrc/random.h ----------------------------------------------
+
+
+def mix64(z: int) -> int:
+    """splitmix64's finaliser on an unsigned 64-bit integer."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def join_key(key: int, field: int) -> int:
+    """One more field for a key, as unsigned 64-bit integers."""
+    return mix64(mix64((key + _GOLDEN) & _MASK) ^ ((field * 0xD1342543DE82EF95 + _GOLDEN) & _MASK))
+
+
+class Stream:
+    """splitmix64, and Lemire's bounded integers with the rejection that makes them exactly uniform."""
+
+    def __init__(self, key: int) -> None:
+        self.state = key & _MASK
+
+    def next(self) -> int:
+        self.state = (self.state + _GOLDEN) & _MASK
+        return mix64(self.state)
+
+    def below(self, bound: int) -> int:
+        while True:
+            product = self.next() * bound
+            # Of the 2**64 values, the first 2**64 mod bound (counted by their low halves) have no full share.
+            if (product & _MASK) >= 2**64 % bound:
+                return product >> 64
+
+
+def permutation(size: int, key: int) -> list[int]:
+    """Fisher and Yates, from the end."""
+    order = list(range(size))
+    stream = Stream(mix64(key & _MASK))
+    for i in reversed(range(1, size)):
+        j = stream.below(i + 1)
+        order[i], order[j] = order[j], order[i]
+    return order
+
+
+# --- graph ------------------------------------------------------------------------------------------------
+
+
+def csc_from_coo(edge_index: np.ndarray, num_vertices: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``indptr``, ``indices`` and the input position of every edge; edges of one target keep their order."""
+    source, target = edge_index
+    edge_id = np.argsort(target, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=num_vertices))])
+    return indptr, source[edge_id], edge_id
+
+
+def edges_of(indptr: Sequence[int], indices: Sequence[int]) -> list[tuple[int, int]]:
+    """(source, target) of every edge, in the order of ``indices``."""
+    return [(int(indices[e]), v) for v in range(len(indptr) - 1) for e in range(indptr[v], indptr[v + 1])]
+
+
+# --- sampling ---------------------------------------------------------------------------------------------
+
+
+def draw_positions(stream: Stream, degree: int, fanout: int, replace: bool) -> list[int]:
+    """Which places of a neighbour list a vertex draws: Floyd's algorithm, whose j-th draw is from [0, j] inclusive."""
+    if degree == 0:
+        return []
+    if fanout < 0:
+        return list(range(degree))
+    if replace:
+        return [stream.below(degree) for _ in range(fanout)]
+    if fanout >= degree:
+        return list(range(degree))
+    drawn: list[int] = []
+    for last in range(degree - fanout, degree):
+        candidate = stream.below(last + 1)
+        drawn.append(last if candidate in drawn else candidate)
+    return drawn
+
+
+def sample_neighbors(
+    indptr: Sequence[int],
+    indices: Sequence[int],
+    edge_id: Sequence[int] | None,
+    seeds: Sequence[int],
+    fanouts: Sequence[int],
+    batch_key: int,
+    replace: bool = False,
+) -> tuple[list[int], list[list[int]], list[int], list[int], list[int]]:
+    """The outputs of ``ops.sample_neighbors`` as lists."""
+    n_id = list(seeds)
+    local: dict[int, int] = {}
+    for i, v in enumerate(n_id):
+        local.setdefault(v, i)  # a repeated seed is known under its first place
+    row, col, e_id, num_edges = [], [], [], []
+    num_nodes = [len(n_id)]
+    found_before = range(len(n_id))
+    for hop, fanout in enumerate(fanouts):
+        hop_key = join_key(batch_key & _MASK, hop)
+        size_before, edges_before = len(n_id), len(row)
+        for i in found_before:
+            v = n_id[i]
+            stream = Stream(mix64(hop_key ^ ((v * _GOLDEN) & _MASK)))
+            for place in draw_positions(stream, indptr[v + 1] - indptr[v], fanout, replace):
+                e = indptr[v] + place
+                u = indices[e]
+                if u not in local:
+                    local[u] = len(n_id)
+                    n_id.append(u)
+                row.append(local[u])
+                col.append(i)
+                e_id.append(e if edge_id is None else edge_id[e])
+        num_nodes.append(len(n_id) - size_before)
+        num_edges.append(len(row) - edges_before)
+        found_before = range(size_before, len(n_id))
+    return n_id, [row, col], e_id, num_nodes, num_edges
+
+
+# --- vertex inclusion probability -------------------------------------------------------------------------
+
+
+def inclusion_probability(
+    indptr: Sequence[int],
+    indices: Sequence[int],
+    seeds: Sequence[int],
+    fanouts: Sequence[int],
+    batch_size: int,
+    *,
+    expand: str = "frontier",
+    include_seeds: bool = False,
+    replace: bool = False,
+    number: type = float,
+) -> list:
+    """Section 6 of the architecture, letter by letter; ``number=Fraction`` computes without rounding."""
+    one, zero = number(1), number(0)
+    num_vertices = len(indptr) - 1
+    degree = [int(indptr[v + 1] - indptr[v]) for v in range(num_vertices)]
+    listed_by: list[list[int]] = [[] for _ in range(num_vertices)]  # one entry per edge: the v that have u as a source
+    for u, v in edges_of(indptr, indices):
+        listed_by[u].append(v)
+
+    def t(hop: int, v: int):
+        if fanouts[hop] == -1:
+            return one
+        if replace:
+            return one - (one - one / number(degree[v])) ** fanouts[hop]
+        return min(one, number(fanouts[hop]) / number(degree[v]))
+
+    q = [zero] * num_vertices
+    for v in seeds:
+        q[v] = min(one, number(batch_size) / number(len(seeds)))
+    p_all, q_all = [q], [q]
+    for hop in range(len(fanouts)):
+        x = q_all[-1] if expand == "frontier" else p_all[-1]
+        p = []
+        for u in range(num_vertices):
+            none = one
+            for v in listed_by[u]:
+                none *= one - t(hop, v) * x[v]
+            p.append(one - none)
+        q_all.append([p[u] * (one - sum((q[u] for q in q_all), zero)) for u in range(num_vertices)])
+        p_all.append(p)
+
+    terms = slice(0 if include_seeds else 1, None)
+    if expand == "frontier":
+        return [sum((q[u] for q in q_all[terms]), zero) for u in range(num_vertices)]
+    out = []
+    for u in range(num_vertices):
+        none = one
+        for p in p_all[terms]:
+            none *= one - p[u]
+        out.append(one - none)
+    return out
+
+
+def exact_inclusion_probability(*args, **options) -> list[Fraction]:
+    """The same as exact fractions; for a dozen vertices and two or three hops."""
+    return inclusion_probability(*args, **options, number=Fraction)
+
+
+# --- tiers ------------------------------------------------------------------------------------------------
+
+
+def look_up(
+    n_id: Sequence[int], offsets: Sequence[int], part_id: int, gpu_ids: Sequence[int], cache_ids: Sequence[int]
+) -> dict[str, list]:
+    """(position, slot) pairs of each tier in order of position; ``remote`` as one such list per owner."""
+    begin, end = offsets[part_id], offsets[part_id + 1]
+    gpu, cache = list(gpu_ids), list(cache_ids)
+    places: dict[str, list] = {"gpu": [], "cpu": [], "cache": [], "remote": [[] for _ in offsets[1:]]}
+    for position, v in enumerate(n_id):
+        if begin <= v < end:
+            if v - begin in gpu:
+                places["gpu"].append((position, gpu.index(v - begin)))
+            else:
+                places["cpu"].append((position, v - begin))
+        elif v in cache:
+            places["cache"].append((position, cache.index(v)))
+        else:
+            owner = next(p for p in range(len(offsets) - 1) if offsets[p] <= v < offsets[p + 1])
+            places["remote"][owner].append((position, v))
+    return places
+
+
+def plan_cache(scores: Sequence[float], begin: int, end: int, capacity: int) -> list[int]:
+    """The ``capacity`` highest positive scores outside [begin, end), lower ids first among equals; ascending."""
+    remote = [v for v in range(len(scores)) if not begin <= v < end and scores[v] > 0]
+    remote.sort(key=lambda v: (-scores[v], v))
+    return sorted(remote[:capacity])
+
+
+# --- is it uniform? ---------------------------------------------------------------------------------------
+
+
+def p_of_equal_counts(outcomes: Iterable, num_cells: int) -> float:
+    """Pearson's chi-square that all ``num_cells`` outcomes are equally likely; one that never came counts as zero."""
+    counts = sorted(Counter(outcomes).values(), reverse=True)
+    assert len(counts) <= num_cells, f"{len(counts)} different outcomes, at most {num_cells} are possible"
+    counts += [0] * (num_cells - len(counts))
+    assert sum(counts) >= 5 * num_cells, "too few draws for a chi-square test"
+    return float(stats.chisquare(counts).pvalue)
+
+
+def p_of_equal_inclusion(counts: np.ndarray, num_draws: int, fanout: int) -> float:
+    """That each of ``len(counts)`` neighbours is equally likely to be among the ``fanout`` distinct ones of a draw.
+
+    Inclusions of one draw exclude each other, which shrinks Pearson's sum by (d - f) / (d - 1).
+    """
+    degree = len(counts)
+    assert counts.sum() == num_draws * fanout
+    expected = num_draws * fanout / degree
+    statistic = ((counts - expected) ** 2).sum() / expected * (degree - 1) / (degree - fanout)
+    return float(stats.chi2.sf(statistic, degree - 1))
+
+
+def p_of_hypergeometric(hits: np.ndarray, degree: int, fanout: int, marked: int) -> float:
+    """That ``hits`` (how many of ``marked`` given neighbours each draw took) is hypergeometric, as for uniform subsets."""
+    support = np.arange(fanout + 1)
+    expected = stats.hypergeom.pmf(support, degree, marked, fanout) * len(hits)
+    counts = np.bincount(hits, minlength=fanout + 1).astype(float)
+    # Rare values share a cell with their neighbour towards the middle.
+    keep = np.flatnonzero(expected >= 10)
+    low, high = keep[0], keep[-1]
+    merge = lambda a: np.concatenate([[a[: low + 1].sum()], a[low + 1 : high], [a[high:].sum()]])  # noqa: E731
+    return float(stats.chisquare(merge(counts), merge(expected)).pvalue)

@@ -1,0 +1,371 @@
+"""Laws of the compiled kernels: they agree with their schemas and fake kernels, and refuse bad input with words.
+
+What a kernel computes is tested beside the module that uses it; here is what has no other home, `gather_rows` and
+`pack_id_set`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from graphs import random_data
+
+from salientpp import Graph, ops
+
+LIBRARY = Path(__file__).parents[1] / "csrc" / "library.cpp"
+
+
+def long(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+NONE = long()
+
+# Vertex 0 draws from 1 and 2, vertex 1 from 0, vertex 2 from nothing.
+INDPTR, INDICES = long(0, 2, 3, 3), ints(1, 2, 0)
+OUT_INDPTR, OUT_INDICES = ops.transpose_csc(INDPTR, INDICES)
+BIG = Graph.from_edge_index(random_data(80, 400, seed=3, directed=True).edge_index, 80)
+BIG_OUT = BIG.transpose()
+
+
+# --- schemas, fake kernels --------------------------------------------------------------------------------
+
+# Arguments are made anew for each use: opcheck may write to them.
+CASES = {
+    "csc_from_coo": [
+        lambda: (long(0, 1, 2), long(1, 1, 0), 3),
+        lambda: (ints(0, 1, 2), ints(1, 1, 0), 7),
+        lambda: (NONE, NONE, 0),
+        lambda: (NONE, NONE, 4),
+    ],
+    "transpose_csc": [
+        lambda: (INDPTR, INDICES),
+        lambda: (INDPTR, INDICES.long()),
+        lambda: (long(0), NONE),
+        lambda: (BIG.indptr, BIG.indices),
+    ],
+    "check_csc": [lambda: (INDPTR, INDICES), lambda: (INDPTR, INDICES.long()), lambda: (long(0), NONE)],
+    "inclusion_probability": [
+        lambda: (INDPTR, OUT_INDPTR, OUT_INDICES, long(0), long(0, 1), [2, 1], 1, True, False, False),
+        lambda: (INDPTR, OUT_INDPTR, OUT_INDICES.long(), long(0, 1, 1), long(0, 1, 1, 3), [-1], 5, False, True, True),
+        lambda: (BIG.indptr, BIG_OUT.indptr, BIG_OUT.indices, torch.arange(40), long(0, 10, 40), [3, 2], 8, True, True, False),
+        lambda: (INDPTR, OUT_INDPTR, OUT_INDICES, NONE, long(0, 0), [2], 1, True, False, False),
+        lambda: (INDPTR, OUT_INDPTR, OUT_INDICES, NONE, long(0), [2], 1, True, False, False),
+        lambda: (long(0), long(0), NONE, NONE, long(0, 0), [2], 1, True, False, False),
+    ],
+    "rebalance_parts": [
+        lambda: (INDPTR, INDICES, long(0, 0, 1), torch.ones(3, 1, dtype=torch.int64), long(2), 2, 3, None),
+        lambda: (INDPTR, INDICES, long(0, 0, 0), torch.ones(3, 2, dtype=torch.int64), long(2, 3), 2, 0, long(1, 5, 1)),
+        lambda: (long(0), NONE, NONE, torch.ones(0, 1, dtype=torch.int64), long(2), 2, 3, None),
+    ],
+    "pack_id_set": [lambda: (long(0, 31, 32, 99), 100), lambda: (NONE, 100), lambda: (NONE, 0), lambda: (long(0), 1)],
+    "look_up": [
+        lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 1, ops.pack_id_set(long(1), 3), ops.pack_id_set(long(0, 9), 10)),
+        lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 0, NONE, NONE),
+        lambda: (NONE, long(0, 3, 6, 10), 2, NONE, NONE),
+        lambda: (long(1, 0), long(0, 2), 0, NONE, NONE),
+    ],
+    "gather_rows": [
+        lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 3), None),
+        lambda: (torch.rand(4, 3), long(3, 0), torch.zeros(5, 3), long(4, 1)),
+        lambda: (torch.rand(4), NONE, torch.zeros(0), None),
+        lambda: (torch.rand(0, 2), NONE, torch.zeros(3, 2), NONE),
+    ],
+    "permutation": [lambda: (5, 1), lambda: (0, -1), lambda: (1, 2**63 - 1)],
+    "sample_neighbors": [
+        lambda: (INDPTR, INDICES, None, long(0), [2, 1], 7, False, ops.MAP_BUDGET_BYTES),
+        lambda: (INDPTR, INDICES.long(), long(5, 3, 4), long(0, 1, 1), [-1, 2], -7, True, 0),
+        lambda: (BIG.indptr, BIG.indices, BIG.edge_id, torch.arange(20), [3, 2, 2], 1, False, ops.MAP_BUDGET_BYTES),
+        lambda: (INDPTR, INDICES, None, NONE, [2], 7, False, ops.MAP_BUDGET_BYTES),
+        lambda: (INDPTR, INDICES, None, long(2), [2], 7, False, ops.MAP_BUDGET_BYTES),
+        lambda: (INDPTR, INDICES, None, long(2), [], 7, False, ops.MAP_BUDGET_BYTES),
+    ],
+}
+
+
+def test_every_operator_is_checked_here():
+    assert set(re.findall(r'm\.def\("(\w+)\(', LIBRARY.read_text())) == set(CASES)
+
+
+@pytest.mark.parametrize(
+    "name, arguments", [pytest.param(name, case, id=f"{name}{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+)
+def test_schema_and_fake_kernel_agree_with_the_kernel(name, arguments):
+    torch.library.opcheck(getattr(torch.ops.salientpp, name).default, arguments())
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"gather_rows"}))
+def test_operators_leave_their_inputs_alone(name):
+    for arguments in CASES[name]:
+        given = arguments()
+        before = [a.clone() if isinstance(a, torch.Tensor) else a for a in given]
+        getattr(torch.ops.salientpp, name)(*given)
+        for a, b in zip(given, before):
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("num_vertices", [0, 1, 5])
+def test_indices_take_four_bytes_where_ids_fit(num_vertices):
+    assert ops.csc_from_coo(NONE, NONE, num_vertices)[1].dtype == torch.int32
+
+
+# --- gather_rows ------------------------------------------------------------------------------------------
+
+DTYPES = [
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32,
+    torch.int64, torch.bool, torch.complex64,
+]  # fmt: skip
+# 1, 2 and 128 of every dtype meet the row lengths that the kernel has a special case for: 4, 8, 256 and 512 bytes.
+ROW_SHAPES = [(), (1,), (2,), (3,), (64,), (100,), (128,), (0,), (3, 5), (2, 0, 4)]
+
+
+def rows_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Random rows; every bit pattern may come, so a row that was converted on its way would show."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    width = torch.empty(0, dtype=dtype).element_size()
+    return torch.randint(256, (*shape, width), generator=generator, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes() \
+        if a.dtype != torch.bfloat16 else same_bits(a.view(torch.int16), b.view(torch.int16))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gather_rows_equals_indexing_bit_for_bit(dtype):
+    generator = torch.Generator().manual_seed(11)
+    for shape in ROW_SHAPES:
+        source = rows_of(dtype, (50, *shape), seed=5)
+        for num_rows in (0, 1, 9, 200):
+            index = torch.randint(50, (num_rows,), generator=generator)
+            for index_dtype in (torch.int32, torch.int64):
+                out = rows_of(dtype, (num_rows + 3, *shape), seed=6)
+                want = out.clone()
+                want[:num_rows] = source[index]
+                ops.gather_rows(source, index.to(index_dtype), out)
+                assert same_bits(out, want), (shape, num_rows, index_dtype)
+
+                places = torch.randperm(num_rows + 3, generator=generator)[:num_rows]
+                out = rows_of(dtype, (num_rows + 3, *shape), seed=6)
+                want = out.clone()
+                want[places] = source[index]
+                ops.gather_rows(source, index.to(index_dtype), out, places)
+                assert same_bits(out, want), (shape, num_rows, index_dtype)
+
+
+@pytest.mark.parametrize("width", [1, 7, 128])
+def test_gather_rows_is_right_where_threads_share_the_work(width):
+    generator = torch.Generator().manual_seed(12)
+    source = torch.rand(1000, width, generator=generator)
+    index = torch.randint(1000, (700_000 // width,), generator=generator)
+    places = torch.randperm(index.numel(), generator=generator)
+    out = torch.empty(index.numel(), width)
+    ops.gather_rows(source, index, out, places)
+    assert torch.equal(out[places], source[index])
+
+
+def test_gather_rows_reads_memory_mapped_rows(tmp_path):
+    import numpy as np
+
+    np.save(tmp_path / "rows.npy", np.arange(30, dtype=np.float32).reshape(10, 3))
+    rows = np.load(tmp_path / "rows.npy", mmap_mode="c")
+    out = torch.zeros(2, 3)
+    ops.gather_rows(torch.from_numpy(rows), long(9, 1), out)
+    assert out.tolist() == [[27, 28, 29], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    "source_index, out_index, text",
+    [
+        (long(0, 1, 4), None, r"source_index\[2\] must be in \[0, 4\), got 4"),
+        (long(0, -1, 2), None, r"source_index\[1\] must be in \[0, 4\), got -1"),
+        (ints(0, 1, -2), None, r"source_index\[2\] must be in \[0, 4\), got -2"),
+        (long(0, 1, 2), long(0, 1, 5), r"out_index\[2\] must be in \[0, 5\), got 5"),
+        (long(0, 1, 2), long(0, -1, 3), r"out_index\[1\] must be in \[0, 5\), got -1"),
+    ],
+)
+def test_gather_rows_with_an_index_out_of_range_leaves_out_untouched(source_index, out_index, text):
+    out = torch.full((5, 2), -1.0)
+    with pytest.raises(RuntimeError, match=text):
+        ops.gather_rows(torch.rand(4, 2), source_index, out, out_index)
+    assert torch.equal(out, torch.full((5, 2), -1.0))
+
+
+ROWS = torch.zeros(4, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ((ROWS, torch.zeros(1), ROWS), r"source_index must have dtype int32 or int64, got Float"),
+        ((ROWS, long(0).view(1, 1), ROWS), r"source_index must have 1 dimension, got 2"),
+        ((ROWS, long(0, 1, 2, 3)[::2], ROWS), r"source_index must be contiguous"),
+        ((ROWS, long(0), torch.zeros(4)), r"source and out must have the same number of dimensions >= 1, got 2 and 1"),
+        ((torch.zeros(()), long(0), torch.zeros(())), r"same number of dimensions >= 1, got 0 and 0"),
+        ((ROWS, long(0), ROWS.double()), r"out must have the dtype of source, expected Float, got Double"),
+        ((ROWS, long(0), torch.zeros(4, 3)), r"same shape as source, expected size 2 in dimension 1, got 3"),
+        ((ROWS.t(), long(0), torch.zeros(4, 4)), r"source and out must be contiguous"),
+        ((ROWS, long(0, 0), torch.zeros(1, 2)), r"out must have at least 2 rows, got 1"),
+        ((ROWS, long(0, 0), ROWS, long(0)), r"out_index must have one entry per row, expected 2, got 1"),
+        ((ROWS, long(0), ROWS, ints(0)), r"out_index must have dtype Long, got Int"),
+        ((ROWS[:0], long(0), ROWS), r"source_index\[0\] must be in \[0, 0\), got 0"),
+    ],
+)
+def test_gather_rows_refuses_with_words(arguments, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.gather_rows(*arguments)
+
+
+# --- sets -------------------------------------------------------------------------------------------------
+
+
+def members_of(words: torch.Tensor) -> list[int]:
+    return [32 * w + b for w, word in enumerate(words.tolist()) for b in range(32) if word >> b & 1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_packed_set_holds_its_ids_and_counts_those_before_each_word(seed):
+    generator = torch.Generator().manual_seed(seed)
+    num_ids = int(torch.randint(1, 500, (), generator=generator))
+    ids = (torch.rand(num_ids, generator=generator) < 0.3).nonzero().flatten()
+    words = ops.pack_id_set(ids, num_ids)
+    assert members_of(words) == ids.tolist()
+    assert [word >> 32 for word in words.tolist()] == [int((ids < 32 * w).sum()) for w in range(len(words))]
+    assert len(words) == (-(-num_ids // 32) if len(ids) else 0)
+
+
+def test_a_full_set_and_an_empty_one():
+    assert members_of(ops.pack_id_set(torch.arange(64), 64)) == list(range(64))
+    assert ops.pack_id_set(NONE, 64).tolist() == []
+
+
+@pytest.mark.parametrize(
+    "ids, num_ids, text",
+    [
+        (long(3, 3), 40, r"ids must ascend without repeats, got 3 after 3"),
+        (long(3, 2), 40, r"ids must ascend without repeats, got 2 after 3"),
+        (long(33, 2), 40, r"ids must ascend and lie in \[0, 40\), got 2"),
+        (long(1, 64), 40, r"ids must ascend and lie in \[0, 40\), got 64"),
+        (long(-1, 4), 40, r"ids must ascend and lie in \[0, 40\), got -1"),
+        (long(0), 0, r"ids must ascend and lie in \[0, 0\), got 0"),
+        (long(0), -1, r"num_ids must be >= 0, got -1"),
+        (ints(0), 1, r"ids must have dtype Long, got Int"),
+    ],
+)
+def test_pack_id_set_refuses_with_words(ids, num_ids, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.pack_id_set(ids, num_ids)
+
+
+@pytest.mark.parametrize("bad_id", [40, 41, 63])
+def test_pack_id_set_refuses_ids_in_the_last_words_unused_bits(bad_id):
+    with pytest.raises(RuntimeError, match=rf"\[0, 40\), got {bad_id}"):
+        ops.pack_id_set(long(1, bad_id), 40)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (dict(n_id=long(0, 10)), r"n_id\[1\] must be in \[0, 10\), got 10"),
+        (dict(n_id=long(-1)), r"n_id\[0\] must be in \[0, 10\), got -1"),
+        (dict(n_id=ints(0)), r"n_id must have dtype Long, got Int"),
+        (dict(offsets=long(10)), r"offsets must have num_parts \+ 1 >= 2 entries, got 1"),
+        (dict(part_id=3), r"part_id must be in \[0, 3\), got 3"),
+        (dict(part_id=-1), r"part_id must be in \[0, 3\), got -1"),
+        (dict(offsets=long(0, 3, 60, 100), part_id=1, gpu_set=long(1)), r"gpu_set must cover the 57 rows of the part"),
+        (dict(offsets=long(0, 3, 60, 100), cache_set=long(1)), r"cache_set must cover the 100 vertices of the graph"),
+        (dict(gpu_set=ints(1)), r"gpu_set must have dtype Long, got Int"),
+    ],
+)
+def test_look_up_refuses_with_words(change, text):
+    arguments = dict(n_id=long(0), offsets=long(0, 3, 6, 10), part_id=0, gpu_set=NONE, cache_set=NONE) | change
+    with pytest.raises(RuntimeError, match=text):
+        ops.look_up(**arguments)
+
+
+# --- the other kernels' own guards (what Python checks first is tested with the module) --------------------
+
+VIP = dict(
+    indptr=INDPTR, out_indptr=OUT_INDPTR, out_indices=OUT_INDICES, seeds=long(0), seed_offsets=long(0, 1), fanouts=[2],
+    batch_size=1, frontier=True, include_seeds=False, replace=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (dict(seeds=long(3)), r"seeds\[0\] must be in \[0, 3\), got 3"),
+        (dict(seeds=long(-1)), r"seeds\[0\] must be in \[0, 3\), got -1"),
+        (dict(seed_offsets=long(0, 2)), r"seed_offsets must run from 0 to the number of seeds, 1"),
+        (dict(seed_offsets=long(0, 2, 1)), r"seed_offsets must not decrease"),
+        (dict(seed_offsets=NONE), r"seed_offsets must have K \+ 1 >= 1 entries, got 0"),
+        (dict(fanouts=[2, 0]), r"fanouts\[1\] must be >= 1, or -1 for all neighbours, got 0"),
+        (dict(fanouts=[-2]), r"fanouts\[0\] must be >= 1, or -1 for all neighbours, got -2"),
+        (dict(batch_size=0), r"batch_size must be >= 1, got 0"),
+        (dict(out_indptr=long(0, 1)), r"indptr and out_indptr must have the same N \+ 1 entries, got 4 and 2"),
+        (dict(out_indices=torch.zeros(3)), r"out_indices must have dtype int32 or int64, got Float"),
+    ],
+)
+def test_inclusion_probability_refuses_with_words(change, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.inclusion_probability(**(VIP | change))
+
+
+SAMPLE = dict(indptr=INDPTR, indices=INDICES, edge_id=None, seeds=long(0), fanouts=[2], batch_key=1)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (dict(seeds=long(0, 3)), r"seeds\[1\] must be in \[0, 3\), got 3"),
+        (dict(seeds=long(0, -1)), r"seeds\[1\] must be in \[0, 3\), got -1"),
+        (dict(seeds=ints(0)), r"seeds must have dtype Long, got Int"),
+        (dict(seeds=long(0, 1, 0, 1)[::2]), r"seeds must be contiguous"),
+        (dict(fanouts=[2, 0]), r"fanouts\[1\] must be >= 1, or -1 for all neighbours, got 0"),
+        (dict(fanouts=[-2]), r"fanouts\[0\] must be >= 1, or -1 for all neighbours, got -2"),
+        (dict(fanouts=[2**31]), r"fanouts\[0\] must be < 2\^31, got 2147483648"),
+        (dict(edge_id=long(1, 2)), r"edge_id must have one entry per edge, expected 3, got 2"),
+        (dict(edge_id=ints(1, 2, 3)), r"edge_id must have dtype Long, got Int"),
+        (dict(indptr=NONE), r"indptr must have N \+ 1 >= 1 entries, got 0"),
+        (dict(indptr=INDPTR.int()), r"indptr must have dtype Long, got Int"),
+        (dict(indices=torch.zeros(3)), r"indices must have dtype int32 or int64, got Float"),
+    ],
+)
+@pytest.mark.parametrize("budget", [ops.MAP_BUDGET_BYTES, 0], ids=["stamp_map", "hash_map"])
+def test_sample_neighbors_refuses_with_words(change, text, budget):
+    with pytest.raises(RuntimeError, match=text):
+        ops.sample_neighbors(**(SAMPLE | change), map_budget_bytes=budget)
+
+
+@pytest.mark.parametrize(
+    "source, target, num_vertices, text",
+    [
+        (long(0), long(0, 1), 2, r"target must have one entry per edge, expected 1, got 2"),
+        (long(0), ints(0), 2, r"target must have dtype Long, got Int"),
+        (torch.zeros(1), torch.zeros(1), 2, r"source must have dtype int32 or int64, got Float"),
+        (long(0).view(1, 1), long(0), 2, r"source must have 1 dimension, got 2"),
+        (long(0), long(0), -1, r"num_vertices must be >= 0, got -1"),
+    ],
+)
+def test_csc_from_coo_refuses_with_words(source, target, num_vertices, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.csc_from_coo(source, target, num_vertices)
+
+
+def test_transpose_csc_checks_what_it_is_given():
+    with pytest.raises(RuntimeError, match=r"indices\[2\] must be in \[0, 3\), got 3"):
+        ops.transpose_csc(INDPTR, ints(0, 1, 3))
+
+
+def test_a_permutation_has_a_size():
+    with pytest.raises(RuntimeError, match=r"size must be >= 0, got -1"):
+        ops.permutation(-1, 0)
