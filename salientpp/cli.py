@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from salientpp.datasets import load_dataset
 from salientpp.store.dataset_dir import PartitionedGraph, load, partition
@@ -51,7 +53,11 @@ def _parser() -> argparse.ArgumentParser:
         "--partition", default="metis", metavar="HOW", help="metis (default), random, or an .npy file of part ids [N]"
     )
     cut.add_argument(
-        "--fanouts", type=_fanouts, default=[15, 10, 5], metavar="F,F,...", help="neighbours per hop, -1 for all (15,10,5)"
+        "--fanouts",
+        type=_fanouts,
+        default=[15, 10, 5],
+        metavar="F,F,...",
+        help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (15,10,5)",
     )
     cut.add_argument("--batch-size", type=int, default=1024, metavar="B", help="seeds per batch and rank (1024)")
     cut.add_argument("--tolerance", type=float, default=0.05, help="allowed excess of a part over the mean (0.05)")
@@ -77,19 +83,19 @@ def _fanouts(text: str) -> list[int]:
 
 
 def _partition(arguments: argparse.Namespace) -> int:
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, emoji=False)  # users' paths may have brackets and colons
     method: str | torch.Tensor = arguments.partition
     if method not in ("metis", "random"):
         try:
             method = torch.from_numpy(np.load(arguments.partition, allow_pickle=False))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"--partition must be metis, random or an .npy file of part ids, got {arguments.partition} ({error})") from None
     started = time.perf_counter()
     with console.status("") as status:
 
         def on_step(step: str) -> None:
             console.print(f"{time.perf_counter() - started:7.1f} s  {step}", highlight=False)
-            status.update(step)
+            status.update(Text(step))
 
         on_step(f"loading {arguments.dataset}")
         data = load_dataset(arguments.dataset, root=arguments.data)
@@ -118,7 +124,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _print_description(part: PartitionedGraph) -> None:
-    console = Console()
+    console = Console(markup=False, emoji=False)
     manifest = part.manifest
     total = sum(entry["bytes"] for entry in manifest["files"].values())
     workload, quality = manifest["workload"], manifest["quality"]

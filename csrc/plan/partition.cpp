@@ -2,10 +2,9 @@
 //
 // Every vertex adds C loads to its part, and every load has a limit. The excess of part p under constraint c is
 //     excess(p, c) = max(0, load(p, c) - limit(c)) / limit(c),
-// and a balancing move must lower the sum of excesses without lifting its target above the worst excess of the
-// part it leaves. So the worst excess never grows, and where no part has room under all constraints a move may
-// overload another constraint a little, which a later move pays back: an exchange of unlike vertices, in two steps.
-// Among the moves that qualify, the one that adds least cut per excess removed goes first; the gains of
+// and a balancing move must lower the sum of excesses without lifting any above the worst that there was at the
+// start. So where no part has room under all constraints a move may overload another constraint a little, which a
+// later move pays back: an exchange of unlike vertices, in two steps. Among the moves that qualify, the one that adds least cut per excess removed goes first; the gains of
 // neighbours follow in a heap, after Fiduccia and Mattheyses (DAC 1982).
 #include <algorithm>
 #include <limits>
@@ -37,6 +36,7 @@ class Rebalancer {
       ++size(part_[v]);
       for (int64_t c = 0; c < num_constraints_; ++c) load(part_[v], c) += weight(v, c);
     }
+    for (int64_t p = 0; p < k_; ++p) ceiling_ = std::max(ceiling_, worst_excess(p));
   }
 
   // Gives every empty part the vertex that hangs least on its own part, as long as that leaves no part empty.
@@ -209,10 +209,9 @@ class Rebalancer {
     const int64_t from = part_[v];
     Move best;
     if (size(from) == 1) return best;
-    double relief = 0.0, worst = 0.0;
+    double relief = 0.0;
     for (int64_t c = 0; c < num_constraints_; ++c) {
       const double before = excess(c, load(from, c));
-      worst = std::max(worst, before);
       if (before > 0.0) relief += before - excess(c, load(from, c) - weight(v, c));
     }
     if (relief < kLeastGain) return best;
@@ -230,7 +229,7 @@ class Rebalancer {
         burden += after - excess(c, load(q, c));
       }
       const Move found{q, links(from) - links(q), relief - burden};
-      if (found.gain < kLeastGain || highest > worst) continue;
+      if (found.gain < kLeastGain || highest > ceiling_) continue;
       const double key = found.key(), best_key = best.key();
       if (best.target >= 0 && key > best_key) continue;
       const double filled = fill(v, q);
@@ -261,6 +260,7 @@ class Rebalancer {
   const int64_t* limits_;   // [C]
   int64_t num_constraints_, k_;
   int64_t* part_;  // [N], changed in place
+  double ceiling_ = 0.0;  // the worst excess at the start, which no move may surpass
   std::vector<int64_t> size_, load_;
   std::vector<int64_t> links_, touched_;  // links of the vertex at hand to each part; zero between uses
 };

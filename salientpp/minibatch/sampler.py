@@ -18,29 +18,10 @@ from torch_geometric.sampler import SamplerOutput
 
 from salientpp import ops
 from salientpp.graph import Graph
-
-_MASK = 2**64 - 1
-
-
-def join_key(*fields: int) -> int:
-    """A signed 64-bit key that depends on every field and on their order.
-
-    The same mixing as ``csrc/random.h``: splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014).
-    """
-    key = 0
-    for value in fields:
-        key = _mix(_mix((key + 0x9E3779B97F4A7C15) & _MASK) ^ ((value * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) & _MASK))
-    return key - 2**64 if key >= 2**63 else key
-
-
-def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
-
+from salientpp.ops import join_key
 
 # One word per purpose, so that the order of an epoch and the draws of its batches are independent.
-_ORDER, _DRAWS = 1, 2
+_ORDER, _DRAWS = 1, 2  # 3 is plan.accesses'
 
 
 def order_key(seed: int, epoch: int, part_id: int) -> int:

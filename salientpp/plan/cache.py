@@ -7,6 +7,7 @@ as the replication factor α allows: ``floor(α N / K)`` rows per part. Policies
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph import Graph
+from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import inclusion_probability
 
@@ -79,11 +81,78 @@ def score_random(workload: Workload) -> Tensor:
     return ops.permutation(workload.graph.num_vertices, workload.part_id).to(torch.float32) + 1
 
 
+def score_halo(workload: Workload) -> Tensor:
+    """The 1-hop halo of the part: how many of the part's edges come from v; 0 outside the halo.
+
+    The ``1-hop halo`` policy of SALIENT++, section 3.2, keeps all such v; under a budget those with most edges first.
+    """
+    begin, end = workload.book.range_of(workload.part_id)
+    first, last = (int(workload.graph.indptr[v]) for v in (begin, end))
+    sources = workload.graph.indices[first:last].long()
+    return torch.bincount(sources, minlength=workload.graph.num_vertices).to(torch.float32)
+
+
+def score_wpr(workload: Workload) -> Tensor:
+    """Weighted reverse PageRank: 5 iterations of ``s <- (1 - 0.85) r + 0.85 sum_{v lists u} s(v) / d(v)``, where r is
+    uniform on the part's seeds and d(v) the in-degree.
+
+    Min et al., Graph neural network training and data tiering (KDD 2022); as a policy in SALIENT++, section 3.2.
+    """
+    damping, iterations = 0.85, 5
+    graph = workload.graph
+    restart = torch.zeros(graph.num_vertices, dtype=torch.float64)
+    restart[workload.seeds] = 1 / max(1, workload.seeds.numel())
+    degree = graph.in_degree().clamp(min=1).to(torch.float64)
+    spread = _spread_matrix(graph)
+    rank = restart
+    for _ in range(iterations):
+        rank = (1 - damping) * restart + damping * (spread @ (rank / degree))
+    return rank.to(torch.float32)
+
+
+def score_paths(workload: Workload) -> Tensor:
+    """The number of paths of length 1 to L from the part's seeds to v, in floating point.
+
+    The ``#paths`` policy of SALIENT++, section 3.2.
+    """
+    spread = _spread_matrix(workload.graph)
+    ending = torch.zeros(workload.graph.num_vertices, dtype=torch.float64)
+    ending[workload.seeds] = 1
+    total = torch.zeros_like(ending)
+    for _ in workload.num_neighbors:
+        ending = spread @ ending
+        total += ending
+    return (total / total.max().clamp(min=1)).to(torch.float32)  # scaled: the counts outgrow float32
+
+
+def score_simulation(workload: Workload) -> Tensor:
+    """In how many batches of 2 simulated epochs v occurs; the epochs are not those of any training run.
+
+    The ``simulation`` policy of SALIENT++, section 3.2.
+    """
+    batches = shuffled_batches(workload.seeds, workload.batch_size, workload.part_id, epochs=2)
+    return count_accesses(workload.graph, batches, workload.num_neighbors, replace=workload.replace).to(torch.float32)
+
+
+def _spread_matrix(graph: Graph) -> Tensor:
+    """Sparse float64 [N, N]: entry (u, v) is how often v lists u."""
+    transposed = graph.transpose()
+    ones = torch.ones(graph.num_edges, dtype=torch.float64)
+    size = (graph.num_vertices, graph.num_vertices)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse")  # torch says that its CSR support is in beta
+        return torch.sparse_csr_tensor(transposed.indptr, transposed.indices.long(), ones, size)
+
+
 POLICIES: dict[str, Callable[[Workload], Tensor]] = {
+    "degree": score_degree,
+    "halo": score_halo,
+    "paths": score_paths,
+    "random": score_random,
+    "simulation": score_simulation,
     "vip": score_vip,
     "vip-hop": score_vip_hop,
-    "degree": score_degree,
-    "random": score_random,
+    "wpr": score_wpr,
 }
 
 

@@ -28,7 +28,7 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,9 +41,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.graph import Graph
-from salientpp.plan.partition import PartitionAssignment, assign_parts
+from salientpp.plan.layout import Layout, lay_out, relabeled_edges
+from salientpp.plan.partition import assign_parts
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.vip import check_fanouts, inclusion_probability
+from salientpp.plan.vip import check_fanouts
 
 FORMAT = "salientpp-partitioned-graph"
 VERSION = 1
@@ -357,20 +358,18 @@ def partition(
         on_step(f"assigning {graph.num_vertices} vertices to {num_parts} parts")
         assigned = assign_parts(graph, num_parts, method=method, seed_sets=splits, tolerance=tolerance, seed=seed)
         on_step("computing inclusion probabilities")
-        seed_sets = _part_seeds(assigned, splits.get(seeds), graph.num_vertices)
-        vip = inclusion_probability(graph, seed_sets, fanouts, batch_size)
-        order, book = _order_vertices(assigned, vip, seed_sets, batch_size)
+        layout = lay_out(graph, assigned, splits.get(seeds), fanouts, batch_size)
         on_step("writing")
         writer = _Writer(temporary)
-        _write_topology(writer, graph, order, attributes.edge)
-        _write_parts(writer, book, order, attributes.node, splits, vip)
+        _write_topology(writer, graph, layout, attributes.edge)
+        _write_parts(writer, layout, attributes.node, splits)
         manifest = {
             "format": FORMAT,
             "version": VERSION,
             "num_vertices": graph.num_vertices,
             "num_edges": graph.num_edges,
             "num_parts": num_parts,
-            "offsets": book.offsets.tolist(),
+            "offsets": layout.book.offsets.tolist(),
             "num_classes": _num_classes(attributes.node.get("y")),
             "node_attributes": {name: _describe(rows) for name, rows in attributes.node.items()},
             "edge_attributes": {name: _describe(rows) for name, rows in attributes.edge.items()},
@@ -505,35 +504,14 @@ def _collect_splits(
                 bad = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])
                 raise ValueError(f"split {name!r} must hold ids in [0, {num_vertices}), got {bad}")
         if labels is not None and not (labels.dtype.is_floating_point or labels.dtype.is_complex):
-            ids = ids[(labels[ids].view(ids.numel(), -1) >= 0).any(dim=1)]
+            known = labels[ids] >= 0
+            ids = ids[known if known.dim() == 1 else known.flatten(1).any(dim=1)]
         splits[str(name)] = ids
     return splits
 
 
-def _part_seeds(assigned: PartitionAssignment, chosen: Tensor | None, num_vertices: int) -> list[Tensor]:
-    ids = torch.arange(num_vertices) if chosen is None else chosen
-    part = assigned.assignment[ids]
-    return [ids[part == p] for p in range(assigned.num_parts)]
-
-
-def _order_vertices(
-    assigned: PartitionAssignment, vip: Tensor, seed_sets: list[Tensor], batch_size: int
-) -> tuple[Tensor, PartitionBook]:
-    """Old ids in the new order: by part, inside a part by descending VIP of the part itself, seeds included."""
-    pieces = []
-    for part_id, seeds in enumerate(seed_sets):
-        own = (assigned.assignment == part_id).nonzero().flatten()
-        heat = vip[part_id].clone()
-        if seeds.numel():
-            # q_0 joins the sum over hops, see plan.vip
-            heat[seeds] = (heat[seeds] + min(1.0, batch_size / seeds.numel())).clamp(max=1.0)
-        pieces.append(own[torch.sort(heat[own], descending=True, stable=True).indices])
-    sizes = torch.tensor([0, *(piece.numel() for piece in pieces)])
-    return torch.cat(pieces), PartitionBook(sizes.cumsum(0))
-
-
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """What a torch dtype is on disk; TypeError where it cannot be."""
+    """The numpy dtype that a torch dtype is stored as; TypeError where there is none."""
     return torch.empty(0, dtype=_STORED_AS.get(dtype, dtype)).numpy().dtype
 
 
@@ -544,15 +522,15 @@ class _Writer:
         self.root = root
         self.files: dict[str, dict[str, Any]] = {}
 
-    def write(self, name: str, dtype: torch.dtype, shape: Sequence[int], pieces: Callable[[], Any]) -> None:
-        """Write ``pieces()``, tensors that follow one another along dimension 0."""
+    def write(self, name: str, dtype: torch.dtype, shape: Sequence[int], pieces: Iterable[Tensor]) -> None:
+        """Write tensors that follow one another along dimension 0."""
         stored, numpy_dtype = _STORED_AS.get(dtype, dtype), _numpy_dtype(dtype)
         path = self.root / name
         path.parent.mkdir(exist_ok=True)
         header = {"descr": np.lib.format.dtype_to_descr(numpy_dtype), "fortran_order": False, "shape": tuple(shape)}
         with path.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
-            for piece in pieces():
+            for piece in pieces:
                 file.write(memoryview(piece.to(dtype).contiguous().view(stored).numpy()).cast("B") if piece.numel() else b"")
             file.flush()
             os.fsync(file.fileno())
@@ -565,66 +543,44 @@ class _Writer:
         }
 
     def write_tensor(self, name: str, tensor: Tensor) -> None:
-        self.write(name, tensor.dtype, tensor.shape, lambda: [tensor])
+        self.write(name, tensor.dtype, tensor.shape, [tensor])
 
 
-def _write_topology(writer: _Writer, graph: Graph, order: Tensor, edge_attributes: Mapping[str, Tensor]) -> None:
-    new_id = torch.empty_like(order)
-    new_id[order] = torch.arange(order.numel())
-    degree = graph.in_degree()[order]
-    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+def _write_topology(writer: _Writer, graph: Graph, layout: Layout, edge_attributes: Mapping[str, Tensor]) -> None:
+    indptr, _ = relabeled_edges(graph, layout)
     writer.write_tensor("indptr.npy", indptr)
-    writer.write_tensor("original_id.npy", order)
+    writer.write_tensor("original_id.npy", layout.order)
 
-    def edge_pieces(rows_of: Callable[[Tensor], Tensor], row_bytes: int) -> Any:
-        # Vertices in runs of a bounded number of edges; `position` is where the run's edges were.
-        most = max(1, _COPY_BYTES // (row_bytes + 16))
-        first = 0
-        while first < order.numel():
-            last = max(first + 1, int(torch.searchsorted(indptr, indptr[first] + most, right=True)) - 1)
-            count = degree[first:last]
-            start = graph.indptr[order[first:last]] - (indptr[first:last] - indptr[first])
-            position = torch.repeat_interleave(start, count) + torch.arange(int(count.sum()))
-            yield rows_of(position)
-            first = last
+    def write_edges(name: str, like: Tensor, rows_of: Callable[[Tensor, Tensor], Tensor]) -> None:
+        pieces = (rows_of(position, sources) for position, sources in relabeled_edges(graph, layout)[1])
+        writer.write(name, like.dtype, like.shape, pieces)
 
-    indices = graph.indices
-    writer.write(
-        "indices.npy", indices.dtype, indices.shape, lambda: edge_pieces(lambda at: new_id[indices[at].long()], 24)
-    )
+    write_edges("indices.npy", graph.indices, lambda position, sources: sources)
     for name, rows in edge_attributes.items():
-        def rows_of(position: Tensor, rows: Tensor = rows) -> Tensor:
+        def rows_of(position: Tensor, sources: Tensor, rows: Tensor = rows) -> Tensor:
             return rows[position if graph.edge_id is None else graph.edge_id[position]]
 
-        row_bytes = max(1, rows.nbytes // max(1, rows.size(0)))
-        writer.write(f"edge_{name}.npy", rows.dtype, rows.shape, lambda: edge_pieces(rows_of, row_bytes))
+        write_edges(f"edge_{name}.npy", rows, rows_of)
 
 
-def _write_parts(
-    writer: _Writer,
-    book: PartitionBook,
-    order: Tensor,
-    node_attributes: Mapping[str, Tensor],
-    splits: Mapping[str, Tensor],
-    vip: Tensor,
-) -> None:
-    in_split = {name: torch.zeros(order.numel(), dtype=torch.bool) for name in splits}
+def _write_parts(writer: _Writer, layout: Layout, node_attributes: Mapping[str, Tensor], splits: Mapping[str, Tensor]) -> None:
+    in_split = {name: torch.zeros(layout.order.numel(), dtype=torch.bool) for name in splits}
     for name, ids in splits.items():
         in_split[name][ids] = True
-    for part_id in range(book.num_parts):
-        begin, end = book.range_of(part_id)
-        own = order[begin:end]
+    for part_id in range(layout.book.num_parts):
+        begin, end = layout.book.range_of(part_id)
+        own = layout.order[begin:end]
         for name, rows in node_attributes.items():
             chunk = max(1, _COPY_BYTES // max(1, rows.nbytes // max(1, rows.size(0))))
             writer.write(
                 f"{part_folder(part_id)}/node_{name}.npy",
                 rows.dtype,
                 (end - begin, *rows.shape[1:]),
-                lambda rows=rows, own=own, chunk=chunk: (rows[ids] for ids in own.split(chunk)),
+                (rows[ids] for ids in own.split(chunk)),
             )
         for name, mask in in_split.items():
             writer.write_tensor(f"{part_folder(part_id)}/split_{name}.npy", mask[own].nonzero().flatten() + begin)
-        writer.write_tensor(f"{part_folder(part_id)}/vip.npy", vip[part_id][order])
+        writer.write_tensor(f"{part_folder(part_id)}/vip.npy", layout.vip[part_id])
 
 
 def _num_classes(labels: Tensor | None) -> int:

@@ -1,0 +1,98 @@
+"""How are vertices numbered?
+
+Part p owns one contiguous range of ids, and inside a part ids descend by the part's own inclusion probability, seeds
+counted, so that a prefix of a part is its hottest rows. Among equal probabilities the user's order stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp.graph import Graph
+from salientpp.plan.partition import PartitionAssignment
+from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.vip import inclusion_probability
+
+#: Relabelling works on runs of about this many edges, so that its memory is bounded.
+_EDGES_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A numbering of N vertices in K parts.
+
+    Attributes:
+        order: int64 [N], the old id of every new one.
+        book: which new ids each part owns.
+        vip: float32 [K, N] by new id, what each part's batches need, seeds not counted.
+    """
+
+    order: Tensor
+    book: PartitionBook
+    vip: Tensor
+
+    def new_id(self) -> Tensor:
+        """int64 [N], the new id of every old one."""
+        inverse = torch.empty_like(self.order)
+        inverse[self.order] = torch.arange(self.order.numel())
+        return inverse
+
+
+def lay_out(
+    graph: Graph, assigned: PartitionAssignment, seeds: Tensor | None, num_neighbors: Sequence[int], batch_size: int
+) -> Layout:
+    """Number the vertices for a workload.
+
+    Args:
+        assigned: the part of every vertex.
+        seeds: int64 ids that batches start from, in any part; None: all vertices.
+        num_neighbors, batch_size: of the batches.
+    """
+    seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
+    seed_sets = [seeds[assigned.assignment[seeds] == part_id] for part_id in range(assigned.num_parts)]
+    vip = inclusion_probability(graph, seed_sets, num_neighbors, batch_size)
+    pieces = []
+    for part_id, own_seeds in enumerate(seed_sets):
+        own = (assigned.assignment == part_id).nonzero().flatten()
+        heat = vip[part_id].clone()
+        if own_seeds.numel():
+            # q_0 joins the sum over hops, see plan.vip
+            heat[own_seeds] = (heat[own_seeds] + min(1.0, batch_size / own_seeds.numel())).clamp(max=1.0)
+        pieces.append(own[torch.sort(heat[own], descending=True, stable=True).indices])
+    order = torch.cat(pieces)
+    sizes = torch.tensor([0, *(piece.numel() for piece in pieces)])
+    return Layout(order, PartitionBook(sizes.cumsum(0)), vip[:, order])
+
+
+def relabeled_edges(graph: Graph, layout: Layout) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
+    """The graph under new ids, piece by piece.
+
+    Returns:
+        ``indptr`` int64 [N + 1], and an iterator over pieces of the edges in new order: where they were in
+        ``graph.indices``, and their sources under new ids (dtype of ``graph.indices``).
+    """
+    degree = graph.in_degree()[layout.order]
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    new_id = layout.new_id().to(graph.indices.dtype)
+
+    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+        first = 0
+        while first < layout.order.numel():
+            last = max(first + 1, int(torch.searchsorted(indptr, indptr[first] + _EDGES_AT_ONCE, right=True)) - 1)
+            start = graph.indptr[layout.order[first:last]] - (indptr[first:last] - indptr[first])
+            position = torch.repeat_interleave(start, degree[first:last])
+            position += torch.arange(position.numel())
+            yield position, new_id[graph.indices[position].long()]
+            first = last
+
+    return indptr, pieces()
+
+
+def relabel(graph: Graph, layout: Layout) -> Graph:
+    """The graph under new ids, in memory."""
+    indptr, pieces = relabeled_edges(graph, layout)
+    return Graph(indptr, torch.cat([graph.indices[:0], *(sources for _, sources in pieces)]))

@@ -1,0 +1,382 @@
+"""Does every vertex get a part, every part its share, and the cut its due?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.graph import Graph
+from salientpp.plan import partition
+from salientpp.plan.partition import assign_parts
+
+
+def make_graph(pairs: list[tuple[int, int]], num_vertices: int) -> Graph:
+    """Directed edges (source, target)."""
+    return Graph.from_edge_index(torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t(), num_vertices)
+
+
+def make_communities(num_communities: int, size: int, inside: int, across: int, seed: int) -> tuple[Graph, Tensor]:
+    """Undirected, each edge stored both ways; vertex v is in community ``v % num_communities``."""
+    rng = np.random.default_rng(seed)
+    num_vertices = num_communities * size
+    member = rng.integers(0, size, (2, inside)) * num_communities + rng.integers(0, num_communities, inside)
+    edges = np.concatenate([member, rng.integers(0, num_vertices, (2, across))], axis=1)
+    both = torch.from_numpy(np.concatenate([edges, edges[::-1]], axis=1))
+    return Graph.from_edge_index(both, num_vertices), torch.arange(num_vertices) % num_communities
+
+
+def make_skewed(seed: int) -> tuple[Graph, dict[str, Tensor]]:
+    """Directed, power-law degrees, 16 communities; the training seeds are all in one of them."""
+    rng = np.random.default_rng(seed)
+    num_vertices, num_edges, num_communities = 8000, 80_000, 16
+    pull = rng.pareto(1.5, num_vertices) + 1
+    source = rng.choice(num_vertices, num_edges, p=pull / pull.sum())
+    target = rng.choice(num_vertices, num_edges, p=pull / pull.sum())
+    inside = rng.random(num_edges) < 0.8
+    target = np.where(inside, target - target % num_communities + source % num_communities, target)
+    graph = Graph.from_edge_index(torch.from_numpy(np.stack([source, target.clip(max=num_vertices - 1)])), num_vertices)
+    community = torch.arange(0, num_vertices, num_communities)
+    return graph, {"train": community[:400], "val": torch.from_numpy(rng.permutation(num_vertices)[:800])}
+
+
+def symmetric(graph: Graph) -> tuple[Tensor, Tensor, Tensor | None]:
+    indptr, indices, weight = partition._symmetrise(graph, None)
+    return torch.from_numpy(indptr), torch.from_numpy(indices), None if weight is None else torch.from_numpy(weight)
+
+
+def count_cut(graph: Graph, assignment: Tensor) -> int:
+    """Slowly, edge by edge."""
+    part, indptr = assignment.tolist(), graph.indptr.tolist()
+    indices = graph.indices.tolist()
+    return sum(part[indices[e]] != part[v] for v in range(graph.num_vertices) for e in range(indptr[v], indptr[v + 1]))
+
+
+def worst_overload(assignment: Tensor, weights: Tensor, limits: Tensor, num_parts: int) -> float:
+    loads = torch.zeros(num_parts, weights.size(1), dtype=torch.int64).index_add_(0, assignment, weights)
+    return float(((loads - limits).clamp(min=0) / limits.clamp(min=1)).max())
+
+
+# --- metis -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_communities", [2, 4])
+def test_metis_finds_planted_communities(num_communities):
+    graph, community = make_communities(num_communities, size=300, inside=6000, across=300, seed=0)
+    found = assign_parts(graph, num_communities)
+    random = assign_parts(graph, num_communities, method="random")
+    planted = assign_parts(graph, num_communities, method=community)
+    assert found.edge_cut <= 1.05 * planted.edge_cut
+    assert found.edge_cut < 0.2 * random.edge_cut
+
+
+@pytest.mark.parametrize("num_parts", [2, 4, 7])
+@pytest.mark.parametrize("tolerance", [0.02, 0.05, 0.2])
+def test_every_load_keeps_within_its_limit_on_a_skewed_graph(num_parts, tolerance):
+    graph, seed_sets = make_skewed(seed=1)
+    result = assign_parts(graph, num_parts, seed_sets=seed_sets, tolerance=tolerance)
+    assert set(result.balance) == {"vertices", "edges", "train", "val"}
+    heaviest = int(graph.indptr.diff().max())
+    for name, load in result.loads.items():
+        mean = sum(load) / num_parts
+        slack = heaviest if name == "edges" else 1  # the documented limit: whole vertices
+        assert max(load) <= max((1 + tolerance) * mean, -(-sum(load) // num_parts), slack), name
+    assert result.edge_cut < assign_parts(graph, num_parts, method="random").edge_cut
+
+
+def test_the_same_seed_gives_the_same_parts():
+    graph, seed_sets = make_skewed(seed=2)
+    for method in ("metis", "random"):
+        first, again, other = (
+            assign_parts(graph, 4, method=method, seed_sets=seed_sets, seed=seed).assignment for seed in (3, 3, 4)
+        )
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+
+def test_seeds_beyond_32_bits_are_fine():
+    graph, _ = make_communities(2, size=20, inside=100, across=5, seed=0)
+    assert assign_parts(graph, 2, seed=2**40).edge_cut < graph.num_edges
+
+
+def test_the_parts_do_not_depend_on_the_width_of_indices():
+    graph, seed_sets = make_skewed(seed=3)
+    wide = Graph(graph.indptr, graph.indices.long())
+    assert graph.indices.dtype == torch.int32
+    narrow_result, wide_result = (assign_parts(g, 4, seed_sets=seed_sets) for g in (graph, wide))
+    assert torch.equal(narrow_result.assignment, wide_result.assignment)
+    assert narrow_result.edge_cut == wide_result.edge_cut
+
+
+def test_the_symmetrised_graph_counts_each_pair_with_its_multiplicity():
+    # 0 -> 1 twice and back once, 2 -> 1 once, a loop at 3, 4 isolated.
+    indptr, indices, weight = partition._symmetrise(make_graph([(0, 1), (0, 1), (1, 0), (2, 1), (3, 3)], 5), None)
+    assert indptr.tolist() == [0, 1, 3, 4, 4, 4]
+    assert indices.tolist() == [1, 0, 2, 1]
+    assert weight.tolist() == [3, 3, 1, 1]
+    edge_weights = torch.ones(5, dtype=torch.int64)
+    same = partition._symmetrise(make_graph([(0, 1), (0, 1), (1, 0), (2, 1), (3, 3)], 5), edge_weights)
+    assert [part.tolist() for part in same] == [indptr.tolist(), indices.tolist(), weight.tolist()]
+
+
+def test_edges_of_one_weight_need_no_weights():
+    indptr, indices, weight = partition._symmetrise(make_graph([(0, 1), (1, 0), (1, 2), (2, 1)], 3), None)
+    assert (indptr.tolist(), indices.tolist(), weight) == ([0, 1, 3, 4], [1, 0, 2, 1], None)
+
+
+def test_dear_edges_are_not_cut():
+    # A ring of 8 whose edges 0-1, 2-3, 4-5, 6-7 are dear: halves of four vertices can cut two cheap edges.
+    pairs = [(v, (v + 1) % 8) for v in range(8)]
+    graph = make_graph(pairs, 8)
+    source = graph.indices.long()
+    target = torch.arange(8).repeat_interleave(graph.indptr.diff())
+    edge_weights = torch.where((source % 2 == 0) & (target == source + 1), 100, 1)
+    assignment = assign_parts(graph, 2, edge_weights=edge_weights).assignment
+    assert torch.equal(assignment[0::2], assignment[1::2])
+    assert assignment.bincount().tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("pairs", [[], [(3, 3), (4, 4)], [(0, 1)]])
+def test_edgeless_graphs_and_isolated_vertices_are_shared_out(pairs):
+    for method in ("metis", "random"):
+        result = assign_parts(make_graph(pairs, 40), 4, method=method)
+        assert result.loads["vertices"] == (10, 10, 10, 10)
+        assert method == "random" or result.edge_cut == 0
+
+
+@pytest.mark.parametrize("num_parts", [2, 7, 39, 40])
+def test_no_part_is_empty_as_long_as_there_are_vertices(num_parts):
+    ring = make_graph([(v, (v + 1) % 40) for v in range(40)], 40)
+    star = make_graph([(0, v) for v in range(1, 40)], 40)
+    for graph in (ring, star):
+        for method in ("metis", "random"):
+            assert min(assign_parts(graph, num_parts, method=method).loads["vertices"]) >= 1
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+def test_one_part_owns_everything_and_cuts_nothing(method, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymetis", None)  # METIS is not even asked
+    result = assign_parts(make_graph([(0, 1), (1, 2), (2, 2)], 3), 1, method=method)
+    assert result.assignment.tolist() == [0, 0, 0]
+    assert (result.edge_cut, result.balance) == (0, {"vertices": 1.0, "edges": 1.0})
+
+
+# --- random and given ------------------------------------------------------------------------------------
+
+
+def test_random_parts_share_each_seed_set_evenly():
+    graph = make_graph([], 1003)
+    order = torch.from_numpy(np.random.default_rng(5).permutation(1003))
+    seed_sets = {"train": order[:101], "val": order[101:150], "test": order[150:153], "none": order[:0]}
+    result = assign_parts(graph, 4, method="random", seed_sets=seed_sets)
+    assert set(result.loads) == {"vertices", "edges", "train", "val", "test"}
+    assert all(max(load) - min(load) <= 1 for load in result.loads.values())
+
+
+def test_a_given_assignment_is_measured_and_never_changed():
+    graph, _ = make_skewed(seed=6)
+    given = (torch.arange(graph.num_vertices, dtype=torch.int32) % 3).clamp(max=1)
+    result = assign_parts(graph, 3, method=given)
+    assert result.assignment.dtype == torch.int64
+    assert torch.equal(result.assignment, given.long())
+    assert result.loads["vertices"][2] == 0  # an empty part is reported, not repaired
+    given.zero_()
+    assert result.assignment.any()
+
+
+def test_quality_agrees_with_counting_by_hand(monkeypatch):
+    monkeypatch.setattr(partition, "_EDGES_AT_ONCE", 7)  # so that the count takes several steps
+    rng = np.random.default_rng(7)
+    graph = Graph.from_edge_index(torch.from_numpy(rng.integers(0, 30, (2, 90))), 30)
+    assignment = torch.from_numpy(rng.integers(0, 3, 30))
+    seeds = torch.tensor([0, 4, 4, 9, 29])
+    result = assign_parts(graph, 3, method=assignment, seed_sets={"train": seeds})
+    assert result.edge_cut == count_cut(graph, assignment)
+    assert result.edge_cut_fraction == result.edge_cut / 90
+    degree = graph.indptr.diff().tolist()
+    for name, weight in {"vertices": [1] * 30, "edges": degree, "train": seeds.bincount(minlength=30).tolist()}.items():
+        loads = [sum(w for v, w in enumerate(weight) if assignment[v] == p) for p in range(3)]
+        assert list(result.loads[name]) == loads
+        assert result.balance[name] == pytest.approx(max(loads) / (sum(loads) / 3))
+
+
+def test_direction_counts_only_what_the_owner_holds():
+    # All edges point at vertex 0: its part holds every edge, and the cut counts each once.
+    result = assign_parts(make_graph([(1, 0), (2, 0), (3, 0)], 4), 2, method=torch.tensor([0, 0, 1, 1]))
+    assert result.loads["edges"] == (3, 0)
+    assert result.edge_cut == 2
+
+
+def test_the_table_has_a_header_a_row_per_part_and_the_imbalances():
+    result = assign_parts(make_graph([(0, 1), (2, 1)], 3), 2, method=torch.tensor([0, 0, 1]))
+    assert result.rows() == [
+        ("part", "vertices", "edges"),
+        ("0", "2", "2"),
+        ("1", "1", "0"),
+        ("max / mean", "1.333", "2.000"),
+    ]
+
+
+# --- the kernel's law ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rebalancing_never_increases_the_worst_overload(seed):
+    rng = np.random.default_rng(seed)
+    num_vertices, num_parts, num_constraints = 60, int(rng.integers(1, 7)), int(rng.integers(1, 4))
+    indptr, indices, weight = symmetric(Graph.from_edge_index(torch.from_numpy(rng.integers(0, 60, (2, 200))), 60))
+    weights = torch.from_numpy(rng.integers(0, 9, (num_vertices, num_constraints)) ** rng.integers(1, 4))
+    limits = (weights.sum(0).double() / num_parts * rng.uniform(0.7, 1.3)).long()  # some cannot be met
+    assignment = torch.from_numpy(rng.integers(0, num_parts, num_vertices) * rng.integers(0, 2, num_vertices))
+    result = ops.rebalance_parts(indptr, indices, assignment, weights, limits, num_parts, 3, weight)
+    print(f"seed {seed}")
+    assert int(result.min()) >= 0 and int(result.max()) < num_parts
+    before, after = (worst_overload(a, weights, limits, num_parts) for a in (assignment, result))
+    assert after <= before
+    assert result.bincount(minlength=num_parts).min() >= 1  # 60 vertices, at most 6 parts
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rebalancing_meets_limits_that_leave_room(seed):
+    graph, seed_sets = make_skewed(seed)
+    indptr, indices, weight = symmetric(graph)
+    columns = partition._constraint_weights(graph, seed_sets)
+    weights, limits = torch.stack(list(columns.values()), 1), partition._load_limits(columns, 4, 0.05)
+    aim = partition._load_limits(columns, 4, 0.045)
+    everything_in_one = torch.zeros(graph.num_vertices, dtype=torch.int64)
+    result = ops.rebalance_parts(indptr, indices, everything_in_one, weights, aim, 4, 2, weight)
+    assert worst_overload(result, weights, limits, 4) == 0.0
+    # Moves of one vertex at a time may stop that little short of limits that are met to the last vertex.
+    assert worst_overload(result, weights, aim, 4) < 1e-3
+
+
+def test_refinement_lowers_the_cut_within_the_limits():
+    graph, community = make_communities(2, size=100, inside=2000, across=100, seed=8)
+    indptr, indices, weight = symmetric(graph)
+    rng = np.random.default_rng(8)
+    noisy = torch.where(torch.from_numpy(rng.random(200) < 0.2), 1 - community, community)
+    ones = torch.ones(200, 1, dtype=torch.int64)
+    refined = ops.rebalance_parts(indptr, indices, noisy, ones, torch.tensor([110]), 2, 10, weight)
+    assert count_cut(graph, refined) <= 1.1 * count_cut(graph, community) < count_cut(graph, noisy)
+    assert int(refined.bincount().max()) <= 110
+
+
+def test_unlike_vertices_are_exchanged_when_no_part_has_room_for_both():
+    # Part 0 holds every seed and both parts are full, so seeds can only leave against other vertices.
+    weights = torch.ones(40, 2, dtype=torch.int64)
+    weights[:, 1] = torch.arange(40) < 20
+    assignment = (torch.arange(40) >= 20).long()
+    indptr, no_edges = torch.zeros(41, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    result = ops.rebalance_parts(indptr, no_edges, assignment, weights, torch.tensor([20, 10]), 2, 0)
+    assert worst_overload(result, weights, torch.tensor([20, 10]), 2) == 0.0
+
+
+def test_impossible_limits_end_in_an_answer():
+    indptr, indices, weight = symmetric(make_communities(2, size=50, inside=400, across=50, seed=9)[0])
+    weights = torch.ones(100, 2, dtype=torch.int64)
+    weights[0, 1] = 10**12
+    result = ops.rebalance_parts(indptr, indices, torch.zeros(100, dtype=torch.int64), weights, torch.tensor([0, 1]), 3, 5, weight)
+    assert result.shape == (100,)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("assignment", [0, 2], r"assignment\[1\] must be in \[0, 2\), got 2"),
+        ("assignment", [0], "assignment must have one entry per vertex, expected 2, got 1"),
+        ("weights", [[1], [-1]], r"weights\[1, 0\] must be >= 0, got -1"),
+        ("weights", [[1]], "weights must have one row per vertex and one column per limit"),
+        ("weights", [[2**62], [2**62]], r"weights\[:, 0\] sum to more than 2\^63 - 1"),
+        ("limits", [-1], r"limits\[0\] must be >= 0, got -1"),
+        ("indices", [1, 5], r"indices\[1\] must be in \[0, 2\), got 5"),
+        ("indptr", [0, 3, 2], "indptr must not decrease"),
+        ("edge_weights", [1], "edge_weights must have one entry per edge, expected 2, got 1"),
+        ("edge_weights", [1, 0], r"edge_weights\[1\] must be >= 1, got 0"),
+    ],
+)
+def test_the_kernel_refuses_what_it_cannot_read(name, value, words):
+    arguments = {
+        "indptr": [0, 1, 2],
+        "indices": [1, 0],
+        "assignment": [0, 1],
+        "weights": [[1], [1]],
+        "limits": [1],
+        "edge_weights": [1, 1],
+    }
+    arguments[name] = value
+    tensors = {key: torch.tensor(entry, dtype=torch.int64) for key, entry in arguments.items()}
+    with pytest.raises(RuntimeError, match=words):
+        ops.rebalance_parts(**tensors, num_parts=2, sweeps=1)
+
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_parts": 0}, "num_parts must be an integer >= 1, got 0"),
+        ({"num_parts": -2}, "num_parts must be an integer >= 1, got -2"),
+        ({"num_parts": 2.0}, "num_parts must be an integer >= 1, got 2.0"),
+        ({"num_parts": True}, "num_parts must be an integer >= 1, got True"),
+        ({"num_parts": 6}, "num_parts must be at most the number of vertices, 5, got 6: some parts would be empty"),
+        ({"method": "spectral"}, "method must be 'metis', 'random' or a tensor of part ids, got 'spectral'"),
+        ({"method": [0, 1]}, r"method must be 'metis', 'random' or a tensor of part ids, got \[0, 1\]"),
+        ({"tolerance": -0.1}, "tolerance must be a number >= 0, got -0.1; 0.05 allows 5 % above the mean"),
+        ({"tolerance": float("nan")}, "tolerance must be a number >= 0, got nan"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"method": torch.zeros(4)}, r"assignment must have shape \[5\], one part per vertex, got \[4\]"),
+        ({"method": torch.zeros(5)}, "assignment must have an integer dtype, got torch.float32; use assignment.long"),
+        ({"method": torch.tensor([0, 1, 2, 9, -1])}, r"assignment\[2\] must be in \[0, 2\), got 2"),
+        ({"seed_sets": {"train": torch.tensor([0, 5])}}, r"seed_sets\['train'\]\[1\] must be in \[0, 5\), got 5"),
+        ({"seed_sets": {"val": torch.tensor([-1])}}, r"seed_sets\['val'\]\[0\] must be in \[0, 5\), got -1"),
+        ({"seed_sets": {"val": torch.ones(5).bool()}}, r"seed_sets\['val'\] must be a 1-D int64 tensor .*mask.nonzero"),
+        ({"seed_sets": {"val": [1]}}, r"seed_sets\['val'\] must be a 1-D int64 tensor of vertex ids, got list"),
+        ({"seed_sets": {"edges": torch.tensor([1])}}, "a seed set may not be called 'edges'"),
+        ({"edge_weights": torch.ones(3)}, r"edge_weights must be int64 \[4\], one per edge .*, got torch.float32 \[3\]"),
+        ({"edge_weights": torch.tensor([1, 2, 0, 1])}, r"edge_weights\[2\] must be >= 1, got 0"),
+        ({"edge_weights": torch.ones(4).long(), "method": "random"}, "edge_weights only guide method='metis'"),
+        ({"edge_weights": torch.full((4,), 2**61)}, "too many for the int64 integers of this METIS"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(arguments, words):
+    graph = make_graph([(0, 1), (1, 2), (2, 3), (3, 4)], 5)
+    with pytest.raises(ValueError, match=words):
+        assign_parts(graph, **{"num_parts": 2, **arguments})
+
+
+def test_an_empty_graph_is_refused():
+    with pytest.raises(ValueError, match="the graph must have at least one vertex to be partitioned, got 0"):
+        assign_parts(make_graph([], 0), 1)
+
+
+def test_without_pymetis_the_error_names_the_ways_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(ImportError, match="pip install pymetis`, use method='random' or give an assignment"):
+        assign_parts(make_graph([(0, 1)], 2), 2)
+    assert assign_parts(make_graph([(0, 1)], 2), 2, method="random").edge_cut == 1
+
+
+# --- real graphs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "largest_cut"), [("debian_full", 0.19), ("facebook_pages", 0.12), ("tolokers", 0.36)])
+def test_real_graphs_are_cut_little_and_balanced(name, largest_cut):
+    folder = os.environ.get("SALIENTPP_TEST_DATA")
+    if not folder:
+        pytest.skip("SALIENTPP_TEST_DATA does not name the folder of the real graphs")
+    with np.load(Path(folder) / f"{name}.npz") as file:
+        edge_index = torch.from_numpy(file["edge_index"])
+        num_vertices = file["x"].shape[0]
+        seed_sets = {split: torch.from_numpy(file[f"{split}_idx"]) for split in ("train", "val", "test")}
+        if not file["directed"]:
+            edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
+    result = assign_parts(Graph.from_edge_index(edge_index, num_vertices), 4, seed_sets=seed_sets)
+    assert result.edge_cut_fraction < largest_cut
+    assert max(result.balance.values()) <= 1.0501
