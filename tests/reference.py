@@ -239,6 +239,8 @@ def p_of_equal_counts(outcomes: Iterable, num_cells: int) -> float:
     assert len(counts) <= num_cells, f"{len(counts)} different outcomes, at most {num_cells} are possible"
     counts += [0] * (num_cells - len(counts))
     assert sum(counts) >= 5 * num_cells, "too few draws for a chi-square test"
+    if num_cells == 1:
+        return 1.0
     return float(stats.chisquare(counts).pvalue)
 
 

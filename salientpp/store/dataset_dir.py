@@ -167,7 +167,10 @@ class PartitionedGraph:
         return part_id
 
     def _array(self, name: str, dtype: str | None = None) -> Tensor:
-        array = _open_array(self.root, name, self.manifest["files"][name])
+        entry = self.manifest["files"][name]
+        # Again, since the directory may have been overwritten after load: two of them must never be mixed.
+        _verify_file(self.root, name, entry, full=False)
+        array = _open_array(self.root, name, entry)
         tensor = torch.from_numpy(array)
         return tensor if dtype is None else tensor.view(getattr(torch, dtype))
 
@@ -354,7 +357,7 @@ def partition(
         on_step("reading the topology")
         graph = Graph.from_data(data)
         attributes = _collect_attributes(data, graph)
-        splits = _collect_splits(data, split, attributes.node.get("y"), graph.num_vertices)
+        splits = collect_splits(data, split, attributes.node.get("y"), graph.num_vertices)
         on_step(f"assigning {graph.num_vertices} vertices to {num_parts} parts")
         assigned = assign_parts(graph, num_parts, method=method, seed_sets=splits, tolerance=tolerance, seed=seed)
         on_step("computing inclusion probabilities")
@@ -475,7 +478,7 @@ def _has_weights(adj_t: Any) -> bool:
     return values is not None and bool((values != 1).any())
 
 
-def _collect_splits(
+def collect_splits(
     data: Data, split: Mapping[str, Tensor] | None, labels: Tensor | None, num_vertices: int
 ) -> dict[str, Tensor]:
     """Split name -> ascending vertex ids, without the vertices whose label (or every one of several) is negative."""

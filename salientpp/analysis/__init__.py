@@ -1,0 +1,1 @@
+"""What a plan would cost, before machines are rented."""

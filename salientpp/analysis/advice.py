@@ -1,0 +1,127 @@
+"""How much cache and how much GPU memory is worth giving?
+
+Both questions have the same shape: rows ordered by how often they are needed, and what the first of them save. The advice is the
+knee of that curve: the fraction beyond which a further 1 % of N / K rows saves less than 1 % of the traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp.plan.cache import Workload, cache_capacity
+
+GPU_FRACTIONS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """Rows of its own part that a batch copies from host to device, expected, mean over parts, by GPU fraction β."""
+
+    fanouts: tuple[int, ...]
+    gpu_fraction: float
+    rows_per_batch_vip_order: float
+    rows_per_batch_original_order: float
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A replication factor and a GPU fraction, for one fanout, with policy 'vip'.
+
+    Beyond either, a further 1 % of a part's share of rows (N / K) saves less than 1 % of the traffic.
+
+    Attributes:
+        replication_factor, remaining: α, and the share of rows per epoch that it leaves.
+        cache_bytes: what the cache costs a machine; ``next_gb_saves`` is the further share a next 10^9 bytes would save.
+        gpu_fraction, gpu_remaining, gpu_bytes, next_gpu_gb_saves: the same for β and host-to-device rows.
+    """
+
+    fanouts: tuple[int, ...]
+    replication_factor: float
+    remaining: float
+    cache_bytes: int
+    next_gb_saves: float
+    gpu_fraction: float
+    gpu_remaining: float
+    gpu_bytes: int
+    next_gpu_gb_saves: float
+
+    def __str__(self) -> str:
+        return (
+            f"fanouts {list(self.fanouts)}: α = {self.replication_factor:g} ({_size(self.cache_bytes)} per machine) leaves "
+            f"{self.remaining:.2f}× the traffic; the next GB saves {self.next_gb_saves:.1%}. "
+            f"β = {self.gpu_fraction:g} ({_size(self.gpu_bytes)} of GPU memory) leaves {self.gpu_remaining:.2f}× of the "
+            f"host-to-device rows; the next GB saves {self.next_gpu_gb_saves:.1%}."
+        )
+
+
+def advise(
+    workloads: Sequence[Workload], vip: Tensor, original_id: Tensor, remaining: Sequence[tuple[float, float]], row_bytes: int
+) -> tuple[list[DeviceRows], Recommendation]:
+    """Expected host-to-device rows over β, and the recommended α and β.
+
+    Args:
+        workloads: one per part.
+        vip: float32 [K, N] without seeds.
+        original_id: int64 [N], the user's ids, whose order is compared with VIP's.
+        remaining: (α, share of the rows without a cache that are still fetched), with policy 'vip'.
+        row_bytes: of one feature row.
+    """
+    gb_rows = int(1e9 / row_bytes) if row_bytes else 0
+    alpha, left = max(remaining, key=lambda pair: (1 - pair[1]) - pair[0])
+    fanouts = tuple(workloads[0].num_neighbors)
+    book = workloads[0].book
+    device = torch.zeros(2, len(GPU_FRACTIONS), dtype=torch.float64)
+    gains = torch.zeros(2, dtype=torch.float64)  # expected rows that a next GB saves: of the cache, of the GPU
+    totals = torch.zeros(2, dtype=torch.float64)
+    heats = []
+    for part_id, workload in enumerate(workloads):
+        begin, end = book.range_of(part_id)
+        chance = vip[part_id].to(torch.float64)
+        outside = torch.cat([chance[:begin], chance[end:]]).sort(descending=True).values
+        size = cache_capacity(alpha, book)
+        gains[0] += outside[size : size + gb_rows].sum()
+        totals[0] += outside.sum()
+
+        heat = chance[begin:end].clone()
+        own = workload.seeds - begin
+        if own.numel():
+            heat[own] = (heat[own] + min(1.0, workload.batch_size / own.numel())).clamp(max=1.0)
+        by_heat = heat.sort(descending=True).values
+        by_id = heat[original_id[begin:end].argsort()]
+        for i, fraction in enumerate(GPU_FRACTIONS):
+            first = int(fraction * (end - begin))
+            device[0, i] += by_heat[first:].sum()
+            device[1, i] += by_id[first:].sum()
+        heats.append(by_heat)
+        totals[1] += heat.sum()
+    device /= len(workloads)
+    rows = [DeviceRows(fanouts, beta, float(device[0, i]), float(device[1, i])) for i, beta in enumerate(GPU_FRACTIONS)]
+    whole = max(float(device[0, 0]), 1e-12)
+    best = max(rows, key=lambda row: (1 - row.rows_per_batch_vip_order / whole) - row.gpu_fraction)
+    for heat in heats:
+        first = int(best.gpu_fraction * heat.numel())
+        gains[1] += heat[first : first + gb_rows].sum()
+    largest = max(book.size_of(part_id) for part_id in range(book.num_parts))
+    return rows, Recommendation(
+        fanouts=fanouts,
+        replication_factor=alpha,
+        remaining=left,
+        cache_bytes=cache_capacity(alpha, book) * row_bytes,
+        next_gb_saves=float(gains[0] / totals[0].clamp(min=1e-12)),
+        gpu_fraction=best.gpu_fraction,
+        gpu_remaining=best.rows_per_batch_vip_order / whole,
+        gpu_bytes=int(best.gpu_fraction * largest) * row_bytes,
+        next_gpu_gb_saves=float(gains[1] / totals[1].clamp(min=1e-12)),
+    )
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000 or unit == "GB":
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    raise AssertionError("unreachable")

@@ -1,0 +1,426 @@
+"""How many feature rows would cross the network, and what would a cache or a GPU tier save?
+
+For a graph, K machines, fanouts and a batch size, count for every cache policy and replication factor the rows that an
+epoch fetches, exactly as the loader fetches them: per batch the distinct vertices that are remote and not cached. The
+batches are those that the loader makes for the same seed, so the count of a real run is the same number. One
+simulation serves all policies and replication factors, because a cache changes what travels and never the batches.
+
+Beside the count stands VIP's forecast, which needs no sampling: the sum of the inclusion probabilities of the same vertices. It
+is too high from two hops on, so a handful of simulated batches calibrates it.
+
+Two oracles bound what a static cache can do. ``oracle`` ranks vertices by the very accesses that are counted: no static cache is
+better, but with few epochs it has learned their noise. ``oracle-heldout`` ranks by as many other epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from salientpp import ops
+from salientpp.analysis.advice import DeviceRows, Recommendation, advise
+from salientpp.graph import Graph
+from salientpp.minibatch.sampler import batch_key
+from salientpp.minibatch.schedule import Schedule
+from salientpp.plan.accesses import count_accesses, shuffled_batches
+from salientpp.plan.cache import POLICIES, Workload, cache_capacity, score
+from salientpp.plan.layout import lay_out, relabel
+from salientpp.plan.partition import assign_parts
+from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.vip import check_fanouts, inclusion_probability
+from salientpp.store.dataset_dir import PartitionedGraph, collect_splits
+
+ORACLES = ("oracle", "oracle-heldout")
+#: Policies that need sampling, so that there is nothing to forecast without it.
+LEARNED = (*ORACLES, "simulation")
+#: Batches per part that calibrate the forecast.
+CALIBRATION_BATCHES = 20
+
+#: Called with (what, total steps) before a long step; returns a function to call after each of them.
+Track = Callable[[str, int], Callable[[], None]]
+
+
+def no_track(what: str, total: int) -> Callable[[], None]:
+    return lambda: None
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Rows fetched per epoch, over all K parts, with one policy and replication factor.
+
+    Attributes:
+        fanouts, policy, replication_factor: of the cache.
+        remote_rows_per_epoch, remote_rows_std: mean and standard deviation over epochs; None if only predicted.
+        remote_rows_per_part: the mean by part.
+        predicted_rows_per_epoch: VIP's forecast for the same cache, None for caches that depend on counted accesses.
+        calibrated_rows_per_epoch, calibrated_error: the forecast after a handful of batches per part, and its standard
+            error; policy 'vip' only.
+        ratio_to_oracle, ratio_to_heldout: rows over the oracles' rows at the same replication factor, None where not counted
+            or where the oracle fetches nothing.
+        reduction: share of the rows without a cache that the cache saves.
+    """
+
+    fanouts: tuple[int, ...]
+    policy: str
+    replication_factor: float
+    remote_rows_per_epoch: float | None
+    remote_rows_std: float | None
+    remote_rows_per_part: tuple[float, ...] | None
+    predicted_rows_per_epoch: float | None
+    calibrated_rows_per_epoch: float | None
+    calibrated_error: float | None
+    ratio_to_oracle: float | None
+    ratio_to_heldout: float | None
+    reduction: float
+
+    @property
+    def rows(self) -> float | None:
+        """The best figure there is: counted, else predicted."""
+        return self.predicted_rows_per_epoch if self.remote_rows_per_epoch is None else self.remote_rows_per_epoch
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The result of :func:`analyze`; ``to_dict`` gives the documented JSON."""
+
+    dataset: str
+    num_vertices: int
+    num_edges: int
+    parts: int
+    batch_size: int
+    epochs: int
+    seeds: str
+    seed: int
+    row_bytes: int
+    edge_cut_fraction: float
+    balance: dict[str, float]
+    rows_without_cache: dict[str, float]
+    results: tuple[Volume, ...]
+    device_rows: tuple[DeviceRows, ...]
+    recommendations: tuple[Recommendation, ...]
+
+    def to_dict(self) -> dict:
+        """JSON values; ``schema`` is the version of their meaning."""
+        return {"schema": 1, **asdict(self)}
+
+    def geometric_means(self) -> dict[tuple[str, float], float]:
+        """(policy, α) -> geometric mean over fanouts of the ratio to the rows without a cache."""
+        ratios: dict[tuple[str, float], list[float]] = {}
+        for volume in self.results:
+            # A cache that leaves nothing would make every mean zero.
+            ratios.setdefault((volume.policy, volume.replication_factor), []).append(max(1 - volume.reduction, 1e-12))
+        return {key: math.exp(sum(map(math.log, values)) / len(values)) for key, values in ratios.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Parted:
+    """A graph under new ids, with seeds by part."""
+
+    name: str
+    graph: Graph
+    book: PartitionBook
+    original_id: Tensor
+    seeds: list[Tensor]
+    row_bytes: int
+    edge_cut_fraction: float
+    balance: dict[str, float]
+
+
+def analyze(
+    data: Data | PartitionedGraph,
+    parts: int | None = None,
+    *,
+    name: str = "graph",
+    method: str | Tensor = "metis",
+    fanouts: Sequence[Sequence[int]] = ((15, 10, 5),),
+    batch_size: int = 1024,
+    replication_factors: Sequence[float] = (0, 0.01, 0.05, 0.1, 0.2, 0.5, 1),
+    policies: Sequence[str] = ("vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"),
+    epochs: int = 10,
+    seeds: str = "train",
+    seed: int = 0,
+    predict_only: bool = False,
+    track: Track = no_track,
+) -> Analysis:
+    """Count and forecast the rows that cross the network per epoch.
+
+    Args:
+        data: a ``Data``, partitioned here in memory, or an opened dataset directory (its ids are the loader's, so counts
+            equal a live run's exactly).
+        parts: K; needed for a ``Data``.
+        name: of the dataset, for the report.
+        method: 'metis', 'metis-vip' (METIS with VIP edge weights), 'random', or an assignment [N].
+        fanouts: one or more lists, nearest the seeds first.
+        batch_size: seeds per batch and rank.
+        replication_factors: α >= 0, any number of them.
+        policies: names of ``plan.cache.POLICIES``, and 'oracle', which stands for both oracles.
+        epochs: counted epochs, and as many held-out ones for the oracle that learns from others.
+        seeds: the split that batches start from, or 'all'.
+        seed: of the batches and of the partition.
+        predict_only: no sampling, VIP's forecast alone.
+        track: see :data:`Track`.
+
+    Raises:
+        ValueError: an argument is wrong; nothing was computed.
+    """
+    fanouts = [check_fanouts(entry) for entry in fanouts]
+    if not fanouts:
+        raise ValueError("fanouts must hold at least one list")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+    if epochs < 1 and not predict_only:
+        raise ValueError(f"epochs must be >= 1, got {epochs}")
+    for alpha in replication_factors:
+        cache_capacity(alpha, PartitionBook.trivial(0))
+    policies = _check_policies(policies, predict_only)
+    track("partitioning", 1)()
+    parted = _open(data, parts, name, method, fanouts[0], batch_size, seeds, seed)
+    alphas = sorted(set(float(alpha) for alpha in replication_factors))
+    results, device_rows, recommendations, without = [], [], [], {}
+    for entry in fanouts:
+        volumes, devices, recommendation, bare = _analyze_fanouts(
+            parted, entry, batch_size, alphas, policies, 0 if predict_only else epochs, seed, track
+        )
+        results += volumes
+        device_rows += devices
+        recommendations.append(recommendation)
+        without[",".join(map(str, entry))] = bare
+    return Analysis(
+        dataset=parted.name,
+        num_vertices=parted.graph.num_vertices,
+        num_edges=parted.graph.num_edges,
+        parts=parted.book.num_parts,
+        batch_size=batch_size,
+        epochs=0 if predict_only else epochs,
+        seeds=seeds,
+        seed=seed,
+        row_bytes=parted.row_bytes,
+        edge_cut_fraction=parted.edge_cut_fraction,
+        balance=parted.balance,
+        rows_without_cache=without,
+        results=tuple(results),
+        device_rows=tuple(device_rows),
+        recommendations=tuple(recommendations),
+    )
+
+
+def _check_policies(policies: Sequence[str], predict_only: bool) -> list[str]:
+    checked: list[str] = []
+    for policy in policies:
+        if policy not in POLICIES and policy not in ORACLES:
+            raise ValueError(f"policies must be among {', '.join([*sorted(POLICIES), 'oracle'])}, got {policy!r}")
+        checked += ORACLES if policy == "oracle" else [policy]
+    if predict_only:
+        checked = [policy for policy in checked if policy not in LEARNED]
+    if "vip" not in checked:
+        checked.insert(0, "vip")  # the forecasts and recommendations are VIP's
+    return list(dict.fromkeys(checked))
+
+
+def _open(
+    data: Data | PartitionedGraph,
+    parts: int | None,
+    name: str,
+    method: str | Tensor,
+    fanouts: Sequence[int],
+    batch_size: int,
+    seeds: str,
+    seed: int,
+) -> _Parted:
+    if isinstance(data, PartitionedGraph):
+        if parts not in (None, data.num_parts):
+            raise ValueError(f"{data.root} has {data.num_parts} parts, got parts={parts}; leave it out, or partition again")
+        x = data.manifest["node_attributes"].get("x")
+        row_bytes = 0 if x is None else math.prod(x["row_shape"]) * torch.empty(0, dtype=getattr(torch, x["dtype"])).element_size()
+        return _Parted(
+            name,
+            data.graph,
+            data.book,
+            data.original_id(torch.arange(data.num_vertices)),
+            [data.split(seeds, part_id) for part_id in range(data.num_parts)],
+            row_bytes,
+            data.manifest["quality"]["edge_cut_fraction"],
+            data.manifest["quality"]["balance"],
+        )
+    if parts is None:
+        raise ValueError("parts must be given for a graph that is not partitioned yet")
+    graph = Graph.from_data(data)
+    splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
+    if seeds != "all" and seeds not in splits:
+        raise ValueError(f"seeds must be 'all' or a split of the data ({', '.join(splits) or 'it has none'}), got {seeds!r}")
+    chosen = None if seeds == "all" else splits[seeds]
+    assigned = assign_parts(graph, parts, method=method, seed_sets=splits, seed=seed)
+    layout = lay_out(graph, assigned, chosen, fanouts, batch_size)
+    new_id = layout.new_id()
+    seed_ids = (torch.arange(graph.num_vertices) if chosen is None else new_id[chosen]).sort().values
+    x = data.get("x")
+    return _Parted(
+        name,
+        relabel(graph, layout),
+        layout.book,
+        layout.order,
+        [seed_ids[layout.book.owner(seed_ids) == part_id] for part_id in range(parts)],
+        0 if x is None else x[0].numel() * x.element_size(),
+        assigned.edge_cut_fraction,
+        assigned.balance,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _PartRows:
+    """One part's figures; rows per epoch. Axes: P policies, A replication factors, R epochs."""
+
+    counted: np.ndarray  # [P, A, R]; R = 0 if only predicted
+    counted_bare: np.ndarray  # [R]
+    forecast: np.ndarray  # [P, A]
+    forecast_bare: float
+    calibrated: np.ndarray  # [A]
+    calibrated_variance: np.ndarray  # [A]
+
+
+def _analyze_fanouts(
+    parted: _Parted,
+    fanouts: list[int],
+    batch_size: int,
+    alphas: list[float],
+    policies: list[str],
+    epochs: int,
+    seed: int,
+    track: Track,
+) -> tuple[list[Volume], list[DeviceRows], Recommendation, float]:
+    book = parted.book
+    title = ",".join(map(str, fanouts))
+    sizes = [ids.numel() for ids in parted.seeds]
+    track(f"{title}: inclusion probabilities", 1)()
+    vip = inclusion_probability(parted.graph, parted.seeds, fanouts, batch_size)
+    workloads = [
+        Workload(parted.graph, book, part_id, parted.seeds[part_id], fanouts, batch_size) for part_id in range(book.num_parts)
+    ]
+    # What the loader does by default; a part without seeds it serves under 'exact'.
+    uneven = "exact" if 0 in sizes else "wrap"
+    parts = []
+    for part_id, workload in enumerate(workloads):
+        schedule = Schedule(sizes[part_id], part_id, 0, 1, sizes, part_id, batch_size, True, False, uneven, seed)
+        what = f"{title}: part {part_id} of {book.num_parts}"
+        parts.append(_analyze_part(workload, vip[part_id], schedule, alphas, policies, epochs, seed, what, track))
+
+    counted = sum(part.counted for part in parts)
+    forecast = sum(part.forecast for part in parts)
+    bare = float(sum(part.counted_bare for part in parts).mean()) if epochs else sum(part.forecast_bare for part in parts)
+    mean = counted.mean(axis=2) if epochs else forecast
+    volumes = []
+    for p, policy in enumerate(policies):
+        for a, alpha in enumerate(alphas):
+            volumes.append(
+                Volume(
+                    fanouts=tuple(fanouts),
+                    policy=policy,
+                    replication_factor=alpha,
+                    remote_rows_per_epoch=float(counted[p, a].mean()) if epochs else None,
+                    remote_rows_std=float(counted[p, a].std()) if epochs else None,
+                    remote_rows_per_part=tuple(float(part.counted[p, a].mean()) for part in parts) if epochs else None,
+                    predicted_rows_per_epoch=None if policy in LEARNED else float(forecast[p, a]),
+                    calibrated_rows_per_epoch=(
+                        float(sum(part.calibrated[a] for part in parts)) if epochs and policy == "vip" else None
+                    ),
+                    calibrated_error=(
+                        math.sqrt(sum(part.calibrated_variance[a] for part in parts)) if epochs and policy == "vip" else None
+                    ),
+                    ratio_to_oracle=_ratio_to("oracle", policies, mean[:, a], p),
+                    ratio_to_heldout=_ratio_to("oracle-heldout", policies, mean[:, a], p),
+                    reduction=float(1 - mean[p, a] / bare) if bare > 0 else 0.0,
+                )
+            )
+    own = [volume for volume in volumes if volume.policy == "vip"]
+    devices, recommendation = advise(
+        workloads, vip, parted.original_id, [(volume.replication_factor, 1 - volume.reduction) for volume in own], parted.row_bytes
+    )
+    return volumes, devices, recommendation, bare
+
+
+def _analyze_part(
+    workload: Workload,
+    vip: Tensor,
+    schedule: Schedule,
+    alphas: list[float],
+    policies: list[str],
+    epochs: int,
+    seed: int,
+    what: str,
+    track: Track,
+) -> _PartRows:
+    book, part_id, seeds, num_batches = workload.book, workload.part_id, workload.seeds, schedule.num_batches
+    begin, end = book.range_of(part_id)
+    remote = torch.cat([torch.arange(begin), torch.arange(end, book.num_vertices)])
+    chance = vip[remote].to(torch.float64) * num_batches
+    capacities = [cache_capacity(alpha, book) for alpha in alphas]
+
+    def count(batches: Iterable[tuple[Tensor, int]], name: str, total: int) -> Tensor:
+        return count_accesses(workload.graph, batches, workload.num_neighbors, on_batch=track(f"{what}, {name}", total))
+
+    def loader_batches(epoch: int) -> Iterable[tuple[Tensor, int]]:
+        for index, positions in enumerate(schedule.batches(epoch)):
+            yield seeds[positions], batch_key(seed, epoch, part_id, index)
+
+    counts = [count(loader_batches(epoch), f"epoch {epoch}", num_batches)[remote].double() for epoch in range(epochs)]
+    scores = {"vip": vip}
+    if "oracle" in policies:
+        scores["oracle"] = torch.zeros(book.num_vertices).index_put_((remote,), sum(counts).float())
+    if "oracle-heldout" in policies:
+        # The keys of `simulation` are numbered by part; these lie beyond.
+        others = shuffled_batches(seeds, schedule.batch_size, book.num_parts + part_id, epochs)
+        scores["oracle-heldout"] = count(others, "held-out epochs", epochs * -(-seeds.numel() // schedule.batch_size)).float()
+
+    counted = np.zeros((len(policies), len(alphas), epochs))
+    forecast = np.zeros((len(policies), len(alphas)))
+    calibrated, variance = np.zeros(len(alphas)), np.zeros(len(alphas))
+    advance = track(f"{what}, policies", len(policies))
+    for p, policy in enumerate(policies):
+        ranking = scores[policy] if policy in scores else score(policy, workload)
+        # plan_cache's choice for every size at once: by descending score, among equals the lower id, never a zero.
+        ranked = torch.sort(ranking[remote], descending=True, stable=True)
+        sizes = [min(capacity, int((ranked.values > 0).sum())) for capacity in capacities]
+        forecast[p] = _left_by(chance[ranked.indices], sizes)
+        for epoch in range(epochs):
+            counted[p, :, epoch] = _left_by(counts[epoch][ranked.indices], sizes)
+        if policy == "vip" and epochs and seeds.numel():
+            calibrated, variance = _calibrate(workload, remote[ranked.indices], sizes, num_batches)
+        advance()
+    return _PartRows(
+        counted, np.array([float(c.sum()) for c in counts]), forecast, float(chance.sum()), calibrated, variance
+    )
+
+
+def _left_by(accesses: Tensor, cache_sizes: list[int]) -> np.ndarray:
+    """What caches of these sizes leave to fetch; ``accesses`` float64, in the order in which a cache takes vertices."""
+    taken = torch.cat([torch.zeros(1, dtype=torch.float64), accesses.cumsum(0)])
+    return (taken[-1] - taken[torch.tensor(cache_sizes)]).numpy()
+
+
+def _calibrate(workload: Workload, ranked: Tensor, cache_sizes: list[int], num_batches: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows per epoch estimated from a few batches, and the variance of that estimate, for each cache size."""
+    place = torch.full((workload.graph.num_vertices,), -1)
+    place[ranked] = torch.arange(ranked.numel())
+    epochs = -(-CALIBRATION_BATCHES * workload.batch_size // workload.seeds.numel())
+    batches = shuffled_batches(workload.seeds, workload.batch_size, 2 * workload.book.num_parts + workload.part_id, epochs)
+    samples = []
+    for seeds, key in islice(batches, CALIBRATION_BATCHES):
+        graph = workload.graph
+        n_id = ops.sample_neighbors(graph.indptr, graph.indices, None, seeds, workload.num_neighbors, key, workload.replace)[0]
+        at = place[n_id]
+        samples.append([int((at >= size).sum()) for size in cache_sizes])
+    rows = np.array(samples, dtype=np.float64)
+    return rows.mean(axis=0) * num_batches, rows.var(axis=0, ddof=min(1, len(rows) - 1)) / len(rows) * num_batches**2
+
+
+def _ratio_to(oracle: str, policies: list[str], rows: np.ndarray, p: int) -> float | None:
+    if oracle not in policies or rows[policies.index(oracle)] <= 0:
+        return None
+    return float(rows[p] / rows[policies.index(oracle)])

@@ -1,0 +1,934 @@
+"""Laws of the dataset directory: nothing is lost, half of one is never taken for a whole, an altered one is refused.
+
+Graphs here are hostile on purpose: directed, with self-loops, repeated edges, isolated vertices and empty parts. Edge
+attributes number the edges, so every edge on disk says which one of the user's it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import distributed
+import numpy as np
+import pytest
+import torch
+from graphs import identity_features, random_data
+from torch import Tensor
+from torch_geometric.data import Data
+
+import salientpp
+from salientpp.plan import layout
+from salientpp.store import dataset_dir
+from salientpp.store.dataset_dir import DatasetError
+
+FANOUTS, BATCH_SIZE = [3, 2], 8
+SPLITS = ("train", "val", "test")
+
+
+def write(data: Data, num_parts: int, root: Path, **options) -> salientpp.PartitionedGraph:
+    return salientpp.partition(data, num_parts, root, FANOUTS, BATCH_SIZE, **options)
+
+
+def generator_of(seed: int) -> torch.Generator:
+    print(f"seed {seed}")
+    return torch.Generator().manual_seed(seed)
+
+
+def hostile_data(seed: int = 0, num_vertices: int = 60, num_edges: int = 300) -> Data:
+    """Directed; edges 0-9 are self-loops, 10-29 repeat 30-49, the last five vertices are isolated."""
+    generator = generator_of(seed)
+    edge_index = torch.randint(num_vertices - 5, (2, num_edges), generator=generator)
+    edge_index[1, :10] = edge_index[0, :10]
+    edge_index[:, 10:30] = edge_index[:, 30:50]
+    draw = torch.rand(num_vertices, generator=generator)
+    return Data(
+        edge_index=edge_index,
+        num_nodes=num_vertices,
+        x=identity_features(num_vertices),
+        y=torch.randint(5, (num_vertices,), generator=generator),
+        train_mask=draw < 0.4,
+        val_mask=(draw >= 0.4) & (draw < 0.6),
+        test_mask=draw >= 0.7,
+        edge_attr=torch.arange(num_edges).view(-1, 1),
+    )
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def all_original_ids(part: salientpp.PartitionedGraph) -> Tensor:
+    return part.original_id(torch.arange(part.num_vertices))
+
+
+def in_user_order(part: salientpp.PartitionedGraph, name: str) -> Tensor:
+    """The rows of all parts, put where the user had them."""
+    rows = torch.cat([part.node_rows(p)[name] for p in range(part.num_parts)])
+    restored = torch.empty_like(rows)
+    restored[all_original_ids(part)] = rows
+    return restored
+
+
+def bits(rows: Tensor) -> Tensor:
+    """uint8 [n, bytes per row]; NaNs and dtypes that do not compare are bytes like any other."""
+    if rows.numel() == 0:
+        return torch.empty(rows.size(0), 0, dtype=torch.uint8)
+    return rows.contiguous().view(-1).view(torch.uint8).view(rows.size(0), -1)
+
+
+def assert_nothing_is_lost(data: Data, part: salientpp.PartitionedGraph, splits: Mapping[str, Tensor]) -> None:
+    """``splits``: name -> ascending original ids."""
+    N, E, K = data.num_nodes, data.num_edges, part.num_parts
+    assert part.num_vertices == N
+    original = all_original_ids(part)
+    assert torch.equal(original.sort().values, torch.arange(N)), "every vertex is there once"
+    # Ranges of the parts follow one another and cover everything.
+    ranges = [part.book.range_of(p) for p in range(K)]
+    assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges)][:-1] and ranges[-1][1] == N
+
+    for name, value in data.to_dict().items():
+        if name not in ("edge_index", "num_nodes", "edge_attr", *(f"{split}_mask" for split in SPLITS)):
+            assert torch.equal(in_user_order(part, name), torch.as_tensor(value)), name
+
+    graph = part.graph
+    assert graph.num_edges == E
+    target = torch.arange(N).repeat_interleave(graph.in_degree())
+    pairs = torch.stack([original[graph.indices.long()], original[target]])
+    as_keys = pairs[0] * N + pairs[1]
+    assert torch.equal(as_keys.sort().values, (data.edge_index[0] * N + data.edge_index[1]).sort().values)
+    if "edge_attr" in data:
+        number = part.edge_rows()["edge_attr"].view(-1)
+        assert torch.equal(number.sort().values, torch.arange(E)), "every edge is there once"
+        assert torch.equal(pairs, data.edge_index[:, number]), "an edge keeps its attributes"
+
+    assert set(part.manifest["splits"]) == set(splits)
+    for name, ids in splits.items():
+        pieces = [part.split(name, p) for p in range(K)]
+        for piece, (begin, end) in zip(pieces, ranges):
+            assert piece.dtype == torch.int64 and bool((piece.diff() > 0).all())
+            assert bool(((piece >= begin) & (piece < end)).all()), "a part's seeds are its own"
+        assert torch.equal(original[torch.cat(pieces)].sort().values, ids), name
+        assert part.manifest["splits"][name] == [piece.numel() for piece in pieces]
+
+
+def ids_of(mask: Tensor) -> Tensor:
+    return mask.nonzero().flatten()
+
+
+def mask_splits(data: Data) -> dict[str, Tensor]:
+    return {name: ids_of(data[f"{name}_mask"]) for name in SPLITS}
+
+
+# --- round trip ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "method"), [(1, "metis"), (1, "random"), (3, "metis"), (3, "random"), (7, "metis"), (7, "random")]
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_vertex_and_edge_comes_back(tmp_path, num_parts, method, seed):
+    data = hostile_data(seed)
+    before = data.clone()
+    part = write(data, num_parts, tmp_path / "d", method=method)
+    assert_nothing_is_lost(data, part, mask_splits(data))
+    assert_nothing_is_lost(data, salientpp.load(tmp_path / "d", verify="full"), mask_splits(data))
+    assert data.keys() == before.keys() and all(torch.equal(data[k], before[k]) for k in before.keys() if k != "num_nodes")
+
+
+@pytest.mark.parametrize("empty", [(0,), (6,), (0, 3, 6), (1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4, 5)])
+def test_empty_parts_of_a_given_assignment_come_back(tmp_path, empty):
+    data = hostile_data(2)
+    allowed = torch.tensor([p for p in range(7) if p not in empty])
+    given = allowed[torch.randint(allowed.numel(), (data.num_nodes,), generator=generator_of(3))]
+    part = write(data, 7, tmp_path / "d", method=given.to(torch.int32))
+    assert_nothing_is_lost(data, part, mask_splits(data))
+    assert torch.equal(part.book.owner(torch.arange(60)), given[all_original_ids(part)]), "the assignment is kept"
+    for p in empty:
+        assert part.book.size_of(p) == 0
+        assert part.node_rows(p)["x"].shape == (0, 3)
+        assert part.split("train", p).numel() == 0 and part.split("all", p).numel() == 0
+        assert not part.vip(p).any()
+
+
+def test_more_parts_than_vertices_are_fine_where_the_assignment_is_given(tmp_path):
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), x=identity_features(2))
+    part = write(data, 5, tmp_path / "d", method=torch.tensor([4, 1]))
+    assert_nothing_is_lost(data, part, {})
+    assert all_original_ids(part).tolist() == [1, 0]
+
+
+def test_a_graph_without_edges_comes_back(tmp_path):
+    data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), x=identity_features(9), train_mask=torch.arange(9) < 4)
+    part = write(data, 3, tmp_path / "d", method="random")
+    assert_nothing_is_lost(data, part, {"train": torch.arange(4)})
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_what_the_data_lacks_the_directory_lacks(tmp_path, num_parts):
+    full = hostile_data(4)
+    for i, missing in enumerate([("x",), ("y",), ("x", "y"), ("edge_attr",), ("train_mask",), tuple(f"{s}_mask" for s in SPLITS)]):
+        data = full.clone()
+        for name in missing:
+            del data[name]
+        splits = {name: ids_of(data[f"{name}_mask"]) for name in SPLITS if f"{name}_mask" in data}
+        part = write(data, num_parts, tmp_path / f"d{i}")
+        assert_nothing_is_lost(data, part, splits)
+        assert part.num_features == (0 if "x" in missing else 3)
+        assert part.num_classes == (0 if "y" in missing else int(full.y.max()) + 1)
+        assert part.manifest["workload"]["seeds"] == ("train" if "train" in splits else "all")
+
+
+def test_values_of_the_whole_graph_belong_to_no_vertex_and_are_not_stored(tmp_path):
+    data = hostile_data(5)
+    data.name, data.scale, data.table = "cora", torch.tensor(3.0), torch.zeros(4, 2)
+    part = write(data, 2, tmp_path / "d")
+    assert sorted(part.manifest["node_attributes"]) == ["x", "y"]
+    assert sorted(part.manifest["edge_attributes"]) == ["edge_attr"]
+
+
+def test_numpy_strided_and_differentiable_attributes_are_stored_by_value(tmp_path):
+    data = hostile_data(6)
+    data.transposed = torch.arange(120).view(2, 60).t()
+    data.array = np.arange(180).reshape(3, 60).T
+    data.every_other = torch.arange(240).view(60, 4)[:, ::2]
+    data.weight = torch.rand(60, 2, requires_grad=True)
+    part = write(data, 3, tmp_path / "d")
+    for name, expected in {
+        "transposed": data.transposed,
+        "array": torch.from_numpy(data.array.copy()),
+        "every_other": data.every_other,
+        "weight": data.weight.detach(),
+    }.items():
+        assert torch.equal(in_user_order(part, name), expected), name
+
+
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.int32,
+    torch.int64,
+    torch.complex64,
+    torch.bool,
+]
+
+
+def test_every_dtype_and_shape_keeps_its_bits(tmp_path):
+    """Random bits, so NaN payloads, negative zeros and subnormals are among them."""
+    data = hostile_data(7)
+    generator = generator_of(8)
+
+    def random_bits(dtype: torch.dtype, *shape: int) -> Tensor:
+        if dtype == torch.bool:
+            return torch.randint(2, shape, generator=generator).bool()
+        size = torch.empty(0, dtype=dtype).element_size()
+        return torch.randint(256, (*shape[:-1], shape[-1] * size), dtype=torch.uint8, generator=generator).view(dtype)
+
+    for dtype in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        data[f"flat_{name}"] = random_bits(dtype, 60)
+        data[f"cube_{name}"] = random_bits(dtype, 60, 2, 3)
+        data[f"narrow_{name}"] = torch.empty(60, 0, dtype=dtype)
+        data[f"edge_{name}"] = random_bits(dtype, 300, 2)
+    part = write(data, 3, tmp_path / "d")
+    number = part.edge_rows()["edge_attr"].view(-1)
+    for dtype in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        for shape, row_shape in (("flat", []), ("cube", [2, 3]), ("narrow", [0])):
+            pieces = [part.node_rows(p)[f"{shape}_{name}"] for p in range(3)]
+            assert all(piece.dtype == dtype and list(piece.shape[1:]) == row_shape for piece in pieces)
+            expected = bits(data[f"{shape}_{name}"])[all_original_ids(part)]
+            assert torch.equal(torch.cat([bits(piece) for piece in pieces]), expected), (shape, dtype)
+            assert part.manifest["node_attributes"][f"{shape}_{name}"] == {"dtype": name, "row_shape": row_shape}
+        assert torch.equal(bits(part.edge_rows()[f"edge_{name}"]), bits(data[f"edge_{name}"])[number]), dtype
+
+
+def test_writing_in_many_small_pieces_gives_the_same_files(tmp_path, monkeypatch):
+    data = hostile_data(9)
+    write(data, 3, tmp_path / "whole")
+    monkeypatch.setattr(dataset_dir, "_COPY_BYTES", 100)
+    monkeypatch.setattr(layout, "_EDGES_AT_ONCE", 7)
+    write(data, 3, tmp_path / "pieces")
+    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
+def test_the_same_input_gives_byte_identical_files(tmp_path, method):
+    data = random_data(seed=3, edge_attributes=True)
+    a = write(data, 4, tmp_path / "a", method=method, seed=5)
+    b = write(data.clone(), 4, tmp_path / "b", method=method, seed=5)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert a.fingerprint == b.fingerprint
+    data.x[17, 0] += 1
+    c = write(data, 4, tmp_path / "c", method=method, seed=5)
+    assert c.fingerprint != a.fingerprint, "a fingerprint tells contents apart"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_adj_t_and_edge_index_give_the_same_directory(tmp_path):
+    data = random_data(60, 200, directed=True)
+    data.edge_index = data.edge_index.unique(dim=1)
+    order = (data.edge_index[1] * 60 + data.edge_index[0]).argsort()
+    data.edge_index = data.edge_index[:, order]
+    write(data, 2, tmp_path / "coo")
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(data.edge_index[1], minlength=60).cumsum(0)])
+    ones = torch.ones(order.numel())
+    data.adj_t = torch.sparse_csr_tensor(indptr, data.edge_index[0].clone(), ones, (60, 60))
+    del data.edge_index
+    write(data, 2, tmp_path / "csr")
+    assert contents(tmp_path / "csr") == contents(tmp_path / "coo")
+    data.adj_t = torch.sparse_csr_tensor(indptr, data.adj_t.col_indices(), ones * 2, (60, 60))
+    with pytest.raises(ValueError, match="data.adj_t has values other than 1.*edge_index"):
+        write(data, 2, tmp_path / "weighted")
+
+
+# --- splits ----------------------------------------------------------------------------------------------
+
+
+def test_a_given_split_replaces_the_masks_as_ids_or_masks(tmp_path):
+    data = hostile_data(10)
+    odd = torch.arange(60) % 2 == 1
+    part = write(
+        data,
+        3,
+        tmp_path / "d",
+        split={"train": torch.tensor([5, 3, 3, 59, 0]), "odd": odd, "none": [], "few": [7, 8], "int32": torch.tensor([1], dtype=torch.int32)},
+    )
+    expected = {
+        "train": torch.tensor([0, 3, 5, 59]),
+        "odd": ids_of(odd),
+        "none": torch.empty(0, dtype=torch.int64),
+        "few": torch.tensor([7, 8]),
+        "int32": torch.tensor([1]),
+    }
+    assert_nothing_is_lost(data, part, expected)
+
+
+@pytest.mark.parametrize("form", ["int64 [N]", "int8 [N]", "int64 [N, 1]", "numpy [N]"])
+def test_vertices_with_a_negative_label_are_in_no_split(tmp_path, form):
+    data = hostile_data(11)
+    unlabelled = torch.arange(60) % 3 == 0
+    labels = torch.where(unlabelled, -1, data.y)
+    data.y = {"int64 [N]": labels, "int8 [N]": labels.to(torch.int8), "int64 [N, 1]": labels.view(-1, 1), "numpy [N]": labels.numpy()}[form]
+    expected = {name: ids_of(data[f"{name}_mask"] & ~unlabelled) for name in SPLITS}
+    part = write(data, 3, tmp_path / "masks")
+    assert_nothing_is_lost(data, part, expected)
+    given = write(data, 3, tmp_path / "given", split={"train": torch.arange(60)})
+    assert_nothing_is_lost(data, given, {"train": ids_of(~unlabelled)})
+
+
+def test_a_vertex_with_one_of_several_labels_stays_in_its_split(tmp_path):
+    data = hostile_data(11)
+    data.y = torch.full((60, 4), -1)
+    data.y[::2, 3] = 0
+    part = write(data, 2, tmp_path / "d")
+    assert_nothing_is_lost(data, part, {name: ids_of(data[f"{name}_mask"] & (torch.arange(60) % 2 == 0)) for name in SPLITS})
+
+
+def test_float_labels_and_a_label_of_the_whole_graph_take_no_one_out(tmp_path):
+    data = hostile_data(12)
+    data.y = -torch.ones(60)
+    assert_nothing_is_lost(data, write(data, 2, tmp_path / "float"), mask_splits(data))
+    data.y = torch.tensor([-1])
+    part = write(data, 2, tmp_path / "graph")
+    assert "y" not in part.node_rows(0) and part.num_classes == 0
+    assert sum(part.manifest["splits"]["train"]) == int(data.train_mask.sum())
+
+
+@pytest.mark.parametrize(
+    ("split", "text"),
+    [
+        ({"train": torch.tensor([0, 60])}, r"split 'train' must hold ids in \[0, 60\), got 60"),
+        ({"train": torch.tensor([-1, 2])}, r"split 'train' must hold ids in \[0, 60\), got -1"),
+        ({"train": torch.ones(59, dtype=torch.bool)}, r"split 'train' as a mask must have shape \[60\], got \[59\]"),
+        ({"train": torch.ones(60, 2, dtype=torch.bool)}, r"split 'train' as a mask must have shape \[60\], got \[60, 2\]"),
+        ({"train": torch.ones(60)}, "split 'train' must be a bool mask or integer ids, got torch.float32"),
+        ({"all": torch.tensor([0])}, "a split's name must be an identifier other than 'all', got 'all'"),
+        ({"../x": torch.tensor([0])}, "a split's name must be an identifier other than 'all', got '../x'"),
+    ],
+)
+def test_a_wrong_split_is_refused_by_name(tmp_path, split, text):
+    with pytest.raises(ValueError, match=text):
+        write(hostile_data(), 2, tmp_path / "d", split=split)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_a_mask_that_is_not_bool_is_refused_and_not_taken_for_ids(tmp_path, dtype):
+    data = hostile_data()
+    data.val_mask = data.val_mask.to(dtype)
+    with pytest.raises(ValueError, match=rf"data.val_mask must be bool, got {dtype}; use .bool\(\)"):
+        write(data, 2, tmp_path / "d")
+
+
+# --- order -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_parts", [1, 4])
+@pytest.mark.parametrize("seeds", ["train", "val", "unknown"])
+def test_inside_a_part_ids_descend_by_vip_with_seeds(tmp_path, num_parts, seeds):
+    data = random_data(seed=21, directed=True)
+    part = write(data, num_parts, tmp_path / "d", seeds=seeds)
+    split = "all" if seeds == "unknown" else seeds
+    assert part.manifest["workload"] == {"num_neighbors": FANOUTS, "batch_size": BATCH_SIZE, "seeds": split}
+    for p in range(num_parts):
+        begin, end = part.book.range_of(p)
+        heat = salientpp.inclusion_probability(part.graph, part.split(split, p), FANOUTS, BATCH_SIZE, include_seeds=True)[begin:end]
+        # Two sweeps over differently numbered graphs round differently.
+        assert bool((heat.diff() <= 1e-6 * heat[:-1]).all()), f"part {p}"
+        assert float(heat[0]) > float(heat[-1]), "the law is not about constants"
+
+
+@pytest.mark.parametrize("num_parts", [1, 4])
+def test_the_stored_vip_is_that_of_the_renumbered_graph(tmp_path, num_parts):
+    data = random_data(seed=22, directed=True)
+    part = write(data, num_parts, tmp_path / "d")
+    seed_sets = [part.split("train", p) for p in range(num_parts)]
+    expected = salientpp.inclusion_probability(part.graph, seed_sets, FANOUTS, BATCH_SIZE)
+    for p in range(num_parts):
+        assert part.vip(p).dtype == torch.float32
+        torch.testing.assert_close(part.vip(p), expected[p], rtol=1e-5, atol=1e-12)
+
+
+def test_the_files_are_plain_arrays_of_the_stated_dtypes(tmp_path):
+    part = write(hostile_data(), 2, tmp_path / "d")
+    dtypes = {name: np.load(tmp_path / "d" / name, allow_pickle=False).dtype for name in part.manifest["files"]}
+    assert dtypes["indptr.npy"] == np.int64 and dtypes["original_id.npy"] == np.int64
+    assert dtypes["indices.npy"] == np.int32, "half the memory that sampling reads"
+    assert dtypes["part-00001/vip.npy"] == np.float32 and dtypes["part-00001/split_train.npy"] == np.int64
+    assert set(contents(tmp_path / "d")) == {*part.manifest["files"], "manifest.json"}
+
+
+def test_it_says_what_it_is(tmp_path):
+    part = write(hostile_data(), 3, tmp_path / "d")
+    assert repr(part) == f"PartitionedGraph('{tmp_path}/d', num_parts=3, part_id=None, num_vertices=60, num_edges=300)"
+    assert (part.num_parts, part.num_vertices, part.num_features, part.num_classes) == (3, 60, 3, 5)
+    data = hostile_data()
+    data.x = data.x[:, 0]
+    assert write(data, 1, tmp_path / "one-column").num_features == 1
+
+
+# --- writing: arguments and failures ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_parts": 0}, "num_parts must be an integer >= 1, got 0"),
+        ({"num_parts": 61}, "num_parts must be at most the number of vertices, 60, got 61"),
+        ({"num_neighbors": [3, 0]}, r"num_neighbors\[1\] must be an integer >= 1, or -1 for all neighbours, got 0"),
+        ({"num_neighbors": []}, "num_neighbors must have one entry per hop, got an empty list"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"tolerance": -0.1}, "tolerance must be a number >= 0, got -0.1"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
+        ({"method": "kahip"}, "method must be 'metis', 'random' or a tensor of part ids, got 'kahip'"),
+        ({"method": torch.zeros(59, dtype=torch.int64)}, r"assignment must have shape \[60\]"),
+        ({"method": torch.full((60,), 2)}, r"assignment\[0\] must be in \[0, 2\), got 2"),
+        ({"method": torch.zeros(60)}, "assignment must have an integer dtype, got torch.float32"),
+    ],
+)
+def test_a_wrong_argument_is_refused_and_leaves_nothing_behind(tmp_path, options, text):
+    arguments = {"num_parts": 2, "num_neighbors": FANOUTS, "batch_size": BATCH_SIZE, **options}
+    with pytest.raises(ValueError, match=text):
+        salientpp.partition(hostile_data(), root=tmp_path / "d", **arguments)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("words", ["a"] * 60, "data.words must be a tensor to be stored, got list; convert or delete it"),
+        ("x", torch.eye(60).to_sparse(), r"data.x must be dense to be stored, got layout torch.sparse_coo; call .to_dense\(\)"),
+        ("other_index", torch.zeros(2, 60), "data.other_index must have one row per vertex in dimension 0, expected 60, got 2"),
+        ("../../evil", torch.zeros(60), r"data\['../../evil'\] cannot be stored under its name.*rename it"),
+    ],
+)
+def test_an_attribute_that_cannot_be_stored_is_refused_rather_than_lost(tmp_path, name, value, text):
+    data = hostile_data()
+    data[name] = value
+    with pytest.raises(ValueError, match=text):
+        write(data, 2, tmp_path / "d")
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_a_dtype_that_npy_cannot_hold_is_refused_before_any_work(tmp_path):
+    data = hostile_data()
+    data.half = torch.zeros(60, dtype=torch.complex32)
+    steps = []
+    with pytest.raises(ValueError, match="data.half has dtype torch.complex32, which .npy files cannot hold; convert or delete it"):
+        write(data, 2, tmp_path / "d", on_step=steps.append)
+    assert steps == ["reading the topology"]
+
+
+def test_an_existing_directory_is_replaced_only_when_asked(tmp_path):
+    old = write(hostile_data(0), 2, tmp_path / "d")
+    before = contents(tmp_path / "d")
+    with pytest.raises(ValueError, match="d exists; pass overwrite=True to replace it, or choose another root"):
+        write(hostile_data(1), 3, tmp_path / "d")
+    assert contents(tmp_path / "d") == before
+    new = write(hostile_data(1), 3, tmp_path / "d", overwrite=True)
+    assert new.num_parts == 3 and new.fingerprint != old.fingerprint
+    assert_nothing_is_lost(hostile_data(1), salientpp.load(tmp_path / "d", verify="full"), mask_splits(hostile_data(1)))
+    assert names_in(tmp_path) == ["d"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "empty folder", "file"])
+def test_what_is_no_dataset_directory_is_never_replaced(tmp_path, kind):
+    root = tmp_path / "d"
+    if kind == "file":
+        root.write_text("precious")
+    else:
+        root.mkdir()
+        if kind == "folder":
+            (root / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="d exists and is not a dataset directory, so it is not replaced"):
+        write(hostile_data(), 2, root, overwrite=True)
+    assert root.read_text() == "precious" if kind == "file" else names_in(root) == (["thesis.tex"] if kind == "folder" else [])
+    assert names_in(tmp_path) == ["d"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_appears_while_writing_is_not_replaced_either(tmp_path, overwrite):
+    root = tmp_path / "d"
+
+    def on_step(step: str) -> None:
+        if step == "writing":
+            root.mkdir()
+            (root / "thesis.tex").write_text("precious")
+
+    with pytest.raises(ValueError, match="d exists"):
+        write(hostile_data(), 2, root, on_step=on_step, overwrite=overwrite)
+    assert contents(root) == {"thesis.tex": b"precious"}
+    assert names_in(tmp_path) == ["d"]
+
+
+def test_overwriting_through_a_link_keeps_the_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    write(hostile_data(0), 2, tmp_path / "disk" / "d")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "d")
+    write(hostile_data(1), 3, tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert salientpp.load(tmp_path / "disk" / "d").num_parts == 3
+    assert names_in(tmp_path) == ["disk", "link"] and names_in(tmp_path / "disk") == ["d"]
+
+
+STEPS = ["reading the topology", "assigning", "computing inclusion probabilities", "writing"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("failing", STEPS)
+def test_a_failure_at_any_step_leaves_the_old_directory_and_nothing_else(tmp_path, failing, error):
+    write(hostile_data(0), 2, tmp_path / "d")
+    before = contents(tmp_path / "d")
+    steps = []
+
+    def on_step(step: str) -> None:
+        steps.append(step)
+        if step.startswith(failing):
+            raise error("injected")
+
+    for root in (tmp_path / "d", tmp_path / "new"):
+        with pytest.raises(error, match="injected"):
+            write(hostile_data(1), 3, root, overwrite=True, on_step=on_step)
+    assert len(steps) == 2 * (1 + STEPS.index(failing))
+    assert contents(tmp_path / "d") == before
+    assert names_in(tmp_path) == ["d"]
+
+
+@pytest.mark.parametrize("failing_file", [1, 2, 5, "last"])
+def test_a_full_disk_leaves_the_old_directory_and_nothing_else(tmp_path, monkeypatch, failing_file):
+    part = write(hostile_data(0), 2, tmp_path / "d")
+    before = contents(tmp_path / "d")
+    fail_at = len(part.manifest["files"]) if failing_file == "last" else failing_file
+    calls = 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == fail_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(dataset_dir.os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left on device"):
+        write(hostile_data(1), 2, tmp_path / "d", overwrite=True)
+    monkeypatch.undo()
+    assert calls == fail_at
+    assert contents(tmp_path / "d") == before
+    assert names_in(tmp_path) == ["d"]
+    salientpp.load(tmp_path / "d", verify="full")
+
+
+def test_a_failing_rename_puts_the_old_directory_back(tmp_path, monkeypatch):
+    write(hostile_data(0), 2, tmp_path / "d")
+    before = contents(tmp_path / "d")
+    rename = Path.rename
+
+    def failing_rename(path: Path, target: Path) -> Path:
+        if ".writing-" in path.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing_rename)
+    with pytest.raises(OSError, match="Input/output error"):
+        write(hostile_data(1), 2, tmp_path / "d", overwrite=True)
+    monkeypatch.undo()
+    assert contents(tmp_path / "d") == before
+    assert names_in(tmp_path) == ["d"]
+
+
+def test_what_a_killed_run_of_the_same_process_id_left_is_not_in_the_way(tmp_path, monkeypatch):
+    """In a container the process id is often the same in every run."""
+    left = []
+
+    def killed(step: str) -> None:
+        if step == "writing":
+            left.extend(names_in(tmp_path))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(dataset_dir.shutil, "rmtree", lambda *args, **kwargs: None)
+    with pytest.raises(KeyboardInterrupt):
+        write(hostile_data(), 2, tmp_path / "d", on_step=killed)
+    monkeypatch.undo()
+    assert names_in(tmp_path) == left != [], "half a directory is there under another name"
+    assert not (tmp_path / "d").exists()
+    write(hostile_data(), 2, tmp_path / "d")
+    assert names_in(tmp_path) == sorted([*left, "d"])
+
+
+def test_an_unwritable_root_is_refused_in_words(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"file/d cannot be written \(Not a directory\); choose a root in a directory that you may write to"):
+        write(hostile_data(), 2, tmp_path / "file" / "d")
+    assert names_in(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused_in_words(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(PermissionError, match=r"locked/d cannot be written \(Permission denied\)"):
+        write(hostile_data(), 2, tmp_path / "locked" / "d")
+
+
+def test_missing_parents_of_the_root_are_made(tmp_path):
+    assert write(hostile_data(), 2, tmp_path / "a" / "b" / "d").num_parts == 2
+
+
+# --- opening: corruption ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory) -> Path:
+    """Two parts of equal size, so that files of both have equal sizes."""
+    root = tmp_path_factory.mktemp("pristine") / "d"
+    write(hostile_data(), 2, root, method=torch.arange(60) % 2)
+    return root
+
+
+@pytest.fixture
+def root(pristine, tmp_path) -> Path:
+    shutil.copytree(pristine, tmp_path / "d")
+    return tmp_path / "d"
+
+
+def flip_bit(path: Path, byte: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(byte)
+        old = file.read(1)[0]
+        file.seek(byte)
+        file.write(bytes([old ^ 1]))
+
+
+def edit_manifest(root: Path, change, *, checksum: bool) -> None:
+    """Apply ``change`` to the parsed manifest; with ``checksum`` make the checksum fit, as a careful forger would."""
+    path = root / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    if checksum:
+        del manifest["checksum"]
+        manifest["checksum"] = dataset_dir._manifest_checksum(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def forge_checksums(root: Path, name: str) -> None:
+    """Let the manifest state what file ``name`` is now, in all but dtype and shape."""
+    path = root / name
+    change = {"bytes": path.stat().st_size, "sha256": dataset_dir._sha256(path), "quick": dataset_dir._quick_checksum(path)}
+    edit_manifest(root, lambda manifest: manifest["files"][name].update(change), checksum=True)
+
+
+def test_every_file_is_checked_when_opened(root):
+    for name in json.loads((root / "manifest.json").read_text())["files"]:
+        path = root / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        with pytest.raises(DatasetError, match=f"{name} must have {len(whole)} bytes, got {len(whole) - 1}; copy it again"):
+            salientpp.load(root)
+        for byte in (0, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole)
+            flip_bit(path, byte)
+            with pytest.raises(DatasetError, match=f"{name} was altered: its checksum does not match the manifest"):
+                salientpp.load(root)
+        path.unlink()
+        with pytest.raises(DatasetError, match=rf"{name} cannot be read \(No such file or directory\); copy it again, or partition"):
+            salientpp.load(root)
+        path.write_bytes(whole)
+        salientpp.load(root, verify="full")
+
+
+def test_a_file_that_may_not_be_read_is_a_dataset_error(root, monkeypatch):
+    def refuse(path: Path) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(dataset_dir, "_quick_checksum", refuse)
+    with pytest.raises(DatasetError, match=r"npy cannot be read \(Permission denied\)"):
+        salientpp.load(root)
+
+
+def test_swapped_files_are_refused(root):
+    a, b = root / "part-00000" / "node_x.npy", root / "part-00001" / "node_x.npy"
+    assert a.stat().st_size == b.stat().st_size, "sizes alone would not tell"
+    a.rename(root / "aside")
+    b.rename(a)
+    (root / "aside").rename(b)
+    with pytest.raises(DatasetError, match="part-0000[01]/node_x.npy was altered"):
+        salientpp.load(root)
+
+
+def test_a_flipped_bit_in_a_large_file_is_found_by_full_verification(tmp_path):
+    """The quick check reads 64 blocks of 64 KiB, so in 6 MiB it has gaps; it must find what it does read."""
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), x=identity_features(12_000, 128))
+    root = tmp_path / "d"
+    write(data, 1, root)
+    path = root / "part-00000" / "node_x.npy"
+    size = path.stat().st_size
+    assert size > 4 * 2**20
+    salientpp.load(root, verify="full")
+    in_a_gap = 64 * 1024 + 100
+    flip_bit(path, in_a_gap)
+    salientpp.load(root)
+    with pytest.raises(DatasetError, match="part-00000/node_x.npy was altered: its checksum does not match"):
+        salientpp.load(root, verify="full")
+    flip_bit(path, in_a_gap)
+    for byte in (0, 64 * 1024 - 1, size - 64 * 1024, size - 1):
+        flip_bit(path, byte)
+        with pytest.raises(DatasetError, match="part-00000/node_x.npy was altered"):
+            salientpp.load(root)
+        flip_bit(path, byte)
+    os.truncate(path, size - 4096)
+    with pytest.raises(DatasetError, match=f"node_x.npy must have {size} bytes, got {size - 4096}"):
+        salientpp.load(root)
+
+
+def test_a_folder_without_manifest_is_no_dataset_directory(root):
+    (root / "manifest.json").unlink()
+    text = r"d is not a dataset directory: it has no manifest.json; write one with salientpp.partition\(...\)"
+    with pytest.raises(DatasetError, match=text):
+        salientpp.load(root)
+    with pytest.raises(DatasetError, match="nowhere is not a dataset directory"):
+        salientpp.load(root / "nowhere")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format": ', "\x00\x01", "[1, 2", b"\xff\xfe\xfa"])
+def test_a_manifest_that_is_not_json_is_refused(root, text):
+    (root / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DatasetError, match=r"manifest.json is not valid JSON \(.*\); partition again"):
+        salientpp.load(root)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": "other"}', '"salientpp-partitioned-graph"'])
+def test_a_manifest_of_another_format_is_refused(root, text):
+    (root / "manifest.json").write_text(text)
+    with pytest.raises(DatasetError, match="manifest.json does not describe a dataset directory: expected format 'salientpp-partitioned-graph'"):
+        salientpp.load(root)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_format_version_is_refused_and_both_are_named(root, version):
+    edit_manifest(root, lambda manifest: manifest.update(version=version), checksum=True)
+    with pytest.raises(DatasetError, match=f"manifest.json has format version {version}, this salientpp reads version 1; upgrade"):
+        salientpp.load(root)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest.update(offsets=[0, 10, 60]),
+        lambda manifest: manifest["splits"].pop("val"),
+        lambda manifest: manifest["files"].pop("part-00000/vip.npy"),
+        lambda manifest: manifest["workload"].update(batch_size=9),
+        lambda manifest: manifest.pop("checksum"),
+    ],
+)
+def test_an_edited_manifest_is_refused(root, change):
+    edit_manifest(root, change, checksum=False)
+    with pytest.raises(DatasetError, match="manifest.json was altered: its checksum does not match its contents"):
+        salientpp.load(root)
+
+
+def test_a_manifest_written_with_other_spaces_is_the_same(root):
+    edit_manifest(root, lambda manifest: None, checksum=False)
+    assert salientpp.load(root).num_parts == 2
+
+
+class _Payload:
+    """Unpickling it creates the file ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_an_object_array_is_refused_and_never_unpickled(root, tmp_path):
+    name = "part-00000/node_x.npy"
+    array = np.empty(1, dtype=object)
+    array[0] = _Payload(tmp_path / "unpickled")
+    np.save(root / name, array, allow_pickle=True)
+    with pytest.raises(DatasetError, match=f"{name} must have .* bytes"):
+        salientpp.load(root)
+    forge_checksums(root, name)
+    part = salientpp.load(root, verify="full", part_id=0)
+    with pytest.raises(DatasetError, match=rf"{name} cannot be opened as an array \(.*\); copy it again, or partition again"):
+        part.node_rows()
+    assert not (tmp_path / "unpickled").exists()
+    np.load(root / name, allow_pickle=True)
+    assert (tmp_path / "unpickled").exists(), "the payload does what it is feared for"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "got"),
+    [("<i4", (30, 3), r"<i4 \[30, 3\]"), ("<f4", (90,), r"<f4 \[90\]"), ("<f4", (3, 30), r"<f4 \[3, 30\]"), (">f4", (30, 3), r">f4 \[30, 3\]")],
+)
+def test_an_array_of_another_dtype_or_shape_but_the_same_size_is_refused(root, dtype, shape, got):
+    name = "part-00001/node_x.npy"
+    size = (root / name).stat().st_size
+    np.save(root / name, np.zeros(shape, dtype=dtype))
+    assert (root / name).stat().st_size == size
+    with pytest.raises(DatasetError, match=f"{name} was altered"):
+        salientpp.load(root)
+    forge_checksums(root, name)
+    part = salientpp.load(root, part_id=1)
+    with pytest.raises(DatasetError, match=rf"{name} must hold <f4 \[30, 3\], got {got}; copy it again"):
+        part.node_rows()
+
+
+def test_a_fortran_ordered_array_of_the_right_shape_reads_right(root):
+    """A rewrite by another tool: same values, other layout. Checksums refuse it; forged ones, and it is right."""
+    name = "part-00000/node_x.npy"
+    rows = np.load(root / name)
+    np.save(root / name, np.asfortranarray(rows))
+    with pytest.raises(DatasetError, match=f"{name} was altered"):
+        salientpp.load(root)
+    forge_checksums(root, name)
+    assert torch.equal(salientpp.load(root, part_id=0).node_rows()["x"], torch.from_numpy(rows))
+
+
+def test_an_array_that_vanishes_after_opening_is_a_dataset_error(root):
+    part = salientpp.load(root, part_id=0)
+    (root / "original_id.npy").unlink()
+    with pytest.raises(DatasetError, match=r"original_id.npy cannot be read \(No such file or directory\)"):
+        part.original_id(torch.tensor([0]))
+
+
+def test_a_directory_overwritten_after_opening_is_never_mixed_with_the_old_one(root):
+    part = salientpp.load(root, part_id=0)
+    rows = part.node_rows()["x"].clone()
+    opened = part.node_rows()["x"]
+    write(hostile_data(), 2, root, method=(torch.arange(60) + 1) % 2, overwrite=True)
+    assert torch.equal(opened, rows), "what was opened stays readable"
+    with pytest.raises(DatasetError, match="original_id.npy was altered: its checksum does not match the manifest"):
+        part.original_id(torch.tensor([0]))
+
+
+def test_writing_into_the_arrays_never_reaches_the_files(root):
+    before = contents(root)
+    part = salientpp.load(root, part_id=1)
+    arrays = [
+        *part.node_rows().values(),
+        *part.edge_rows().values(),
+        part.graph.indptr,
+        part.graph.indices,
+        part.vip(),
+        part.split("train"),
+        part.original_id(torch.arange(60)),
+    ]
+    for array in arrays:
+        array.fill_(1)
+    assert bool((part.graph.indptr == 1).all())
+    assert contents(root) == before
+    salientpp.load(root, verify="full")
+
+
+# --- opening: parts and ranks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part_id", [-1, 2, 100])
+def test_a_part_out_of_range_is_refused(root, part_id):
+    with pytest.raises(ValueError, match=rf"part_id must be in \[0, 2\), got {part_id}"):
+        salientpp.load(root, part_id=part_id)
+    with pytest.raises(ValueError, match=rf"part_id must be in \[0, 2\), got {part_id}"):
+        salientpp.load(root).node_rows(part_id)
+
+
+def test_without_a_process_group_several_parts_need_a_part_id(root):
+    part = salientpp.load(root)
+    assert part.part_id is None
+    text = r"has 2 parts and this process serves none of them: initialise torch.distributed before salientpp.load \(torchrun --nproc-per-node 2\), or name one with part_id="
+    for ask in (part.node_rows, part.vip, lambda: part.split("train"), lambda: part.split("all")):
+        with pytest.raises(ValueError, match=text):
+            ask()
+    # What belongs to no part is there all the same.
+    assert part.graph.num_vertices == 60 and part.original_id(torch.tensor([3])).numel() == 1
+    assert salientpp.load(root, part_id=1).split("all").tolist() == list(range(30, 60))
+
+
+def test_one_part_needs_no_part_id(tmp_path):
+    assert write(hostile_data(), 1, tmp_path / "d").part_id == 0
+    assert salientpp.load(tmp_path / "d").part_id == 0
+
+
+@pytest.mark.parametrize(("world_size", "served"), [(2, [0, 1]), (6, [0, 0, 0, 1, 1, 1])])
+def test_rank_r_serves_part_r_over_ranks_per_part(root, monkeypatch, world_size, served):
+    monkeypatch.setattr(dataset_dir.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dataset_dir.dist, "get_world_size", lambda: world_size)
+    parts = []
+    for rank in range(world_size):
+        monkeypatch.setattr(dataset_dir.dist, "get_rank", lambda rank=rank: rank)
+        parts.append(salientpp.load(root).part_id)
+    assert parts == served
+    assert salientpp.load(root, part_id=0).part_id == 0, "a part asked for by name wins"
+
+
+def _load(rank: int, root: str) -> int | None:
+    return salientpp.load(root).part_id
+
+
+def test_a_world_size_that_does_not_fit_is_refused_on_every_rank(root):
+    results = distributed.run(_load, 3, str(root), may_fail=True)
+    for result in results:
+        assert isinstance(result, distributed.Failed) and result.kind == "ValueError"
+        assert f"world size 3 does not fit 2 parts of {root}: start 2 ranks or a multiple of that, or partition into 3 parts" in result.text
+
+
+def test_an_unknown_verify_or_split_is_refused(root):
+    with pytest.raises(ValueError, match="verify must be 'quick' or 'full', got 'no'"):
+        salientpp.load(root, verify="no")
+    with pytest.raises(ValueError, match="d has the splits 'test', 'train', 'val', 'all', got 'trian'"):
+        salientpp.load(root, part_id=0).split("trian")
