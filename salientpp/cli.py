@@ -7,19 +7,24 @@ code 2; anything else is a bug and shows its traceback.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from salientpp.analysis import report
+from salientpp.analysis.volume import analyze
 from salientpp.datasets import load_dataset
+from salientpp.plan.cache import POLICIES
 from salientpp.store.dataset_dir import PartitionedGraph, load, partition
 
 
@@ -30,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, NotImplementedError) as error:
         print(f"salientpp {parsed.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"salientpp {parsed.command}: interrupted; nothing was written", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("root", type=Path, help="the directory to write")
     cut.add_argument("--parts", type=int, required=True, metavar="K", help="number of parts, one per rank or machine")
     cut.add_argument(
-        "--partition", default="metis", metavar="HOW", help="metis (default), random, or an .npy file of part ids [N]"
+        "--partition", default="metis-vip", metavar="HOW", help="metis-vip (default), metis, random, or an .npy file of part ids [N]"
     )
     cut.add_argument(
         "--fanouts",
@@ -65,6 +73,47 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
     cut.add_argument("--overwrite", action="store_true", help="replace an existing dataset directory")
     cut.set_defaults(run=_partition)
+
+    cost = commands.add_parser(
+        "analyze",
+        help="what would a cache save on this graph?",
+        description="Count the feature rows that cross the network per epoch for every cache policy and replication factor α (each "
+        "machine caches α N / K rows), forecast them by vertex inclusion probability (VIP), and advise on α and on the GPU "
+        "fraction β. One machine without a GPU is enough.",
+    )
+    cost.add_argument("dataset", help="a dataset directory, or what `salientpp partition` takes")
+    cost.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
+    cost.add_argument(
+        "--partition", default="metis-vip", metavar="HOW", help="metis-vip (default), metis, random, or an .npy file of part ids"
+    )
+    cost.add_argument(
+        "--fanouts",
+        type=_fanouts,
+        action="append",
+        metavar="F,F,...",
+        help="neighbours per hop, -1 for all (15,10,5); may be given several times",
+    )
+    cost.add_argument("--batch-size", type=int, default=1024, metavar="B", help="seeds per batch and machine (1024)")
+    cost.add_argument(
+        "--replication-factors", type=_numbers, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...",
+        help="sizes of the cache to try (0,.01,.05,.1,.2,.5,1)",
+    )  # fmt: skip
+    cost.add_argument(
+        "--policies",
+        type=lambda text: text.split(","),
+        default=["vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"],
+        metavar="P,P,...",
+        help=f"among {', '.join(sorted(POLICIES))}, oracle (all but vip-hop)",
+    )
+    cost.add_argument("--epochs", type=int, default=10, help="epochs to count (10)")
+    cost.add_argument("--seeds", default="train", help="the split that batches start from: train, val, test or all (train)")
+    cost.add_argument("--predict-only", action="store_true", help="no sampling: VIP's forecast alone")
+    cost.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    cost.add_argument("--csv", type=Path, metavar="FILE", help="write the table")
+    cost.add_argument("--plot", type=Path, metavar="FILE", help="draw the table, .png or .svg (needs matplotlib)")
+    cost.add_argument("--seed", type=int, default=0, help="of batches and partition (0)")
+    cost.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
+    cost.set_defaults(run=_analyze)
 
     info = commands.add_parser(
         "info", help="describe a dataset directory", description="Describe a dataset directory and check its files."
@@ -82,14 +131,28 @@ def _fanouts(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected integers separated by commas such as 15,10,5, got {text!r}") from None
 
 
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(entry) for entry in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas such as 0,.1,.5, got {text!r}") from None
+
+
+def _method(text: str) -> str | torch.Tensor:
+    """--partition: a method's name, or the assignment in a file."""
+    if text in ("metis", "metis-vip", "random"):
+        return text
+    try:
+        return torch.from_numpy(np.load(text, allow_pickle=False))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--partition must be metis, metis-vip, random or an .npy file of part ids, got {text} ({error})"
+        ) from None
+
+
 def _partition(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True, markup=False, emoji=False)  # users' paths may have brackets and colons
-    method: str | torch.Tensor = arguments.partition
-    if method not in ("metis", "random"):
-        try:
-            method = torch.from_numpy(np.load(arguments.partition, allow_pickle=False))
-        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"--partition must be metis, random or an .npy file of part ids, got {arguments.partition} ({error})") from None
+    method = _method(arguments.partition)
     started = time.perf_counter()
     with console.status("") as status:
 
@@ -113,6 +176,63 @@ def _partition(arguments: argparse.Namespace) -> int:
         )
         on_step("done")
     _print_description(part)
+    return 0
+
+
+def _analyze(arguments: argparse.Namespace) -> int:
+    for option in ("json", "csv", "plot"):
+        path = getattr(arguments, option)
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"--{option}: the directory {path.parent} does not exist")
+    if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
+    is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
+    data = load(arguments.dataset) if is_directory else load_dataset(arguments.dataset, root=arguments.data)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    ) as progress:  # fmt: skip
+        bar = progress.add_task("")
+
+        def track(what: str, total: int) -> Callable[[], None]:
+            progress.reset(bar, description=what, total=max(1, total))
+            return lambda: progress.advance(bar)
+
+        analysis = analyze(
+            data,
+            arguments.parts,
+            name=arguments.dataset,
+            method=_method(arguments.partition),
+            fanouts=arguments.fanouts or [[15, 10, 5]],
+            batch_size=arguments.batch_size,
+            replication_factors=arguments.replication_factors,
+            policies=arguments.policies,
+            epochs=arguments.epochs,
+            seeds=arguments.seeds,
+            seed=arguments.seed,
+            predict_only=arguments.predict_only,
+            track=track,
+        )
+    console = Console()
+    console.print(
+        f"{analysis.num_vertices:,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, "
+        f"{analysis.row_bytes:,} bytes per row",
+        highlight=False,
+    )
+    for fanouts in dict.fromkeys(volume.fanouts for volume in analysis.results):
+        console.print(report.volume_table(analysis, fanouts))
+        console.print(report.device_table(analysis, fanouts))
+    if len(analysis.recommendations) > 1:
+        console.print(report.mean_table(analysis))
+    for recommendation in analysis.recommendations:
+        console.print(str(recommendation), highlight=False)
+    if arguments.json is not None:
+        text = json.dumps(analysis.to_dict(), indent=1) + "\n"
+        report.write_whole(arguments.json, lambda file: file.write(text.encode()))
+    if arguments.csv is not None:
+        report.write_whole(arguments.csv, lambda file: file.write(report.csv_text(analysis).encode()))
+    if arguments.plot is not None:
+        report.plot(analysis, arguments.plot)
     return 0
 
 

@@ -31,8 +31,7 @@ from salientpp.minibatch.sampler import batch_key
 from salientpp.minibatch.schedule import Schedule
 from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.cache import POLICIES, Workload, cache_capacity, score
-from salientpp.plan.layout import lay_out, relabel
-from salientpp.plan.partition import assign_parts
+from salientpp.plan.layout import assign_for, lay_out, relabel
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import check_fanouts, inclusion_probability
 from salientpp.store.dataset_dir import PartitionedGraph, collect_splits
@@ -138,7 +137,7 @@ def analyze(
     parts: int | None = None,
     *,
     name: str = "graph",
-    method: str | Tensor = "metis",
+    method: str | Tensor = "metis-vip",
     fanouts: Sequence[Sequence[int]] = ((15, 10, 5),),
     batch_size: int = 1024,
     replication_factors: Sequence[float] = (0, 0.01, 0.05, 0.1, 0.2, 0.5, 1),
@@ -156,7 +155,7 @@ def analyze(
             equal a live run's exactly).
         parts: K; needed for a ``Data``.
         name: of the dataset, for the report.
-        method: 'metis', 'metis-vip' (METIS with VIP edge weights), 'random', or an assignment [N].
+        method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'random', or an assignment [N].
         fanouts: one or more lists, nearest the seeds first.
         batch_size: seeds per batch and rank.
         replication_factors: α >= 0, any number of them.
@@ -256,7 +255,9 @@ def _open(
     if seeds != "all" and seeds not in splits:
         raise ValueError(f"seeds must be 'all' or a split of the data ({', '.join(splits) or 'it has none'}), got {seeds!r}")
     chosen = None if seeds == "all" else splits[seeds]
-    assigned = assign_parts(graph, parts, method=method, seed_sets=splits, seed=seed)
+    assigned = assign_for(
+        graph, parts, method=method, splits=splits, seeds=chosen, num_neighbors=fanouts, batch_size=batch_size, seed=seed
+    )
     layout = lay_out(graph, assigned, chosen, fanouts, batch_size)
     new_id = layout.new_id()
     seed_ids = (torch.arange(graph.num_vertices) if chosen is None else new_id[chosen]).sort().values
@@ -305,11 +306,16 @@ def _analyze_fanouts(
     ]
     # What the loader does by default; a part without seeds it serves under 'exact'.
     uneven = "exact" if 0 in sizes else "wrap"
+    schedules = [
+        Schedule(size, part_id, 0, 1, sizes, part_id, batch_size, True, False, uneven, seed) for part_id, size in enumerate(sizes)
+    ]
+    expected = _expected_accesses(workloads, vip, schedules)
     parts = []
     for part_id, workload in enumerate(workloads):
-        schedule = Schedule(sizes[part_id], part_id, 0, 1, sizes, part_id, batch_size, True, False, uneven, seed)
         what = f"{title}: part {part_id} of {book.num_parts}"
-        parts.append(_analyze_part(workload, vip[part_id], schedule, alphas, policies, epochs, seed, what, track))
+        parts.append(
+            _analyze_part(workload, vip[part_id], expected[part_id], schedules[part_id], alphas, policies, epochs, seed, what, track)
+        )
 
     counted = sum(part.counted for part in parts)
     forecast = sum(part.forecast for part in parts)
@@ -345,9 +351,28 @@ def _analyze_fanouts(
     return volumes, devices, recommendation, bare
 
 
+def _expected_accesses(workloads: Sequence[Workload], vip: Tensor, schedules: Sequence[Schedule]) -> list[Tensor]:
+    """For each part float64 [N]: in how many batches of an epoch a vertex is expected, the last batch being smaller."""
+    expected = []
+    smaller: dict[int, list[int]] = {}
+    for part_id, schedule in enumerate(schedules):
+        sizes = [positions.numel() for positions in schedule.batches(0)]
+        full = sum(size == schedule.batch_size for size in sizes)
+        expected.append(vip[part_id].to(torch.float64) * full)
+        if full < len(sizes):
+            smaller.setdefault(sizes[-1], []).append(part_id)
+    for size, part_ids in smaller.items():
+        first = workloads[part_ids[0]]
+        seed_sets = [workloads[part_id].seeds for part_id in part_ids]
+        for part_id, last in zip(part_ids, inclusion_probability(first.graph, seed_sets, first.num_neighbors, size)):
+            expected[part_id] += last
+    return expected
+
+
 def _analyze_part(
     workload: Workload,
     vip: Tensor,
+    expected: Tensor,
     schedule: Schedule,
     alphas: list[float],
     policies: list[str],
@@ -359,7 +384,7 @@ def _analyze_part(
     book, part_id, seeds, num_batches = workload.book, workload.part_id, workload.seeds, schedule.num_batches
     begin, end = book.range_of(part_id)
     remote = torch.cat([torch.arange(begin), torch.arange(end, book.num_vertices)])
-    chance = vip[remote].to(torch.float64) * num_batches
+    chance = expected[remote].numpy()
     capacities = [cache_capacity(alpha, book) for alpha in alphas]
 
     def count(batches: Iterable[tuple[Tensor, int]], name: str, total: int) -> Tensor:
@@ -369,10 +394,10 @@ def _analyze_part(
         for index, positions in enumerate(schedule.batches(epoch)):
             yield seeds[positions], batch_key(seed, epoch, part_id, index)
 
-    counts = [count(loader_batches(epoch), f"epoch {epoch}", num_batches)[remote].double() for epoch in range(epochs)]
+    counts = [count(loader_batches(epoch), f"epoch {epoch}", num_batches)[remote].numpy() for epoch in range(epochs)]
     scores = {"vip": vip}
     if "oracle" in policies:
-        scores["oracle"] = torch.zeros(book.num_vertices).index_put_((remote,), sum(counts).float())
+        scores["oracle"] = torch.zeros(book.num_vertices).index_put_((remote,), torch.from_numpy(sum(counts)).float())
     if "oracle-heldout" in policies:
         # The keys of `simulation` are numbered by part; these lie beyond.
         others = shuffled_batches(seeds, schedule.batch_size, book.num_parts + part_id, epochs)
@@ -386,38 +411,48 @@ def _analyze_part(
         ranking = scores[policy] if policy in scores else score(policy, workload)
         # plan_cache's choice for every size at once: by descending score, among equals the lower id, never a zero.
         ranked = torch.sort(ranking[remote], descending=True, stable=True)
-        sizes = [min(capacity, int((ranked.values > 0).sum())) for capacity in capacities]
-        forecast[p] = _left_by(chance[ranked.indices], sizes)
+        order = ranked.indices.numpy()
+        useful = int(np.count_nonzero(ranked.values.numpy() > 0))
+        sizes = [min(capacity, useful) for capacity in capacities]
+        forecast[p] = _left_by(chance[order], sizes)
         for epoch in range(epochs):
-            counted[p, :, epoch] = _left_by(counts[epoch][ranked.indices], sizes)
+            counted[p, :, epoch] = _left_by(counts[epoch][order], sizes)
         if policy == "vip" and epochs and seeds.numel():
-            calibrated, variance = _calibrate(workload, remote[ranked.indices], sizes, num_batches)
+            calibrated, variance = _calibrate(workload, remote[ranked.indices], sizes, schedule)
         advance()
     return _PartRows(
         counted, np.array([float(c.sum()) for c in counts]), forecast, float(chance.sum()), calibrated, variance
     )
 
 
-def _left_by(accesses: Tensor, cache_sizes: list[int]) -> np.ndarray:
-    """What caches of these sizes leave to fetch; ``accesses`` float64, in the order in which a cache takes vertices."""
-    taken = torch.cat([torch.zeros(1, dtype=torch.float64), accesses.cumsum(0)])
-    return (taken[-1] - taken[torch.tensor(cache_sizes)]).numpy()
+def _left_by(accesses: np.ndarray, cache_sizes: list[int]) -> np.ndarray:
+    """What caches of these sizes leave to fetch; ``accesses`` [remote vertices], in the order in which a cache takes them."""
+    return np.array([accesses[size:].sum() for size in cache_sizes])
 
 
-def _calibrate(workload: Workload, ranked: Tensor, cache_sizes: list[int], num_batches: int) -> tuple[np.ndarray, np.ndarray]:
+def _calibrate(
+    workload: Workload, ranked: Tensor, cache_sizes: list[int], schedule: Schedule
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows per epoch estimated from a few batches, and the variance of that estimate, for each cache size."""
-    place = torch.full((workload.graph.num_vertices,), -1)
-    place[ranked] = torch.arange(ranked.numel())
-    epochs = -(-CALIBRATION_BATCHES * workload.batch_size // workload.seeds.numel())
-    batches = shuffled_batches(workload.seeds, workload.batch_size, 2 * workload.book.num_parts + workload.part_id, epochs)
-    samples = []
-    for seeds, key in islice(batches, CALIBRATION_BATCHES):
-        graph = workload.graph
-        n_id = ops.sample_neighbors(graph.indptr, graph.indices, None, seeds, workload.num_neighbors, key, workload.replace)[0]
-        at = place[n_id]
-        samples.append([int((at >= size).sum()) for size in cache_sizes])
-    rows = np.array(samples, dtype=np.float64)
-    return rows.mean(axis=0) * num_batches, rows.var(axis=0, ddof=min(1, len(rows) - 1)) / len(rows) * num_batches**2
+    graph = workload.graph
+    place = np.full(graph.num_vertices, -1)
+    place[ranked.numpy()] = np.arange(ranked.numel())
+    rows, variance = np.zeros(len(cache_sizes)), np.zeros(len(cache_sizes))
+    epoch_sizes = [positions.numel() for positions in schedule.batches(0)]
+    for batch_size in sorted(set(epoch_sizes)):  # full batches, and perhaps a smaller last one
+        epochs = -(-CALIBRATION_BATCHES * batch_size // workload.seeds.numel()) + 1
+        batches = shuffled_batches(workload.seeds, batch_size, 2 * workload.book.num_parts + workload.part_id, epochs)
+        whole = ((seeds, key) for seeds, key in batches if seeds.numel() == min(batch_size, workload.seeds.numel()))
+        samples = []
+        for seeds, key in islice(whole, CALIBRATION_BATCHES):
+            n_id = ops.sample_neighbors(graph.indptr, graph.indices, None, seeds, workload.num_neighbors, key, workload.replace)[0]
+            at = place[n_id.numpy()]
+            samples.append([np.count_nonzero(at >= size) for size in cache_sizes])
+        sampled = np.array(samples, dtype=np.float64)
+        times = epoch_sizes.count(batch_size)
+        rows += sampled.mean(axis=0) * times
+        variance += sampled.var(axis=0, ddof=min(1, len(sampled) - 1)) / len(sampled) * times**2
+    return rows, variance
 
 
 def _ratio_to(oracle: str, policies: list[str], rows: np.ndarray, p: int) -> float | None:

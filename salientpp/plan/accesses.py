@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,25 +36,26 @@ def count_accesses(
         num_neighbors: fanouts, nearest the seeds first.
         on_batch: called after each batch, for progress bars.
     """
-    counts = torch.zeros(graph.num_vertices, dtype=torch.int32)
+    # numpy, because torch's threads would compete with the sampling threads over a few thousand additions
+    counts = np.zeros(graph.num_vertices, dtype=np.int32)
 
-    def sample(seeds: Tensor, key: int) -> Tensor:
-        return ops.sample_neighbors(graph.indptr, graph.indices, None, seeds, num_neighbors, key, replace)[0]
+    def sample(seeds: Tensor, key: int) -> np.ndarray:
+        return ops.sample_neighbors(graph.indptr, graph.indices, None, seeds, num_neighbors, key, replace)[0].numpy()
 
-    def count(pending: Future[Tensor]) -> None:
+    def count(pending: Future[np.ndarray]) -> None:
         counts[pending.result()] += 1  # assignment, so that a repeated seed counts once
         on_batch()
 
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads, thread_name_prefix="salientpp-count") as pool:
-        under_way: deque[Future[Tensor]] = deque()
+        under_way: deque[Future[np.ndarray]] = deque()
         for seeds, key in batches:
             under_way.append(pool.submit(sample, seeds, key))
             if len(under_way) > _AHEAD * threads:
                 count(under_way.popleft())
         while under_way:
             count(under_way.popleft())
-    return counts
+    return torch.from_numpy(counts)
 
 
 def shuffled_batches(seeds: Tensor, batch_size: int, key: int, epochs: int) -> Iterable[tuple[Tensor, int]]:

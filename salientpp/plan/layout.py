@@ -6,16 +6,16 @@ counted, so that a prefix of a part is its hottest rows. Among equal probabiliti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from salientpp.graph import Graph
-from salientpp.plan.partition import PartitionAssignment
+from salientpp.plan.partition import PartitionAssignment, assign_parts
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.vip import inclusion_probability
+from salientpp.plan.vip import draw_weights, inclusion_probability
 
 #: Relabelling works on runs of about this many edges, so that its memory is bounded.
 _EDGES_AT_ONCE = 2**22
@@ -40,6 +40,35 @@ class Layout:
         inverse = torch.empty_like(self.order)
         inverse[self.order] = torch.arange(self.order.numel())
         return inverse
+
+
+def assign_for(
+    graph: Graph,
+    num_parts: int,
+    *,
+    method: str | Tensor,
+    splits: Mapping[str, Tensor],
+    seeds: Tensor | None,
+    num_neighbors: Sequence[int],
+    batch_size: int,
+    tolerance: float = 0.05,
+    seed: int = 0,
+) -> PartitionAssignment:
+    """:func:`~salientpp.plan.partition.assign_parts` for a workload: knows 'metis-vip' too.
+
+    Args:
+        method: 'metis-vip' is METIS with the edge weights of :func:`~salientpp.plan.vip.draw_weights`, for the steps of K ranks;
+            the rest as in ``assign_parts``.
+        seeds: int64 ids that batches start from; None: all vertices.
+    """
+    weights = None
+    if isinstance(method, str) and method == "metis-vip":
+        seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
+        weights = draw_weights(graph, seeds, num_neighbors, batch_size * max(1, num_parts))
+        method = "metis"
+    return assign_parts(
+        graph, num_parts, method=method, seed_sets=splits, edge_weights=weights, tolerance=tolerance, seed=seed
+    )
 
 
 def lay_out(

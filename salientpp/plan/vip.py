@@ -111,3 +111,36 @@ def inclusion_probability(
         replace=replace,
     )
     return probability[0] if isinstance(seeds, Tensor) else probability
+
+
+def draw_weights(
+    graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, mean: float = 10.0, most: int = 1000
+) -> Tensor:
+    """Edge weights for a partitioner: how often per step the target of an edge is expected to draw its source.
+
+    With ``q_h`` the frontier probabilities above, ``w(u -> v) = sum_h t_h(v) q_{h-1}(v)``, so cutting heavy edges is what makes
+    rows travel.
+
+    Args:
+        seeds, num_neighbors, batch_size: of a step of all ranks together.
+        mean, most: the weights are scaled to this mean, rounded and clamped to [1, most], since partitioners take integers.
+
+    Returns:
+        int64 [E], in the order of ``graph.indices``.
+    """
+    fanouts = check_fanouts(num_neighbors)
+    degree = graph.in_degree().clamp(min=1).to(torch.float64)
+    reached = torch.zeros(graph.num_vertices, dtype=torch.float64)  # sum of q_j over j < hop
+    draws = torch.zeros_like(reached)
+    for hop, fanout in enumerate(fanouts):
+        if hop == 0:
+            until = torch.zeros_like(reached)
+            until[seeds] = min(1.0, batch_size / max(1, seeds.numel()))
+        else:
+            until = inclusion_probability(graph, seeds, fanouts[:hop], batch_size, include_seeds=True).double()
+        chance = torch.ones_like(degree) if fanout < 0 else (fanout / degree).clamp(max=1.0)
+        draws += chance * (until - reached).clamp(min=0.0)
+        reached = until
+    per_edge = torch.repeat_interleave(draws, graph.in_degree())
+    scale = mean / per_edge.mean().clamp(min=1e-30) if per_edge.numel() else 1.0
+    return (per_edge * scale).round().clamp(1, most).to(torch.int64)

@@ -41,8 +41,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.graph import Graph
-from salientpp.plan.layout import Layout, lay_out, relabeled_edges
-from salientpp.plan.partition import assign_parts
+from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import check_fanouts
 
@@ -315,7 +314,7 @@ def partition(
     num_neighbors: Sequence[int] = (15, 10, 5),
     batch_size: int = 1024,
     *,
-    method: str | Tensor = "metis",
+    method: str | Tensor = "metis-vip",
     split: Mapping[str, Tensor] | None = None,
     seeds: str = "train",
     tolerance: float = 0.05,
@@ -332,7 +331,7 @@ def partition(
         root: the directory to write; its parent must exist or be creatable.
         num_neighbors, batch_size: the workload whose VIP orders the rows and is stored for the cache. Training
             with other numbers is right as well, the loader then computes what it needs.
-        method: 'metis', 'random', or the given assignment: an integer tensor [N] of parts in [0, K).
+        method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'random', or the given assignment: an integer tensor [N] of parts in [0, K).
         split: name -> vertex ids or mask; None takes ``train_mask``, ``val_mask`` and ``test_mask`` of the data.
         seeds: the split that the VIP is computed for; without such a split, all vertices of the part.
         tolerance: allowed excess of a part over the mean, per balanced quantity.
@@ -359,7 +358,17 @@ def partition(
         attributes = _collect_attributes(data, graph)
         splits = collect_splits(data, split, attributes.node.get("y"), graph.num_vertices)
         on_step(f"assigning {graph.num_vertices} vertices to {num_parts} parts")
-        assigned = assign_parts(graph, num_parts, method=method, seed_sets=splits, tolerance=tolerance, seed=seed)
+        assigned = assign_for(
+            graph,
+            num_parts,
+            method=method,
+            splits=splits,
+            seeds=splits.get(seeds),
+            num_neighbors=fanouts,
+            batch_size=batch_size,
+            tolerance=tolerance,
+            seed=seed,
+        )
         on_step("computing inclusion probabilities")
         layout = lay_out(graph, assigned, splits.get(seeds), fanouts, batch_size)
         on_step("writing")

@@ -1,0 +1,153 @@
+"""How is an analysis shown: a table, a CSV file, a picture?"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from salientpp.analysis.volume import ORACLES, Analysis, Volume
+
+
+def volume_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
+    """For each policy and α the share of the rows without a cache that is still fetched; for VIP the rows too."""
+    volumes = [volume for volume in analysis.results if volume.fanouts == fanouts]
+    bare = analysis.rows_without_cache[",".join(map(str, fanouts))]
+    kind = "fetched" if analysis.epochs else "expected to be fetched"
+    alphas = sorted({volume.replication_factor for volume in volumes})
+    table = _table(
+        f"Fanouts {list(fanouts)}: {bare:,.0f} feature rows {kind} per epoch by {analysis.parts} parts; share left by a cache",
+        "policy",
+        [f"α={alpha:g}" for alpha in alphas],
+    )
+    for policy in dict.fromkeys(volume.policy for volume in volumes):
+        shares = [f"{1 - volume.reduction:.3f}" for volume in volumes if volume.policy == policy]
+        table.add_row(policy, *shares, style="dim" if policy in ORACLES else "bold" if policy == "vip" else "")
+    own = {volume.replication_factor: volume for volume in volumes if volume.policy == "vip"}
+    table.add_section()
+    if analysis.epochs:
+        table.add_row("vip, rows counted", *(_short(own[alpha].remote_rows_per_epoch) for alpha in alphas))
+    table.add_row("vip, rows forecast", *(_short(own[alpha].predicted_rows_per_epoch) for alpha in alphas))
+    if analysis.epochs:
+        table.add_row("  calibrated", *(_short(own[alpha].calibrated_rows_per_epoch) for alpha in alphas))
+        table.add_row("  its error, ±", *(_short(own[alpha].calibrated_error) for alpha in alphas))
+    return table
+
+
+def mean_table(analysis: Analysis) -> Table:
+    """Geometric means over fanouts of the share of rows left."""
+    means = analysis.geometric_means()
+    alphas = sorted({alpha for _, alpha in means})
+    table = _table("Share left by a cache, geometric mean over fanouts", "policy", [f"α={alpha:g}" for alpha in alphas])
+    for policy in dict.fromkeys(policy for policy, _ in means):
+        table.add_row(policy, *(f"{means[policy, alpha]:.3f}" for alpha in alphas))
+    return table
+
+
+def device_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
+    """Expected host-to-device rows over β."""
+    rows = [row for row in analysis.device_rows if row.fanouts == fanouts]
+    table = _table(
+        f"Fanouts {list(fanouts)}: rows of its own part that a batch copies from host to device, expected",
+        "β",
+        ["VIP order", "original order"],
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.gpu_fraction:g}", _short(row.rows_per_batch_vip_order), _short(row.rows_per_batch_original_order)
+        )
+    return table
+
+
+def _table(title: str, first: str, columns: list[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _short(number: float | None) -> str:
+    """At most five characters and three digits: 53.4k."""
+    if number is None:
+        return "–"
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}" if number < 99.95 * size else f"{number / size:.0f}{unit}"
+    return f"{number:.0f}"
+
+
+def csv_text(analysis: Analysis) -> str:
+    """One line per fanouts, policy and α; the columns are :class:`~salientpp.analysis.volume.Volume`'s."""
+    out = io.StringIO()
+    results = analysis.to_dict()["results"]
+    columns = [name for name in results[0] if name != "remote_rows_per_part"]
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for result in results:
+        writer.writerow({**result, "fanouts": " ".join(map(str, result["fanouts"]))})
+    return out.getvalue()
+
+
+def plot(analysis: Analysis, path: Path) -> None:
+    """Rows per epoch over α on a log scale, one panel per fanouts, the room between no cache and the oracle shaded.
+
+    Like Figure 2 of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("a plot needs matplotlib: pip install 'salientpp[plot]'") from None
+    panels = list(dict.fromkeys(volume.fanouts for volume in analysis.results))
+    figure = Figure(figsize=(1 + 4.2 * len(panels), 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, fanouts in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        bare = analysis.rows_without_cache[",".join(map(str, fanouts))]
+        lines: dict[str, list[Volume]] = {}
+        for volume in analysis.results:
+            if volume.fanouts == fanouts and volume.rows:
+                lines.setdefault(volume.policy, []).append(volume)
+        floor = lines.get("oracle") or lines["vip"]
+        axes.fill_between([v.replication_factor for v in floor], [v.rows for v in floor], bare, color="0.92", lw=0)
+        axes.axhline(bare, color="0.4", lw=1, ls=":", label="no cache")
+        for policy, volumes in lines.items():
+            style = {"color": "black", "ls": "--", "lw": 1} if policy in ORACLES else {"marker": "o", "ms": 3, "lw": 1.4}
+            if policy == "vip":
+                style |= {"lw": 2.4, "zorder": 5}
+            if policy == "oracle-heldout":
+                style["ls"] = "-."
+            axes.plot([v.replication_factor for v in volumes], [v.rows for v in volumes], label=policy, **style)
+        axes.set(title=f"fanouts {list(fanouts)}", xlabel="replication factor α", yscale="log")
+        axes.grid(True, which="both", lw=0.3)
+    figure.axes[0].set_ylabel("feature rows fetched per epoch")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
+    figure.suptitle(f"{analysis.dataset}, {analysis.parts} parts, batch size {analysis.batch_size}")
+    write_whole(path, lambda file: figure.savefig(file, format=path.suffix[1:].lower(), dpi=150))
+
+
+def write_whole(path: Path, write) -> None:
+    """Call ``write`` with a binary file that becomes ``path`` only once it is complete."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,195 @@
+"""Laws of `salientpp.plan.cache`: the best remote vertices, as many as α allows, and policies that say which are best."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import reference
+import torch
+from graphs import random_data
+
+from salientpp import Graph
+from salientpp.plan.cache import POLICIES, Workload, cache_capacity, plan_cache, score
+from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.vip import inclusion_probability
+
+BOOK = PartitionBook(torch.tensor([0, 3, 6, 10]))
+
+
+def book_of(*offsets: int) -> PartitionBook:
+    return PartitionBook(torch.tensor(offsets))
+
+
+def workload(seed: int = 0, part_id: int = 1, num_neighbors=(4, 3), directed: bool = True) -> Workload:
+    data = random_data(120, 500, seed=seed, directed=directed)
+    book = book_of(0, 40, 80, 120)
+    begin, end = book.range_of(part_id)
+    seeds = torch.arange(begin, end)[data.train_mask[begin:end]]
+    return Workload(Graph.from_edge_index(data.edge_index, 120), book, part_id, seeds, list(num_neighbors), 5)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------
+
+
+def test_the_highest_remote_scores_are_cached():
+    #                      part 0       | part 1 (ours) | part 2
+    scores = torch.tensor([0.1, 0.5, 0.2, 9.0, 9.0, 9.0, 0.3, 0.0, 0.6, 0.4])
+    assert plan_cache(scores, BOOK, 1, 0.9).tolist() == [1, 8, 9]  # floor(0.9 * 10 / 3) = 3 rows
+    assert plan_cache(scores, BOOK, 1, 0.89).tolist() == [1, 8]  # floor(2.97) = 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_plan_equals_the_slow_reference(seed):
+    generator = np.random.default_rng(seed)
+    num_vertices, num_parts = int(generator.integers(1, 200)), int(generator.integers(1, 6))
+    cuts = np.sort(generator.integers(0, num_vertices + 1, size=num_parts - 1))
+    book = book_of(0, *cuts.tolist(), num_vertices)
+    # Few different values, so there are ties, and zeros.
+    scores = torch.from_numpy(generator.integers(0, 5, size=num_vertices) / 4).float()
+    for part_id in range(num_parts):
+        for alpha in (0.0, 0.1, 0.5, 1.0, 2.5, 100.0):
+            want = reference.plan_cache(scores.tolist(), *book.range_of(part_id), math.floor(alpha * num_vertices / num_parts))
+            plan = plan_cache(scores, book, part_id, alpha)
+            assert plan.dtype == torch.int64
+            assert plan.tolist() == want
+
+
+def test_among_equals_the_lower_id_is_cached():
+    assert plan_cache(torch.ones(10), BOOK, 1, 0.9).tolist() == [0, 1, 2]
+    assert plan_cache(torch.ones(10), BOOK, 0, 0.9).tolist() == [3, 4, 5]
+    scores = torch.tensor([1.0, 2, 1, 0, 0, 0, 1, 2, 1, 1])
+    assert plan_cache(scores, BOOK, 1, 1.2).tolist() == [0, 1, 2, 7]
+
+
+def test_own_vertices_are_never_cached():
+    scores = torch.arange(10, 0, -1).float()
+    for part_id in range(3):
+        begin, end = BOOK.range_of(part_id)
+        assert plan_cache(scores, BOOK, part_id, 100).tolist() == [v for v in range(10) if not begin <= v < end]
+
+
+def test_what_scores_zero_is_never_cached_however_large_the_cache():
+    scores = torch.zeros(10)
+    assert plan_cache(scores, BOOK, 0, 100).tolist() == []
+    scores[7] = 1e-30
+    assert plan_cache(scores, BOOK, 0, 100).tolist() == [7]
+
+
+def test_a_larger_cache_holds_the_smaller_one():
+    scores = torch.rand(1000, generator=torch.Generator().manual_seed(3))
+    book = book_of(0, 300, 700, 1000)
+    plans = [set(plan_cache(scores, book, 1, alpha).tolist()) for alpha in (0.0, 0.01, 0.1, 0.3, 1, 3)]
+    assert [len(plan) for plan in plans] == [0, 3, 33, 100, 333, 600]
+    assert all(small <= large for small, large in zip(plans, plans[1:]))
+
+
+def test_a_single_part_caches_nothing():
+    assert plan_cache(torch.ones(10), PartitionBook.trivial(10), 0, 1.0).tolist() == []
+
+
+def test_planning_leaves_the_scores_alone():
+    scores = torch.ones(10)
+    plan_cache(scores, BOOK, 1, 1.0)
+    assert scores.tolist() == [1] * 10
+
+
+@pytest.mark.parametrize(
+    "alpha, num_vertices, num_parts, rows",
+    [(0, 100, 4, 0), (0.16, 100, 4, 4), (0.16, 99, 4, 3), (1, 100, 4, 25), (1, 100, 3, 33), (2.5, 10, 1, 25), (0.5, 0, 2, 0)],
+)
+def test_the_capacity_is_alpha_n_over_k_rounded_down(alpha, num_vertices, num_parts, rows):
+    assert cache_capacity(alpha, book_of(*[0] * num_parts, num_vertices)) == rows
+
+
+@pytest.mark.xfail(strict=True, reason="0.29 * 100 is 28.999999999999996 in floating point, and floor takes that at its word")
+def test_the_capacity_is_not_one_short_where_alpha_n_over_k_is_whole():
+    assert cache_capacity(0.29, book_of(0, 100)) == 29
+
+
+@pytest.mark.parametrize("alpha", [-0.1, -1, math.nan, math.inf, -math.inf, "x", None, [0.1]], ids=repr)
+def test_a_bad_replication_factor_is_refused_with_words(alpha):
+    text = f"replication_factor must be >= 0 (cached rows per part over N / K), got {alpha!r}"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        plan_cache(torch.ones(10), BOOK, 0, alpha)
+    with pytest.raises(ValueError, match="replication_factor must be >= 0"):
+        cache_capacity(alpha, BOOK)
+
+
+def test_scores_must_cover_the_graph():
+    with pytest.raises(ValueError, match=r"scores must have shape \[10\], got \[9\]"):
+        plan_cache(torch.ones(9), BOOK, 0, 0.5)
+
+
+def test_the_part_must_exist():
+    with pytest.raises(ValueError, match=r"part_id must be in \[0, 3\), got 3"):
+        plan_cache(torch.ones(10), BOOK, 3, 0.5)
+
+
+# --- policies ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_policy_is_a_pure_function_that_scores_every_vertex(policy):
+    work = workload()
+    before = [work.graph.indptr.clone(), work.graph.indices.clone(), work.seeds.clone()]
+    scores = score(policy, work)
+    assert scores.shape == (120,) and scores.is_floating_point()
+    assert scores.isfinite().all() and (scores >= 0).all() and (scores > 0).any()
+    assert torch.equal(scores, score(policy, work))
+    assert all(torch.equal(a, b) for a, b in zip(before, [work.graph.indptr, work.graph.indices, work.seeds]))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_part_without_seeds_can_be_scored(policy):
+    work = workload()
+    empty = Workload(work.graph, work.book, 1, work.seeds[:0], work.num_neighbors, work.batch_size)
+    scores = score(policy, empty)
+    assert scores.shape == (120,) and scores.isfinite().all() and (scores >= 0).all()
+    plan_cache(scores, work.book, 1, 0.5)
+
+
+def test_vip_is_the_inclusion_probability_of_either_meaning_of_a_hop():
+    work = workload()
+    for policy, expand in (("vip", "frontier"), ("vip-hop", "hop")):
+        want = inclusion_probability(work.graph, work.seeds, [4, 3], 5, expand=expand)
+        assert torch.equal(score(policy, work), want)
+    with_replacement = Workload(work.graph, work.book, 1, work.seeds, [4, 3], 5, replace=True)
+    assert torch.equal(score("vip", with_replacement), inclusion_probability(work.graph, work.seeds, [4, 3], 5, replace=True))
+
+
+def vertices_within(graph: Graph, seeds: torch.Tensor, hops: int) -> set[int]:
+    """Everything that 1 to ``hops`` steps against the edges lead to."""
+    indptr, indices = graph.indptr.tolist(), graph.indices.tolist()
+    reached, front = set(), set(seeds.tolist())
+    for _ in range(hops):
+        front = {u for v in front for u in indices[indptr[v] : indptr[v + 1]]}
+        reached |= front
+    return reached
+
+
+@pytest.mark.parametrize("directed", [True, False])
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_degree_is_zero_outside_l_hops_and_the_number_of_readers_inside(hops, directed):
+    work = workload(seed=4, num_neighbors=[2] * hops, directed=directed)
+    few = Workload(work.graph, work.book, 1, work.seeds[:2], work.num_neighbors, 5)
+    scores = score("degree", few)
+    readers = np.bincount(work.graph.indices, minlength=120)
+    within = vertices_within(few.graph, few.seeds, hops)
+    assert 0 < len(within) < 120, "the test needs vertices on both sides"
+    remote = [v for v in range(120) if not 40 <= v < 80]
+    assert [scores[v].item() for v in remote] == [float(readers[v]) if v in within else 0.0 for v in remote]
+
+
+def test_random_is_an_order_of_all_vertices_that_differs_by_part():
+    orders = [score("random", workload(part_id=part_id)) for part_id in range(3)]
+    for scores in orders:
+        assert sorted(scores.tolist()) == list(range(1, 121))
+    assert not torch.equal(orders[0], orders[1]) and not torch.equal(orders[1], orders[2])
+
+
+def test_an_unknown_policy_is_refused_with_the_names_of_those_there_are():
+    with pytest.raises(ValueError, match=rf"policy must be one of {', '.join(sorted(POLICIES))}, got 'lru'"):
+        score("lru", workload())

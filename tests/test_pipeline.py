@@ -1,0 +1,229 @@
+"""Laws of `salientpp.pipeline`, with stages that know no graphs: order, depth, errors, seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+import torch
+
+from salientpp.pipeline import Pipeline, Stage, StageError
+
+CPU = torch.device("cpu")
+DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 9, 10, 50])
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A batch on its way: the stages it went through."""
+
+    index: int
+    visited: tuple[int, ...] = ()
+
+
+def stage(number: int, log: list, *, fails_at: int | None = None) -> Stage:
+    def run(state: State) -> State:
+        log.append((number, state.index))
+        if state.index == fails_at:
+            raise OSError(f"no row {state.index}")
+        return State(state.index, (*state.visited, number))
+
+    return Stage(f"do_step{number}", run, stream=("a", "b", "c")[number % 3])
+
+
+def pipeline_of(num_stages: int, depth: int, log: list, **options) -> Pipeline:
+    return Pipeline([stage(i, log) for i in range(num_stages)], depth=depth, device=CPU, **options)
+
+
+def run_through(pipeline: Pipeline, num_batches: int) -> list[State]:
+    results = []
+    for i in range(num_batches):
+        results.append(pipeline.tick(State(i)))
+    while pipeline.in_flight:
+        results.append(pipeline.tick())
+    return [result for result in results if result is not None]
+
+
+# --- order ------------------------------------------------------------------------------------------------
+
+
+@DEPTHS
+@pytest.mark.parametrize("num_batches", [0, 1, 3, 30])
+def test_results_come_in_order_and_went_through_every_stage_once(depth, num_batches):
+    results = run_through(pipeline_of(10, depth, []), num_batches)
+    assert results == [State(i, tuple(range(10))) for i in range(num_batches)]
+
+
+@DEPTHS
+@pytest.mark.parametrize("num_stages", [1, 2, 5, 10])
+def test_a_batch_comes_out_depth_ticks_after_it_went_in(depth, num_stages):
+    pipeline = pipeline_of(num_stages, depth, [])
+    latency = min(depth, num_stages)
+    results = [pipeline.tick(State(i)) for i in range(20)]
+    assert results[: latency - 1] == [None] * (latency - 1)
+    assert [result.index for result in results[latency - 1 :]] == list(range(20 - latency + 1))
+
+
+@DEPTHS
+@pytest.mark.parametrize("num_stages", [1, 2, 5, 10])
+def test_no_more_than_depth_batches_are_in_flight_and_all_are_used(depth, num_stages):
+    # Seen from inside the stages: a batch is in flight from its first stage to its last.
+    begun, ended, most = set(), set(), 0
+
+    def first(state):
+        nonlocal most
+        begun.add(state.index)
+        most = max(most, len(begun - ended))
+        return state
+
+    def last(state):
+        ended.add(state.index)
+        return state
+
+    stages = [Stage("begin", first, "a"), *(Stage(f"do_step{i}", lambda s: s, "a") for i in range(num_stages)), Stage("end", last, "a")]
+    pipeline = Pipeline(stages, depth=depth, device=CPU)
+    effective = min(depth, num_stages + 2)
+    for i in range(30):
+        assert pipeline.in_flight <= effective
+        pipeline.tick(State(i))
+        assert pipeline.in_flight == min(i + 1, effective - 1)
+    while pipeline.in_flight:
+        pipeline.tick()
+    assert begun == ended == set(range(30))
+    # The oldest batch moves first, so it has ended before the newest begins.
+    assert most == max(1, effective - 1) or most == effective
+
+
+def test_a_tick_moves_the_oldest_batch_first():
+    log = []
+    pipeline = pipeline_of(3, 3, log)
+    for i in range(3):
+        pipeline.tick(State(i))
+    assert log == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)]
+
+
+def test_depth_one_carries_each_batch_through_before_the_next_begins():
+    log = []
+    run_through(pipeline_of(4, 1, log), 3)
+    assert log == [(s, b) for b in range(3) for s in range(4)]
+
+
+@pytest.mark.parametrize("num_stages, depth", [(10, 4), (10, 3), (10, 7), (5, 2), (5, 50), (1, 1)])
+def test_stages_are_cut_into_runs_of_nearly_equal_length(num_stages, depth):
+    log = []
+    pipeline = pipeline_of(num_stages, depth, log)
+    pipeline.tick(State(0))
+    lengths = [len(log)]
+    while pipeline.in_flight:
+        before = len(log)
+        pipeline.tick()
+        lengths.append(len(log) - before)
+    assert len(lengths) == min(depth, num_stages) and sum(lengths) == num_stages
+    assert min(lengths) >= 1 and max(lengths) - min(lengths) <= 1
+
+
+@DEPTHS
+def test_every_stage_sees_the_batches_in_order(depth):
+    # So ranks that run the same pipeline start their collectives in the same order.
+    log = []
+    run_through(pipeline_of(10, depth, log), 25)
+    for number in range(10):
+        assert [index for n, index in log if n == number] == list(range(25))
+
+
+@DEPTHS
+def test_the_order_of_all_steps_depends_on_depth_and_number_of_batches_alone(depth):
+    first, second = [], []
+    run_through(pipeline_of(10, depth, first), 12)
+    run_through(pipeline_of(10, depth, second), 12)
+    assert first == second and len(first) == 120
+
+
+def test_ticks_with_nothing_new_do_nothing():
+    log = []
+    pipeline = pipeline_of(4, 4, log)
+    assert [pipeline.tick() for _ in range(6)] == [None] * 6 and log == []
+    # A gap travels along.
+    assert [pipeline.tick(item) and "out" for item in (State(0), None, State(1), None, None, None, None)] == [
+        None, None, None, "out", None, "out", None,
+    ]  # fmt: skip
+
+
+def test_a_drained_pipeline_takes_batches_again():
+    pipeline = pipeline_of(5, 3, [])
+    assert [result.index for result in run_through(pipeline, 4)] == [0, 1, 2, 3]
+    assert pipeline.in_flight == 0
+    assert [result.index for result in run_through(pipeline, 4)] == [0, 1, 2, 3]
+
+
+def test_the_last_stage_may_return_anything():
+    for value in (7, "text", torch.ones(2), [1, {"a": torch.ones(1)}]):
+        pipeline = Pipeline([Stage("keep", lambda s: s, "a"), Stage("finish", lambda s, value=value: value, "b")], depth=2, device=CPU)
+        assert pipeline.tick(State(0)) is None
+        assert pipeline.tick() is value
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 4, 10])
+@pytest.mark.parametrize("failing_stage", [0, 5, 9])
+def test_an_error_names_rank_batch_and_stage_and_ends_the_pipeline(depth, failing_stage):
+    log = []
+    stages = [stage(i, log, fails_at=2 if i == failing_stage else None) for i in range(10)]
+    pipeline = Pipeline(stages, depth=depth, device=CPU, rank=3)
+    results, failed = [], None
+    for i in range(30):
+        try:
+            results.append(pipeline.tick(State(i)))
+        except StageError as error:
+            failed = error
+            break
+    assert str(failed) == f"rank 3, batch 2, stage do_step{failing_stage}: no row 2"
+    assert isinstance(failed.__cause__, OSError)
+    # The batches before it came out as ever, or were lost with it; none after it.
+    assert [result.index for result in results if result is not None] in ([], [0], [0, 1])
+    # Nothing is in flight, and nothing runs any more.
+    steps = len(log)
+    assert pipeline.in_flight == 0
+    for item in (None, State(7), None):
+        with pytest.raises(StageError, match=rf"rank 3, batch 2, stage do_step{failing_stage}: no row 2"):
+            pipeline.tick(item)
+    assert len(log) == steps
+
+
+def test_the_batches_ahead_of_a_failing_one_come_out_first():
+    # Oldest first: when batch 2 fails in the first stage, batches 0 and 1 have moved on in that tick.
+    log = []
+    pipeline = Pipeline([stage(0, log, fails_at=2), stage(1, log), stage(2, log)], depth=3, device=CPU)
+    pipeline.tick(State(0))
+    pipeline.tick(State(1))
+    with pytest.raises(StageError, match="rank 0, batch 2, stage do_step0"):
+        pipeline.tick(State(2))
+    assert log == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)]
+
+
+def test_a_stage_error_is_a_runtime_error():
+    assert issubclass(StageError, RuntimeError)
+
+
+@pytest.mark.parametrize("depth", [0, -1, -10])
+def test_a_depth_below_one_is_refused_with_words(depth):
+    with pytest.raises(ValueError, match=rf"depth must be >= 1, got {depth}"):
+        pipeline_of(3, depth, [])
+
+
+# --- seconds ----------------------------------------------------------------------------------------------
+
+
+def test_seconds_are_recorded_by_stage():
+    def slow(state):
+        time.sleep(0.02)
+        return state
+
+    pipeline = Pipeline([Stage("wait_rows", slow, "a"), Stage("start_copy", lambda s: s, "b")], depth=2, device=CPU)
+    assert pipeline.seconds == {"wait_rows": 0.0, "start_copy": 0.0}
+    run_through(pipeline, 5)
+    assert pipeline.seconds["wait_rows"] >= 5 * 0.02
+    assert 0 < pipeline.seconds["start_copy"] < pipeline.seconds["wait_rows"]

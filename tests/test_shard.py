@@ -1,0 +1,207 @@
+"""Laws of `salientpp.store.shard`: every row of a batch has one place, and the place holds that very row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import torch
+from graphs import identity_features
+
+from salientpp import ops
+from salientpp.plan.partition_book import PartitionBook
+from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Places, Shard, put_rows, take_rows
+
+CPU = torch.device("cpu")
+
+
+def some_of(generator, ids: np.ndarray, fraction: float) -> torch.Tensor:
+    """Ascending, distinct."""
+    return torch.from_numpy(ids[generator.random(len(ids)) < fraction].astype(np.int64))
+
+
+def random_case(seed: int, gpu_fraction: float, cache_fraction: float):
+    """A book with empty parts among others, a part, its device rows, its cached vertices, a batch with repeats."""
+    generator = np.random.default_rng(seed)
+    num_parts = int(generator.integers(1, 7))
+    num_vertices = int(generator.integers(1, 400))
+    cuts = np.sort(generator.integers(0, num_vertices + 1, size=num_parts - 1)).tolist()
+    book = PartitionBook(torch.tensor([0, *cuts, num_vertices]))
+    part_id = int(generator.integers(num_parts))
+    begin, end = book.range_of(part_id)
+    gpu_ids = some_of(generator, np.arange(end - begin), gpu_fraction)
+    foreign = np.setdiff1d(np.arange(num_vertices), np.arange(begin, end))
+    cache_ids = some_of(generator, foreign, cache_fraction)
+    n_id = torch.from_numpy(generator.integers(0, num_vertices, size=int(generator.integers(0, 300))))
+    return book, part_id, gpu_ids, cache_ids, n_id
+
+
+FRACTIONS = pytest.mark.parametrize("gpu_fraction, cache_fraction", [(0, 0), (0.3, 0), (0, 0.3), (0.4, 0.4), (1, 1)])
+
+
+def shard_of(book, part_id, gpu_ids, cache_ids) -> Shard:
+    begin, end = book.range_of(part_id)
+    x = identity_features(book.num_vertices, 2)
+    shard = Shard(book, part_id, {"x": x[begin:end].clone()}, gpu_ids=gpu_ids, device=CPU)
+    if len(cache_ids):
+        shard.cache = FeatureCache(IdSet.of(cache_ids, book.num_vertices), {"x": x[cache_ids]})
+    return shard
+
+
+# --- look-up ----------------------------------------------------------------------------------------------
+
+
+@FRACTIONS
+@pytest.mark.parametrize("seed", range(15))
+def test_look_up_equals_the_slow_reference(seed, gpu_fraction, cache_fraction):
+    book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
+    places = Places(
+        *ops.look_up(n_id, book.offsets, part_id, IdSet.of(gpu_ids, book.size_of(part_id)).words, IdSet.of(cache_ids, book.num_vertices).words)
+    )
+    want = reference.look_up(n_id.tolist(), book.offsets.tolist(), part_id, gpu_ids.tolist(), cache_ids.tolist())
+    assert list(zip(places.gpu_position.tolist(), places.gpu_slot.tolist())) == want["gpu"]
+    assert list(zip(places.cpu_position.tolist(), places.cpu_row.tolist())) == want["cpu"]
+    assert list(zip(places.cache_position.tolist(), places.cache_slot.tolist())) == want["cache"]
+    # Remote ids come grouped by owner, in the order of the batch inside a group.
+    assert list(zip(places.remote_position.tolist(), places.remote_id.tolist())) == sum(want["remote"], [])
+    assert places.remote_counts.tolist() == [len(group) for group in want["remote"]]
+    assert all(tensor.dtype == torch.int64 for tensor in vars(places).values())
+
+
+@FRACTIONS
+@pytest.mark.parametrize("seed", range(15))
+def test_the_four_groups_hold_every_position_once_and_lead_to_the_right_rows(seed, gpu_fraction, cache_fraction):
+    book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
+    shard = shard_of(book, part_id, gpu_ids, cache_ids)
+    places = shard.look_up(n_id)
+    cpu_position = torch.arange(len(n_id)) if places.cpu_position is None else places.cpu_position
+    positions = torch.cat([places.gpu_position, cpu_position, places.cache_position, places.remote_position])
+    assert positions.sort().values.tolist() == list(range(len(n_id)))
+
+    # Features that know who they are: x[v] = v.
+    x = torch.full((len(n_id), 2), -1.0)
+    if len(shard.gpu):
+        x[places.gpu_position] = shard.gpu_rows["x"][places.gpu_slot]
+    x[cpu_position] = shard.host_rows["x"][places.cpu_row]
+    if len(shard.cache.members):
+        x[places.cache_position] = shard.cache.rows["x"][places.cache_slot]
+    x[places.remote_position] = places.remote_id.float().view(-1, 1)
+    assert torch.equal(x[:, 0].long(), n_id)
+
+    assert places.remote_counts.sum() == len(places.remote_id)
+    assert places.remote_counts[part_id] == 0
+    for owner, ids in enumerate(places.remote_id.split(places.remote_counts.tolist())):
+        assert (book.owner(ids) == owner).all()
+
+
+def test_one_part_without_device_rows_takes_the_batch_as_it_is():
+    shard = shard_of(PartitionBook.trivial(10), 0, NO_IDS, NO_IDS)
+    n_id = torch.tensor([3, 3, 9])
+    places = shard.look_up(n_id)
+    assert places.cpu_position is None and places.cpu_row is n_id
+    assert places.remote_counts.tolist() == [0]
+    assert len(places.gpu_position) == len(places.cache_position) == len(places.remote_position) == 0
+
+
+def test_look_up_holds_for_a_million_ids():
+    # Ids beyond one word and one block of the set, and ranks above 2^16.
+    book = PartitionBook(torch.tensor([0, 400_000, 1_000_000]))
+    cache_ids = torch.arange(400_000, 1_000_000, 3)
+    places = shard_of(book, 0, torch.arange(0, 400_000, 2), cache_ids).look_up(torch.arange(1_000_000))
+    assert torch.equal(places.gpu_slot, torch.arange(200_000)) and torch.equal(places.gpu_position, torch.arange(0, 400_000, 2))
+    assert torch.equal(places.cpu_row, torch.arange(1, 400_000, 2))
+    assert torch.equal(places.cache_slot, torch.arange(200_000)) and torch.equal(places.cache_position, cache_ids)
+    assert places.remote_counts.tolist() == [0, 400_000]
+
+
+def test_looking_up_twice_gives_the_same_after_an_error():
+    book, part_id, gpu_ids, cache_ids, n_id = random_case(3, 0.4, 0.4)
+    shard = shard_of(book, part_id, gpu_ids, cache_ids)
+    before = shard.look_up(n_id)
+    with pytest.raises(RuntimeError, match=r"n_id\[1\] must be in \[0, "):
+        shard.look_up(torch.tensor([0, book.num_vertices]))
+    after = shard.look_up(n_id)
+    assert all(torch.equal(a, b) for a, b in zip(vars(before).values(), vars(after).values()))
+
+
+# --- sets and caches --------------------------------------------------------------------------------------
+
+
+def test_slot_i_of_a_set_is_its_ith_id():
+    ids = torch.tensor([0, 31, 32, 63, 64, 99])
+    members = IdSet.of(ids, 100)
+    assert len(members) == 6 and members.ids is ids
+    cached = ops.look_up(torch.arange(100), torch.tensor([0, 0, 100]), 0, NO_IDS, members.words)
+    assert cached[4].tolist() == ids.tolist() and cached[5].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("ids", [[3, 3], [4, 2], [100], [-1]], ids=str)
+def test_a_set_of_ids_that_are_out_of_order_or_range_is_refused(ids):
+    with pytest.raises(RuntimeError, match=r"ids must ascend"):
+        IdSet.of(torch.tensor(ids), 64)
+
+
+def test_an_empty_cache_holds_nothing():
+    cache = FeatureCache.empty()
+    assert len(cache.members) == 0 and dict(cache.rows) == {} and cache.nbytes == 0
+
+
+def test_a_cache_says_how_many_bytes_it_takes():
+    cache = FeatureCache(IdSet.of(torch.tensor([1, 70]), 100), {"x": torch.zeros(2, 8), "y": torch.zeros(2, dtype=torch.int64)})
+    assert cache.nbytes == 4 * 8 + 2 * 8 * 4 + 2 * 8  # four words of 32 ids each, then the rows
+
+
+# --- the shard --------------------------------------------------------------------------------------------
+
+
+def test_the_device_tier_holds_copies_of_its_rows():
+    book = PartitionBook(torch.tensor([0, 4, 10]))
+    rows = {"x": identity_features(10, 3)[4:], "y": torch.arange(4, 10)}
+    shard = Shard(book, 1, rows, gpu_ids=torch.tensor([0, 2, 5]), device=CPU)
+    assert (shard.begin, shard.end) == (4, 10)
+    assert shard.gpu_rows["x"][:, 0].tolist() == [4, 6, 9] and shard.gpu_rows["y"].tolist() == [4, 6, 9]
+    assert shard.gpu_rows["x"].data_ptr() != rows["x"].data_ptr()
+
+
+def test_memory_counts_the_bytes_of_each_tier():
+    book = PartitionBook(torch.tensor([0, 4, 104]))
+    shard = Shard(book, 1, {"x": torch.zeros(100, 2), "y": torch.zeros(100, dtype=torch.int8)}, gpu_ids=torch.arange(10), device=CPU)
+    assert shard.memory() == {"gpu": 4 * 8 + 10 * 8 + 10, "cpu": 100 * 8 + 100, "cache": 0}
+    shard.cache = FeatureCache(IdSet.of(torch.tensor([1]), 104), {"x": torch.zeros(1, 2), "y": torch.zeros(1, dtype=torch.int8)})
+    assert shard.memory()["cache"] == 4 * 8 + 8 + 1
+    assert Shard(book, 0, {}, device=CPU).memory() == {"gpu": 0, "cpu": 0, "cache": 0}
+
+
+def test_an_attribute_needs_a_row_for_every_vertex_of_the_part():
+    book = PartitionBook(torch.tensor([0, 4, 10]))
+    with pytest.raises(ValueError, match=r"attribute 'y' must have one row per vertex of part 1, expected 6, got 5"):
+        Shard(book, 1, {"x": torch.zeros(6, 1), "y": torch.zeros(5)}, device=CPU)
+
+
+def test_the_part_must_exist():
+    with pytest.raises(ValueError, match=r"part_id must be in \[0, 2\), got 2"):
+        Shard(PartitionBook(torch.tensor([0, 4, 10])), 2, {}, device=CPU)
+
+
+def test_device_rows_must_be_rows_of_the_part():
+    with pytest.raises(RuntimeError, match=r"\[0, 6\), got 6"):
+        Shard(PartitionBook(torch.tensor([0, 4, 10])), 1, {"x": torch.zeros(6, 1)}, gpu_ids=torch.tensor([6]), device=CPU)
+
+
+# --- rows -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)], ids=str)
+def test_take_rows_and_put_rows_equal_indexing(dtype, shape):
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.randint(2, (20, *shape), generator=generator).to(dtype)
+    index = torch.randint(20, (7,), generator=generator)
+    assert torch.equal(take_rows(rows, index), rows[index])
+    out, places = torch.zeros(9, *shape, dtype=dtype), torch.randperm(9, generator=generator)[:7]
+    want = out.clone()
+    want[places] = rows[index]
+    put_rows(rows, index, out, places)
+    assert torch.equal(out, want)
+    put_rows(rows, index, out, None)
+    assert torch.equal(out[:7], rows[index])
