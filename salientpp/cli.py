@@ -188,9 +188,10 @@ def _analyze(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
     is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
     data = load(arguments.dataset) if is_directory else load_dataset(arguments.dataset, root=arguments.data)
+    screen = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True,
+        console=screen, transient=True, disable=not screen.is_terminal,
     ) as progress:  # fmt: skip
         bar = progress.add_task("")
 

@@ -1,0 +1,231 @@
+"""Laws of the analysis: its counts are the loader's, its oracle is a lower bound, its forecast is the formula's."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import distributed
+import numpy as np
+import pytest
+import torch
+from graphs import random_data, real_data
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.analysis.report import csv_text, write_whole
+from salientpp.analysis.volume import analyze
+from salientpp.cli import main
+from salientpp.plan.cache import POLICIES, Workload, expected_remote_rows, plan_cache, score
+
+FANOUTS, BATCH, ALPHAS = [5, 3, 2], 16, [0.0, 0.1, 0.3, 1.0, 9.0]
+
+
+def _live(rank: int, root: str, policy: str) -> list[list[int]]:
+    """Remote rows of two epochs for each α, by a running loader."""
+    rows = []
+    for alpha in ALPHAS:
+        loader = NeighborLoader(
+            salientpp.load(root), FANOUTS, "train", batch_size=BATCH, shuffle=True, seed=5, replication_factor=alpha, policy=policy
+        )
+        for _ in range(2):
+            for _ in loader:
+                pass
+        rows.append(loader.stats().rows_remote)
+    return rows
+
+
+@pytest.mark.parametrize("policy", ["vip", "degree", "simulation"])
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_the_count_is_that_of_a_live_run_with_the_same_seed(tmp_path, num_parts, policy):
+    part = salientpp.partition(random_data(), num_parts, tmp_path / "parts", FANOUTS, BATCH)
+    live = np.array(distributed.run(_live, num_parts, str(tmp_path / "parts"), policy))
+    analysis = analyze(
+        part, fanouts=[FANOUTS], batch_size=BATCH, replication_factors=ALPHAS, policies=[policy], epochs=2, seed=5
+    )
+    counted = [volume for volume in analysis.results if volume.policy == policy]
+    for volume, by_rank in zip(counted, live.T):
+        assert list(np.array(volume.remote_rows_per_part) * 2) == by_rank.tolist()
+        assert volume.remote_rows_per_epoch * 2 == by_rank.sum()
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple:
+    data = random_data(num_vertices=600, num_edges=4000, seed=3)
+    return data, analyze(data, 3, fanouts=[FANOUTS, [2]], batch_size=BATCH, replication_factors=ALPHAS, epochs=4)
+
+
+def test_no_static_cache_beats_the_oracle(small):
+    _, analysis = small
+    for volume in analysis.results:
+        best = next(
+            v for v in analysis.results
+            if (v.fanouts, v.policy, v.replication_factor) == (volume.fanouts, "oracle", volume.replication_factor)
+        )  # fmt: skip
+        assert volume.remote_rows_per_epoch >= best.remote_rows_per_epoch
+        assert volume.ratio_to_oracle is None or volume.ratio_to_oracle >= 1
+
+
+def test_a_larger_cache_never_fetches_more_and_a_full_one_nothing(small):
+    _, analysis = small
+    for fanouts in ((5, 3, 2), (2,)):
+        for policy in {volume.policy for volume in analysis.results}:
+            rows = [v.remote_rows_per_epoch for v in analysis.results if (v.fanouts, v.policy) == (fanouts, policy)]
+            assert rows == sorted(rows, reverse=True)
+            assert rows[0] == analysis.rows_without_cache[",".join(map(str, fanouts))]
+            if policy in ("vip", "random", "oracle"):
+                assert rows[-1] == 0
+
+
+def test_the_forecast_is_the_sum_of_probabilities_of_uncached_remote_vertices(tmp_path):
+    data = random_data(num_vertices=500, num_edges=3000, seed=4)
+    part = salientpp.partition(data, 2, tmp_path / "parts", FANOUTS, BATCH, seeds="all", split={})
+    analysis = analyze(
+        part, fanouts=[FANOUTS], batch_size=BATCH, replication_factors=ALPHAS, policies=["vip", "degree", "random"],
+        seeds="all", predict_only=True,
+    )  # fmt: skip
+    assert analysis.epochs == 0
+    largest = max(part.book.size_of(0), part.book.size_of(1))
+    for volume in analysis.results:
+        assert volume.remote_rows_per_epoch is None and volume.calibrated_rows_per_epoch is None
+        expected = 0.0
+        for part_id in range(2):
+            workload = Workload(part.graph, part.book, part_id, part.split("all", part_id), FANOUTS, BATCH)
+            cached = plan_cache(score(volume.policy, workload), part.book, part_id, volume.replication_factor)
+            full = expected_remote_rows(score("vip", workload), part.book, part_id, cached)
+            last = salientpp.inclusion_probability(part.graph, workload.seeds, FANOUTS, largest % BATCH or BATCH)
+            expected += full * (largest // BATCH)
+            if largest % BATCH:
+                expected += expected_remote_rows(last, part.book, part_id, cached)
+        assert volume.predicted_rows_per_epoch == pytest.approx(expected, rel=1e-5)
+
+
+def test_at_one_hop_the_forecast_is_right_and_the_calibration_agrees(small):
+    _, analysis = small
+    for volume in analysis.results:
+        if volume.fanouts == (2,) and volume.policy == "vip" and volume.replication_factor < 1:
+            spread = 6 * volume.remote_rows_std / 2 + 1  # 4 epochs
+            assert abs(volume.predicted_rows_per_epoch - volume.remote_rows_per_epoch) < spread
+            assert abs(volume.calibrated_rows_per_epoch - volume.remote_rows_per_epoch) < 6 * volume.calibrated_error + spread
+
+
+def test_the_advice_is_consistent_with_the_table(small):
+    _, analysis = small
+    for recommendation in analysis.recommendations:
+        own = [v for v in analysis.results if v.fanouts == recommendation.fanouts and v.policy == "vip"]
+        chosen = next(v for v in own if v.replication_factor == recommendation.replication_factor)
+        assert recommendation.remaining == pytest.approx(1 - chosen.reduction)
+        assert chosen.reduction - chosen.replication_factor == max(v.reduction - v.replication_factor for v in own)
+        assert 0 <= recommendation.next_gb_saves <= 1 and f"α = {chosen.replication_factor:g}" in str(recommendation)
+        rows = [row.rows_per_batch_vip_order for row in analysis.device_rows if row.fanouts == recommendation.fanouts]
+        assert rows == sorted(rows, reverse=True) and rows[-1] == 0
+    for row in analysis.device_rows:
+        assert row.rows_per_batch_vip_order <= row.rows_per_batch_original_order + 1e-6
+
+
+def test_parts_without_seeds_are_analyzed():
+    data = random_data()
+    assignment = (~data.train_mask).long()  # part 0 has every training vertex
+    analysis = analyze(data, 2, method=assignment, fanouts=[FANOUTS], batch_size=BATCH, epochs=1)
+    volume = next(v for v in analysis.results if (v.policy, v.replication_factor) == ("vip", 0))
+    assert volume.remote_rows_per_part[0] > 0 and volume.remote_rows_per_part[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"parts": None}, "parts must be given"),
+        ({"parts": 0}, "num_parts must be an integer >= 1, got 0"),
+        ({"policies": ["vip", "lru"]}, "policies must be among .*oracle, got 'lru'"),
+        ({"epochs": 0}, "epochs must be >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"fanouts": [[3, 0]]}, r"num_neighbors\[1\] must be an integer >= 1, or -1 for all neighbours, got 0"),
+        ({"fanouts": []}, "fanouts must hold at least one list"),
+        ({"replication_factors": [-1]}, "replication_factor must be >= 0"),
+        ({"seeds": "tests"}, "seeds must be 'all' or a split of the data"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        analyze(random_data(), **{"parts": 2, **options})
+
+
+def test_the_command_writes_what_it_shows(tmp_path, capsys):
+    out = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv")}
+    command = ["analyze", "synthetic:num_vertices=2000", "--parts", "2", "--fanouts", "5,3", "--fanouts", "2,2", "--epochs", "2"]
+    command += ["--batch-size", "32", "--replication-factors", "0,.1,1", "--json", str(out["json"]), "--csv", str(out["csv"])]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "Fanouts [5, 3]" in text and "geometric mean" in text and "leaves" in text
+    result = json.loads(out["json"].read_text())
+    assert (result["schema"], result["parts"], result["batch_size"], result["epochs"]) == (1, 2, 32, 2)
+    wanted = {"fanouts", "policy", "replication_factor", "remote_rows_per_epoch", "remote_rows_std", "predicted_rows_per_epoch",
+              "ratio_to_oracle", "reduction"}  # fmt: skip
+    assert all(wanted <= set(entry) for entry in result["results"])
+    assert {entry["policy"] for entry in result["results"]} == set(POLICIES) - {"vip-hop"} | {"oracle", "oracle-heldout"}
+    lines = list(csv.DictReader(out["csv"].open()))
+    assert [float(line["remote_rows_per_epoch"]) for line in lines] == [e["remote_rows_per_epoch"] for e in result["results"]]
+
+
+def test_the_command_draws_a_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("plot.png", "plot.svg"):
+        command = ["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--fanouts", "3,2", "--batch-size", "32"]
+        assert main([*command, "--epochs", "1", "--plot", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).stat().st_size > 5000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "plot.svg"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        (["--plot", "x.pdf"], "--plot must end in .png or .svg, got x.pdf"),
+        (["--json", "no/such/dir.json"], "--json: the directory no/such does not exist"),
+        (["--partition", "nofile"], "--partition must be metis, metis-vip, random or an .npy file of part ids, got nofile"),
+    ],
+)
+def test_the_command_refuses_in_one_line(extra, text, capsys):
+    assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", *extra]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("salientpp analyze: ") and text in error and error.count("\n") == 1
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("old")
+
+    def fail(file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, fail)
+    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_on_a_real_graph_vip_is_near_the_heldout_oracle_and_better_than_degree_and_random():
+    data = real_data("debian_full")
+    analysis = analyze(
+        data, 4, fanouts=[[15, 10, 5]], batch_size=256, replication_factors=[0.16], policies=["vip", "degree", "random", "oracle"],
+        epochs=20,
+    )  # fmt: skip
+    rows = {volume.policy: volume.remote_rows_per_epoch for volume in analysis.results}
+    assert rows["vip"] < rows["degree"] < rows["random"]
+    assert rows["vip"] <= 1.05 * rows["oracle-heldout"]
+
+
+def test_vip_edge_weights_lower_the_traffic_at_equal_balance():
+    data = real_data("facebook_pages")
+    rows = {}
+    for method in ("metis", "metis-vip"):
+        analysis = analyze(
+            data, 4, method=method, fanouts=[[15, 10, 5]], batch_size=256, replication_factors=[0], policies=["vip"], epochs=2
+        )
+        assert max(analysis.balance.values()) < 1.06
+        rows[method] = analysis.results[0].remote_rows_per_epoch
+    assert rows["metis-vip"] < rows["metis"]
+
+
+def test_csv_has_a_line_for_every_result(small):
+    _, analysis = small
+    assert csv_text(analysis).count("\n") == 1 + len(analysis.results)
