@@ -20,13 +20,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 import train_sage
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+import salientpp.cli
 from salientpp import NeighborLoader, load
 from salientpp.plan.cache import expected_remote_rows
 
@@ -60,35 +60,45 @@ def run_rank(root: Path, out: Path) -> None:
     dist.destroy_process_group()
 
 
-def print_report(reports: list[dict], single: float) -> None:
+def summarize(reports: list[dict], single: float) -> dict:
+    """Rows and bytes per epoch, summed over ranks, for the run with the cache and the one without."""
+    runs = []
+    for of_ranks in zip(*(report["runs"] for report in reports)):
+        total = {key: sum(run[key] for run in of_ranks) / EPOCHS for key in of_ranks[0] if key.startswith(("rows_", "bytes_", "predicted"))}
+        rows = {tier: total[f"rows_{tier}"] for tier in ("gpu", "cpu", "cache", "remote")}
+        runs.append({
+            "name": of_ranks[0]["name"],
+            "rows": sum(rows.values()),
+            "local rows": rows["gpu"] + rows["cpu"],
+            "cache hits": rows["cache"],
+            "remote rows": rows["remote"],
+            "remote rows, VIP's forecast": total["predicted"],
+            "MB exchanged": total["bytes_received"] / 1e6,
+            "MB of cache": sum(run["memory"]["cache"] for run in of_ranks) / 1e6,
+        })  # fmt: skip
+    return {
+        "ranks": PARTS, "fanouts": FANOUTS, "batch_size": BATCH_SIZE, "alpha": ALPHA, "epochs": EPOCHS, "runs": runs,
+        "test accuracy": {f"{PARTS} ranks": reports[0]["test"], "one rank, same global batch": single},
+    }  # fmt: skip
+
+
+def print_report(summary: dict) -> None:
     console = Console()
-    table = Table(
-        "", "rows", "local", "cache hits", "remote", "VIP's forecast\nof remote", "MB exchanged", "cache, MB",
-        title=f"Feature rows per epoch, sum of {PARTS} ranks (fanouts {FANOUTS}, batch size {BATCH_SIZE} per rank)",
-    )  # fmt: skip
+    runs = summary["runs"]
+    table = Table("", *(run["name"] for run in runs), title=f"Per epoch, sum of {PARTS} ranks", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
-    for runs in zip(*(report["runs"] for report in reports)):
-        per_epoch = {key: sum(run[key] for run in runs) / EPOCHS for key in runs[0] if key.startswith(("rows_", "bytes_", "pred"))}
-        rows = sum(per_epoch[f"rows_{tier}"] for tier in ("gpu", "cpu", "cache", "remote"))
-        table.add_row(
-            runs[0]["name"],
-            f"{rows:,.0f}",
-            f"{per_epoch['rows_cpu'] + per_epoch['rows_gpu']:,.0f}",
-            f"{per_epoch['rows_cache']:,.0f}",
-            f"{per_epoch['rows_remote']:,.0f}",
-            f"{per_epoch['predicted']:,.0f}",
-            f"{per_epoch['bytes_received'] / 1e6:,.1f}",
-            f"{sum(run['memory']['cache'] for run in runs) / 1e6:,.1f}",
-        )
+    for quantity in list(runs[0])[1:]:
+        table.add_row(quantity, *(f"{run[quantity]:,.1f}" if "MB" in quantity else f"{run[quantity]:,.0f}" for run in runs))
     console.print(table)
-    with_cache, without = (sum(report["runs"][i]["rows_remote"] for report in reports) for i in (0, 1))
+    with_cache, without = (run["remote rows"] for run in runs)
     console.print(
-        f"The cache left {with_cache / without:.2f} of the remote rows. VIP's forecast needs no sampling; from two hops on it is an "
-        "overestimate, because it takes neighbours for independent.\n"
-        f"Test accuracy: {reports[0]['test']:.3f} with {PARTS} ranks, {single:.3f} with one rank and the same global batch.",
+        f"The cache left {with_cache / without:.2f} of the remote rows. VIP's forecast needs no sampling; from two hops on it is "
+        "an overestimate, because it takes neighbours for independent.",
         highlight=False,
     )
+    for who, accuracy in summary["test accuracy"].items():
+        console.print(f"Test accuracy, {who}: {accuracy:.3f}", highlight=False)
 
 
 def main() -> None:
@@ -98,11 +108,9 @@ def main() -> None:
     started = time.perf_counter()
     root = Path("demo-data") / f"synthetic-{PARTS}"
     fanouts = ",".join(map(str, FANOUTS))
-    subprocess.run(
-        [sys.executable, "-m", "salientpp.cli", "partition", "synthetic", str(root), "--parts", str(PARTS), "--fanouts", fanouts,
-         "--batch-size", str(BATCH_SIZE), "--overwrite"],
-        check=True,
-    )  # fmt: skip
+    command = ["partition", "synthetic", str(root), "--parts", str(PARTS), "--fanouts", fanouts, "--batch-size", str(BATCH_SIZE)]
+    if salientpp.cli.main([*command, "--overwrite"]) != 0:
+        sys.exit(1)
     with tempfile.TemporaryDirectory() as out:
         print(f"\ntraining on {PARTS} ranks", flush=True)
         subprocess.run(
@@ -114,8 +122,10 @@ def main() -> None:
     print("\ntraining on one rank that holds everything", flush=True)
     _, single = train_sage.train(training_arguments("synthetic", PARTS * BATCH_SIZE))
     print()
-    print_report(reports, single)
-    print(f"{time.perf_counter() - started:.0f} s, {torch.get_num_threads()} threads")
+    summary = summarize(reports, single)
+    print_report(summary)
+    print(f"{time.perf_counter() - started:.0f} s")
+    (root.parent / "report.json").write_text(json.dumps({**summary, "seconds": time.perf_counter() - started}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
