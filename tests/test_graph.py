@@ -160,9 +160,11 @@ def test_from_data_with_edge_index_sorted_by_target():
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_from_data_with_torchs_csr_adj_t(dtype):
-    # Row v of adj_t lists the sources of v: the very arrays of the graph.
-    plain = Graph.from_edge_index(SMALL, 5)
-    adj_t = torch.sparse_csr_tensor(plain.indptr.to(dtype), plain.indices.to(dtype), torch.ones(6), size=(5, 5), check_invariants=True)
+    # Row v of adj_t lists the sources of v: the very arrays of the graph. (CSR wants lists sorted and without repeats.)
+    plain = Graph.from_edge_index(SMALL.unique(dim=1), 5)
+    adj_t = torch.sparse_csr_tensor(
+        plain.indptr.to(dtype), plain.indices.to(dtype), torch.ones(5), size=(5, 5), check_invariants=True
+    )
     graph = Graph.from_data(Data(adj_t=adj_t))
     assert torch.equal(graph.indptr, plain.indptr) and torch.equal(graph.indices, plain.indices)
     assert graph.edge_id is None

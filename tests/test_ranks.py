@@ -13,7 +13,8 @@ from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.minibatch.sampler import Sampler, batch_key
+from salientpp.minibatch.sampler import Sampler
+from salientpp.plan.schedule import batch_key
 
 FANOUTS, BATCH = [5, 3, 2], 16
 
@@ -139,7 +140,7 @@ def distributed_lengths(root: str, num_parts: int) -> list[tuple[int]]:
 
 def _simulate(root: str, rank: int, cached: set[int], seeds_per_rank: list[int]) -> tuple[int, int, int]:
     """Remote rows, cache hits and all rows of three epochs of a rank, counted without loader or processes."""
-    from salientpp.minibatch.schedule import Schedule
+    from salientpp.plan.schedule import Schedule
 
     part = salientpp.load(root, part_id=rank)
     seeds = part.split("train")

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.minibatch.schedule`: who visits which seeds when, and what happens where ranks have unequally many."""
+"""Laws of `salientpp.plan.schedule`: who visits which seeds when, and what happens where ranks have unequally many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from salientpp.minibatch.schedule import UNEVEN, Schedule, share_size
+from salientpp.plan.schedule import UNEVEN, Schedule, share_size
 
 # Seeds of each part and ranks per part; the parts have unequally many seeds.
 GROUPS = [((10,), 1), ((10,), 3), ((23, 7), 1), ((23, 7), 2), ((16, 16), 2), ((5, 31, 12), 2), ((1, 100), 1), ((9, 8), 4)]

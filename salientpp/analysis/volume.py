@@ -27,12 +27,11 @@ from torch_geometric.data import Data
 from salientpp import ops
 from salientpp.analysis.advice import DeviceRows, Recommendation, advise
 from salientpp.graph import Graph
-from salientpp.minibatch.sampler import batch_key
-from salientpp.minibatch.schedule import Schedule
 from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.cache import POLICIES, Workload, cache_capacity, score
 from salientpp.plan.layout import assign_for, lay_out, relabel
 from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.schedule import Schedule, batch_key
 from salientpp.plan.vip import check_fanouts, inclusion_probability
 from salientpp.store.dataset_dir import PartitionedGraph, collect_splits
 

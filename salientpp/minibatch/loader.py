@@ -31,12 +31,12 @@ from torch_geometric.loader.utils import get_input_nodes
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, RankFailure
 from salientpp.graph import Graph
 from salientpp.minibatch.batch import DataTemplate, PartitionTemplate
-from salientpp.minibatch.sampler import Sampler, batch_key
-from salientpp.minibatch.schedule import UNEVEN, Schedule, share_size
+from salientpp.minibatch.sampler import Sampler
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.pipeline import Pipeline, StageError
 from salientpp.plan.cache import POLICIES, Workload, cache_capacity, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
 from salientpp.plan.vip import check_fanouts, inclusion_probability
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
@@ -108,7 +108,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
         device: where batches are delivered; None: the CPU.
         depth: batches in flight, 1 to 10. 1 turns the pipeline off.
         seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
-        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.minibatch.schedule`.
+        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`.
         process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
         timeout: longest wait for another rank, seconds or ``timedelta``.
 

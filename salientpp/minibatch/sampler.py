@@ -4,7 +4,7 @@ Node-wise sampling with PyG's hops: hop h draws, for every vertex first found at
 neighbours, uniformly and without replacement (or with). The output is the message-flow graph (MFG) of the seeds, in
 PyG's type :class:`~torch_geometric.sampler.SamplerOutput`.
 
-Everything random is a pure function of a key. A batch's key joins (seed, epoch, rank, batch index); a vertex's draws
+Everything random is a pure function of a key: :func:`salientpp.plan.schedule.batch_key` gives a batch's, and a vertex's draws
 depend on (batch key, hop, vertex) alone. So threads, depth, a resumed run or another host change nothing.
 """
 
@@ -18,21 +18,6 @@ from torch_geometric.sampler import SamplerOutput
 
 from salientpp import ops
 from salientpp.graph import Graph
-from salientpp.ops import join_key
-
-# One word per purpose, so that the order of an epoch and the draws of its batches are independent.
-_ORDER, _DRAWS = 1, 2  # 3 is plan.accesses'
-
-
-def order_key(seed: int, epoch: int, part_id: int) -> int:
-    """The key of the order in which a part's seeds are visited in an epoch."""
-    return join_key(_ORDER, seed, epoch, part_id)
-
-
-def batch_key(seed: int, epoch: int, rank: int, index: int) -> int:
-    """The key of all draws of one batch."""
-    return join_key(_DRAWS, seed, epoch, rank, index)
-
 
 @dataclass(frozen=True, eq=False)
 class Sampler:

@@ -29,6 +29,7 @@ from torch_geometric.sampler import SamplerOutput
 from salientpp.comm import Pending
 from salientpp.minibatch.batch import DataTemplate, PartitionTemplate, add_bookkeeping
 from salientpp.pipeline import Stage
+from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Counts, Exchange, PendingCounts
 from salientpp.store.shard import Places, Shard, put_rows, take_rows
 
@@ -169,6 +170,7 @@ class BatchStages:
         device: where batches are delivered.
         transform: the user's, applied to the finished batch.
         row_counts: kept up to date.
+        buffers: where host rows are put.
     """
 
     shard: Shard
@@ -180,6 +182,7 @@ class BatchStages:
     device: torch.device
     transform: Callable[[Data], Data] | None = None
     row_counts: RowCounts = field(default_factory=RowCounts)
+    buffers: BufferPool = field(default_factory=BufferPool)
 
     def list(self) -> list[Stage]:
         return [
@@ -220,7 +223,7 @@ class BatchStages:
         for name in self.exchanged:
             host = shard.host_rows[name]
             if self.device.type == "cpu":
-                rows = host.new_empty((num_rows, *host.shape[1:]))
+                rows = self.buffers.empty((num_rows, *host.shape[1:]), host.dtype)
                 put_rows(host, places.cpu_row, rows, places.cpu_position)
                 if len(shard.cache.members):
                     put_rows(shard.cache.rows[name], places.cache_slot, rows, places.cache_position)

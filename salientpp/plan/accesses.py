@@ -66,4 +66,4 @@ def shuffled_batches(seeds: Tensor, batch_size: int, key: int, epochs: int) -> I
             yield seeds[positions], ops.join_key(_SIMULATION, key, epoch, index)
 
 
-_SIMULATION = 3  # the purpose of these keys; 1 and 2 are minibatch.sampler's
+_SIMULATION = 3  # the purpose of these keys; 1 and 2 are plan.schedule's

@@ -1,7 +1,7 @@
 """Which seeds make up batch i of an epoch on this rank, and how many batches are there?
 
-Every rank of a part visits its share of the part's seeds, in an order that is a pure function of (seed, epoch, part).
-Ranks may have different numbers of seeds; ``uneven`` says what follows:
+Every rank of a part visits its share of the part's seeds, in an order that is a pure function of (seed, epoch, part). What a
+batch draws is fixed by a key that joins (seed, epoch, rank, batch index). Ranks may have different numbers of seeds; ``uneven`` says what follows:
 
 * ``'wrap'``: every rank gives as many seeds as the one with the most, repeating its own from the start, so batches
   have the same size on all ranks at every step and DDP never waits. As torch's ``DistributedSampler`` does.
@@ -19,9 +19,22 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.minibatch.sampler import order_key
 
 UNEVEN = ("wrap", "drop", "exact", "error")
+
+
+# One word per purpose, so that the order of an epoch and the draws of its batches are independent; 3 is plan.accesses'.
+_ORDER, _DRAWS = 1, 2
+
+
+def order_key(seed: int, epoch: int, part_id: int) -> int:
+    """The key of the order in which a part's seeds are visited in an epoch."""
+    return ops.join_key(_ORDER, seed, epoch, part_id)
+
+
+def batch_key(seed: int, epoch: int, rank: int, index: int) -> int:
+    """The key of all draws of one batch."""
+    return ops.join_key(_DRAWS, seed, epoch, rank, index)
 
 
 def share_size(num_seeds: int, place: int, num_shares: int) -> int:

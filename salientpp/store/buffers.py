@@ -1,0 +1,77 @@
+"""Where does the memory of a batch's rows come from?
+
+A fresh output of tens of megabytes costs more in page faults than the rows cost to copy, so host outputs come from a pool that is
+filled once and reused. A buffer goes back to the pool when the last tensor that shares its memory is gone, views and slices
+included, so a user who keeps old batches keeps them intact; the pool then makes further buffers.
+
+Promise: :meth:`BufferPool.empty` gives memory that no living tensor shares. In steady state it allocates nothing.
+
+On Linux the buffers ask for huge pages. Pinned memory for another device is torch's own business: its host allocator already pools, and knows
+when a copy on a stream is done.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Smaller outputs come from torch's allocator, which keeps pages of that size.
+_POOLED_BYTES = 2**20
+#: Buffers are multiples of this: the size of a huge page.
+_UNIT = 2 * 2**20
+#: Free buffers kept; more than a pipeline has in flight.
+_KEPT = 16
+
+
+class _Lease(np.ndarray):
+    """The memory of one output. torch keeps it alive for as long as any tensor shares the memory."""
+
+
+class BufferPool:
+    """Reusable host memory for outputs of varying size. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._free: list[mmap.mmap] = []
+        self._lock = threading.RLock()  # a lease may end inside `empty`, by garbage collection
+        self.bytes_allocated = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialised, contiguous CPU tensor."""
+        itemsize = torch.empty(0, dtype=dtype).element_size()
+        num_bytes = math.prod(shape) * itemsize
+        if num_bytes < _POOLED_BYTES:
+            return torch.empty(shape, dtype=dtype)
+        buffer = self._take(num_bytes)
+        lease = np.frombuffer(buffer, dtype=np.uint8, count=num_bytes).view(_Lease)
+        weakref.finalize(lease, self._give_back, buffer).atexit = False
+        return torch.from_numpy(lease).view(dtype).view(*shape)
+
+    def _take(self, num_bytes: int) -> mmap.mmap:
+        with self._lock:
+            fitting = [buffer for buffer in self._free if num_bytes <= len(buffer) <= 4 * num_bytes]
+            if fitting:
+                buffer = min(fitting, key=len)
+                self._free.remove(buffer)
+                return buffer
+        # Some room to spare, because the next batch may be a little larger.
+        size = -(-num_bytes * 5 // 4 // _UNIT) * _UNIT
+        buffer = mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes_allocated += size
+        return buffer
+
+    def _give_back(self, buffer: mmap.mmap) -> None:
+        with self._lock:
+            self._free.append(buffer)
+            if len(self._free) > _KEPT:
+                smallest = min(self._free, key=len)
+                self._free.remove(smallest)
+                self.bytes_allocated -= len(smallest)
