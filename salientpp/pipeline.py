@@ -81,6 +81,11 @@ class Pipeline:
         self._failed: StageError | None = None
 
     @property
+    def failure(self) -> StageError | None:
+        """Why the pipeline refuses further work, if it does."""
+        return self._failed
+
+    @property
     def in_flight(self) -> int:
         """Batches that were taken in and have not come out."""
         return sum(state is not _EMPTY for state in self._waiting)
@@ -123,10 +128,14 @@ class Pipeline:
                 following = stage.run(state)
                 event = self._device_module.Event()
                 event.record(stream)
-        except Exception as error:
+        except BaseException as error:
+            # Also after Ctrl-C: the batch at hand is in no defined state, so the others cannot go on either.
             self._waiting = [_EMPTY] * self.depth
-            self._failed = StageError(f"rank {self.rank}, batch {state.index}, stage {stage.name}: {error}")
-            raise self._failed from error
+            words = str(error) or type(error).__name__
+            self._failed = StageError(f"rank {self.rank}, batch {state.index}, stage {stage.name}: {words}")
+            if isinstance(error, Exception):
+                raise self._failed from error
+            raise
         self.seconds[stage.name] += time.perf_counter() - started
         return following, event
 

@@ -160,12 +160,14 @@ def inclusion_probability(
     for u, v in edges_of(indptr, indices):
         listed_by[u].append(v)
 
-    def t(hop: int, v: int):
-        if fanouts[hop] == -1:
+    def draw_probability(fanout: int, d: int):
+        if d == 0:
+            return zero
+        if fanout == -1:
             return one
         if replace:
-            return one - (one - one / number(degree[v])) ** fanouts[hop]
-        return min(one, number(fanouts[hop]) / number(degree[v]))
+            return one - (one - one / number(d)) ** fanout
+        return min(one, number(fanout) / number(d))
 
     q = [zero] * num_vertices
     for v in seeds:
@@ -173,11 +175,12 @@ def inclusion_probability(
     p_all, q_all = [q], [q]
     for hop in range(len(fanouts)):
         x = q_all[-1] if expand == "frontier" else p_all[-1]
+        t = [draw_probability(fanouts[hop], d) for d in degree]
         p = []
         for u in range(num_vertices):
             none = one
             for v in listed_by[u]:
-                none *= one - t(hop, v) * x[v]
+                none *= one - t[v] * x[v]
             p.append(one - none)
         q_all.append([p[u] * (one - sum((q[u] for q in q_all), zero)) for u in range(num_vertices)])
         p_all.append(p)

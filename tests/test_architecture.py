@@ -238,7 +238,7 @@ def test_heavy_packages_are_imported_where_they_are_used():
         if part_of(module_name(path)) in MAY_IMPORT_ANYTHING - {"__init__"}:
             continue
         for node in ast.parse(path.read_text()).body:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
             assert not HEAVY & {name.partition(".")[0] for name in names}, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
@@ -253,7 +253,8 @@ def operators_called(function: ast.FunctionDef) -> set[str]:
 def test_each_operator_has_one_schema_and_one_function_of_its_name():
     schemas = re.findall(r'm\.def\("(\w+)\(', (ROOT / "csrc" / "library.cpp").read_text())
     assert len(set(schemas)) == len(schemas) > 0
-    functions = [node for node in ast.parse((PACKAGE / "ops.py").read_text()).body if isinstance(node, ast.FunctionDef) and operators_called(node)]
+    tree = ast.parse((PACKAGE / "ops.py").read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and operators_called(node)]
     assert [function.name for function in functions] == schemas, "the same operators in the same order"
     for function in functions:
         assert operators_called(function) == {function.name}

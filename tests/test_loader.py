@@ -190,6 +190,16 @@ def test_without_shuffle_an_epoch_draws_anew_from_the_same_seeds(data):
         assert "e_id" in differences(a, b)
 
 
+def test_batches_of_one_epoch_draw_independently():
+    """The same seed in 200 batches: all of its 40 neighbours turn up, none in more than its share."""
+    data = Data(edge_index=star(40), num_nodes=41)
+    loader = make(data, num_neighbors=[4], input_nodes=[0] * 200, batch_size=1, shuffle=False)
+    print("seed 5")
+    drawn = torch.bincount(torch.cat([batch.e_id for batch in loader]), minlength=40)
+    # 200 draws with chance 1/10: mean 20, standard deviation 4.2.
+    assert int(drawn.sum()) == 800 and 3 < int(drawn.min()) and int(drawn.max()) < 40, drawn
+
+
 def test_a_resumed_run_gives_the_batches_it_would_have_given(data):
     whole = make(data)
     epochs = [list(whole) for _ in range(2)]
@@ -573,9 +583,9 @@ def test_batches_that_are_kept_stay_what_they_were(data, part, source, gpu_fract
 def test_writing_into_a_batch_changes_neither_data_nor_later_batches(data, part, source, gpu_fraction):
     graph = {"data": data, "part": part}[source]
     before = data.clone()
-    for nodes in (None, torch.arange(N)):
-        expected = list(make(graph, input_nodes=nodes))
-        loader = make(graph, input_nodes=nodes, gpu_fraction=gpu_fraction, num_workers=2)
+    for nodes, batch_size in itertools.product((None, torch.arange(N)), (32, N)):
+        expected = list(make(graph, input_nodes=nodes, batch_size=batch_size))
+        loader = make(graph, input_nodes=nodes, batch_size=batch_size, gpu_fraction=gpu_fraction, num_workers=2)
         for _ in range(2):
             loader.set_epoch(0)
             for batch, untouched in zip(loader, expected, strict=True):
@@ -844,6 +854,12 @@ def test_a_wrong_graph_is_refused_in_words(graph, text):
 def test_a_wrong_argument_for_a_partitioned_graph_is_refused_in_words(part, options, text):
     with pytest.raises(ValueError, match=text):
         make(part, **options)
+
+
+def test_the_cache_of_another_loader_is_taken(data):
+    loader = make(data)
+    assert isinstance(loader.cache, FeatureCache)
+    assert_same_batches(list(make(data, cache=loader.cache)), list(loader))
 
 
 def test_several_parts_on_one_rank_are_refused(data, tmp_path):

@@ -332,6 +332,28 @@ def test_a_stage_that_raises_ends_every_rank_with_rank_batch_and_stage(tmp_path,
     assert time.monotonic() - started < 10, "a reported failure must not cost the time-out"
 
 
+def _interrupted(rank: int, root: str) -> str:
+    loader = _loader(root, timeout=10)
+    if rank == 1:
+        loader._stages.localize_ids = _press_ctrl_c
+    try:
+        for _ in loader:
+            pass
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "done"
+
+
+def _press_ctrl_c(state):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_on_one_rank_ends_the_others(tmp_path):
+    waiting, interrupted = distributed.run(_interrupted, 2, _partition(tmp_path / "parts", 2), may_fail=True)
+    assert interrupted == "interrupted"
+    assert waiting.kind == "StageError" and "rank 1, batch 0, stage localize_ids: KeyboardInterrupt" in waiting.text
+
+
 def _silent(rank: int, root: str) -> None:
     loader = _loader(root, timeout=2)
     if rank == 0:

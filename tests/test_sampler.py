@@ -552,7 +552,8 @@ def test_join_key_folds_its_fields_one_by_one():
 
 
 def test_keys_differ_when_a_field_or_the_order_of_fields_does():
-    keys = [join_key(a, b, c) for a in range(10) for b in range(10) for c in range(10)] + [join_key(a, b) for a in range(10) for b in range(10)]
+    keys = [join_key(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
+    keys += [join_key(a, b) for a in range(10) for b in range(10)]
     assert len(set(keys)) == len(keys)
     places = [f(a, b, 0) for f in (order_key, lambda *x: batch_key(*x, 0)) for a in range(20) for b in range(20)]
     assert len(set(places)) == len(places)

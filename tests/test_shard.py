@@ -55,9 +55,8 @@ def shard_of(book, part_id, gpu_ids, cache_ids) -> Shard:
 @pytest.mark.parametrize("seed", range(15))
 def test_look_up_equals_the_slow_reference(seed, gpu_fraction, cache_fraction):
     book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
-    places = Places(
-        *ops.look_up(n_id, book.offsets, part_id, IdSet.of(gpu_ids, book.size_of(part_id)).words, IdSet.of(cache_ids, book.num_vertices).words)
-    )
+    gpu, cache = IdSet.of(gpu_ids, book.size_of(part_id)), IdSet.of(cache_ids, book.num_vertices)
+    places = Places(*ops.look_up(n_id, book.offsets, part_id, gpu.words, cache.words))
     want = reference.look_up(n_id.tolist(), book.offsets.tolist(), part_id, gpu_ids.tolist(), cache_ids.tolist())
     assert list(zip(places.gpu_position.tolist(), places.gpu_slot.tolist())) == want["gpu"]
     assert list(zip(places.cpu_position.tolist(), places.cpu_row.tolist())) == want["cpu"]

@@ -33,7 +33,7 @@ from salientpp.graph import Graph
 from salientpp.minibatch.batch import DataTemplate, PartitionTemplate
 from salientpp.minibatch.sampler import Sampler
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
-from salientpp.pipeline import Pipeline, StageError
+from salientpp.pipeline import Pipeline
 from salientpp.plan.cache import POLICIES, Workload, cache_capacity, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
@@ -186,7 +186,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
         error, source, facts = None, None, {}
         try:
             self._exchange = Exchange(self._comm, data.book if partitioned else PartitionBook.trivial(data.num_nodes))
-            source = self._open_partition(data, gather) if partitioned else self._open_data(data, is_sorted)
+            source = self._open_partition(data, gather) if partitioned else self._open_data(data, is_sorted, gather)
             # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
             shuffle = bool(kwargs.pop("shuffle", False))
             super().__init__(range(source.seeds.numel()), shuffle=shuffle and source.seeds.numel() > 0, **kwargs)
@@ -259,7 +259,9 @@ class NeighborLoader(torch.utils.data.DataLoader):
         if uneven not in UNEVEN:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {uneven!r}")
 
-    def _open_data(self, data: Data, is_sorted: bool) -> _Source:
+    def _open_data(self, data: Data, is_sorted: bool, gather: Sequence[str]) -> _Source:
+        if tuple(gather) != ("x",):
+            raise ValueError("gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex")
         _, seeds, input_id = get_input_nodes(data, _checked_seeds(self.input_nodes, data.num_nodes))
         template = DataTemplate(data)
         return _Source(
@@ -476,7 +478,7 @@ class _Run:
         self._left = False
         self._all_left = False
         self._answering: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     def give(self) -> Data:
         """The next batch; StopIteration after the last."""
@@ -497,10 +499,10 @@ class _Run:
     def _tick(self) -> Data | None:
         try:
             finished = self._pipeline.tick(self._next_request())
-        except StageError as error:
-            self._failure = error
+        except BaseException as error:
+            self._failure = self._pipeline.failure or error
             if not isinstance(error.__cause__, RankFailure):
-                self._comm.report_failure(str(error))
+                self._comm.report_failure(str(self._failure))
             raise
         for name, seconds in self._pipeline.seconds.items():
             self._loader._seconds_by_stage[name] += seconds

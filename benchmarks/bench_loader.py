@@ -1,0 +1,82 @@
+"""How many batches per second does the loader give, against PyG's? Writes results/loader.json.
+
+    python benchmarks/bench_loader.py [--vertices 2400000] [--features 100]
+
+A batch is complete: features, labels, ids, ``Data``. Peers, where installed: PyG's NeighborLoader over pyg-lib or torch-sparse. Loaders
+take turns; the first batches of each are warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+
+import psutil
+import torch
+import torch_geometric.typing
+from common import write_results
+from torch_geometric.loader import NeighborLoader as PyGLoader
+
+from salientpp import NeighborLoader
+from salientpp.datasets import synthetic
+
+FANOUTS = [15, 10, 5]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vertices", type=int, default=2_400_000)
+    parser.add_argument("--degree", type=float, default=43.75)
+    parser.add_argument("--features", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--batches", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    data = synthetic(num_vertices=arguments.vertices, average_degree=arguments.degree, num_features=arguments.features)
+    kinds = {"salientpp": NeighborLoader}
+    if torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE:
+        kinds["PyG over pyg-lib" if torch_geometric.typing.WITH_PYG_LIB else "PyG over torch-sparse"] = PyGLoader
+    rows = []
+    for workers in arguments.workers:
+        torch.set_num_threads(max(1, workers))
+        loaders = {
+            name: kind(data, FANOUTS, data.train_mask, batch_size=arguments.batch_size, shuffle=True, num_workers=workers)
+            for name, kind in kinds.items()
+        }
+        timings = {name: [] for name in kinds}
+        for _ in range(arguments.repeats):
+            for name, loader in loaders.items():
+                timings[name].append(time_batches(loader, arguments.batches))
+        for name, of_kind in timings.items():
+            wall, cpu = (statistics.median(values) for values in zip(*of_kind))
+            rows.append({
+                "loader": name, "workers": workers, "batches_per_second": 1 / wall, "cpu_seconds_per_batch": cpu,
+                "seconds_per_batch": sorted(w for w, _ in of_kind),
+            })  # fmt: skip
+            print(f"{workers} workers  {name:22} {1 / wall:7.2f} batches/s  {cpu:.4f} CPU s per batch", flush=True)
+    write_results("loader", rows, vertices=arguments.vertices, edges=data.num_edges, features=arguments.features, fanouts=FANOUTS,
+                  batch_size=arguments.batch_size)  # fmt: skip
+
+
+def time_batches(loader, count: int) -> tuple[float, float]:
+    """Wall and CPU seconds per batch, worker processes included, once the loader runs."""
+    iterator = iter(loader)
+    for _ in itertools.islice(iterator, 3):
+        pass
+    started, cpu = time.perf_counter(), cpu_seconds()
+    taken = sum(1 for _ in itertools.islice(iterator, count))
+    return (time.perf_counter() - started) / taken, (cpu_seconds() - cpu) / taken
+
+
+def cpu_seconds() -> float:
+    """Of this process and its living children."""
+    process = psutil.Process()
+    times = [process.cpu_times(), *(child.cpu_times() for child in process.children(recursive=True))]
+    return sum(t.user + t.system for t in times)
+
+
+if __name__ == "__main__":
+    main()

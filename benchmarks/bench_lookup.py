@@ -1,0 +1,65 @@
+"""How long does it take to say which tier a row is in, against other ways? Writes results/lookup.json.
+
+    python benchmarks/bench_lookup.py [--vertices 111000000] [--parts 8] [--alpha 0.32]
+
+Peer: binary search in the sorted ids of the cache (``torch.searchsorted``), which answers only "is it cached, and at which slot"; ours also
+splits local from remote and groups the remote by owner.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from common import take_turns, write_results
+
+from salientpp import ops
+from salientpp.plan.partition_book import PartitionBook
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vertices", type=int, default=111_000_000)
+    parser.add_argument("--parts", type=int, default=8)
+    parser.add_argument("--alpha", type=float, default=0.32)
+    parser.add_argument("--ids", type=int, default=400_000)
+    parser.add_argument("--repeats", type=int, default=11)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    n, k = arguments.vertices, arguments.parts
+    book = PartitionBook(torch.arange(k + 1) * n // k)
+    begin, _ = book.range_of(1)
+    cached = torch.randint(n, (int(arguments.alpha * n / k),), generator=generator).unique()
+    cached = cached[book.owner(cached) != 1]
+    words = ops.pack_id_set(cached, n)
+    empty = torch.empty(0, dtype=torch.int64)
+    # A third local, a third cached, a third remote.
+    third = arguments.ids // 3
+    ids = torch.cat([
+        torch.randint(begin, begin + n // k, (third,), generator=generator),
+        cached[torch.randint(cached.numel(), (third,), generator=generator)],
+        torch.randint(n, (third,), generator=generator),
+    ])  # fmt: skip
+    ids = ids[torch.randperm(ids.numel(), generator=generator)]
+
+    def binary_search() -> torch.Tensor:
+        at = torch.searchsorted(cached, ids).clamp(max=cached.numel() - 1)
+        return torch.where(cached[at] == ids, at, -1)
+
+    candidates = {
+        "salientpp, all of look_up": lambda: ops.look_up(ids, book.offsets, 1, empty, words),
+        "searchsorted, cache only": binary_search,
+    }
+    rows = []
+    for name, timing in take_turns(candidates, arguments.repeats).items():
+        timing.pop("last")
+        ns = timing["cpu_seconds"]["median"] / ids.numel() * 1e9
+        rows.append({"look_up": name, "ns_per_id": ns, **timing})
+        print(f"{name:28} {ns:7.1f} ns per id", flush=True)
+    print(f"{words.nbytes / n:.3f} bytes per vertex")
+    write_results("lookup", rows, vertices=n, parts=k, alpha=arguments.alpha, bytes_per_vertex=words.nbytes / n)
+
+
+if __name__ == "__main__":
+    main()
