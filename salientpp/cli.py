@@ -144,7 +144,7 @@ def _method(text: str) -> str | torch.Tensor:
         return text
     try:
         return torch.from_numpy(np.load(text, allow_pickle=False))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"--partition must be metis, metis-vip, random or an .npy file of part ids, got {text} ({error})"
         ) from None

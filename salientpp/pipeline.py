@@ -67,6 +67,8 @@ class Pipeline:
     def __init__(self, stages: Sequence[Stage], *, depth: int, device: torch.device, rank: int = 0) -> None:
         if depth < 1:
             raise ValueError(f"depth must be >= 1, got {depth}")
+        if not stages:
+            raise ValueError("a pipeline must have at least one stage, got none")
         self.stages = list(stages)
         self.depth = min(depth, len(self.stages))
         self.rank = rank

@@ -104,7 +104,6 @@ def test_the_capacity_is_alpha_n_over_k_rounded_down(alpha, num_vertices, num_pa
     assert cache_capacity(alpha, book_of(*[0] * num_parts, num_vertices)) == rows
 
 
-@pytest.mark.xfail(strict=True, reason="0.29 * 100 is 28.999999999999996 in floating point, and floor takes that at its word")
 def test_the_capacity_is_not_one_short_where_alpha_n_over_k_is_whole():
     assert cache_capacity(0.29, book_of(0, 100)) == 29
 

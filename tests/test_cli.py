@@ -182,7 +182,7 @@ def test_brackets_in_a_path_are_no_markup(capsys, tmp_path, npz_file):
         (DATASET, ["--parts", "0"], "num_parts must be an integer >= 1, got 0"),
         (DATASET, ["--tolerance", "-1"], "tolerance must be a number >= 0, got -1.0"),
         (DATASET, ["--seed", "-1"], "seed must be an integer >= 0, got -1"),
-        (DATASET, ["--partition", "nowhere.npy"], "--partition must be metis, random or an .npy file of part ids, got nowhere.npy"),
+        (DATASET, ["--partition", "nowhere.npy"], "random or an .npy file of part ids, got nowhere.npy ("),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, dataset, options, text):
@@ -210,7 +210,8 @@ def test_a_partition_file_that_is_no_array_of_part_ids_is_refused(capsys, tmp_pa
     else:
         path.mkdir()
     line = mistake(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--partition", path)
-    assert f"--partition must be metis, random or an .npy file of part ids, got {path} (" in line
+    assert line.startswith("salientpp partition: --partition must be metis, ")
+    assert f"random or an .npy file of part ids, got {path} (" in line
 
 
 @pytest.mark.parametrize(
@@ -247,6 +248,17 @@ def test_a_bug_is_not_disguised_as_a_mistake(monkeypatch, dataset_dir):
     monkeypatch.setattr(cli, "load", broken)
     with pytest.raises(KeyError, match="a bug"):
         cli.main(["info", str(dataset_dir)])
+
+
+def test_ctrl_c_ends_in_130_and_writes_nothing(capsys, monkeypatch, tmp_path, npz_file):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(salientpp.store.dataset_dir, "_write_parts", interrupt)
+    code, out, err = run(capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2)
+    assert code == 130 and out == ""
+    assert err.splitlines()[-1] == "salientpp partition: interrupted; nothing was written"
+    assert [path.name for path in tmp_path.iterdir()] == ["ring.npz"]
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,6 @@ def test_pack_id_set_refuses_with_words(ids, num_ids, text):
         ops.pack_id_set(ids, num_ids)
 
 
-@pytest.mark.xfail(strict=True, reason="pack_id_set checks whole words, so ids in [num_ids, 32 * num_words) pass")
 @pytest.mark.parametrize("bad_id", [40, 41, 63])
 def test_pack_id_set_refuses_ids_in_the_last_words_unused_bits(bad_id):
     with pytest.raises(RuntimeError, match=rf"\[0, 40\), got {bad_id}"):
@@ -369,3 +368,30 @@ def test_transpose_csc_checks_what_it_is_given():
 def test_a_permutation_has_a_size():
     with pytest.raises(RuntimeError, match=r"size must be >= 0, got -1"):
         ops.permutation(-1, 0)
+
+
+# --- guards whose absence would corrupt memory --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("offsets", "text"), [([5, 10], r"offsets\[0\] must be 0, got 5"), ([0, 9, 4, 10], "must not decrease")])
+def test_look_up_refuses_a_book_that_is_none(offsets, text):
+    empty = torch.empty(0, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=text):
+        ops.look_up(torch.tensor([0, 1, 7]), torch.tensor(offsets), 0, empty, empty)
+
+
+@pytest.mark.parametrize(
+    ("out_indptr", "out_indices", "text"),
+    [
+        ([0, 1, 2, 3], [10**9, 0, 0], r"out_indices must be in \[0, 3\), got 1000000000"),
+        ([0, 1, 2, 3], [-1, 0, 0], "out_indices must be in"),
+        ([0, 1, 2, 9], [1, 0, 0], "out_indptr must run from 0 to the number of out_indices, 3"),
+        ([0, 7, 2, 3], [1, 0, 0], "out_indptr must not decrease"),
+    ],
+)
+def test_inclusion_probability_refuses_a_corrupt_transpose(out_indptr, out_indices, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.inclusion_probability(
+            torch.tensor([0, 1, 2, 3]), torch.tensor(out_indptr), torch.tensor(out_indices), torch.tensor([0]), torch.tensor([0, 1]),
+            [2], 1, frontier=True, include_seeds=False, replace=False,
+        )  # fmt: skip

@@ -55,10 +55,10 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
 @pytest.mark.parametrize("seed", range(5))
 def test_it_equals_the_formula(seed, options):
-    graph = random_digraph(seed, num_vertices=40, num_edges=[30, 100, 200, 300, 400][seed])
+    graph = random_digraph(seed, num_vertices=25, num_edges=[20, 50, 80, 120, 200][seed])
     for fanouts in ([3], [2, 2], [5, 3, 2], [-1, -1], [1, -1, 4], [1, 1, 1, 1]):
-        for num_seeds, batch_size in ((1, 1), (7, 2), (25, 4), (10, 100)):
-            seeds = some_vertices(seed, 40, num_seeds)
+        for num_seeds, batch_size in ((1, 1), (7, 2), (20, 4), (10, 100)):
+            seeds = some_vertices(seed, 25, num_seeds)
             want = formula(graph, seeds, fanouts, batch_size, **options)
             assert_equal_to(inclusion_probability(graph, seeds, fanouts, batch_size, **options), want)
 
@@ -199,7 +199,7 @@ def test_a_hub_keeps_its_probability_to_one_in_a_thousand():
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_it_is_exactly_one_where_the_formula_is_and_exactly_zero_there_too(seed, options):
     graph = random_digraph(seed + 50, num_vertices=12, num_edges=25)
     for fanouts in ([2], [2, 1], [-1, 2], [-1, -1, 1]):
@@ -345,14 +345,12 @@ def test_bad_arguments_are_refused_with_words(change, text):
         inclusion_probability(**arguments)
 
 
-@pytest.mark.xfail(strict=True, reason="check_fanouts lets int()'s own exception out")
 @pytest.mark.parametrize("fanout", [None, "x", float("nan"), float("inf")])
 def test_a_fanout_that_is_no_number_is_refused_with_words(fanout):
     with pytest.raises(ValueError, match=r"num_neighbors\[0\] must be an integer >= 1"):
         check_fanouts([fanout])
 
 
-@pytest.mark.xfail(strict=True, reason="a mask is taken as ids 0 and 1")
 @pytest.mark.parametrize("seeds", [torch.tensor([True, False, False, True]), torch.tensor([0.5])], ids=["mask", "float"])
 def test_seeds_that_are_no_ids_are_refused(seeds):
     with pytest.raises((ValueError, TypeError), match="seeds"):

@@ -144,8 +144,6 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indic
       const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
       for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
 
-      check(s.n_id.size() + block_edges <= Map::kMaxLocalIds, "a batch may hold at most ", Map::kMaxLocalIds,
-            " vertices; use a smaller batch_size or smaller fanouts");
       const int64_t first = s.edge.size();
       s.edge.reserve(first + block_edges);
       s.source.reserve(first + block_edges);
@@ -254,10 +252,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
       expand_hops(s, map, graph, sources, fanouts.data(), static_cast<int64_t>(fanouts.size()), static_cast<uint64_t>(batch_key), replace);
     });
   };
-  if (StampMap::bytes(graph.num_vertices) <= map_budget_bytes &&
-      most_local_ids(graph, num_seeds, fanouts) < StampMap::kMaxLocalIds) {
+  const int64_t most = most_local_ids(graph, num_seeds, fanouts);
+  if (StampMap::bytes(graph.num_vertices) <= map_budget_bytes && most < StampMap::kMaxLocalIds) {
     run(s.stamp_map);
   } else {
+    check(most < HashMap::kMaxLocalIds, "a batch may hold fewer than ", HashMap::kMaxLocalIds,
+          " vertices; use a smaller batch_size or smaller fanouts");
     run(s.hash_map);
   }
 

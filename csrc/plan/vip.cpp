@@ -18,6 +18,9 @@ namespace salientpp {
 namespace {
 
 constexpr int64_t kPrefetchAhead = 48;
+constexpr int64_t kRunEdges = 512;
+// Less work than this is not worth waking threads for.
+constexpr int64_t kParallelWork = 1 << 16;
 
 double draw_probability(int64_t degree, int64_t fanout, bool replace) {
   if (degree == 0) return 0.0;
@@ -38,6 +41,7 @@ inline float either(float a, float b) { return a + (b - a * b); }
 std::vector<int64_t> equal_edge_ranges(const int64_t* indptr, int64_t num_vertices, int64_t num_ranges) {
   std::vector<int64_t> bounds{0};
   const int64_t num_edges = indptr[num_vertices];
+  if (num_edges + num_vertices < kParallelWork) num_ranges = 1;
   for (int64_t r = 1; r < num_ranges; ++r) {
     // Vertices count too: a range of isolated vertices is work as well.
     const int64_t target = (num_edges + num_vertices) / num_ranges * r;
@@ -107,27 +111,33 @@ void sweep(const Problem& problem, const Index* out_indices, int64_t first_part,
       const float* x = weight.data();
       const int64_t last_edge = problem.out_indptr[end];
       for (int64_t u = begin; u < end; ++u) {
-        // Two accumulators: the additions of one chain would wait for each other.
-        float even[W] = {}, odd[W] = {};
-        int64_t e = problem.out_indptr[u];
+        float product[W] = {};
         const int64_t stop = problem.out_indptr[u + 1];
-        for (; e + 1 < stop; e += 2) {
-          if (e + kPrefetchAhead + 1 < last_edge) {
-            __builtin_prefetch(&x[static_cast<int64_t>(out_indices[e + kPrefetchAhead]) * W], 0, 3);
-            __builtin_prefetch(&x[static_cast<int64_t>(out_indices[e + kPrefetchAhead + 1]) * W], 0, 3);
+        for (int64_t e = problem.out_indptr[u]; e < stop;) {
+          // In runs, so that the rounding errors of a hub's edges do not add up; and with two accumulators,
+          // because the additions of one chain would wait for each other.
+          const int64_t run_stop = std::min(stop, e + kRunEdges);
+          float even[W] = {}, odd[W] = {};
+          for (; e + 1 < run_stop; e += 2) {
+            if (e + kPrefetchAhead + 1 < last_edge) {
+              __builtin_prefetch(&x[static_cast<int64_t>(out_indices[e + kPrefetchAhead]) * W], 0, 3);
+              __builtin_prefetch(&x[static_cast<int64_t>(out_indices[e + kPrefetchAhead + 1]) * W], 0, 3);
+            }
+            const float* a = &x[static_cast<int64_t>(out_indices[e]) * W];
+            const float* b = &x[static_cast<int64_t>(out_indices[e + 1]) * W];
+            for (int k = 0; k < W; ++k) even[k] = either(even[k], a[k]);
+            for (int k = 0; k < W; ++k) odd[k] = either(odd[k], b[k]);
           }
-          const float* a = &x[static_cast<int64_t>(out_indices[e]) * W];
-          const float* b = &x[static_cast<int64_t>(out_indices[e + 1]) * W];
-          for (int k = 0; k < W; ++k) even[k] = either(even[k], a[k]);
-          for (int k = 0; k < W; ++k) odd[k] = either(odd[k], b[k]);
-        }
-        if (e < stop) {
-          const float* a = &x[static_cast<int64_t>(out_indices[e]) * W];
-          for (int k = 0; k < W; ++k) even[k] = either(even[k], a[k]);
+          if (e < run_stop) {
+            const float* a = &x[static_cast<int64_t>(out_indices[e]) * W];
+            for (int k = 0; k < W; ++k) even[k] = either(even[k], a[k]);
+            ++e;
+          }
+          for (int k = 0; k < W; ++k) product[k] = either(product[k], either(even[k], odd[k]));
         }
         const float t = hop + 1 < num_hops ? draw(u, hop + 1) : 0.0F;
         for (int k = 0; k < W; ++k) {
-          const float p = either(even[k], odd[k]);
+          const float p = product[k];
           float expanded = p;
           if (k < num_parts) {
             float& included = out[(first_part + k) * n + u];
@@ -169,6 +179,14 @@ Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, con
     check(fanouts[hop] == -1 || fanouts[hop] >= 1, "fanouts[", hop, "] must be >= 1, or -1 for all neighbours, got ", fanouts[hop]);
   }
   const int64_t num_vertices = indptr.numel() - 1;
+  const int64_t* out_ptr = int64_data(out_indptr);
+  check(out_ptr[0] == 0 && out_ptr[num_vertices] == out_indices.numel(), "out_indptr must run from 0 to the number of out_indices, ", out_indices.numel());
+  for (int64_t v = 0; v < num_vertices; ++v) check(out_ptr[v] <= out_ptr[v + 1], "out_indptr must not decrease, got ", out_ptr[v + 1], " after ", out_ptr[v]);
+  dispatch_index(out_indices, [&](auto* targets) {
+    uint64_t largest = 0;
+    for (int64_t e = 0; e < out_indices.numel(); ++e) largest = std::max(largest, static_cast<uint64_t>(targets[e]));
+    check(out_indices.numel() == 0 || largest < static_cast<uint64_t>(num_vertices), "out_indices must be in [0, ", num_vertices, "), got ", static_cast<int64_t>(largest));
+  });
   const int64_t num_sets = seed_offsets.numel() - 1;
   check(num_sets >= 0, "seed_offsets must have K + 1 >= 1 entries, got 0");
   check(int64_data(seed_offsets)[0] == 0 && int64_data(seed_offsets)[num_sets] == seeds.numel(), "seed_offsets must run from 0 to the number of seeds, ", seeds.numel());

@@ -59,6 +59,7 @@ Tensor pack_id_set(const Tensor& ids, int64_t num_ids) {
     out[w] = word;
   }
   check(at == size, "ids must ascend and lie in [0, ", num_ids, "), got ", at < size ? id[at] : 0);
+  check(size == 0 || id[size - 1] < num_ids, "ids must ascend and lie in [0, ", num_ids, "), got ", size == 0 ? 0 : id[size - 1]);
   return words;
 }
 
@@ -89,6 +90,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   check(num_parts >= 1, "offsets must have num_parts + 1 >= 2 entries, got ", offsets.numel());
   check(part_id >= 0 && part_id < num_parts, "part_id must be in [0, ", num_parts, "), got ", part_id);
   const int64_t* offset = int64_data(offsets);
+  check(offset[0] == 0, "offsets[0] must be 0, got ", offset[0]);
+  for (int64_t p = 0; p < num_parts; ++p) check(offset[p] <= offset[p + 1], "offsets must not decrease, got ", offset[p + 1], " after ", offset[p]);
   const int64_t num_vertices = offset[num_parts];
   const int64_t begin = offset[part_id];
   const int64_t end = offset[part_id + 1];

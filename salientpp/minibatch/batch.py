@@ -70,7 +70,9 @@ class DataTemplate:
             out[name] = _select(data[name], mfg.node, self._dim[name])
         for name in self._edge:
             value = data[name]
-            if self._dim[name] == 0 and _is_rows(value, data.num_edges):
+            if mfg.edge is None:  # as in PyG, when a transform of the sampler's output drops the ids
+                out[name] = None
+            elif self._dim[name] == 0 and _is_rows(value, data.num_edges):
                 out[name] = take_rows(value, mfg.edge)
             else:
                 out[name] = _select(value, mfg.edge, self._dim[name])
@@ -78,9 +80,18 @@ class DataTemplate:
             out.num_nodes = mfg.node.numel()
         if "edge_index" in data:
             out.edge_index = edge_index_of(mfg).to(data.edge_index.device)
-        if "adj_t" in data:
+        if isinstance(data.get("adj_t"), Tensor):
+            out.adj_t = _sparse_rows(data.adj_t, mfg)
+        elif "adj_t" in data:
             filter_edge_store_(Data(adj_t=data.adj_t)._store, out._store, mfg.row, mfg.col, mfg.edge)
         return out
+
+
+def _sparse_rows(adj_t: Tensor, mfg: SamplerOutput) -> Tensor:
+    """The sampled edges as a torch CSR tensor [n, n], with the values of ``adj_t``."""
+    size = (mfg.node.numel(), mfg.node.numel())
+    values = adj_t.values()[mfg.edge] if mfg.edge is not None else adj_t.values().new_ones(mfg.row.numel())
+    return torch.sparse_coo_tensor(torch.stack([mfg.col, mfg.row]), values, size).to_sparse_csr()
 
 
 def _select(value: object, index: Tensor, dim: int) -> object:
@@ -103,7 +114,7 @@ class PartitionTemplate:
         for name, value in rows.items():
             out[name] = value
         for name, value in self.edge_rows.items():
-            out[name] = take_rows(value, mfg.edge)
+            out[name] = None if mfg.edge is None else take_rows(value, mfg.edge)
         return out
 
 

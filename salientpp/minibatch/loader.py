@@ -32,7 +32,7 @@ from salientpp.comm import DEFAULT_TIMEOUT, Comm, RankFailure
 from salientpp.graph import Graph
 from salientpp.minibatch.batch import DataTemplate, PartitionTemplate
 from salientpp.minibatch.sampler import Sampler
-from salientpp.minibatch.stages import BatchStages, Request, Sampled
+from salientpp.minibatch.stages import BatchStages, Finished, Request, Sampled
 from salientpp.pipeline import Pipeline
 from salientpp.plan.cache import POLICIES, Workload, cache_capacity, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
@@ -185,7 +185,6 @@ class NeighborLoader(torch.utils.data.DataLoader):
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
         error, source, facts = None, None, {}
         try:
-            self._exchange = Exchange(self._comm, data.book if partitioned else PartitionBook.trivial(data.num_nodes))
             source = self._open_partition(data, gather) if partitioned else self._open_data(data, is_sorted, gather)
             # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
             shuffle = bool(kwargs.pop("shuffle", False))
@@ -260,12 +259,14 @@ class NeighborLoader(torch.utils.data.DataLoader):
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {uneven!r}")
 
     def _open_data(self, data: Data, is_sorted: bool, gather: Sequence[str]) -> _Source:
+        graph = Graph.from_data(data, is_sorted=is_sorted)
+        self._exchange = Exchange(self._comm, PartitionBook.trivial(graph.num_vertices))
         if tuple(gather) != ("x",):
             raise ValueError("gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex")
-        _, seeds, input_id = get_input_nodes(data, _checked_seeds(self.input_nodes, data.num_nodes))
+        _, seeds, input_id = get_input_nodes(data, _checked_seeds(self.input_nodes, graph.num_vertices))
         template = DataTemplate(data)
         return _Source(
-            graph=Graph.from_data(data, is_sorted=is_sorted),
+            graph=graph,
             book=self._exchange.book,
             host_rows={name: data[name] for name in template.gathered},
             template=template,
@@ -277,6 +278,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
         )
 
     def _open_partition(self, part: PartitionedGraph, gather: Sequence[str]) -> _Source:
+        self._exchange = Exchange(self._comm, part.book)
         if part.part_id is not None and part.part_id != self._exchange.part_id:
             raise ValueError(
                 f"rank {self._comm.rank} serves part {self._exchange.part_id} of {part.num_parts}, but its graph was loaded with "
@@ -413,9 +415,10 @@ class NeighborLoader(torch.utils.data.DataLoader):
 
     def _sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
         mfg = self._sampler.sample(self._seeds[positions], batch_key(self.seed, epoch, self._comm.rank, index))
-        if self.transform_sampler_output is not None:
-            mfg = self.transform_sampler_output(mfg)
         input_id = positions if self._input_id is None else self._input_id[positions]
+        if self.transform_sampler_output is not None:
+            mfg.metadata = (input_id, None)
+            mfg = self.transform_sampler_output(mfg)
         return Sampled(index, positions.numel(), input_id, mfg, self._shard.look_up(mfg.node))
 
     def _idle_request(self, index: int) -> Request:
@@ -488,15 +491,15 @@ class _Run:
             self.leave()
             raise StopIteration
         started = time.perf_counter()
-        batch = None
-        while batch is None:
-            batch = self._tick()
+        finished = None
+        while finished is None or finished.idle:
+            finished = self._tick()
         self._given += 1
         self._loader._batches_given += 1
         self._loader._seconds_waiting += time.perf_counter() - started
-        return batch
+        return finished.batch
 
-    def _tick(self) -> Data | None:
+    def _tick(self) -> Finished | None:
         try:
             finished = self._pipeline.tick(self._next_request())
         except BaseException as error:
@@ -507,10 +510,9 @@ class _Run:
         for name, seconds in self._pipeline.seconds.items():
             self._loader._seconds_by_stage[name] += seconds
             self._pipeline.seconds[name] = 0.0
-        if finished is None:
-            return None
-        self._all_left |= finished.all_left
-        return finished.batch
+        if finished is not None:
+            self._all_left |= finished.all_left
+        return finished
 
     def _next_request(self) -> Request | None:
         """The next round's batch; a rank without batches of its own enters empty ones while others have some."""

@@ -136,10 +136,11 @@ class RowsSent(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """``batch`` is None where the rank had left; ``all_left`` says that every rank had."""
+    """``idle``: this rank had left the epoch and there is no batch; ``all_left``: every rank had."""
 
     index: int
     batch: Data | None
+    idle: bool
     all_left: bool
 
 
@@ -279,7 +280,7 @@ class BatchStages:
         num_remote = places.remote_position.numel()
         arrived = {name: pending.wait() for name, pending in state.pending.items()}
         if sampled.mfg is None:
-            return Finished(sampled.index, None, state.counts.all_left)
+            return Finished(sampled.index, None, True, state.counts.all_left)
         if num_remote:
             index = torch.arange(num_remote, device=self.device)
             position = self._to(places.remote_position, self.device)
@@ -294,4 +295,5 @@ class BatchStages:
         counts.cpu += places.cpu_row.numel()
         counts.cache += places.cache_slot.numel()
         counts.remote += num_remote
-        return Finished(sampled.index, batch if self.transform is None else self.transform(batch), state.counts.all_left)
+        batch = batch if self.transform is None else self.transform(batch)
+        return Finished(sampled.index, batch, False, state.counts.all_left)

@@ -7,6 +7,7 @@ as the replication factor α allows: ``floor(α N / K)`` rows per part. Policies
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -173,9 +174,11 @@ def cache_capacity(replication_factor: float, book: PartitionBook) -> int:
     Raises:
         ValueError: α is negative or not a finite number.
     """
-    if not (isinstance(replication_factor, (int, float)) and math.isfinite(replication_factor) and replication_factor >= 0):
+    is_number = isinstance(replication_factor, numbers.Real) and not isinstance(replication_factor, bool)
+    if not (is_number and math.isfinite(replication_factor) and replication_factor >= 0):
         raise ValueError(f"replication_factor must be >= 0 (cached rows per part over N / K), got {replication_factor!r}")
-    return math.floor(replication_factor * book.num_vertices / book.num_parts)
+    # Rounded first: 0.29 * 100 is a little less than 29 in floating point.
+    return math.floor(round(replication_factor * book.num_vertices / book.num_parts, 6))
 
 
 def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_factor: float) -> Tensor:
@@ -191,6 +194,8 @@ def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_fa
     capacity = cache_capacity(replication_factor, book)
     if scores.shape != (book.num_vertices,):
         raise ValueError(f"scores must have shape [{book.num_vertices}], got {list(scores.shape)}")
+    if bool(scores.isnan().any()):
+        raise ValueError(f"scores must be numbers, got nan at vertex {int(scores.isnan().nonzero()[0])}")
     begin, end = book.range_of(part_id)
     remote = scores.numpy(force=True).copy()
     remote[begin:end] = 0

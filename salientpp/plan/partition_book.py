@@ -47,7 +47,14 @@ class PartitionBook:
         return end - begin
 
     def owner(self, global_id: Tensor) -> Tensor:
-        """int64 [n] parts of int64 [n] global ids."""
+        """int64 [n] parts of int64 [n] global ids.
+
+        Raises:
+            ValueError: an id is not in [0, N).
+        """
+        bad = (global_id < 0) | (global_id >= self.num_vertices)
+        if bad.any():
+            raise ValueError(f"global ids must be in [0, {self.num_vertices}), got {int(global_id[bad][0])}")
         return torch.searchsorted(self.offsets, global_id, right=True) - 1
 
     def local_id(self, global_id: Tensor) -> Tensor:

@@ -71,6 +71,8 @@ class Schedule:
     seed: int
 
     def __post_init__(self) -> None:
+        if self.uneven not in UNEVEN:
+            raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
         counts = self.seeds_per_rank
         if len(counts) > 1 and self.uneven in ("wrap", "drop") and 0 in counts:
             raise ValueError(

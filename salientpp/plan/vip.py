@@ -18,12 +18,14 @@ replacement ``1 - (1 - 1/d)^f``). Two readings of a hop:
   at hop h - 1, so x = q with ``q_0 = p_0``, ``q_h(u) = p_h(u) (1 - sum_{j<h} q_j(u))``, and the inclusion
   probability is ``sum_{h>=1} q_h``.
 
-At one hop the formula is exact. From two hops on it takes events as independent that are not, and overestimates;
-its ranking, which is what a cache needs, stays near the best.
+At one hop the formula takes nothing but the seeds as independent (a shuffled epoch draws them without replacement, which is nearly
+that). From two hops on it takes events as independent that share vertices, and on most graphs overestimates; its ranking, which is what
+a cache needs, stays near the best.
 """
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
 import torch
@@ -43,7 +45,8 @@ def check_fanouts(fanouts: Sequence[int]) -> list[int]:
         raise ValueError(f"num_neighbors must be a list of integers, one per hop, got {fanouts!r}")
     checked = []
     for hop, fanout in enumerate(fanouts):
-        if isinstance(fanout, bool) or int(fanout) != fanout or not (fanout == -1 or fanout >= 1):
+        whole = isinstance(fanout, numbers.Real) and not isinstance(fanout, bool) and float(fanout).is_integer()
+        if not whole or not (fanout == -1 or fanout >= 1):
             raise ValueError(
                 f"num_neighbors[{hop}] must be an integer >= 1, or -1 for all neighbours, got {fanout!r}; "
                 "to sample fewer hops, make the list shorter"
@@ -88,6 +91,9 @@ def inclusion_probability(
         raise ValueError(f"batch_size must be >= 1, got {batch_size}")
     fanouts = check_fanouts(num_neighbors)
     seed_sets = [seeds] if isinstance(seeds, Tensor) else list(seeds)
+    for k, seed_set in enumerate(seed_sets):
+        if seed_set.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; of a mask take mask.nonzero()")
     seed_sets = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
     for k, seed_set in enumerate(seed_sets):
         bad = (seed_set < 0) | (seed_set >= graph.num_vertices)
