@@ -10,6 +10,7 @@ What differs from a script for PyG's own loader is the import of NeighborLoader;
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="sampling threads")
     parser.add_argument("--depth", type=int, default=10, help="batches in flight; 1 turns the pipeline off")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profile", metavar="FILE", help="write a Chrome trace of the first epoch's stages (rank 0)")
     return parser.parse_args()
 
 
@@ -115,7 +117,8 @@ def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
         model = DistributedDataParallel(model, device_ids=[device] if cuda else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     for epoch in range(args.epochs):
-        loss = train_epoch(model, loaders["train"], optimizer, f"epoch {epoch}")
+        with loaders["train"].profile(args.profile) if args.profile and epoch == rank() == 0 else contextlib.nullcontext():
+            loss = train_epoch(model, loaders["train"], optimizer, f"epoch {epoch}")
         val = accuracy(model, loaders["val"], device)
         if rank() == 0:
             print(f"epoch {epoch}: loss {loss:.3f}, validation accuracy {val:.3f}", flush=True)

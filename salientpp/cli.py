@@ -25,6 +25,7 @@ from salientpp.analysis import report
 from salientpp.analysis.volume import analyze
 from salientpp.datasets import load_dataset
 from salientpp.plan.cache import POLICIES
+from salientpp.plan.vip import check_fanouts
 from salientpp.store.dataset_dir import PartitionedGraph, load, partition
 
 
@@ -152,6 +153,9 @@ def _method(text: str) -> str | torch.Tensor:
 
 def _partition(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True, markup=False, emoji=False)  # users' paths may have brackets and colons
+    if arguments.root.exists() and not arguments.overwrite:
+        raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
+    check_fanouts(arguments.fanouts)
     method = _method(arguments.partition)
     started = time.perf_counter()
     with console.status("") as status:

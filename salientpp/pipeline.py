@@ -22,6 +22,7 @@ This module knows no graphs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,34 @@ class Stage:
     stream: str
 
 
+class Trace:
+    """Who was busy with which batch, when: spans on named tracks, in Chrome's trace format. Threads may share one."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[str, str, float, float]] = []
+
+    @contextlib.contextmanager
+    def span(self, track: str, name: str) -> Iterator[None]:
+        """Record the time inside the ``with`` block."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spans.append((track, name, started, time.perf_counter()))
+
+    def to_chrome(self) -> dict[str, Any]:
+        """JSON values for chrome://tracing and Perfetto: one thread per track, in the order of first use."""
+        tracks = {track: number for number, track in enumerate(dict.fromkeys(span[0] for span in self._spans))}
+        zero = min((span[2] for span in self._spans), default=0.0)
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": track}} for track, number in tracks.items()
+        ]
+        for track, name, started, ended in self._spans:
+            times = {"ts": (started - zero) * 1e6, "dur": (ended - started) * 1e6}
+            events.append({"ph": "X", "name": name, "cat": track, "pid": 0, "tid": tracks[track], **times})
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
 class Pipeline:
     """Carry batches through stages, up to ``depth`` at once.
 
@@ -62,9 +91,12 @@ class Pipeline:
         depth: batches in flight, 1 to ``len(stages)``; more than there are stages counts as that many.
         device: whose streams and events to use.
         rank: named in errors.
+        trace: takes a span per stage and batch, if given.
     """
 
-    def __init__(self, stages: Sequence[Stage], *, depth: int, device: torch.device, rank: int = 0) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], *, depth: int, device: torch.device, rank: int = 0, trace: Trace | None = None
+    ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be >= 1, got {depth}")
         if not stages:
@@ -79,6 +111,7 @@ class Pipeline:
         self._device_module = torch.get_device_module(device)
         self._streams = {stage.stream: self._device_module.Stream(device) for stage in self.stages}
         self._device = device
+        self._trace = trace
         self._has_streams = device.type != "cpu"
         self._failed: StageError | None = None
 
@@ -122,8 +155,9 @@ class Pipeline:
     def _run(self, stage: Stage, state: Any, event: Any) -> tuple[Any, Any]:
         started = time.perf_counter()
         stream = self._streams[stage.stream]
+        span = contextlib.nullcontext() if self._trace is None else self._trace.span(stage.name, f"batch {state.index}")
         try:
-            with self._device_module.stream(stream), torch.profiler.record_function(f"salientpp::{stage.name}"):
+            with self._device_module.stream(stream), torch.profiler.record_function(f"salientpp::{stage.name}"), span:
                 if event is not None and self._has_streams:
                     stream.wait_event(event)
                     _record_stream(state, stream)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import threading
 import time
 import weakref
@@ -858,3 +859,63 @@ def test_several_parts_on_one_rank_are_refused(data, tmp_path):
     for part_id in (None, 1):
         with pytest.raises(ValueError, match="world size 1 does not fit 3 parts: .*start 3 ranks or a multiple of that, or partition into 1 parts"):
             make(salientpp.load(tmp_path / "d", part_id=part_id))
+
+
+# --- calling the loader -----------------------------------------------------------------------------------
+
+
+def test_calling_the_loader_gives_the_batch_of_these_seeds(data):
+    loader = make(data, input_nodes=data.train_mask)
+    seeds = data.train_mask.nonzero().flatten()
+    for index in ([0, 3], torch.tensor([5]), [2, 2]):
+        batch = loader(index)
+        assert torch.equal(batch.n_id[: batch.batch_size], seeds[torch.as_tensor(index)])
+        assert torch.equal(batch.x[:, 0].long(), batch.n_id) and torch.equal(batch.input_id, seeds[torch.as_tensor(index)])
+        assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+
+
+def test_calls_draw_anew_and_leave_the_epochs_alone(data):
+    first, second = make(data, seed=1), make(data, seed=1)
+    drawn = {tuple(first([0, 1, 2, 3, 4, 5, 6, 7]).e_id.tolist()) for _ in range(5)}
+    assert len(drawn) > 1
+    assert all(torch.equal(a.e_id, b.e_id) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"seed": 1.5}, "seed must be an integer or None, got 1.5"),
+        ({"timeout": -1}, "timeout must be > 0, got -1 s"),
+        ({"policy": []}, r"policy must be one of .*, got \[\]"),
+    ],
+)
+def test_more_wrong_arguments_are_refused_in_words(data, options, text):
+    with pytest.raises(ValueError, match=text):
+        make(data, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_repeated_edges_of_a_csr_adj_t_stay_apart():
+    adj_t = torch.sparse_csr_tensor(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.tensor([3.0, 5.0]), (2, 2))
+    batch = next(iter(NeighborLoader(Data(adj_t=adj_t, x=torch.zeros(2, 1)), [4], torch.tensor([0]), batch_size=1, replace=True)))
+    assert batch.adj_t.values().tolist() == [3.0] * 4
+
+
+# --- profile ----------------------------------------------------------------------------------------------
+
+
+def test_a_profile_has_a_track_per_stage_and_worker_and_a_span_per_batch(data, tmp_path):
+    loader = make(data, num_workers=2)
+    with loader.profile(tmp_path / "trace.json"):
+        count = sum(1 for _ in loader)
+    for _ in loader:  # not traced
+        pass
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    spans = [(tracks[event["tid"]], event["name"]) for event in events if event["ph"] == "X"]
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events if event["ph"] == "X")
+    wanted = {f"batch {index}" for index in range(count)}
+    for stage in loader.stats().seconds_by_stage:
+        assert {name for track, name in spans if track == stage} == wanted
+    assert {name for track, name in spans if track.startswith("worker: salientpp-sample")} == wanted
+    assert {name for track, name in spans if track == "worker: gather_host_rows"} == wanted

@@ -88,10 +88,13 @@ class DataTemplate:
 
 
 def _sparse_rows(adj_t: Tensor, mfg: SamplerOutput) -> Tensor:
-    """The sampled edges as a torch CSR tensor [n, n], with the values of ``adj_t``."""
-    size = (mfg.node.numel(), mfg.node.numel())
+    """The sampled edges as a torch CSR tensor [n, n] of targets by sources, with the values of ``adj_t``; repeats stay."""
+    size = mfg.node.numel()
+    order = torch.sort(mfg.col, stable=True).indices  # the sampler's edges are sorted already; a transform's may not be
     values = adj_t.values()[mfg.edge] if mfg.edge is not None else adj_t.values().new_ones(mfg.row.numel())
-    return torch.sparse_coo_tensor(torch.stack([mfg.col, mfg.row]), values, size).to_sparse_csr()
+    counts = torch.bincount(mfg.col, minlength=size)
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return torch.sparse_csr_tensor(indptr, mfg.row[order], values[order], (size, size), check_invariants=False)
 
 
 def _select(value: object, index: Tensor, dim: int) -> object:

@@ -11,8 +11,11 @@ have finished or left; the next epoch waits for it. So loops may differ in lengt
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +37,7 @@ from salientpp.graph import Graph
 from salientpp.minibatch.batch import DataTemplate, PartitionTemplate
 from salientpp.minibatch.sampler import Sampler
 from salientpp.minibatch.stages import BatchStages, Finished, Request, Sampled
-from salientpp.pipeline import Pipeline
+from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.cache import POLICIES, Workload, cache_capacity, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
@@ -159,7 +163,8 @@ class NeighborLoader(torch.utils.data.DataLoader):
             batch_sampler=kwargs.get("batch_sampler"),
         )
         self.num_neighbors = check_fanouts(num_neighbors)
-        self._check_arguments(gpu_fraction, policy, cache, replication_factor, depth, uneven)
+        timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        self._check_arguments(gpu_fraction, policy, cache, replication_factor, depth, uneven, seed, timeout)
         self.data = data
         self.input_nodes = input_nodes
         self.replace = bool(replace)
@@ -179,7 +184,6 @@ class NeighborLoader(torch.utils.data.DataLoader):
             raise TypeError(
                 f"data must be a homogeneous torch_geometric.data.Data or the result of salientpp.load, got {type(data).__name__}"
             )
-        timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
         self._comm = Comm.create(process_group, timeout, self.device) if partitioned else Comm(None, timeout, torch.device("cpu"))
 
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
@@ -188,7 +192,10 @@ class NeighborLoader(torch.utils.data.DataLoader):
             source = self._open_partition(data, gather) if partitioned else self._open_data(data, is_sorted, gather)
             # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
             shuffle = bool(kwargs.pop("shuffle", False))
-            super().__init__(range(source.seeds.numel()), shuffle=shuffle and source.seeds.numel() > 0, **kwargs)
+            with warnings.catch_warnings():
+                # torch counts workers as processes and warns about more than there are cores; ours are threads.
+                warnings.filterwarnings("ignore", message="This DataLoader will create")
+                super().__init__(range(source.seeds.numel()), shuffle=shuffle and source.seeds.numel() > 0, **kwargs)
             if self.batch_size is None or self.batch_size < 1:
                 raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
             place = self._comm.rank % self._exchange.ranks_per_part
@@ -201,6 +208,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
         _check_agreement(everyone)
         self.seed = everyone[0]["seed"]
         self._epoch_number = 0
+        self._calls = 0
         self._seeds, self._input_id = source.seeds, source.input_id
         self._schedule = Schedule(
             num_seeds=source.seeds.numel(),
@@ -242,12 +250,19 @@ class NeighborLoader(torch.utils.data.DataLoader):
 
     @staticmethod
     def _check_arguments(
-        gpu_fraction: float, policy: str, cache: FeatureCache | None, replication_factor: float, depth: int, uneven: str
+        gpu_fraction: float,
+        policy: str,
+        cache: FeatureCache | None,
+        replication_factor: float,
+        depth: int,
+        uneven: str,
+        seed: int | None,
+        timeout: timedelta,
     ) -> None:
         if not (isinstance(gpu_fraction, (int, float)) and 0 <= gpu_fraction <= 1):
             raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {gpu_fraction!r}")
         cache_capacity(replication_factor, PartitionBook.trivial(0))
-        if policy not in POLICIES:
+        if not isinstance(policy, str) or policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
         if cache is not None and not isinstance(cache, FeatureCache):
             raise TypeError(f"cache must be the cache of another loader (loader.cache), got {type(cache).__name__}")
@@ -255,6 +270,10 @@ class NeighborLoader(torch.utils.data.DataLoader):
             raise ValueError("pass either cache= or replication_factor=, not both: the size of a given cache is its maker's")
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {depth!r}")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ValueError(f"seed must be an integer or None, got {seed!r}")
+        if timeout <= timedelta(0):
+            raise ValueError(f"timeout must be > 0, got {timeout.total_seconds():g} s")
         if uneven not in UNEVEN:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {uneven!r}")
 
@@ -386,6 +405,20 @@ class NeighborLoader(torch.utils.data.DataLoader):
         )
         return score(self.policy, workload)
 
+    def __call__(self, index: Tensor | Sequence[int]) -> Data:
+        """The batch of the seeds at these positions of ``input_nodes``; on one rank.
+
+        Args:
+            index: int64 [B] positions, or a list.
+        """
+        if self._comm.size > 1:
+            raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
+        positions = torch.as_tensor(index, dtype=torch.int64).flatten()
+        self._calls += 1
+        pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
+        # Epochs count up from 0, so the draws of calls are their own.
+        return pipeline.tick(Request(0, _completed(self._sample, -self._calls, 0, positions))).batch
+
     # --- iteration ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -411,7 +444,14 @@ class NeighborLoader(torch.utils.data.DataLoader):
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
         submit = _completed if self._workers is None else self._workers.submit
-        return Request(index, submit(self._sample, epoch, index, positions))
+        return Request(index, submit(self._sample_traced, epoch, index, positions))
+
+    def _sample_traced(self, epoch: int, index: int, positions: Tensor) -> Sampled:
+        trace = self._stages.trace
+        if trace is None:
+            return self._sample(epoch, index, positions)
+        with trace.span(f"worker: {threading.current_thread().name}", f"batch {index}"):
+            return self._sample(epoch, index, positions)
 
     def _sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
         mfg = self._sampler.sample(self._seeds[positions], batch_key(self.seed, epoch, self._comm.rank, index))
@@ -459,6 +499,20 @@ class NeighborLoader(torch.utils.data.DataLoader):
         self._seconds_waiting = 0.0
         self._seconds_by_stage = {stage.name: 0.0 for stage in self._stages.list()}
 
+    @contextlib.contextmanager
+    def profile(self, path: str | Path) -> Iterator[None]:
+        """Write a Chrome trace of the epochs started inside the ``with`` block: a track per stage and per worker thread.
+
+        Open it at ui.perfetto.dev or chrome://tracing. On CUDA the spans are the host's; torch.profiler shows the same stages as
+        ranges named ``salientpp::<stage>`` beside the kernels.
+        """
+        self._stages.trace = trace = Trace()
+        try:
+            yield
+        finally:
+            self._stages.trace = None
+            Path(path).write_text(json.dumps(trace.to_chrome()))
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_neighbors={self.num_neighbors}, batch_size={self.batch_size}, batches={len(self)})"
 
@@ -472,7 +526,9 @@ class _Run:
         self._comm = loader._comm
         self._positions = loader._schedule.batches(epoch)
         self._rounds = loader._schedule.num_rounds
-        self._pipeline = Pipeline(loader._stages.list(), depth=loader.depth, device=loader.device, rank=loader._comm.rank)
+        self._pipeline = Pipeline(
+            loader._stages.list(), depth=loader.depth, device=loader.device, rank=loader._comm.rank, trace=loader._stages.trace
+        )
         self._ahead: deque[Request] = deque()
         self._most_ahead = 1 + loader.num_workers * (loader.prefetch_factor or 2)
         self._requested = 0  # batches handed to the sampling threads

@@ -28,7 +28,7 @@ from torch_geometric.sampler import SamplerOutput
 
 from salientpp.comm import Pending
 from salientpp.minibatch.batch import DataTemplate, PartitionTemplate, add_bookkeeping
-from salientpp.pipeline import Stage
+from salientpp.pipeline import Stage, Trace
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Counts, Exchange, PendingCounts
 from salientpp.store.shard import Places, Shard, put_rows, take_rows
@@ -172,6 +172,7 @@ class BatchStages:
         transform: the user's, applied to the finished batch.
         row_counts: kept up to date.
         buffers: where host rows are put.
+        trace: takes a span for what the worker threads do, if set.
     """
 
     shard: Shard
@@ -184,6 +185,7 @@ class BatchStages:
     transform: Callable[[Data], Data] | None = None
     row_counts: RowCounts = field(default_factory=RowCounts)
     buffers: BufferPool = field(default_factory=BufferPool)
+    trace: Trace | None = None
 
     def list(self) -> list[Stage]:
         return [
@@ -215,7 +217,13 @@ class BatchStages:
         return IdsRead(state.sampled, state.counts, self.exchange.read_ids(state.counts, state.pending))
 
     def gather_host_rows(self, state: IdsRead) -> HostRowsStarted:
-        return HostRowsStarted(state.sampled, state.counts, self.submit(self._gather_host_rows, state))
+        return HostRowsStarted(state.sampled, state.counts, self.submit(self._gather_host_rows_traced, state))
+
+    def _gather_host_rows_traced(self, state: IdsRead) -> HostRows:
+        if self.trace is None:
+            return self._gather_host_rows(state)
+        with self.trace.span("worker: gather_host_rows", f"batch {state.index}"):
+            return self._gather_host_rows(state)
 
     def _gather_host_rows(self, state: IdsRead) -> HostRows:
         shard, places = self.shard, state.sampled.places
