@@ -6,7 +6,8 @@ its collectives never interleave with those of DDP. One rank needs no initialisa
 
 **Waiting.** Every wait is bounded by the time-out and broken into slices. Between slices a rank looks for a
 failure note in the job's key-value store: a rank that fails in mid-epoch leaves one (who, where, why), so the
-others stop within a second and can say whose fault it was, rather than wait for the time-out.
+others stop within a second and can say whose fault it was, rather than wait for the time-out. (Under NCCL the wait is the
+stream's, not the host's, and its watchdog keeps the time.)
 
 **Threads.** The collectives of one Comm must be started by one thread at a time and in the same order on every
 rank; waiting may happen anywhere.
@@ -14,8 +15,13 @@ rank; waiting may happen anywhere.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import json
+import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +33,10 @@ from torch import Tensor
 
 #: Seconds between two looks for a failure note while waiting.
 _SLICE_SECONDS = 0.5
+
+#: Collectives that are held a little longer than their users hold them, and how long gloo's thread may take to let go of one.
+_HELD = 4
+_LET_GO_SECONDS = 0.05
 
 _GRACE = timedelta(seconds=5)
 
@@ -60,6 +70,8 @@ class Comm:
         timeout: the longest wait for other ranks.
     """
 
+    made = False  # whether any group was
+
     def __init__(self, group: dist.ProcessGroup | None, timeout: timedelta, device: torch.device) -> None:
         self._group = group
         self.timeout = timeout
@@ -67,7 +79,10 @@ class Comm:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self._sliced = group is not None and device.type == "cpu"
+        Comm.made |= group is not None
         self._store = _job_store() if group is not None else None
+        self._held: deque[dist.Work] = deque(maxlen=_HELD)
+        self._abandoned = False
         self._note = f"salientpp/failure/{group.group_name}" if group is not None else ""
 
     @classmethod
@@ -129,6 +144,9 @@ class Comm:
             group=self._group,
             async_op=True,
         )
+        # gloo's thread lets go of a collective a moment after `wait` has returned. Were it the last to hold it, it would need the
+        # interpreter to free the tensors, and abort the process if that is exiting.
+        self._held.append(work)
         return Pending(self, recv, work)
 
     def gather_facts(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -145,12 +163,24 @@ class Comm:
 
     def report_failure(self, text: str) -> None:
         """Leave a note for the others; the first one counts. Never raises."""
+        self._abandon()
         if self._store is None:
             return
         try:
             self._store.compare_set(self._note, "", json.dumps({"rank": self.rank, "text": text}))
         except Exception:  # the store may be gone with rank 0; the others then meet the time-out
             pass
+
+    def check_script(self) -> None:
+        """Tell the others, and raise, if this rank's script has ended with a traceback while a thread still serves them.
+
+        Otherwise they might be waiting for this process to end (in a collective of their own) and it for them.
+        """
+        error = getattr(sys, "last_value", None)
+        if error is not None and not threading.main_thread().is_alive():
+            text = f"rank {self.rank} ended in mid-epoch: {type(error).__name__}: {error}"
+            self.report_failure(text)
+            raise RankFailure(text)
 
     def failure(self) -> RankFailure | None:
         """What another rank has reported, if any."""
@@ -164,16 +194,30 @@ class Comm:
             return None
         return None if note["rank"] == self.rank else RankFailure(note["text"])
 
+    def _abandon(self) -> None:
+        """Keep the group for ever: destroying it would wait for collectives that other ranks no longer join."""
+        if self._group is not None and not self._abandoned:
+            self._abandoned = True
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+
     def _wait(self, work: dist.Work) -> None:
         if not self._sliced:
             work.wait()
             return
+        try:
+            self._wait_in_slices(work)
+        except RankFailure:
+            self._abandon()
+            raise
+
+    def _wait_in_slices(self, work: dist.Work) -> None:
         deadline = time.monotonic() + self.timeout.total_seconds()
         while True:
             try:
                 work.wait(timedelta(seconds=_SLICE_SECONDS))
                 return
             except RuntimeError as error:
+                self.check_script()
                 failure = self.failure()
                 if failure is None and work.is_completed():
                     # A lost connection may precede the note of the rank that went down.
@@ -185,6 +229,15 @@ class Comm:
                     raise RankFailure(f"a rank went away: {error}") from error
                 if time.monotonic() >= deadline:
                     raise RankFailure(f"no answer from another rank within {self.timeout.total_seconds():g} s") from None
+
+
+def _linger() -> None:
+    """Give gloo's threads time to let go of the last collectives, see ``Comm.all_to_all``."""
+    if Comm.made:
+        time.sleep(_LET_GO_SECONDS)
+
+
+atexit.register(_linger)  # on import, so that it runs after whatever users of Comm do at exit
 
 
 def _job_store() -> dist.Store | None:

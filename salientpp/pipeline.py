@@ -11,7 +11,7 @@ tick carries each batch through one run. With as many runs as stages the overlap
 one batch through all stages, which is the pipeline turned off.
 
 **Streams.** Stages name the stream they run on. On an accelerator a stage waits for the event that the stage before
-it recorded, tensors that cross streams are recorded on the stream that uses them, and the host never waits. On
+it recorded, and tensors that cross streams are recorded on the stream that uses them, so this module never makes the host wait. On
 the CPU streams and events do nothing, so there is one code path.
 
 **Errors.** An exception in a stage becomes a :class:`StageError` naming rank, batch and stage; the pipeline then

@@ -109,11 +109,11 @@ class Analysis:
         return {"schema": 1, **asdict(self)}
 
     def geometric_means(self) -> dict[tuple[str, float], float]:
-        """(policy, α) -> geometric mean over fanouts of the ratio to the rows without a cache."""
+        """(policy, α) -> geometric mean over fanouts of the share of rows left; shares below 0.001 count as 0.001."""
         ratios: dict[tuple[str, float], list[float]] = {}
         for volume in self.results:
-            # A cache that leaves nothing would make every mean zero.
-            ratios.setdefault((volume.policy, volume.replication_factor), []).append(max(1 - volume.reduction, 1e-12))
+            # A cache that leaves nothing for one of the fanouts would make the mean zero.
+            ratios.setdefault((volume.policy, volume.replication_factor), []).append(max(1 - volume.reduction, 1e-3))
         return {key: math.exp(sum(map(math.log, values)) / len(values)) for key, values in ratios.items()}
 
 

@@ -11,8 +11,10 @@ have finished or left; the next epoch waits for it. So loops may differ in lengt
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import sys
 import threading
 import time
 import warnings
@@ -56,7 +58,7 @@ class LoaderStats:
         rows_gpu, rows_cpu, rows_cache, rows_remote: feature rows delivered, by the tier they came from. Batches that
             were under way when an epoch was left count too: their rows did cross the network.
         bytes_sent, bytes_received: to and from other ranks: counts, ids and rows.
-        seconds_by_stage: time that the caller's thread spent in each stage.
+        seconds_by_stage: time spent in each stage by the thread that drives the pipeline.
         seconds_waiting: time that the caller spent in ``next()``.
     """
 
@@ -106,7 +108,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
             are threads that sample ahead (0: the caller's), and ``generator`` only seeds the loader.
         replication_factor: α >= 0; each rank caches ``floor(α N / K)`` remote rows.
         gpu_fraction: β in [0, 1]; this fraction of the part's rows, the hottest, is kept on ``device``.
-        policy: how cached rows are chosen: 'vip', 'vip-hop', 'degree' or 'random'.
+        policy: how cached rows are chosen, a name in :data:`salientpp.plan.cache.POLICIES`.
         cache: the ``cache`` of another loader, instead of one of its own.
         gather: on a partitioned graph, the attributes that every sampled vertex gets; others come for the seeds.
         device: where batches are delivered; None: the CPU.
@@ -152,19 +154,9 @@ class NeighborLoader(torch.utils.data.DataLoader):
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         **kwargs: Any,
     ) -> None:
-        _refuse_unavailable(
-            input_time=input_time,
-            subgraph_type=getattr(subgraph_type, "value", subgraph_type) if directed else "induced",
-            disjoint=disjoint,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            neighbor_sampler=neighbor_sampler,
-            sampler=kwargs.get("sampler"),
-            batch_sampler=kwargs.get("batch_sampler"),
-        )
-        self.num_neighbors = check_fanouts(num_neighbors)
         timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-        self._check_arguments(gpu_fraction, policy, cache, replication_factor, depth, uneven, seed, timeout)
+        if timeout <= timedelta(0):
+            raise ValueError(f"timeout must be > 0, got {timeout.total_seconds():g} s")
         self.data = data
         self.input_nodes = input_nodes
         self.replace = bool(replace)
@@ -189,6 +181,18 @@ class NeighborLoader(torch.utils.data.DataLoader):
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
         error, source, facts = None, None, {}
         try:
+            _refuse_unavailable(
+                input_time=input_time,
+                subgraph_type=getattr(subgraph_type, "value", subgraph_type) if directed else "induced",
+                disjoint=disjoint,
+                time_attr=time_attr,
+                weight_attr=weight_attr,
+                neighbor_sampler=neighbor_sampler,
+                sampler=kwargs.get("sampler"),
+                batch_sampler=kwargs.get("batch_sampler"),
+            )
+            self.num_neighbors = check_fanouts(num_neighbors)
+            self._check_arguments(gpu_fraction, policy, cache, replication_factor, depth, uneven, seed)
             source = self._open_partition(data, gather) if partitioned else self._open_data(data, is_sorted, gather)
             # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
             shuffle = bool(kwargs.pop("shuffle", False))
@@ -199,6 +203,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
             if self.batch_size is None or self.batch_size < 1:
                 raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
             place = self._comm.rank % self._exchange.ranks_per_part
+            _check_cache(cache, source)
             facts = self._facts(source, place, seed, kwargs.get("generator"))
         except Exception as raised:
             error = raised
@@ -224,8 +229,12 @@ class NeighborLoader(torch.utils.data.DataLoader):
             seed=self.seed,
         )
         self._sampler = Sampler(source.graph, self.num_neighbors, self.replace)
-        self._shard = self._make_shard(source)
-        self._set_cache(source, cache, fill=any(facts["fills_cache"] for facts in everyone))
+        try:
+            self._shard = self._make_shard(source)
+            self._set_cache(source, cache, fill=any(facts["fills_cache"] for facts in everyone))
+        except BaseException as error:
+            self._comm.report_failure(f"rank {self._comm.rank} could not make its loader: {type(error).__name__}: {error}")
+            raise
 
         workers = ThreadPoolExecutor(self.num_workers, thread_name_prefix="salientpp-sample") if self.num_workers else None
         host = ThreadPoolExecutor(1, thread_name_prefix="salientpp-gather")
@@ -244,6 +253,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
         # Not at exit: a rank whose script has ended may still be answering others.
         weakref.finalize(self, _shut_down, pools).atexit = False
         self._run: weakref.ref[_Run] | None = None
+        self._background_failure: Exception | None = None
         self.reset_stats()
 
     # --- construction -------------------------------------------------------------------------------------
@@ -257,7 +267,6 @@ class NeighborLoader(torch.utils.data.DataLoader):
         depth: int,
         uneven: str,
         seed: int | None,
-        timeout: timedelta,
     ) -> None:
         if not (isinstance(gpu_fraction, (int, float)) and 0 <= gpu_fraction <= 1):
             raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {gpu_fraction!r}")
@@ -272,8 +281,6 @@ class NeighborLoader(torch.utils.data.DataLoader):
             raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {depth!r}")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise ValueError(f"seed must be an integer or None, got {seed!r}")
-        if timeout <= timedelta(0):
-            raise ValueError(f"timeout must be > 0, got {timeout.total_seconds():g} s")
         if uneven not in UNEVEN:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {uneven!r}")
 
@@ -389,11 +396,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
             chosen = IdSet.of(members, source.book.num_vertices)
             self._shard.cache = self._exchange.fetch_cache(self._shard, chosen, source.exchanged)
         if cache is not None:
-            missing = [name for name in source.exchanged if len(cache.members) and name not in cache.rows]
-            if missing:
-                raise ValueError(f"the given cache holds no rows of {missing[0]!r}; make it with gather={tuple(source.exchanged)}")
             self._shard.cache = cache
-        self._fill_traffic = self._exchange.traffic
 
     def _scores(self, source: _Source) -> Tensor:
         part = self.data
@@ -441,6 +444,8 @@ class NeighborLoader(torch.utils.data.DataLoader):
         if run is not None and self._comm.size > 1:
             run.leave()
             run.join()
+        if self._background_failure is not None:
+            raise self._background_failure
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
         submit = _completed if self._workers is None else self._workers.submit
@@ -520,6 +525,8 @@ class NeighborLoader(torch.utils.data.DataLoader):
 class _Run:
     """One epoch on this rank: what enters the pipeline, and who turns the crank."""
 
+    unfinished: weakref.WeakSet[_Run] = weakref.WeakSet()
+
     def __init__(self, loader: NeighborLoader, epoch: int) -> None:
         self._loader = loader
         self._epoch = epoch
@@ -538,6 +545,8 @@ class _Run:
         self._all_left = False
         self._answering: threading.Thread | None = None
         self._failure: BaseException | None = None
+        if self._comm.size > 1:
+            self.unfinished.add(self)
 
     def give(self) -> Data:
         """The next batch; StopIteration after the last."""
@@ -591,18 +600,30 @@ class _Run:
         for request in self._ahead:
             request.sampling.cancel()
         self._ahead.clear()
-        over = self._entered == self._rounds and self._pipeline.in_flight == 0
-        if self._comm.size == 1 or over or self._failure is not None:
+        if self._is_over():
             return
         self._answering = threading.Thread(target=self._answer, name="salientpp-answer")
         self._answering.start()
 
+    def leave_at_exit(self) -> None:
+        """``leave`` where no thread can be started any more."""
+        if self._left or self._is_over():
+            return
+        self._left = True
+        self._answer()
+
+    def _is_over(self) -> bool:
+        """Whether no other rank can want anything more in this epoch."""
+        done = self._pipeline.in_flight == 0 and (self._entered == self._rounds or self._all_left)
+        return self._comm.size == 1 or done or self._failure is not None
+
     def _answer(self) -> None:
         try:
-            while self._pipeline.in_flight or (self._entered < self._rounds and not self._all_left):
+            while not self._is_over():
+                self._comm.check_script()
                 self._tick()
         except Exception as error:
-            self._failure = error
+            self._failure = self._loader._background_failure = error
 
     def join(self) -> None:
         """Wait until the others have left too; raises what went wrong meanwhile."""
@@ -630,10 +651,9 @@ class _Epoch:
         self._run.leave()
 
     def __del__(self) -> None:
-        try:
+        # At interpreter exit a thread can no longer be started, and trying may block; then `_leave_at_exit` was before.
+        if not sys.is_finalizing():
             self._run.leave()
-        except Exception:  # the interpreter is shutting down and starts no more threads
-            pass
 
 
 def _checked_seeds(nodes: Any, num_vertices: int) -> Any:
@@ -692,6 +712,28 @@ def _completed(function: Callable[..., Any], *args: Any) -> Future:
     except Exception as error:
         future.set_exception(error)
     return future
+
+
+def _check_cache(cache: FeatureCache | None, source: _Source) -> None:
+    """Refuse a given cache that lacks an attribute or has other rows."""
+    for name in source.exchanged if cache is not None and len(cache.members) else ():
+        if name not in cache.rows:
+            raise ValueError(f"the given cache holds no rows of {name!r}; make it with gather={tuple(source.exchanged)}")
+        rows, cached = source.host_rows[name], cache.rows[name]
+        if (rows.dtype, rows.shape[1:]) != (cached.dtype, cached.shape[1:]):
+            raise ValueError(
+                f"the given cache must hold {rows.dtype} {list(rows.shape[1:])} rows of {name!r}, got {cached.dtype} "
+                f"{list(cached.shape[1:])}; take the cache of a loader on the same dataset directory"
+            )
+
+
+def _leave_at_exit() -> None:
+    """A rank whose script ends in mid-epoch answers the others to the end; one that fails tells them."""
+    for run in list(_Run.unfinished):
+        run.leave_at_exit()
+
+
+atexit.register(_leave_at_exit)
 
 
 def _shut_down(pools: list[ThreadPoolExecutor]) -> None:
