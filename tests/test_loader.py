@@ -919,3 +919,44 @@ def test_a_profile_has_a_track_per_stage_and_worker_and_a_span_per_batch(data, t
         assert {name for track, name in spans if track == stage} == wanted
     assert {name for track, name in spans if track.startswith("worker: salientpp-sample")} == wanted
     assert {name for track, name in spans if track == "worker: gather_host_rows"} == wanted
+
+
+# --- a peer, where it is installed ------------------------------------------------------------------------
+
+
+def _pyg_batches(data, **options):
+    from torch_geometric.loader import NeighborLoader as PyGLoader
+
+    return list(PyGLoader(data, num_neighbors=[-1, -1], batch_size=32, **options))
+
+
+@pytest.mark.parametrize("form", ["edge_index", "adj_t"])
+def test_with_all_neighbours_our_batches_are_pygs_over_torch_sparse(data, form):
+    """Taking all neighbours leaves nothing to chance: the same vertices, edges and attributes, up to the order of discovery."""
+    pytest.importorskip("torch_sparse")
+    if form == "adj_t":
+        from torch_geometric.transforms import ToSparseTensor
+
+        data = ToSparseTensor(remove_edge_index=True)(data.clone())
+    theirs = _pyg_batches(data, input_nodes=data.train_mask)
+    ours = list(NeighborLoader(data, [-1, -1], input_nodes=data.train_mask, batch_size=32))
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        # Over torch-sparse PyG does not count by hop.
+        assert set(a.keys()) - {"num_sampled_nodes", "num_sampled_edges"} == set(b.keys())
+        assert a.batch_size == b.batch_size and torch.equal(a.input_id, b.input_id)
+        assert torch.equal(a.n_id[: a.batch_size], b.n_id[: b.batch_size])
+        assert a.n_id.sort().values.equal(b.n_id.sort().values)
+        assert sum(a.num_sampled_nodes) == b.n_id.numel()
+        for name in ("x", "y", "train_mask"):
+            assert a[name].dtype == b[name].dtype
+            assert torch.equal(a[name][a.n_id.argsort()], b[name][b.n_id.argsort()])
+        edges = [_global_edges(batch, form) for batch in (a, b)]
+        assert torch.equal(*edges)
+
+
+def _global_edges(batch, form):
+    """[2, e] original ends of the edges, sorted."""
+    edge_index = torch.stack(batch.adj_t.t().coo()[:2]) if form == "adj_t" else batch.edge_index
+    ends = batch.n_id[edge_index]
+    return ends[:, (ends[0] * 10**6 + ends[1]).argsort()]
