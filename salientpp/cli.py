@@ -191,7 +191,6 @@ def _analyze(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
     is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
-    data = load(arguments.dataset) if is_directory else load_dataset(arguments.dataset, root=arguments.data)
     screen = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -203,8 +202,10 @@ def _analyze(arguments: argparse.Namespace) -> int:
             progress.reset(bar, description=what, total=max(1, total))
             return lambda: progress.advance(bar)
 
+        track("loading", 1)
         analysis = analyze(
-            data,
+            # No name for it here: the analysis frees what it does not need.
+            load(arguments.dataset) if is_directory else load_dataset(arguments.dataset, root=arguments.data),
             arguments.parts,
             name=arguments.dataset,
             method=_method(arguments.partition),

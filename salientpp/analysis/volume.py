@@ -179,7 +179,10 @@ def analyze(
         cache_capacity(alpha, PartitionBook.trivial(0))
     policies = _check_policies(policies, predict_only)
     track("partitioning", 1)()
-    parted = _open(data, parts, name, method, fanouts[0], batch_size, seeds, seed)
+    source = _open(data, parts, name, seeds)
+    del data  # a caller who keeps no reference either has the memory back
+    parted = source if isinstance(source, _Parted) else _part(source, parts, method, fanouts[0], batch_size, seed)
+    del source
     alphas = sorted(set(float(alpha) for alpha in replication_factors))
     results, device_rows, recommendations, without = [], [], [], {}
     for entry in fanouts:
@@ -222,16 +225,18 @@ def _check_policies(policies: Sequence[str], predict_only: bool) -> list[str]:
     return list(dict.fromkeys(checked))
 
 
-def _open(
-    data: Data | PartitionedGraph,
-    parts: int | None,
-    name: str,
-    method: str | Tensor,
-    fanouts: Sequence[int],
-    batch_size: int,
-    seeds: str,
-    seed: int,
-) -> _Parted:
+@dataclass(frozen=True, eq=False)
+class _Unparted:
+    """What is needed of a ``Data``: the rest may be freed while METIS wants the memory."""
+
+    name: str
+    graph: Graph
+    splits: dict[str, Tensor]
+    seeds: Tensor | None
+    row_bytes: int
+
+
+def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: str) -> _Parted | _Unparted:
     if isinstance(data, PartitionedGraph):
         if parts not in (None, data.num_parts):
             raise ValueError(f"{data.root} has {data.num_parts} parts, got parts={parts}; leave it out, or partition again")
@@ -250,24 +255,29 @@ def _open(
     if parts is None:
         raise ValueError("parts must be given for a graph that is not partitioned yet")
     graph = Graph.from_data(data)
+    graph = Graph.trusted(graph.indptr, graph.indices)  # the user's edge ids are not needed: 8 bytes per edge
     splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
     if seeds != "all" and seeds not in splits:
         raise ValueError(f"seeds must be 'all' or a split of the data ({', '.join(splits) or 'it has none'}), got {seeds!r}")
-    chosen = None if seeds == "all" else splits[seeds]
+    x = data.get("x")
+    return _Unparted(name, graph, splits, None if seeds == "all" else splits[seeds], 0 if x is None else x[0].numel() * x.element_size())
+
+
+def _part(source: _Unparted, parts: int, method: str | Tensor, fanouts: Sequence[int], batch_size: int, seed: int) -> _Parted:
+    graph, chosen = source.graph, source.seeds
     assigned = assign_for(
-        graph, parts, method=method, splits=splits, seeds=chosen, num_neighbors=fanouts, batch_size=batch_size, seed=seed
+        graph, parts, method=method, splits=source.splits, seeds=chosen, num_neighbors=fanouts, batch_size=batch_size, seed=seed
     )
     layout = lay_out(graph, assigned, chosen, fanouts, batch_size)
     new_id = layout.new_id()
     seed_ids = (torch.arange(graph.num_vertices) if chosen is None else new_id[chosen]).sort().values
-    x = data.get("x")
     return _Parted(
-        name,
+        source.name,
         relabel(graph, layout),
         layout.book,
         layout.order,
         [seed_ids[layout.book.owner(seed_ids) == part_id] for part_id in range(parts)],
-        0 if x is None else x[0].numel() * x.element_size(),
+        source.row_bytes,
         assigned.edge_cut_fraction,
         assigned.balance,
     )

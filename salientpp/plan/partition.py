@@ -352,15 +352,11 @@ def _symmetrise(graph: Graph, edge_weights: Tensor | None) -> tuple[np.ndarray, 
     if weight is None:
         key.sort()
     else:
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-        order[order >= num_edges] -= num_edges
-        weight = weight[order]
-        del order
+        key, weight = _sort_with(key, weight)
     is_first = np.ones(key.size, dtype=bool)
     np.not_equal(key[1:], key[:-1], out=is_first[1:])
     if weight is not None:
-        weight = np.add.reduceat(weight, np.flatnonzero(is_first)) if key.size else weight
+        weight = np.add.reduceat(weight, np.flatnonzero(is_first), dtype=np.int64) if key.size else weight.astype(np.int64)
     else:
         # Undirected graphs list every edge twice, once each way, and so every entry here is there twice.
         distinct = int(is_first.sum())
@@ -372,6 +368,28 @@ def _symmetrise(graph: Graph, edge_weights: Tensor | None) -> tuple[np.ndarray, 
     indptr = np.searchsorted(key, np.arange(num_vertices + 1) * num_vertices)
     np.remainder(key, num_vertices, out=key)
     return indptr, key, weight
+
+
+def _sort_with(key: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``key`` int64 [2 E] sorted, in place where possible, and the weight of each entry; ``weight`` [E] serves both halves."""
+    num_edges = weight.size
+    if num_edges == 0:
+        return key, np.concatenate([weight, weight])
+    base = int(weight.max()) + 1
+    if int(key.max()) < (2**63 - 1) // base:
+        # Key and weight in one integer: no index arrays, which would double the memory.
+        key *= base
+        key[:num_edges] += weight
+        key[num_edges:] += weight
+        key.sort()
+        narrow = np.empty(key.size, dtype=np.int32 if base < 2**31 else np.int64)
+        np.remainder(key, base, out=narrow, casting="unsafe")
+        key //= base
+        return key, narrow
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    order[order >= num_edges] -= num_edges
+    return key, weight[order]
 
 
 def _load_limits(weights: Mapping[str, Tensor], num_parts: int, tolerance: float) -> Tensor:
