@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -68,15 +69,101 @@ def draw_volume(result: dict) -> str:
     return "\n\n".join([title, table(["graph and workload", "oracle", *policies[:-1]], rows), source(result)])
 
 
-DRAWN = {"demo": draw_demo, "volume": draw_volume}
+POLICIES = ["vip", "vip-hop", "simulation", "wpr", "halo", "degree", "paths", "random"]
+
+
+def by_case(result: dict) -> dict[tuple, dict[str, float]]:
+    """(graph, workload, K, fanouts, α) -> policy -> rows per epoch."""
+    cases: dict[tuple, dict[str, float]] = {}
+    for row in result["rows"]:
+        key = (row["dataset"], row["workload"], row["parts"], tuple(row["fanouts"]), row["replication_factor"])
+        cases.setdefault(key, {})[row["policy"]] = row["remote_rows_per_epoch"]
+    return cases
+
+
+def named(workload: str) -> str:
+    return {"train": "all seeds", "concentrated": "1 % seeds"}[workload]
+
+
+def draw_volume_summary(result: dict) -> str:
+    cases = [counts for key, counts in by_case(result).items() if key[-1] > 0 and counts["oracle-heldout"] > 0]
+    lines = []
+    for policy in POLICIES:
+        ratios = [counts[policy] / counts["oracle-heldout"] for counts in cases]
+        others = [counts["vip"] / counts[policy] for counts in cases if counts[policy] > 0]
+        lines.append([policy, f"{statistics.geometric_mean(ratios):.3f}", f"{max(ratios):.3f}", f"{max(others):.3f}"])
+    text = f"{len(cases)} cases: {len({key[:2] for key in by_case(result)})} graphs and workloads, K, fanouts and α > 0."
+    return "\n\n".join([text, table(["policy", "geometric mean over held-out oracle", "worst", "VIP over it, worst"], lines), source(result)])
+
+
+def draw_volume_exceptions(result: dict) -> str:
+    lines = []
+    for (dataset, workload, parts, fanouts, alpha), counts in by_case(result).items():
+        best = min(counts["oracle"], counts["oracle-heldout"])
+        if fanouts != (5, 5, 5) and alpha <= 0.5 and best > 0 and counts["vip"] > 1.03 * best:
+            ratios = [f"{counts['vip'] / counts[oracle]:.3f}" for oracle in ("oracle", "oracle-heldout")]
+            lines.append([f"{dataset}, {named(workload)}", str(parts), str(list(fanouts)), f"{alpha:g}", f"{counts['vip']:,.0f}", *ratios])
+    if not lines:
+        return "None."
+    return table(["graph", "K", "fanouts", "α", "VIP, rows per epoch", "over the oracle", "over the held-out oracle"], lines)
+
+
+def draw_oracle(result: dict) -> str:
+    cases: dict[tuple, dict[int, str]] = {}
+    for row in result["rows"]:
+        ratios = [row["ratio_to_oracle"], row["ratio_to_heldout"]]
+        if None not in ratios:
+            key = (row["dataset"], str(row["fanouts"]), f"{row['replication_factor']:g}")
+            cases.setdefault(key, {})[row["epochs"]] = " / ".join(f"{ratio:.2f}" for ratio in ratios)
+    epochs = sorted({row["epochs"] for row in result["rows"]})
+    lines = [[", ".join([key[0], f"fanouts {key[1]}", f"α = {key[2]}"]), *(cells.get(e, "–") for e in epochs)] for key, cells in cases.items()]
+    title = f"VIP over the oracle / over the held-out oracle, 1 % seeds, K = {result['parts']}, by the number of counted epochs:"
+    return "\n\n".join([title, table(["", *(f"{e} epochs" for e in epochs)], lines), source(result)])
+
+
+def draw_partitions(result: dict) -> str:
+    found: dict[tuple, dict[str, dict]] = {}
+    for entry in result["partitions"]:
+        found.setdefault((entry["dataset"], entry["workload"], entry["parts"]), {})[entry["method"]] = entry
+    lines = []
+    for (dataset, workload, parts), methods in found.items():
+        rows = {method: entry["rows_without_cache"] for method, entry in methods.items()}
+        ratios = [f"{rows['metis-vip'][fanouts] / rows['metis'][fanouts]:.3f}" for fanouts in rows["metis"]]
+        lines.append([f"{dataset}, {named(workload)}, K = {parts}", *ratios])
+    return table(["", *(f"fanouts {fanouts}" for fanouts in result["partitions"][0]["rows_without_cache"])], lines)
+
+
+def draw_volume_all(result: dict) -> str:
+    parts = []
+    cases = by_case(result)
+    for dataset, workload in dict.fromkeys(key[:2] for key in cases):
+        lines = []
+        for (_, _, k, fanouts, alpha), counts in ((key, value) for key, value in cases.items() if key[:2] == (dataset, workload)):
+            best = counts["oracle-heldout"]
+            ratios = [f"{counts[policy] / best:.3f}" if best else f"({counts[policy]:,.0f})" for policy in [*POLICIES, "oracle"]]
+            lines.append([f"{k}, {list(fanouts)}, {alpha:g}", f"{best:,.0f}", *ratios])
+        parts += [f"### {dataset}, {named(workload)}", table(["K, fanouts, α", "held-out oracle, rows", *POLICIES, "oracle"], lines)]
+    return "\n\n".join([*parts, source(result)])
+
+
+#: Marker -> the result file and how to draw it.
+DRAWN = {
+    "demo": ("demo", draw_demo),
+    "volume": ("volume", draw_volume),
+    "volume_summary": ("volume", draw_volume_summary),
+    "volume_exceptions": ("volume", draw_volume_exceptions),
+    "volume_all": ("volume", draw_volume_all),
+    "partitions": ("volume", draw_partitions),
+    "oracle": ("oracle", draw_oracle),
+}
 
 
 def main() -> None:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = page.read_text()
-        for name, draw in DRAWN.items():
-            result = load(name)
-            if result is not None:
+        for name, (file, draw) in DRAWN.items():
+            result = load(file)
+            if result is not None and f"<!-- {name} -->" in text:
                 body = f"<!-- {name} -->\n\n{draw(result)}\n\n<!-- /{name} -->"
                 text = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, body=body: body, text, flags=re.S)
         page.write_text(text)

@@ -115,7 +115,11 @@ def test_the_advice_is_consistent_with_the_table(small):
         own = [v for v in analysis.results if v.fanouts == recommendation.fanouts and v.policy == "vip"]
         chosen = next(v for v in own if v.replication_factor == recommendation.replication_factor)
         assert recommendation.remaining == pytest.approx(1 - chosen.reduction)
-        assert chosen.reduction - chosen.replication_factor == max(v.reduction - v.replication_factor for v in own)
+        least, most = own[0], own[-1]
+        for other in own:  # the knee is farthest above the chord
+            rise = (other.reduction - least.reduction) / (most.reduction - least.reduction)
+            knee = (chosen.reduction - least.reduction) / (most.reduction - least.reduction)
+            assert knee - chosen.replication_factor / most.replication_factor >= rise - other.replication_factor / most.replication_factor - 1e-9
         assert 0 <= recommendation.next_gb_saves <= 1 and f"α = {chosen.replication_factor:g}" in str(recommendation)
         rows = [row.rows_per_batch_vip_order for row in analysis.device_rows if row.fanouts == recommendation.fanouts]
         assert rows == sorted(rows, reverse=True) and rows[-1] == 0

@@ -1,7 +1,9 @@
 """How much cache and how much GPU memory is worth giving?
 
 Both questions have the same shape: rows ordered by how often they are needed, and what the first of them save. The advice is the
-knee of that curve: the fraction beyond which a further 1 % of N / K rows saves less than 1 % of the traffic.
+knee of that curve over the range that was tried: where it is farthest above the straight line from its first to its last point (as in
+Satopaa et al., Finding a "Kneedle" in a Haystack, ICDCS Workshops 2011). Less gives much away, more brings little; a machine with
+memory to spare may still want more, so what a next GB would save is said as well.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class DeviceRows:
 class Recommendation:
     """A replication factor and a GPU fraction, for one fanout, with policy 'vip'.
 
-    Beyond either, a further 1 % of a part's share of rows (N / K) saves less than 1 % of the traffic.
+    Both are knees of the curves of rows left, over the range that was tried.
 
     Attributes:
         replication_factor, remaining: α, and the share of rows per epoch that it leaves.
@@ -71,7 +73,7 @@ def advise(
         row_bytes: of one feature row.
     """
     gb_rows = int(1e9 / row_bytes) if row_bytes else 0
-    alpha, left = max(remaining, key=lambda pair: (1 - pair[1]) - pair[0])
+    alpha, left = remaining[_knee([alpha for alpha, _ in remaining], [1 - left for _, left in remaining])]
     fanouts = tuple(workloads[0].num_neighbors)
     book = workloads[0].book
     device = torch.zeros(2, len(GPU_FRACTIONS), dtype=torch.float64)
@@ -101,7 +103,7 @@ def advise(
     device /= len(workloads)
     rows = [DeviceRows(fanouts, beta, float(device[0, i]), float(device[1, i])) for i, beta in enumerate(GPU_FRACTIONS)]
     whole = max(float(device[0, 0]), 1e-12)
-    best = max(rows, key=lambda row: (1 - row.rows_per_batch_vip_order / whole) - row.gpu_fraction)
+    best = rows[_knee(list(GPU_FRACTIONS), [1 - row.rows_per_batch_vip_order / whole for row in rows])]
     for heat in heats:
         first = int(best.gpu_fraction * heat.numel())
         gains[1] += heat[first : first + gb_rows].sum()
@@ -117,6 +119,13 @@ def advise(
         gpu_bytes=int(best.gpu_fraction * largest) * row_bytes,
         next_gpu_gb_saves=float(gains[1] / totals[1].clamp(min=1e-12)),
     )
+
+
+def _knee(costs: Sequence[float], gains: Sequence[float]) -> int:
+    """The index of the point farthest above the line from the first to the last; ``costs`` ascend."""
+    span, rise = max(costs[-1] - costs[0], 1e-12), max(gains[-1] - gains[0], 1e-12)
+    above = [(gain - gains[0]) / rise - (cost - costs[0]) / span for cost, gain in zip(costs, gains)]
+    return above.index(max(above))
 
 
 def _size(num_bytes: float) -> str:
