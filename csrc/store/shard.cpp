@@ -30,8 +30,8 @@ class IdSet {
     const uint64_t word = words_[id >> 5];
     const uint32_t bits = static_cast<uint32_t>(word);
     const uint32_t bit = static_cast<uint32_t>(id & 31);
-    if (((bits >> bit) & 1U) == 0) return -1;
-    return static_cast<int64_t>(word >> 32) + std::popcount(bits & ((1U << bit) - 1U));
+    const int64_t rank = static_cast<int64_t>(word >> 32) + std::popcount(bits & ((1U << bit) - 1U));
+    return ((bits >> bit) & 1U) != 0 ? rank : -1;
   }
 
  private:
@@ -63,22 +63,29 @@ Tensor pack_id_set(const Tensor& ids, int64_t num_ids) {
   return words;
 }
 
+// Pairs (position in the batch, row or slot or id), in memory that a thread keeps between calls.
 struct Group {
   std::vector<int64_t> position, row;
+  int64_t size = 0;
 
-  void clear() {
-    position.clear();
-    row.clear();
+  void clear(int64_t most) {
+    if (static_cast<int64_t>(position.size()) < most) {
+      position.resize(static_cast<size_t>(most));
+      row.resize(static_cast<size_t>(most));
+    }
+    size = 0;
   }
-  void add(int64_t p, int64_t r) {
-    position.push_back(p);
-    row.push_back(r);
+  // Writes always and counts when it holds: which tier an id is in is a coin toss that no predictor wins.
+  void add_if(bool holds, int64_t p, int64_t r) {
+    position[static_cast<size_t>(size)] = p;
+    row[static_cast<size_t>(size)] = r;
+    size += holds;
   }
 };
 
-Tensor to_tensor(const std::vector<int64_t>& values) {
-  Tensor out = new_vector(static_cast<int64_t>(values.size()), ScalarType::Long);
-  std::copy(values.begin(), values.end(), mutable_int64_data(out));
+Tensor to_tensor(const std::vector<int64_t>& values, int64_t size) {
+  Tensor out = new_vector(size, ScalarType::Long);
+  std::copy(values.begin(), values.begin() + size, mutable_int64_data(out));
   return out;
 }
 
@@ -105,26 +112,29 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   // Local and foreign first, without touching the sets: then each look-up loop runs over ids that need it,
   // and can prefetch the words ahead.
   static thread_local Group local, foreign, gpu_rows, cpu_rows, cached, remote;
-  for (Group* group : {&local, &foreign, &gpu_rows, &cpu_rows, &cached, &remote}) group->clear();
+  for (Group* group : {&local, &foreign, &gpu_rows, &cpu_rows, &cached, &remote}) group->clear(size + 1);
+  uint64_t largest = 0;
   for (int64_t i = 0; i < size; ++i) {
-    check(id[i] >= 0 && id[i] < num_vertices, "n_id[", i, "] must be in [0, ", num_vertices, "), got ", id[i]);
-    if (id[i] >= begin && id[i] < end) {
-      local.add(i, id[i] - begin);
-    } else {
-      foreign.add(i, id[i]);
+    const bool is_local = id[i] >= begin && id[i] < end;
+    largest = std::max(largest, static_cast<uint64_t>(id[i]));
+    local.add_if(is_local, i, id[i] - begin);
+    foreign.add_if(!is_local, i, id[i]);
+  }
+  if (largest >= static_cast<uint64_t>(num_vertices) && size > 0) {
+    for (int64_t i = 0; i < size; ++i) {
+      check(id[i] >= 0 && id[i] < num_vertices, "n_id[", i, "] must be in [0, ", num_vertices, "), got ", id[i]);
     }
   }
 
-  constexpr size_t kAhead = 16;
+  constexpr int64_t kAhead = 16;
   const auto split = [](const Group& from, const IdSet& set, Group& members, Group& others) {
-    for (size_t i = 0; i < from.row.size(); ++i) {
-      if (i + kAhead < from.row.size()) set.prefetch_word(from.row[i + kAhead]);
-      const int64_t slot = set.slot(from.row[i]);
-      if (slot >= 0) {
-        members.add(from.position[i], slot);
-      } else {
-        others.add(from.position[i], from.row[i]);
-      }
+    const int64_t* row = from.row.data();
+    for (int64_t i = 0; i < from.size; ++i) {
+      if (i + kAhead < from.size) set.prefetch_word(row[i + kAhead]);
+      const int64_t slot = set.slot(row[i]);
+      const int64_t position = from.position[static_cast<size_t>(i)];
+      members.add_if(slot >= 0, position, slot);
+      others.add_if(slot < 0, position, row[i]);
     }
   };
   if (gpu.empty()) {
@@ -139,16 +149,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   }
 
   // Group the remote ids by owner, keeping their order inside a group.
-  const int64_t num_remote = static_cast<int64_t>(remote.row.size());
+  const int64_t num_remote = remote.size;
   Tensor remote_position = new_vector(num_remote, ScalarType::Long);
   Tensor remote_id = new_vector(num_remote, ScalarType::Long);
   Tensor remote_counts = new_vector(num_parts, ScalarType::Long);
   int64_t* counts = mutable_int64_data(remote_counts);
   std::fill(counts, counts + num_parts, 0);
   std::vector<int32_t> owner(static_cast<size_t>(num_remote));
+  constexpr int64_t kCountedParts = 32;
+  const auto owner_of = [&](int64_t vertex) {
+    if (num_parts > kCountedParts) {
+      return static_cast<int32_t>(std::upper_bound(offset, offset + num_parts + 1, vertex) - offset - 1);
+    }
+    int32_t part = 0;  // comparing with every bound beats a search whose branches no predictor wins
+    for (int64_t p = 1; p < num_parts; ++p) part += vertex >= offset[p];
+    return part;
+  };
   for (int64_t i = 0; i < num_remote; ++i) {
-    const auto* above = std::upper_bound(offset, offset + num_parts + 1, remote.row[static_cast<size_t>(i)]);
-    owner[static_cast<size_t>(i)] = static_cast<int32_t>(above - offset - 1);
+    owner[static_cast<size_t>(i)] = owner_of(remote.row[static_cast<size_t>(i)]);
     ++counts[owner[static_cast<size_t>(i)]];
   }
   std::vector<int64_t> next(static_cast<size_t>(num_parts), 0);
@@ -158,8 +176,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     mutable_int64_data(remote_position)[at] = remote.position[i];
     mutable_int64_data(remote_id)[at] = remote.row[i];
   }
-  return {to_tensor(gpu_rows.position), to_tensor(gpu_rows.row), to_tensor(cpu_rows.position), to_tensor(cpu_rows.row),
-          to_tensor(cached.position),   to_tensor(cached.row),   remote_position,              remote_id,
+  return {to_tensor(gpu_rows.position, gpu_rows.size), to_tensor(gpu_rows.row, gpu_rows.size),
+          to_tensor(cpu_rows.position, cpu_rows.size), to_tensor(cpu_rows.row, cpu_rows.size),
+          to_tensor(cached.position, cached.size),     to_tensor(cached.row, cached.size),
+          remote_position,                             remote_id,
           remote_counts};
 }
 
