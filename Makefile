@@ -4,13 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test build clean
+.PHONY: demo test bench build clean
 
 demo: build
 	$(BIN)/python examples/demo.py
 
 test: build
 	$(BIN)/python -m pytest
+
+# Kernels and loader against the peers that are installed, on a graph of 105 M edges; then the tables.
+bench: build
+	for name in sampler gather lookup vip; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
+	$(BIN)/python benchmarks/bench_loader.py --batches 5
+	$(BIN)/python benchmarks/draw.py
 
 build: $(VENV)/built
 
