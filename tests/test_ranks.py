@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -352,6 +354,24 @@ def test_ctrl_c_on_one_rank_ends_the_others(tmp_path):
     waiting, interrupted = distributed.run(_interrupted, 2, _partition(tmp_path / "parts", 2), may_fail=True)
     assert interrupted == "interrupted"
     assert waiting.kind == "StageError" and "rank 1, batch 0, stage localize_ids: KeyboardInterrupt" in waiting.text
+
+
+def _die(rank: int, root: str) -> None:
+    loader = _loader(root, timeout=20)
+    for index, _ in enumerate(loader):
+        if rank == 1 and index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+    for _ in loader:  # the first epoch may have been under way to its end
+        pass
+
+
+def test_a_killed_rank_ends_the_others_without_the_timeout(tmp_path):
+    started = time.monotonic()
+    waiting, killed = distributed.run(_die, 2, _partition(tmp_path / "parts", 2), may_fail=True, group_seconds=60)
+    assert killed.kind == "Died"
+    assert waiting.kind == "StageError" and waiting.text.startswith("rank 0, batch ") and "a rank went away" in waiting.text
+    assert time.monotonic() - started < 15
 
 
 def _silent(rank: int, root: str) -> None:

@@ -153,10 +153,6 @@ class RowCounts:
     cache: int = 0
     remote: int = 0
 
-    @property
-    def total(self) -> int:
-        return self.gpu + self.cpu + self.cache + self.remote
-
 
 @dataclass
 class BatchStages:
