@@ -190,6 +190,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--{option}: the directory {path.parent} does not exist")
     if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
+    method = _method(arguments.partition)
     is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
     screen = Console(stderr=True)
     with Progress(
@@ -208,7 +209,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
             load(arguments.dataset) if is_directory else load_dataset(arguments.dataset, root=arguments.data),
             arguments.parts,
             name=arguments.dataset,
-            method=_method(arguments.partition),
+            method=method,
             fanouts=arguments.fanouts or [[15, 10, 5]],
             batch_size=arguments.batch_size,
             replication_factors=arguments.replication_factors,

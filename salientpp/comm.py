@@ -104,7 +104,7 @@ class Comm:
         if not (dist.is_available() and dist.is_initialized()):
             return cls(None, timeout, cpu)
         ranks = None if process_group is None else dist.get_process_group_ranks(process_group)
-        if (dist.get_world_size(process_group)) == 1:
+        if dist.get_world_size(process_group) == 1:
             return cls(None, timeout, cpu)
         # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
         group = dist.new_group(ranks, timeout=timeout + _GRACE)

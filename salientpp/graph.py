@@ -84,7 +84,7 @@ class Graph:
 
     @cached_property
     def _transposed(self) -> Graph:
-        return Graph(*ops.transpose_csc(self.indptr, self.indices))
+        return Graph.trusted(*ops.transpose_csc(self.indptr, self.indices))
 
     def transpose(self) -> Graph:
         """The graph with every edge turned round, without edge ids; made once and kept."""

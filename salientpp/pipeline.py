@@ -83,6 +83,11 @@ class Trace:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
+def traced(trace: Trace | None, track: str, index: int) -> contextlib.AbstractContextManager[None]:
+    """A span for batch ``index`` where there is a trace, else nothing."""
+    return contextlib.nullcontext() if trace is None else trace.span(track, f"batch {index}")
+
+
 class Pipeline:
     """Carry batches through stages, up to ``depth`` at once.
 
@@ -155,7 +160,7 @@ class Pipeline:
     def _run(self, stage: Stage, state: Any, event: Any) -> tuple[Any, Any]:
         started = time.perf_counter()
         stream = self._streams[stage.stream]
-        span = contextlib.nullcontext() if self._trace is None else self._trace.span(stage.name, f"batch {state.index}")
+        span = traced(self._trace, stage.name, state.index)
         try:
             with self._device_module.stream(stream), torch.profiler.record_function(f"salientpp::{stage.name}"), span:
                 if event is not None and self._has_streams:

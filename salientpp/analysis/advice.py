@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from salientpp.plan.cache import Workload, cache_capacity
+from salientpp.plan.vip import add_seeds
 
 GPU_FRACTIONS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
@@ -88,10 +89,7 @@ def advise(
         gains[0] += outside[size : size + gb_rows].sum()
         totals[0] += outside.sum()
 
-        heat = chance[begin:end].clone()
-        own = workload.seeds - begin
-        if own.numel():
-            heat[own] = (heat[own] + min(1.0, workload.batch_size / own.numel())).clamp(max=1.0)
+        heat = add_seeds(chance[begin:end], workload.seeds - begin, workload.batch_size)
         by_heat = heat.sort(descending=True).values
         by_id = heat[original_id[begin:end].argsort()]
         for i, fraction in enumerate(GPU_FRACTIONS):

@@ -28,7 +28,7 @@ from salientpp import ops
 from salientpp.analysis.advice import DeviceRows, Recommendation, advise
 from salientpp.graph import Graph
 from salientpp.plan.accesses import count_accesses, shuffled_batches
-from salientpp.plan.cache import POLICIES, Workload, cache_capacity, score
+from salientpp.plan.cache import POLICIES, Workload, cache_capacity, check_replication_factor, score
 from salientpp.plan.layout import assign_for, lay_out, relabel
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import Schedule, batch_key
@@ -176,7 +176,7 @@ def analyze(
     if epochs < 1 and not predict_only:
         raise ValueError(f"epochs must be >= 1, got {epochs}")
     for alpha in replication_factors:
-        cache_capacity(alpha, PartitionBook.trivial(0))
+        check_replication_factor(alpha)
     policies = _check_policies(policies, predict_only)
     track("partitioning", 1)()
     source = _open(data, parts, name, seeds)

@@ -39,8 +39,8 @@ from salientpp.graph import Graph
 from salientpp.minibatch.batch import DataTemplate, PartitionTemplate
 from salientpp.minibatch.sampler import Sampler
 from salientpp.minibatch.stages import BatchStages, Finished, Request, Sampled
-from salientpp.pipeline import Pipeline, Trace
-from salientpp.plan.cache import POLICIES, Workload, cache_capacity, plan_cache, score
+from salientpp.pipeline import Pipeline, Trace, traced
+from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
 from salientpp.plan.vip import check_fanouts, inclusion_probability
@@ -270,7 +270,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
     ) -> None:
         if not (isinstance(gpu_fraction, (int, float)) and 0 <= gpu_fraction <= 1):
             raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {gpu_fraction!r}")
-        cache_capacity(replication_factor, PartitionBook.trivial(0))
+        check_replication_factor(replication_factor)
         if not isinstance(policy, str) or policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
         if cache is not None and not isinstance(cache, FeatureCache):
@@ -449,13 +449,10 @@ class NeighborLoader(torch.utils.data.DataLoader):
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
         submit = _completed if self._workers is None else self._workers.submit
-        return Request(index, submit(self._sample_traced, epoch, index, positions))
+        return Request(index, submit(self._work_on_sample, epoch, index, positions))
 
-    def _sample_traced(self, epoch: int, index: int, positions: Tensor) -> Sampled:
-        trace = self._stages.trace
-        if trace is None:
-            return self._sample(epoch, index, positions)
-        with trace.span(f"worker: {threading.current_thread().name}", f"batch {index}"):
+    def _work_on_sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
+        with traced(self._stages.trace, f"worker: {threading.current_thread().name}", index):
             return self._sample(epoch, index, positions)
 
     def _sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:

@@ -28,7 +28,7 @@ from torch_geometric.sampler import SamplerOutput
 
 from salientpp.comm import Pending
 from salientpp.minibatch.batch import DataTemplate, PartitionTemplate, add_bookkeeping
-from salientpp.pipeline import Stage, Trace
+from salientpp.pipeline import Stage, Trace, traced
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Counts, Exchange, PendingCounts
 from salientpp.store.shard import Places, Shard, put_rows, take_rows
@@ -213,12 +213,10 @@ class BatchStages:
         return IdsRead(state.sampled, state.counts, self.exchange.read_ids(state.counts, state.pending))
 
     def gather_host_rows(self, state: IdsRead) -> HostRowsStarted:
-        return HostRowsStarted(state.sampled, state.counts, self.submit(self._gather_host_rows_traced, state))
+        return HostRowsStarted(state.sampled, state.counts, self.submit(self._work_on_host_rows, state))
 
-    def _gather_host_rows_traced(self, state: IdsRead) -> HostRows:
-        if self.trace is None:
-            return self._gather_host_rows(state)
-        with self.trace.span("worker: gather_host_rows", f"batch {state.index}"):
+    def _work_on_host_rows(self, state: IdsRead) -> HostRows:
+        with traced(self.trace, "worker: gather_host_rows", state.index):
             return self._gather_host_rows(state)
 
     def _gather_host_rows(self, state: IdsRead) -> HostRows:

@@ -168,15 +168,20 @@ def score(policy: str, workload: Workload) -> Tensor:
     return POLICIES[policy](workload)
 
 
+def check_replication_factor(replication_factor: float) -> None:
+    """Raise ValueError if α is negative or not a finite number."""
+    is_number = isinstance(replication_factor, numbers.Real) and not isinstance(replication_factor, bool)
+    if not (is_number and math.isfinite(replication_factor) and replication_factor >= 0):
+        raise ValueError(f"replication_factor must be >= 0 (cached rows per part over N / K), got {replication_factor!r}")
+
+
 def cache_capacity(replication_factor: float, book: PartitionBook) -> int:
     """Rows per part: ``floor(α N / K)``.
 
     Raises:
         ValueError: α is negative or not a finite number.
     """
-    is_number = isinstance(replication_factor, numbers.Real) and not isinstance(replication_factor, bool)
-    if not (is_number and math.isfinite(replication_factor) and replication_factor >= 0):
-        raise ValueError(f"replication_factor must be >= 0 (cached rows per part over N / K), got {replication_factor!r}")
+    check_replication_factor(replication_factor)
     # Rounded first: 0.29 * 100 is a little less than 29 in floating point.
     return math.floor(round(replication_factor * book.num_vertices / book.num_parts, 6))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from salientpp.graph import Graph
 from salientpp.plan.partition import PartitionAssignment, assign_parts
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.vip import draw_weights, inclusion_probability
+from salientpp.plan.vip import add_seeds, draw_weights, inclusion_probability
 
 #: Relabelling works on runs of about this many edges, so that its memory is bounded.
 _EDGES_AT_ONCE = 2**22
@@ -87,10 +87,7 @@ def lay_out(
     pieces = []
     for part_id, own_seeds in enumerate(seed_sets):
         own = (assigned.assignment == part_id).nonzero().flatten()
-        heat = vip[part_id].clone()
-        if own_seeds.numel():
-            # q_0 joins the sum over hops, see plan.vip
-            heat[own_seeds] = (heat[own_seeds] + min(1.0, batch_size / own_seeds.numel())).clamp(max=1.0)
+        heat = add_seeds(vip[part_id], own_seeds, batch_size)
         pieces.append(own[torch.sort(heat[own], descending=True, stable=True).indices])
     order = torch.cat(pieces)
     sizes = torch.tensor([0, *(piece.numel() for piece in pieces)])
@@ -124,4 +121,4 @@ def relabeled_edges(graph: Graph, layout: Layout) -> tuple[Tensor, Iterator[tupl
 def relabel(graph: Graph, layout: Layout) -> Graph:
     """The graph under new ids, in memory."""
     indptr, pieces = relabeled_edges(graph, layout)
-    return Graph(indptr, torch.cat([graph.indices[:0], *(sources for _, sources in pieces)]))
+    return Graph.trusted(indptr, torch.cat([graph.indices[:0], *(sources for _, sources in pieces)]))

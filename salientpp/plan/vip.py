@@ -119,6 +119,23 @@ def inclusion_probability(
     return probability[0] if isinstance(seeds, Tensor) else probability
 
 
+def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
+    """Inclusion probabilities with the term h = 0: what ``include_seeds=True`` gives, from what was computed without.
+
+    Args:
+        probability: float [N].
+        seeds: int64 [T] positions in ``probability``.
+        batch_size: seeds per batch.
+
+    Returns:
+        A new tensor [N] of the same dtype.
+    """
+    heat = probability.clone()
+    if seeds.numel():
+        heat[seeds] = (heat[seeds] + min(1.0, batch_size / seeds.numel())).clamp(max=1.0)
+    return heat
+
+
 def draw_weights(
     graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, mean: float = 10.0, most: int = 1000
 ) -> Tensor:
