@@ -65,9 +65,20 @@ def write_results(name: str, rows: list[dict[str, Any]], **more: Any) -> Path:
     """Write ``results/<name>.json``."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({**describe_run(), **more, "rows": rows}, indent=1) + "\n")
+    path.write_text(one_row_a_line({**describe_run(), **more, "rows": rows}))
     print(f"wrote {path}")
     return path
+
+
+def one_row_a_line(result: dict[str, Any]) -> str:
+    """JSON whose lists of rows have a line per row: short to store, and a change of one row is a change of one line."""
+    entries = []
+    for key, value in result.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+        entries.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
 def take_turns(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, Any]]:

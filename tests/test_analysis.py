@@ -8,7 +8,6 @@ import json
 import distributed
 import numpy as np
 import pytest
-import torch
 from graphs import random_data, real_data
 
 import salientpp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -11,12 +12,13 @@ import distributed
 import pytest
 import torch
 from graphs import random_data
+from torch.distributed.algorithms.join import Join
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.minibatch.sampler import Sampler
-from salientpp.plan.schedule import batch_key
+from salientpp.plan.schedule import Schedule, batch_key
 
 FANOUTS, BATCH = [5, 3, 2], 16
 
@@ -130,21 +132,15 @@ def _measure(rank: int, root: str, alpha: float) -> tuple:
 def test_measured_communication_is_the_sum_of_distinct_remote_uncached_vertices(tmp_path, num_parts, alpha):
     root = _partition(tmp_path / "parts", num_parts)
     for rank, (stats, cached) in enumerate(distributed.run(_measure, num_parts, root, alpha)):
-        remote, hits, total = _simulate(root, rank, set(cached), [r[0] for r in distributed_lengths(root, num_parts)])
+        remote, hits, total = _simulate(root, rank, set(cached))
         assert (stats.rows_remote, stats.rows_cache, stats.rows) == (remote, hits, total)
         assert (alpha == 0) == (hits == 0)
 
 
-def distributed_lengths(root: str, num_parts: int) -> list[tuple[int]]:
-    part = salientpp.load(root)
-    return [(part.split("train", part_id).numel(),) for part_id in range(num_parts)]
-
-
-def _simulate(root: str, rank: int, cached: set[int], seeds_per_rank: list[int]) -> tuple[int, int, int]:
+def _simulate(root: str, rank: int, cached: set[int]) -> tuple[int, int, int]:
     """Remote rows, cache hits and all rows of three epochs of a rank, counted without loader or processes."""
-    from salientpp.plan.schedule import Schedule
-
     part = salientpp.load(root, part_id=rank)
+    seeds_per_rank = [part.split("train", part_id).numel() for part_id in range(part.num_parts)]
     seeds = part.split("train")
     schedule = Schedule(seeds.numel(), rank, 0, 1, seeds_per_rank, rank, BATCH, True, False, "wrap", 7)
     sampler = Sampler(part.graph, FANOUTS)
@@ -206,17 +202,14 @@ def _train_with_ddp(rank: int, root: str, uneven: str) -> list[float]:
     model = torch.nn.parallel.DistributedDataParallel(GraphSAGE(3, 8, 3, 7))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     loader = _loader(root, uneven=uneven, replication_factor=0.1, num_workers=1)
-    join = torch.distributed.algorithms.join.Join([model]) if uneven == "exact" else torch.enable_grad()
     for _ in range(2):
-        with join:
+        with Join([model]) if uneven == "exact" else contextlib.nullcontext():
             for batch in loader:
                 out = model(batch.x / 400, batch.edge_index)[: batch.batch_size]
                 loss = torch.nn.functional.cross_entropy(out, batch.y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        if uneven == "exact":
-            join = torch.distributed.algorithms.join.Join([model])
     return [float(p.detach().double().sum()) for p in model.parameters()]
 
 
@@ -245,7 +238,6 @@ def _leave(rank: int, root: str, stops: list[int | None], depth: int, how: str) 
                 break
     except KeyError:
         pass
-    batch = None
     return given, [_digest(batch) for batch in loader]
 
 
