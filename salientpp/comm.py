@@ -154,10 +154,14 @@ class Comm:
         if self.size == 1:
             return [facts]
         text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(self.device)
-        length = torch.full((self.size,), text.numel(), dtype=torch.int64, device=self.device)
-        lengths = self.all_to_all(length, [1] * self.size, [1] * self.size).wait().tolist()
+        lengths = [length for length, in self.gather_numbers([text.numel()])]
         everyone = self.all_to_all(text.repeat(self.size), [text.numel()] * self.size, lengths).wait().cpu()
         return [json.loads(bytes(piece.tolist())) for piece in everyone.split(lengths)]
+
+    def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every rank's ``numbers`` (equally many, 64 bits), by rank; blocks."""
+        message = torch.tensor([list(numbers)] * self.size, dtype=torch.int64, device=self.device)
+        return self.all_to_all(message, [1] * self.size, [1] * self.size).wait().tolist()
 
     # --- failure ------------------------------------------------------------------------------------------
 

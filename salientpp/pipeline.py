@@ -37,6 +37,10 @@ _EMPTY = object()
 class StageError(RuntimeError):
     """A stage raised; the text names rank, batch and stage, the cause is chained."""
 
+    @classmethod
+    def of(cls, error: BaseException, rank: int, index: int, stage: str) -> StageError:
+        return cls(f"rank {rank}, batch {index}, stage {stage}: {str(error) or type(error).__name__}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
@@ -172,8 +176,7 @@ class Pipeline:
         except BaseException as error:
             # Also after Ctrl-C: the batch at hand is in no defined state, so the others cannot go on either.
             self._waiting = [_EMPTY] * self.depth
-            words = str(error) or type(error).__name__
-            self._failed = StageError(f"rank {self.rank}, batch {state.index}, stage {stage.name}: {words}")
+            self._failed = StageError.of(error, self.rank, state.index, stage.name)
             if isinstance(error, Exception):
                 raise self._failed from error
             raise

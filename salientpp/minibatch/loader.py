@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import json
 import sys
 import threading
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ from salientpp.graph import Graph
 from salientpp.minibatch.batch import DataTemplate, PartitionTemplate
 from salientpp.minibatch.sampler import Sampler
 from salientpp.minibatch.stages import BatchStages, Finished, Request, Sampled
-from salientpp.pipeline import Pipeline, Trace, traced
+from salientpp.minibatch.state import Disagreement, Point, Progress, check_state, data_digest, digest, first_point, make_state, settings
+from salientpp.ops import join_key
+from salientpp.pipeline import Pipeline, StageError, Trace, traced
 from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
@@ -212,7 +215,10 @@ class NeighborLoader(torch.utils.data.DataLoader):
             raise error
         _check_agreement(everyone)
         self.seed = everyone[0]["seed"]
+        self._seed_is_given = seed is not None
         self._epoch_number = 0
+        self._resume: int | None = None  # batches of that epoch given before, by a loaded state
+        self._progress: Progress | None = None  # of the epoch begun last
         self._calls = 0
         self._seeds, self._input_id = source.seeds, source.input_id
         self._schedule = Schedule(
@@ -428,12 +434,58 @@ class NeighborLoader(torch.utils.data.DataLoader):
         return self._schedule.num_batches
 
     def set_epoch(self, epoch: int) -> None:
-        """The number of the next epoch: with the seed it fixes the order and all draws."""
+        """The number of the next epoch: with the seed it fixes the order and all draws.
+
+        After ``load_state_dict`` the number of the state's epoch keeps the state, and any other leaves it.
+        """
+        if int(epoch) != self._epoch_number:
+            self._resume = None
         self._epoch_number = int(epoch)
+        self._progress = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader is: plain values, for ``torch.save`` or JSON. Each rank saves its own; see :mod:`salientpp.minibatch.state`.
+
+        Inside an epoch, and after leaving it early, it counts the batches that were given; after the end it is the start of the next.
+        """
+        epoch, batches = self._epoch_number, self._resume or 0
+        if self._progress is not None and not self._progress.ended:
+            epoch, batches = self._progress.epoch, self._progress.batches
+        return make_state(epoch, batches, self.seed, self._fingerprint)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next ``iter(loader)`` go on where ``state_dict()`` was called; on several ranks every rank loads its own state.
+
+        A loader that was made without a seed takes the state's.
+
+        Raises:
+            ValueError: the state is of other data, arguments or another rank, or none at all; the loader stays as it was.
+        """
+        given_seed = self.seed if self._seed_is_given else None
+        epoch, batches, seed = check_state(state, self._fingerprint, len(self), given_seed)
+        self.seed = seed
+        self._schedule = dataclasses.replace(self._schedule, seed=seed)
+        self._epoch_number, self._resume, self._progress = epoch, batches, None
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        partitioned = isinstance(self.data, PartitionedGraph)
+        return {
+            "dataset": self.data.fingerprint if partitioned else data_digest(self.data, self._sampler.graph),
+            "input_nodes": digest(self._seeds),
+            **settings(self._sampler, but=["graph"]),
+            "batch_size": self.batch_size,
+            "shuffle": self._schedule.shuffle,
+            "drop_last": self.drop_last,
+            "uneven": self.uneven,
+            "world_size": self._comm.size,
+            "rank": self._comm.rank,
+        }
 
     def __iter__(self) -> Iterator[Data]:
         self._finish_epoch()
-        run = _Run(self, self._epoch_number)
+        run = _Run(self, self._epoch_number, self._resume)
+        self._progress, self._resume = run.progress, None
         self._epoch_number += 1
         self._run = weakref.ref(run)
         return _Epoch(run)
@@ -463,8 +515,8 @@ class NeighborLoader(torch.utils.data.DataLoader):
             mfg = self.transform_sampler_output(mfg)
         return Sampled(index, positions.numel(), input_id, mfg, self._shard.look_up(mfg.node))
 
-    def _idle_request(self, index: int) -> Request:
-        return Request(index, _completed(Sampled, index, 0, NO_IDS, None, self._shard.look_up(NO_IDS)))
+    def _idle_request(self, index: int, leaving: bool) -> Request:
+        return Request(index, _completed(Sampled, index, 0, NO_IDS, None, self._shard.look_up(NO_IDS), leaving))
 
     # --- reports ------------------------------------------------------------------------------------------
 
@@ -520,11 +572,15 @@ class NeighborLoader(torch.utils.data.DataLoader):
 
 
 class _Run:
-    """One epoch on this rank: what enters the pipeline, and who turns the crank."""
+    """One epoch on this rank: what enters the pipeline, and who turns the crank.
+
+    Args:
+        resume: batches that were given before, in a run that stopped; None: this epoch starts anew.
+    """
 
     unfinished: weakref.WeakSet[_Run] = weakref.WeakSet()
 
-    def __init__(self, loader: NeighborLoader, epoch: int) -> None:
+    def __init__(self, loader: NeighborLoader, epoch: int, resume: int | None = None) -> None:
         self._loader = loader
         self._epoch = epoch
         self._comm = loader._comm
@@ -535,9 +591,12 @@ class _Run:
         )
         self._ahead: deque[Request] = deque()
         self._most_ahead = 1 + loader.num_workers * (loader.prefetch_factor or 2)
-        self._requested = 0  # batches handed to the sampling threads
-        self._entered = 0  # rounds entered into the pipeline
-        self._given = 0
+        self._first = resume or 0  # batch to be given first
+        self._resumed = resume is not None
+        self._requested = self._first  # batches handed to the sampling threads
+        self._entered = self._first  # rounds entered into the pipeline
+        self._is_open = self._comm.size == 1 or self._rounds == 0
+        self.progress = Progress(epoch, self._first)
         self._left = False
         self._all_left = False
         self._answering: threading.Thread | None = None
@@ -549,24 +608,27 @@ class _Run:
         """The next batch; StopIteration after the last."""
         if self._failure is not None:
             raise self._failure
-        if self._left or self._given == len(self._positions):
+        if self._left or self.progress.batches == len(self._positions):
+            self.progress.ended = self.progress.batches == len(self._positions)
             self.leave()
             raise StopIteration
         started = time.perf_counter()
         finished = None
         while finished is None or finished.idle:
             finished = self._tick()
-        self._given += 1
+        self.progress.batches += 1
         self._loader._batches_given += 1
         self._loader._seconds_waiting += time.perf_counter() - started
         return finished.batch
 
     def _tick(self) -> Finished | None:
         try:
+            if not self._is_open:
+                self._open()
             finished = self._pipeline.tick(self._next_request())
         except BaseException as error:
-            self._failure = self._pipeline.failure or error
-            if not isinstance(error.__cause__, RankFailure):
+            self._failure = self._failure or self._pipeline.failure or error
+            if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
                 self._comm.report_failure(str(self._failure))
             raise
         for name, seconds in self._pipeline.seconds.items():
@@ -576,14 +638,42 @@ class _Run:
             self._all_left |= finished.all_left
         return finished
 
+    def _open(self) -> None:
+        """Agree with the other ranks on the round to start with. Where they resume an epoch before this one, answer them in it first."""
+        start = self._first if self._first < len(self._positions) else self._rounds
+        resumed = self._resumed
+        while True:
+            numbers = [self._epoch, start, int(resumed), join_key(self._loader.seed)]
+            try:
+                everyone = self._comm.gather_numbers(numbers)
+            except BaseException as error:
+                self._failure = StageError.of(error, self._comm.rank, self._first, "open_epoch")
+                if isinstance(error, Exception):
+                    raise self._failure from error
+                raise
+            points = [Point(epoch, first, bool(flag), key) for epoch, first, flag, key in everyone]
+            epoch, self._entered = first_point(points)
+            if epoch == self._epoch:
+                self._is_open = True
+                return
+            behind = _Run(self._loader, epoch)
+            behind._left = behind._is_open = True
+            behind._entered = self._entered
+            while not behind._is_over():
+                self._comm.check_script()
+                behind._tick()
+            resumed = False
+
     def _next_request(self) -> Request | None:
-        """The next round's batch; a rank without batches of its own enters empty ones while others have some."""
+        """The next round's batch; a rank without one of its own enters an empty one while others have some."""
         if self._entered == self._rounds or self._all_left:
             return None
         index = self._entered
         self._entered += 1
         if self._left or index >= len(self._positions):
-            return self._loader._idle_request(index)
+            return self._loader._idle_request(index, leaving=True)
+        if index < self._first:
+            return self._loader._idle_request(index, leaving=False)
         while self._requested < len(self._positions) and len(self._ahead) < self._most_ahead:
             self._ahead.append(self._loader._request(self._epoch, self._requested, self._positions[self._requested]))
             self._requested += 1
@@ -611,7 +701,7 @@ class _Run:
 
     def _is_over(self) -> bool:
         """Whether no other rank can want anything more in this epoch."""
-        done = self._pipeline.in_flight == 0 and (self._entered == self._rounds or self._all_left)
+        done = self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._rounds or self._all_left)
         return self._comm.size == 1 or done or self._failure is not None
 
     def _answer(self) -> None:

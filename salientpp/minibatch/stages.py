@@ -11,8 +11,8 @@ state to the next, so a half-filled batch has no type. Slow work is started in o
 * ``gather_host_rows`` starts a worker thread on the host rows of this batch and of the others' requests, and
   ``copy_to_device`` awaits it.
 
-A batch without seeds (``sampled.mfg is None``) belongs to a rank that has left the epoch: it wants nothing, and
-answers the others.
+A batch without seeds (``sampled.mfg is None``) belongs to a rank that has none for this round: it wants nothing, and
+answers the others. With ``leaving`` it has none for later rounds either.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Sampled:
     input_id: Tensor
     mfg: SamplerOutput | None
     places: Places
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class RowsSent(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """``idle``: this rank had left the epoch and there is no batch; ``all_left``: every rank had."""
+    """``idle``: this rank had no batch for this round; ``all_left``: every rank had left the epoch."""
 
     index: int
     batch: Data | None
@@ -201,7 +202,7 @@ class BatchStages:
         return request.sampling.result()
 
     def exchange_counts(self, state: Sampled) -> CountsSent:
-        return CountsSent(state, self.exchange.send_counts(state.places.remote_counts, leaving=state.mfg is None))
+        return CountsSent(state, self.exchange.send_counts(state.places.remote_counts, leaving=state.leaving))
 
     def read_counts(self, state: CountsSent) -> CountsRead:
         return CountsRead(state.sampled, self.exchange.read_counts(state.pending))
