@@ -205,6 +205,54 @@ def sample_neighbors(
     return _ops.sample_neighbors(indptr, indices, edge_id, seeds, list(fanouts), batch_key, replace, map_budget_bytes)
 
 
+def sample_typed_neighbors(
+    indptr: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    edge_id: Sequence[Tensor | None],
+    edge_weight: Sequence[Tensor | None],
+    edge_time: Sequence[Tensor | None],
+    source_type: Sequence[int],
+    target_type: Sequence[int],
+    num_vertices: Sequence[int],
+    node_time: Sequence[Tensor | None],
+    seeds: Sequence[Tensor],
+    seed_time: Sequence[Tensor | None],
+    first_tree: Sequence[int],
+    fanouts: Sequence[int],
+    num_hops: int,
+    batch_key: int,
+    *,
+    replace: bool = False,
+    disjoint: bool = False,
+    last: bool = False,
+    induced: bool = False,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
+    """Sample over R relations between T types of vertices; see csrc/minibatch/typed_sampler.cpp.
+
+    Args:
+        indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.
+        edge_id, edge_weight, edge_time: per relation, int64, float64 (finite, >= 0) and int64 [E] in list order, or None.
+            With times, a list ascends by them.
+        source_type, target_type: per relation, positions in ``num_vertices``.
+        node_time: per type, int64 [N], or None.
+        seeds, seed_time: per type, int64 [B], and int64 [B] or None; times for all seeds or for none.
+        first_tree: per type, the number of its first seed's tree; together the trees are 0, 1, ... without gaps.
+        fanouts: ``num_hops`` per relation, one relation after the other; -1 takes all.
+        replace, disjoint: as in :class:`salientpp.NeighborLoader`; times need ``disjoint``.
+        last: draw from the latest ``fanout`` neighbours only.
+        induced: give all edges between the sampled vertices.
+
+    Returns:
+        Per type ``n_id`` int64 [n], and with ``disjoint`` the tree of each; per relation
+        ``edge_index`` int64 [2, e] and ``e_id`` int64 [e]; ``num_sampled_nodes`` int64 [T, hops + 1] and ``num_sampled_edges``
+        int64 [R, hops].
+    """
+    return _ops.sample_typed_neighbors(
+        indptr, indices, edge_id, edge_weight, edge_time, source_type, target_type, num_vertices, node_time, seeds, seed_time,
+        first_tree, fanouts, num_hops, batch_key, replace, disjoint, last, induced,
+    )  # fmt: skip
+
+
 # --- fake kernels ----------------------------------------------------------------------------------------
 
 
@@ -270,3 +318,16 @@ def _(indptr, indices, edge_id, seeds, fanouts, batch_key, replace, map_budget_b
     n_id, e_id = _dynamic(seeds), _dynamic(seeds)
     hops = len(fanouts)
     return n_id, e_id.new_empty([2, e_id.shape[0]]), e_id, seeds.new_empty([hops + 1]), seeds.new_empty([hops])
+
+
+@torch.library.register_fake("salientpp::sample_typed_neighbors")
+def _(
+    indptr, indices, edge_id, edge_weight, edge_time, source_type, target_type, num_vertices, node_time, seeds, seed_time, first_tree,
+    fanouts, num_hops, batch_key, replace, disjoint, last, induced,
+):  # fmt: skip
+    n_id = [_dynamic(type_seeds) for type_seeds in seeds]
+    e_id = [_dynamic(relation) for relation in indptr]
+    edge_index = [ids.new_empty([2, ids.shape[0]]) for ids in e_id]
+    tree = [torch.empty_like(ids) for ids in n_id] if disjoint else []
+    counts = seeds[0].new_empty([len(num_vertices), num_hops + 1]), seeds[0].new_empty([len(indptr), num_hops])
+    return n_id, tree, edge_index, e_id, *counts

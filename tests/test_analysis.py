@@ -142,7 +142,7 @@ def test_parts_without_seeds_are_analyzed():
         ({"policies": ["vip", "lru"]}, "policies must be among .*oracle, got 'lru'"),
         ({"epochs": 0}, "epochs must be >= 1, got 0"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"fanouts": [[3, 0]]}, r"num_neighbors\[1\] must be an integer >= 1, or -1 for all neighbours, got 0"),
+        ({"fanouts": [[3, -3]]}, r"num_neighbors\[1\] must be an integer >= 0, or -1 for all neighbours, got -3"),
         ({"fanouts": []}, "fanouts must hold at least one list"),
         ({"replication_factors": [-1]}, "replication_factor must be >= 0"),
         ({"seeds": "tests"}, "seeds must be 'all' or a split of the data"),

@@ -431,7 +431,7 @@ def test_it_says_what_it_is(tmp_path):
     [
         ({"num_parts": 0}, "num_parts must be an integer >= 1, got 0"),
         ({"num_parts": 61}, "num_parts must be at most the number of vertices, 60, got 61"),
-        ({"num_neighbors": [3, 0]}, r"num_neighbors\[1\] must be an integer >= 1, or -1 for all neighbours, got 0"),
+        ({"num_neighbors": [3, -2]}, r"num_neighbors\[1\] must be an integer >= 0, or -1 for all neighbours, got -2"),
         ({"num_neighbors": []}, "num_neighbors must have one entry per hop, got an empty list"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"tolerance": -0.1}, "tolerance must be a number >= 0, got -0.1"),

@@ -185,7 +185,7 @@ def test_few_seeds_or_none(data, nodes):
     ("options", "text"),
     [
         ({"batch_size": 8}, "batch_size: expected 8, got 16"),
-        ({"num_neighbors": [5, 4]}, r"fanouts: expected \[5, 4\], got \[5, 3\]"),
+        ({"num_neighbors": [5, 4]}, r"num_neighbors: expected \[5, 4\], got \[5, 3\]"),
         ({"replace": True}, "replace: expected True, got False"),
         ({"shuffle": False}, "shuffle: expected False, got True"),
         ({"drop_last": True}, "drop_last: expected True, got False"),

@@ -330,10 +330,9 @@ GRAPH = Graph.from_edge_index(star(3), 4)
         (dict(batch_size=-3), r"batch_size must be >= 1, got -3"),
         (dict(seeds=torch.tensor([0, 4])), r"seeds must be in \[0, 4\), got 4 at position 1 of seed set 0"),
         (dict(seeds=[torch.tensor([0]), torch.tensor([2, 1, -1])]), r"seeds must be in \[0, 4\), got -1 at position 2 of seed set 1"),
-        (dict(num_neighbors=[3, 0]), r"num_neighbors\[1\] must be an integer >= 1, or -1 for all neighbours, got 0"),
-        (dict(num_neighbors=[-2]), r"num_neighbors\[0\] must be an integer >= 1, or -1 for all neighbours, got -2"),
-        (dict(num_neighbors=[1.5]), r"num_neighbors\[0\] must be an integer >= 1, or -1 for all neighbours, got 1.5"),
-        (dict(num_neighbors=[True]), r"num_neighbors\[0\] must be an integer >= 1, or -1 for all neighbours, got True"),
+        (dict(num_neighbors=[-2]), r"num_neighbors\[0\] must be an integer >= 0, or -1 for all neighbours, got -2"),
+        (dict(num_neighbors=[1.5]), r"num_neighbors\[0\] must be an integer >= 0, or -1 for all neighbours, got 1.5"),
+        (dict(num_neighbors=[True]), r"num_neighbors\[0\] must be an integer >= 0, or -1 for all neighbours, got True"),
         (dict(num_neighbors=[]), r"num_neighbors must have one entry per hop, got an empty list"),
         (dict(num_neighbors=5), r"num_neighbors must be a list of integers, one per hop, got 5"),
         (dict(num_neighbors="15,10"), r"num_neighbors must be a list of integers, one per hop, got '15,10'"),
@@ -347,7 +346,7 @@ def test_bad_arguments_are_refused_with_words(change, text):
 
 @pytest.mark.parametrize("fanout", [None, "x", float("nan"), float("inf")])
 def test_a_fanout_that_is_no_number_is_refused_with_words(fanout):
-    with pytest.raises(ValueError, match=r"num_neighbors\[0\] must be an integer >= 1"):
+    with pytest.raises(ValueError, match=r"num_neighbors\[0\] must be an integer >= 0"):
         check_fanouts([fanout])
 
 

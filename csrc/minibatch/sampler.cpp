@@ -2,18 +2,19 @@
 // hop h expands the vertices first found at hop h - 1, and those only.
 //
 // Each vertex draws from a stream keyed by (batch key, hop, vertex), so its neighbours do not depend on which
-// other vertices are in the batch, on the thread or on the map in use. Without replacement the positions come
-// from Floyd's algorithm (Bentley and Floyd, CACM 30(9), 1987), whose j-th draw is from [0, j] inclusive.
+// other vertices are in the batch, on the thread or on the map in use. How it draws stands in draw.h. This is the
+// kernel for one type of vertices and uniform draws; typed_sampler.cpp has the one for everything else.
 //
 // The loop is bound by cache misses, three per edge: the neighbour list, the neighbour, its map slot. So the
 // frontier is taken in blocks, and each block in phases that first prefetch what the next phase reads.
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "check.h"
+#include "minibatch/buffer.h"
+#include "minibatch/draw.h"
 #include "minibatch/vertex_map.h"
 #include "random.h"
 
@@ -21,54 +22,6 @@ namespace salientpp {
 namespace {
 
 constexpr int64_t kBlockVertices = 64;
-// Above this fanout a scan of the vertex's earlier draws costs more than a hash set of them.
-constexpr int64_t kScanFanout = 48;
-
-// Membership of Floyd's earlier draws, for large fanouts.
-class DrawnSet {
- public:
-  void clear(int64_t fanout) {
-    size_t capacity = 128;
-    while (capacity < 2 * static_cast<size_t>(fanout)) capacity *= 2;
-    table_.assign(capacity, -1);
-  }
-  bool insert(int64_t value) {
-    const size_t mask = table_.size() - 1;
-    for (size_t at = mix64(static_cast<uint64_t>(value)) & mask;; at = (at + 1) & mask) {
-      if (table_[at] == value) return false;
-      if (table_[at] == -1) {
-        table_[at] = value;
-        return true;
-      }
-    }
-  }
-
- private:
-  std::vector<int64_t> table_;
-};
-
-// A buffer that keeps its capacity and does not initialise what it hands out.
-template <class T>
-class Buffer {
- public:
-  T* data() { return data_.get(); }
-  int64_t size() const { return size_; }
-  void clear() { size_ = 0; }
-  void set_size(int64_t size) { size_ = size; }
-  void reserve(int64_t size) {
-    if (size <= capacity_) return;
-    const int64_t capacity = std::max(size, 2 * capacity_);
-    std::unique_ptr<T[]> grown(new T[static_cast<size_t>(capacity)]);
-    if (size_ > 0) std::memcpy(grown.get(), data_.get(), sizeof(T) * static_cast<size_t>(size_));
-    data_ = std::move(grown);
-    capacity_ = capacity;
-  }
-
- private:
-  std::unique_ptr<T[]> data_;
-  int64_t size_ = 0;
-  int64_t capacity_ = 0;
-};
 
 // What a thread keeps between batches. It never influences a result.
 struct Scratch {
@@ -87,35 +40,6 @@ struct Topology {
   int64_t num_vertices;
   int64_t num_edges;
 };
-
-// The positions that a vertex draws from its list [begin, begin + degree), written to `out`.
-inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bool replace, DrawnSet& drawn, int64_t* out) {
-  if (replace) {
-    for (int64_t i = 0; i < count; ++i) out[i] = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree)));
-  } else if (count == degree) {
-    for (int64_t i = 0; i < count; ++i) out[i] = begin + i;
-  } else if (count <= kScanFanout) {
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t last = begin + degree - count + i;
-      const int64_t candidate = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree - count + i + 1)));
-      bool taken = false;
-      for (int64_t k = 0; k < i; ++k) taken |= out[k] == candidate;
-      out[i] = taken ? last : candidate;
-    }
-  } else {
-    drawn.clear(count);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t last = begin + degree - count + i;
-      const int64_t candidate = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree - count + i + 1)));
-      if (drawn.insert(candidate)) {
-        out[i] = candidate;
-      } else {
-        drawn.insert(last);
-        out[i] = last;
-      }
-    }
-  }
-}
 
 template <class Index, class Map>
 void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indices, const int64_t* fanouts, int64_t num_hops,
@@ -137,7 +61,7 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indic
         const int64_t degree = graph.indptr[vertex + 1] - graph.indptr[vertex];
         // An array that was altered on disk after it was validated must not lead outside of it.
         check(graph.indptr[vertex] >= 0 && degree >= 0 && graph.indptr[vertex + 1] <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
-        const int64_t count = degree == 0 ? 0 : fanout < 0 ? degree : replace ? fanout : std::min(fanout, degree);
+        const int64_t count = num_draws(degree, fanout, replace);
         s.num_drawn.data()[i] = static_cast<int32_t>(count);
         block_edges += count;
       }
@@ -221,7 +145,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     check(edge_id->numel() == graph.num_edges, "edge_id must have one entry per edge, expected ", graph.num_edges, ", got ", edge_id->numel());
   }
   for (size_t hop = 0; hop < fanouts.size(); ++hop) {
-    check(fanouts[hop] == -1 || fanouts[hop] >= 1, "fanouts[", hop, "] must be >= 1, or -1 for all neighbours, got ", fanouts[hop]);
+    check(fanouts[hop] >= -1, "fanouts[", hop, "] must be >= 0, or -1 for all neighbours, got ", fanouts[hop]);
     check(fanouts[hop] <= std::numeric_limits<int32_t>::max(), "fanouts[", hop, "] must be < 2^31, got ", fanouts[hop]);
   }
 

@@ -3,6 +3,8 @@
 // Promise of both maps: `begin_batch` forgets every id; `insert(id, next)` returns the local id of `id`, which
 // is `next` exactly when the id was not there; `reserve(size)` precedes the inserts that it makes room for.
 //
+// HashMap also has `find(id)`, -1 where the id is not there.
+//
 //   StampMap  4 bytes per vertex of the graph and thread; one load and one store per insert. A slot holds an
 //             8-bit batch stamp and a 24-bit local id, so only every 255th batch clears anything.
 //   HashMap   32 to 64 bytes per vertex of the batch; linear probing at a load of at most one half. For graphs
@@ -96,6 +98,14 @@ class HashMap {
         ++size_;
         return next;
       }
+    }
+  }
+
+  int64_t find(int64_t id) const {
+    const uint64_t mask = table_.size() - 1;
+    for (uint64_t at = home(id);; at = (at + 1) & mask) {
+      if (table_[at].key == static_cast<uint64_t>(id) + 1) return table_[at].local_id;
+      if (table_[at].key == 0) return -1;
     }
   }
 

@@ -176,7 +176,7 @@ Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, con
   check(indptr.numel() >= 1 && indptr.numel() == out_indptr.numel(), "indptr and out_indptr must have the same N + 1 entries, got ", indptr.numel(), " and ", out_indptr.numel());
   check(batch_size >= 1, "batch_size must be >= 1, got ", batch_size);
   for (size_t hop = 0; hop < fanouts.size(); ++hop) {
-    check(fanouts[hop] == -1 || fanouts[hop] >= 1, "fanouts[", hop, "] must be >= 1, or -1 for all neighbours, got ", fanouts[hop]);
+    check(fanouts[hop] >= -1, "fanouts[", hop, "] must be >= 0, or -1 for all neighbours, got ", fanouts[hop]);
   }
   const int64_t num_vertices = indptr.numel() - 1;
   const int64_t* out_ptr = int64_data(out_indptr);

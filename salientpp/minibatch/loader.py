@@ -14,14 +14,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import itertools
 import json
+import os
 import sys
 import threading
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,21 +34,23 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.loader.utils import get_input_nodes
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, RankFailure
-from salientpp.graph import Graph
-from salientpp.minibatch.batch import DataTemplate, PartitionTemplate
-from salientpp.minibatch.sampler import Sampler
+from salientpp.graph import count_vertices
+from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate, keep_node_books
+from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.stages import BatchStages, Finished, Request, Sampled
-from salientpp.minibatch.state import Disagreement, Point, Progress, check_state, data_digest, digest, first_point, make_state, settings
+from salientpp.minibatch.state import Disagreement, Point, Progress, check_state, data_digest, first_point, inputs_digest, make_state
 from salientpp.ops import join_key
 from salientpp.pipeline import Pipeline, StageError, Trace, traced
 from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
-from salientpp.plan.vip import check_fanouts, inclusion_probability
+from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability, uniform_start
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
 from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Shard
@@ -81,129 +85,93 @@ class LoaderStats:
 
 
 @dataclass(frozen=True, eq=False)
-class _Source:
-    """What the two kinds of input have in common."""
+class Source:
+    """What a loader draws from: the kinds of data and of seeds differ in nothing else.
 
-    graph: Graph
-    book: PartitionBook
-    host_rows: dict[str, Tensor]
-    template: DataTemplate | PartitionTemplate
-    exchanged: list[str]
-    seed_attributes: list[str]
-    seeds: Tensor  # int64 global ids of the part
-    input_id: Tensor | None  # None: positions in `seeds`
-    fingerprint: str
-
-
-class NeighborLoader(torch.utils.data.DataLoader):
-    """Mini-batches of sampled neighbourhoods, as PyG's ``NeighborLoader`` gives them.
-
-    Args:
-        data: a homogeneous PyG ``Data``, or a :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.
-        num_neighbors: neighbours per vertex and hop, nearest the seeds first; -1 takes all.
-        input_nodes: seeds. On a ``Data``: mask, ids, or None for all. On a partitioned graph: 'train', 'val', 'test' (or
-            another split), 'all', a mask [N], or global ids that this rank's part owns.
-        replace: draw neighbours with replacement.
-        transform: called with every batch.
-        transform_sampler_output: called with every ``SamplerOutput``, in the sampling thread.
-        is_sorted: ``edge_index`` is sorted by target already.
-        batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator: as in torch's ``DataLoader``, except that workers
-            are threads that sample ahead (0: the caller's), and ``generator`` only seeds the loader.
-        replication_factor: α >= 0; each rank caches ``floor(α N / K)`` remote rows.
-        gpu_fraction: β in [0, 1]; this fraction of the part's rows, the hottest, is kept on ``device``.
-        policy: how cached rows are chosen, a name in :data:`salientpp.plan.cache.POLICIES`.
-        cache: the ``cache`` of another loader, instead of one of its own.
-        gather: on a partitioned graph, the attributes that every sampled vertex gets; others come for the seeds.
-        device: where batches are delivered; None: the CPU.
-        depth: batches in flight, 1 to 10. 1 turns the pipeline off.
-        seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
-        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`.
-        process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
-        timeout: longest wait for another rank, seconds or ``timedelta``.
-
-    Raises:
-        ValueError: an argument is wrong; with several ranks every rank raises, naming the one at fault.
+    Attributes:
+        inputs: all seeds, in PyG's type; ``inputs[positions]`` is a batch of them.
+        num_inputs: how many.
+        sampler: makes an MFG of them.
+        books: per vertex type, who owns which vertex. Only a graph of one type has several parts.
+        host_rows: per vertex type, the rows of this part by name.
+        template, keep_books: make a batch of an MFG and rows.
+        exchanged: columns that every sampled vertex gets.
+        seed_columns: columns that only seeds get.
+        heat: per vertex type, how probably a batch needs each row; called if rows are to be kept on the device. None: rows are in
+            that order.
+        fingerprint: of the dataset.
     """
 
-    def __init__(
-        self,
-        data: Data | PartitionedGraph,
-        num_neighbors: Sequence[int],
-        input_nodes: Tensor | str | Sequence[int] | None = None,
-        input_time: Tensor | None = None,
-        replace: bool = False,
-        subgraph_type: str = "directional",
-        disjoint: bool = False,
-        temporal_strategy: str = "uniform",
-        time_attr: str | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Data], Data] | None = None,
-        transform_sampler_output: Callable | None = None,
-        is_sorted: bool = False,
-        filter_per_worker: bool | None = None,
-        neighbor_sampler: Any = None,
-        directed: bool = True,
-        *,
-        replication_factor: float = 0.0,
-        gpu_fraction: float = 0.0,
-        policy: str = "vip",
-        cache: FeatureCache | None = None,
-        gather: Sequence[str] = ("x",),
-        device: torch.device | str | None = None,
-        depth: int = 10,
-        seed: int | None = None,
-        uneven: str = "wrap",
-        process_group: Any = None,
-        timeout: float | timedelta = DEFAULT_TIMEOUT,
-        **kwargs: Any,
-    ) -> None:
-        timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    inputs: NodeSamplerInput | EdgeSamplerInput
+    num_inputs: int
+    sampler: BaseSampler
+    books: Mapping[str | None, PartitionBook]
+    host_rows: Mapping[str | None, dict[str, Tensor]]
+    template: DataTemplate | HeteroTemplate | StoreTemplate | PartitionTemplate
+    keep_books: Callable[[Any, Any], None]
+    exchanged: Sequence[Column]
+    seed_columns: Sequence[Column]
+    heat: Callable[[], Mapping[str | None, Tensor]] | None
+    fingerprint: str
+
+    @property
+    def book(self) -> PartitionBook:
+        return next(iter(self.books.values()))
+
+    def rows_of(self, column: Column) -> Tensor:
+        return self.host_rows[column[0]][column[1]]
+
+
+class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
+    """What :class:`NeighborLoader` and :class:`LinkNeighborLoader` have in common; they say what a :class:`Source` is.
+
+    Args:
+        data: what the user gave.
+        open_source: makes the source; called once, inside the construction that all ranks share.
+        given: the arguments that both loaders take: ``transform``, ``transform_sampler_output``, ``replication_factor``,
+            ``gpu_fraction``, ``policy``, ``cache``, ``device``, ``depth``, ``seed``, ``uneven``, ``process_group``, ``timeout``.
+        kwargs: torch's ``DataLoader``'s.
+    """
+
+    def __init__(self, data: Any, open_source: Callable[[], Source], given: dict[str, Any], kwargs: dict[str, Any]) -> None:
+        timeout = given["timeout"]
+        if not isinstance(timeout, timedelta):
+            timeout = timedelta(seconds=timeout) if timeout != 0 else DEFAULT_TIMEOUT  # 0 is how torch says that none was given
         if timeout <= timedelta(0):
             raise ValueError(f"timeout must be > 0, got {timeout.total_seconds():g} s")
         self.data = data
-        self.input_nodes = input_nodes
-        self.replace = bool(replace)
-        self.transform = transform
-        self.transform_sampler_output = transform_sampler_output
-        self.replication_factor = replication_factor
-        self.gpu_fraction = gpu_fraction
-        self.policy = policy
-        self.device = torch.device("cpu" if device is None else device)
-        self.depth = depth
-        self.uneven = uneven
+        for name in ("transform", "transform_sampler_output", "replication_factor", "gpu_fraction", "policy", "depth", "uneven"):
+            setattr(self, name, given[name])
+        self.device = torch.device("cpu" if given["device"] is None else given["device"])
+        seed, cache = given["seed"], given["cache"]
+        # As in PyG, for the sake of Lightning, which passes on what it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
 
         partitioned = isinstance(data, PartitionedGraph)
-        if not partitioned and not isinstance(data, Data):
-            raise TypeError(
-                f"data must be a homogeneous torch_geometric.data.Data or the result of salientpp.load, got {type(data).__name__}"
-            )
-        self._comm = Comm.create(process_group, timeout, self.device) if partitioned else Comm(None, timeout, torch.device("cpu"))
+        if partitioned:
+            self._comm = Comm.create(given["process_group"], timeout, self.device)
+        else:
+            self._comm = Comm(None, timeout, torch.device("cpu"))
 
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
         error, source, facts = None, None, {}
         try:
-            _refuse_unavailable(
-                input_time=input_time,
-                subgraph_type=getattr(subgraph_type, "value", subgraph_type) if directed else "induced",
-                disjoint=disjoint,
-                time_attr=time_attr,
-                weight_attr=weight_attr,
-                neighbor_sampler=neighbor_sampler,
-                sampler=kwargs.get("sampler"),
-                batch_sampler=kwargs.get("batch_sampler"),
-            )
-            self.num_neighbors = check_fanouts(num_neighbors)
-            self._check_arguments(gpu_fraction, policy, cache, replication_factor, depth, uneven, seed)
-            source = self._open_partition(data, gather) if partitioned else self._open_data(data, is_sorted, gather)
+            self._check_arguments(cache, seed)
+            source = open_source()
             # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
-            shuffle = bool(kwargs.pop("shuffle", False))
+            shuffle = bool(kwargs.pop("shuffle", None) or False)
+            self._orders_itself = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
+            if not self._orders_itself:
+                self._check_sampler(kwargs, shuffle, partitioned)
+            if kwargs.get("multiprocessing_context") is not None:
+                warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=3)
+                kwargs.pop("multiprocessing_context")
             with warnings.catch_warnings():
                 # torch counts workers as processes and warns about more than there are cores; ours are threads.
                 warnings.filterwarnings("ignore", message="This DataLoader will create")
-                super().__init__(range(source.seeds.numel()), shuffle=shuffle and source.seeds.numel() > 0, **kwargs)
-            if self.batch_size is None or self.batch_size < 1:
+                super().__init__(range(source.num_inputs), shuffle=shuffle and source.num_inputs > 0, **kwargs)
+            if kwargs.get("batch_sampler") is None and (self.batch_size is None or self.batch_size < 1):
                 raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
             place = self._comm.rank % self._exchange.ranks_per_part
             _check_cache(cache, source)
@@ -220,42 +188,43 @@ class NeighborLoader(torch.utils.data.DataLoader):
         self._resume: int | None = None  # batches of that epoch given before, by a loaded state
         self._progress: Progress | None = None  # of the epoch begun last
         self._calls = 0
-        self._seeds, self._input_id = source.seeds, source.input_id
+        self._source = source
         self._schedule = Schedule(
-            num_seeds=source.seeds.numel(),
+            num_seeds=source.num_inputs,
             part_id=self._exchange.part_id,
             place=place,
             ranks_per_part=self._exchange.ranks_per_part,
             seeds_per_rank=[facts["num_seeds"] for facts in everyone],
             rank=self._comm.rank,
-            batch_size=self.batch_size,
+            batch_size=self._mean_batch_size,
             shuffle=shuffle,
             drop_last=self.drop_last,
-            uneven=uneven,
+            uneven=self.uneven,
             seed=self.seed,
         )
-        self._sampler = Sampler(source.graph, self.num_neighbors, self.replace)
         try:
-            self._shard = self._make_shard(source)
-            self._set_cache(source, cache, fill=any(facts["fills_cache"] for facts in everyone))
+            self._shards = self._make_shards()
+            self._set_cache(cache, fill=any(facts["fills_cache"] for facts in everyone))
         except BaseException as error:
             self._comm.report_failure(f"rank {self._comm.rank} could not make its loader: {type(error).__name__}: {error}")
             raise
 
-        workers = ThreadPoolExecutor(self.num_workers, thread_name_prefix="salientpp-sample") if self.num_workers else None
+        self._workers = ThreadPoolExecutor(self.num_workers, thread_name_prefix="salientpp-sample") if self.num_workers else None
+        self._greeting: _OncePerThread | None = None
         host = ThreadPoolExecutor(1, thread_name_prefix="salientpp-gather")
-        self._workers = workers
         self._stages = BatchStages(
-            shard=self._shard,
+            shards=self._shards,
             exchange=self._exchange,
             template=source.template,
+            keep_books=source.keep_books,
             exchanged=source.exchanged,
-            seed_attributes=source.seed_attributes,
+            seed_columns=source.seed_columns,
             submit=partial(_submit, host),
             device=self.device,
-            transform=transform,
+            pin_memory=bool(self.pin_memory) and torch.accelerator.is_available(),
+            transform=self.transform,
         )
-        pools = [pool for pool in (workers, host) if pool is not None]
+        pools = [pool for pool in (self._workers, host) if pool is not None]
         # Not at exit: a rank whose script has ended may still be answering others.
         weakref.finalize(self, _shut_down, pools).atexit = False
         self._run: weakref.ref[_Run] | None = None
@@ -264,104 +233,73 @@ class NeighborLoader(torch.utils.data.DataLoader):
 
     # --- construction -------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _check_arguments(
-        gpu_fraction: float,
-        policy: str,
-        cache: FeatureCache | None,
-        replication_factor: float,
-        depth: int,
-        uneven: str,
-        seed: int | None,
-    ) -> None:
+    def _check_arguments(self, cache: FeatureCache | None, seed: int | None) -> None:
+        gpu_fraction, depth = self.gpu_fraction, self.depth
         if not (isinstance(gpu_fraction, (int, float)) and 0 <= gpu_fraction <= 1):
             raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {gpu_fraction!r}")
-        check_replication_factor(replication_factor)
-        if not isinstance(policy, str) or policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
+        check_replication_factor(self.replication_factor)
+        if not isinstance(self.policy, str) or self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
         if cache is not None and not isinstance(cache, FeatureCache):
             raise TypeError(f"cache must be the cache of another loader (loader.cache), got {type(cache).__name__}")
-        if cache is not None and replication_factor > 0:
+        if cache is not None and self.replication_factor > 0:
             raise ValueError("pass either cache= or replication_factor=, not both: the size of a given cache is its maker's")
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {depth!r}")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise ValueError(f"seed must be an integer or None, got {seed!r}")
-        if uneven not in UNEVEN:
-            raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {uneven!r}")
+        if self.uneven not in UNEVEN:
+            raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
 
-    def _open_data(self, data: Data, is_sorted: bool, gather: Sequence[str]) -> _Source:
-        graph = Graph.from_data(data, is_sorted=is_sorted)
-        self._exchange = Exchange(self._comm, PartitionBook.trivial(graph.num_vertices))
+    @staticmethod
+    def _check_sampler(kwargs: dict[str, Any], shuffle: bool, partitioned: bool) -> None:
+        name = "sampler" if kwargs.get("sampler") is not None else "batch_sampler"
+        if partitioned:
+            raise ValueError(f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds")
+        if not hasattr(kwargs[name], "__len__"):
+            raise ValueError(f"{name} must have a length (how much it gives in an epoch), got {type(kwargs[name]).__name__} without __len__")
+
+    def _open_data(self, data: Any, gather: Sequence[str], sampler: BaseSampler, custom_cls: type | None, **rest: Any) -> Source:
+        """The source of an object that one process holds, whatever its seeds are."""
         if tuple(gather) != ("x",):
             raise ValueError("gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex")
-        _, seeds, input_id = get_input_nodes(data, _checked_seeds(self.input_nodes, graph.num_vertices))
-        template = DataTemplate(data)
-        return _Source(
-            graph=graph,
-            book=self._exchange.book,
-            host_rows={name: data[name] for name in template.gathered},
+        if custom_cls is not None and not is_remote(data):
+            raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is")
+        books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
+        if not books:
+            raise ValueError("data must have at least one type of vertices, got an empty HeteroData")
+        if isinstance(data, HeteroData):
+            template = HeteroTemplate(data)
+        else:
+            template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data)
+        self._exchange = Exchange(self._comm, next(iter(books.values())))
+        host_rows: dict[str | None, dict[str, Tensor]] = {type_: {} for type_ in books}
+        for type_, name in template.gathered:
+            host_rows[type_][name] = data[name] if type_ is None else data[type_][name]
+        return Source(
+            sampler=sampler,
+            books=books,
+            host_rows=host_rows,
             template=template,
             exchanged=template.gathered,
-            seed_attributes=[],
-            seeds=seeds.cpu().to(torch.int64),
-            input_id=input_id,
+            seed_columns=[],
             fingerprint="",
+            **rest,
         )
 
-    def _open_partition(self, part: PartitionedGraph, gather: Sequence[str]) -> _Source:
-        self._exchange = Exchange(self._comm, part.book)
-        if part.part_id is not None and part.part_id != self._exchange.part_id:
-            raise ValueError(
-                f"rank {self._comm.rank} serves part {self._exchange.part_id} of {part.num_parts}, but its graph was loaded with "
-                f"part_id={part.part_id}; leave part_id out of salientpp.load"
-            )
-        part_id = self._exchange.part_id
-        rows = part.node_rows(part_id)
-        gather = [gather] if isinstance(gather, str) else list(gather)
-        if gather == ["x"] and "x" not in rows:
-            gather = []
-        for name in gather:
-            if name not in rows:
-                raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(sorted(rows))}), got {name!r}")
-        begin, end = part.book.range_of(part_id)
-        nodes, input_id = self.input_nodes, None
-        if nodes is None:
-            nodes = "all"
-        if isinstance(nodes, str):
-            seeds = input_id = part.split(nodes, part_id)
-        else:
-            nodes = _checked_seeds(nodes, part.num_vertices)
-            if nodes.dtype == torch.bool:
-                seeds = input_id = nodes[begin:end].nonzero().flatten() + begin
-            else:
-                seeds = nodes.to(torch.int64)
-                foreign = ((seeds < begin) | (seeds >= end)).nonzero()
-                if foreign.numel():
-                    seed = seeds[foreign[0]]
-                    raise ValueError(
-                        f"seed {int(seed)} is owned by part {int(part.book.owner(seed))} but this rank serves part {part_id}; "
-                        "give each rank its own seeds, or the name of a split"
-                    )
-        return _Source(
-            graph=part.graph,
-            book=part.book,
-            host_rows=rows,
-            template=PartitionTemplate(part.edge_rows()),
-            exchanged=gather,
-            seed_attributes=[name for name in rows if name not in gather],
-            seeds=seeds,
-            input_id=input_id,
-            fingerprint=part.fingerprint,
-        )
+    @property
+    def _mean_batch_size(self) -> int:
+        if self.batch_size is not None:
+            return self.batch_size
+        return max(1, -(-len(self.dataset) // max(1, len(self.batch_sampler))))
 
-    def _facts(self, source: _Source, place: int, seed: int | None, generator: torch.Generator | None) -> dict[str, Any]:
+    def _facts(self, source: Source, place: int, seed: int | None, generator: torch.Generator | None) -> dict[str, Any]:
         """What ranks tell each other at construction; all but the per-rank entries must be equal."""
         if seed is None:
             seed = int(torch.randint(2**62, (), generator=generator))
         return {
             "seed": int(seed),
-            "num_seeds": share_size(source.seeds.numel(), place, self._exchange.ranks_per_part),
+            "num_seeds": share_size(source.num_inputs, place, self._exchange.ranks_per_part),
             "fills_cache": self.replication_factor > 0,
             "same": {
                 "dataset": source.fingerprint,
@@ -369,49 +307,50 @@ class NeighborLoader(torch.utils.data.DataLoader):
                 "drop_last": self.drop_last,
                 "uneven": self.uneven,
                 "depth": self.depth,
-                "gather": [
-                    [name, str(source.host_rows[name].dtype), list(source.host_rows[name].shape[1:])] for name in source.exchanged
-                ],
+                "gather": [[column[1], str(source.rows_of(column).dtype), list(source.rows_of(column).shape[1:])] for column in source.exchanged],
             },
         }
 
-    def _make_shard(self, source: _Source) -> Shard:
-        part_id = self._exchange.part_id
-        size = source.book.size_of(part_id)
-        num_hot = int(self.gpu_fraction * size)
-        if num_hot == 0:
-            hot = NO_IDS
-        elif isinstance(self.data, PartitionedGraph):
-            hot = torch.arange(num_hot)  # rows of a part are in VIP order
-        else:
-            heat = inclusion_probability(
-                source.graph, source.seeds, self.num_neighbors, self.batch_size, include_seeds=True, replace=self.replace
-            )
-            hot = torch.sort(heat, descending=True, stable=True).indices[:num_hot].sort().values
-        rows = {name: source.host_rows[name] for name in source.exchanged}
-        shard = Shard(source.book, part_id, rows, gpu_ids=hot, device=self.device)
-        shard.host_rows.update({name: source.host_rows[name] for name in source.seed_attributes})
-        return shard
+    def _make_shards(self) -> dict[str | None, Shard]:
+        source, part_id = self._source, self._exchange.part_id
+        books = source.books
+        some = any(int(self.gpu_fraction * book.size_of(part_id)) for book in books.values())
+        heat = source.heat() if some and source.heat is not None else None
+        shards = {}
+        for type_, book in books.items():
+            num_hot = int(self.gpu_fraction * book.size_of(part_id))
+            if num_hot == 0:
+                hot = NO_IDS
+            elif heat is None:
+                hot = torch.arange(num_hot)
+            else:
+                hot = torch.sort(heat[type_], descending=True, stable=True).indices[:num_hot].sort().values
+            rows = {name: source.host_rows[type_][name] for owner, name in source.exchanged if owner == type_}
+            shards[type_] = Shard(book, part_id, rows, gpu_ids=hot, device=self.device)
+        for type_, name in source.seed_columns:
+            shards[type_].host_rows[name] = source.host_rows[type_][name]
+        return shards
 
-    def _set_cache(self, source: _Source, cache: FeatureCache | None, fill: bool) -> None:
+    def _set_cache(self, cache: FeatureCache | None, fill: bool) -> None:
         """Fetch this rank's cache if any rank has one to fetch (that is collective), or take the given one."""
+        source = self._source
+        shard = next(iter(self._shards.values()))
         if fill and self._exchange.book.num_parts > 1:
             members = NO_IDS
             if self.replication_factor > 0:
-                members = plan_cache(self._scores(source), source.book, self._exchange.part_id, self.replication_factor)
+                members = plan_cache(self._scores(), source.book, self._exchange.part_id, self.replication_factor)
             chosen = IdSet.of(members, source.book.num_vertices)
-            self._shard.cache = self._exchange.fetch_cache(self._shard, chosen, source.exchanged)
+            shard.cache = self._exchange.fetch_cache(shard, chosen, [name for _, name in source.exchanged])
         if cache is not None:
-            self._shard.cache = cache
+            shard.cache = cache
 
-    def _scores(self, source: _Source) -> Tensor:
-        part = self.data
-        stored = {"num_neighbors": self.num_neighbors, "batch_size": self.batch_size, "seeds": self.input_nodes}
-        if self.policy == "vip" and not self.replace and part.manifest["workload"] == stored:
+    def _scores(self) -> Tensor:
+        source, part = self._source, self.data
+        fanouts, replace = source.sampler.fanouts[0], source.sampler.replace
+        stored = {"num_neighbors": fanouts, "batch_size": self.batch_size, "seeds": self.input_nodes}
+        if self.policy == "vip" and not replace and part.manifest["workload"] == stored:
             return part.vip(self._exchange.part_id)
-        workload = Workload(
-            source.graph, source.book, self._exchange.part_id, source.seeds, self.num_neighbors, self.batch_size, self.replace
-        )
+        workload = Workload(source.sampler.graph, source.book, self._exchange.part_id, source.inputs.node, fanouts, self.batch_size, replace)
         return score(self.policy, workload)
 
     def __call__(self, index: Tensor | Sequence[int]) -> Data:
@@ -431,7 +370,7 @@ class NeighborLoader(torch.utils.data.DataLoader):
     # --- iteration ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._schedule.num_batches
+        return self._schedule.num_batches if self._orders_itself else len(self.batch_sampler)
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: with the seed it fixes the order and all draws.
@@ -469,11 +408,15 @@ class NeighborLoader(torch.utils.data.DataLoader):
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
+        if not self._orders_itself:
+            raise ValueError("a loader with a sampler or batch_sampler of its own has no state: the order of the seeds is that sampler's")
+        sampler = self._source.sampler
+        ours = isinstance(sampler, NeighborSampler)
         partitioned = isinstance(self.data, PartitionedGraph)
         return {
-            "dataset": self.data.fingerprint if partitioned else data_digest(self.data, self._sampler.graph),
-            "input_nodes": digest(self._seeds),
-            **settings(self._sampler, but=["graph"]),
+            "dataset": self.data.fingerprint if partitioned else data_digest(self.data, sampler.arrays() if ours else []),
+            "input_nodes": inputs_digest(self._source.inputs),
+            **(sampler.settings() if ours else {"neighbor_sampler": type(sampler).__name__}),
             "batch_size": self.batch_size,
             "shuffle": self._schedule.shuffle,
             "drop_last": self.drop_last,
@@ -484,6 +427,8 @@ class NeighborLoader(torch.utils.data.DataLoader):
 
     def __iter__(self) -> Iterator[Data]:
         self._finish_epoch()
+        if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
+            self._greeting = _OncePerThread(self.worker_init_fn)
         run = _Run(self, self._epoch_number, self._resume)
         self._progress, self._resume = run.progress, None
         self._epoch_number += 1
@@ -499,35 +444,54 @@ class NeighborLoader(torch.utils.data.DataLoader):
         if self._background_failure is not None:
             raise self._background_failure
 
+    def _positions(self, epoch: int) -> list[Tensor]:
+        """The epoch's batches, as positions among the seeds."""
+        if self._orders_itself:
+            return self._schedule.batches(epoch)
+        return [torch.as_tensor(batch, dtype=torch.int64).flatten() for batch in self.batch_sampler]
+
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
         submit = _completed if self._workers is None else self._workers.submit
         return Request(index, submit(self._work_on_sample, epoch, index, positions))
 
     def _work_on_sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
+        if self._workers is not None and self._greeting is not None:
+            self._greeting()
         with traced(self._stages.trace, f"worker: {threading.current_thread().name}", index):
             return self._sample(epoch, index, positions)
 
     def _sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
-        mfg = self._sampler.sample(self._seeds[positions], batch_key(self.seed, epoch, self._comm.rank, index))
-        input_id = positions if self._input_id is None else self._input_id[positions]
+        mfg = self._draw(self._source.inputs[positions], batch_key(self.seed, epoch, self._comm.rank, index))
+        metadata = mfg.metadata
         if self.transform_sampler_output is not None:
-            mfg.metadata = (input_id, None)
             mfg = self.transform_sampler_output(mfg)
-        return Sampled(index, positions.numel(), input_id, mfg, self._shard.look_up(mfg.node))
+            mfg.metadata = metadata if mfg.metadata is None else mfg.metadata
+        permutation = self._source.sampler.edge_permutation
+        if permutation is not None:
+            mfg.edge = _users_edge_ids(mfg.edge, permutation)
+        n_id = mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
+        places = {type_: shard.look_up(n_id.get(type_, NO_IDS)) for type_, shard in self._shards.items()}
+        return Sampled(index, positions.numel(), mfg, places)
+
+    def _draw(self, inputs: Any, key: int) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of a batch's inputs."""
+        raise NotImplementedError
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
-        return Request(index, _completed(Sampled, index, 0, NO_IDS, None, self._shard.look_up(NO_IDS), leaving))
+        places = {type_: shard.look_up(NO_IDS) for type_, shard in self._shards.items()}
+        return Request(index, _completed(Sampled, index, 0, None, places, leaving))
 
     # --- reports ------------------------------------------------------------------------------------------
 
     @property
     def cache(self) -> FeatureCache:
         """The cached rows; give it to another loader as ``cache=``."""
-        return self._shard.cache
+        return next(iter(self._shards.values())).cache
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by tier, and of the topology; memory-mapped arrays count in full."""
-        return {**self._shard.memory(), "graph": self._sampler.graph.nbytes}
+        shards = [shard.memory() for shard in self._shards.values()]
+        return {**{tier: sum(memory[tier] for memory in shards) for tier in shards[0]}, "graph": getattr(self._source.sampler, "nbytes", 0)}
 
     def stats(self) -> LoaderStats:
         """What happened since construction or ``reset_stats``; filling the cache is not counted."""
@@ -567,8 +531,202 @@ class NeighborLoader(torch.utils.data.DataLoader):
             self._stages.trace = None
             Path(path).write_text(json.dumps(trace.to_chrome()))
 
+    def _aff_init_fn(self, worker_id: int) -> None:
+        # PyG's pins the process; here a worker is a thread.
+        cores = self.loader_cores[worker_id]
+        os.sched_setaffinity(0, cores if isinstance(cores, list) else [cores])
+        self._old_worker_init_fn(worker_id)
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_neighbors={self.num_neighbors}, batch_size={self.batch_size}, batches={len(self)})"
+        return f"{type(self).__name__}()"
+
+
+class NeighborLoader(BatchLoader):
+    """Mini-batches of sampled neighbourhoods, as PyG's ``NeighborLoader`` gives them.
+
+    Args:
+        data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
+            :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.
+        num_neighbors: neighbours per vertex and hop, nearest the seeds first; -1 takes all. Of a ``HeteroData`` also a mapping from
+            edge types to such lists.
+        input_nodes: seeds. On a ``Data``: mask, ids, or None for all. On a ``HeteroData``: a node type, or (node type, mask or ids).
+            On a partitioned graph: 'train', 'val', 'test' (or another split), 'all', a mask [N], or global ids that this rank's part
+            owns.
+        input_time: [number of seeds]; the seeds' times, instead of those under ``time_attr``.
+        replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted, directed: how to draw, see
+            :class:`~salientpp.NeighborSampler`.
+        transform: called with every batch.
+        transform_sampler_output: called with every ``SamplerOutput``, in the sampling thread.
+        filter_per_worker: accepted; attributes are gathered beside the caller's thread in any case.
+        neighbor_sampler: a PyG ``BaseSampler`` to draw with; then the arguments that say how to draw are not looked at.
+        batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
+            persistent_workers: as in torch's ``DataLoader``, except that workers are threads that sample ahead (0: the caller's), and
+            ``generator`` only seeds the loader.
+        replication_factor: α >= 0; each rank caches ``floor(α N / K)`` remote rows.
+        gpu_fraction: β in [0, 1]; this fraction of the part's rows, the hottest, is kept on ``device``.
+        policy: how cached rows are chosen, a name in :data:`salientpp.plan.cache.POLICIES`.
+        cache: the ``cache`` of another loader, instead of one of its own.
+        gather: on a partitioned graph, the attributes that every sampled vertex gets; others come for the seeds.
+        device: where batches are delivered; None: the CPU.
+        depth: batches in flight, 1 to 10. 1 turns the pipeline off.
+        seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
+        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`.
+        process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
+        timeout: longest wait for another rank, seconds or ``timedelta``; 0: the default.
+
+    Raises:
+        ValueError: an argument is wrong; with several ranks every rank raises, naming the one at fault.
+    """
+
+    def __init__(
+        self,
+        data: Data | HeteroData | PartitionedGraph,
+        num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]],
+        input_nodes: Tensor | str | Sequence[int] | tuple[str, Any] | None = None,
+        input_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: SubgraphType | str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Data] | None = None,
+        transform_sampler_output: Callable | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: BaseSampler | None = None,
+        directed: bool = True,
+        *,
+        replication_factor: float = 0.0,
+        gpu_fraction: float = 0.0,
+        policy: str = "vip",
+        cache: FeatureCache | None = None,
+        gather: Sequence[str] = ("x",),
+        device: torch.device | str | None = None,
+        depth: int = 10,
+        seed: int | None = None,
+        uneven: str = "wrap",
+        process_group: Any = None,
+        timeout: float | timedelta = DEFAULT_TIMEOUT,
+        **kwargs: Any,
+    ) -> None:
+        given = {
+            "transform": transform,
+            "transform_sampler_output": transform_sampler_output,
+            "replication_factor": replication_factor,
+            "gpu_fraction": gpu_fraction,
+            "policy": policy,
+            "cache": cache,
+            "device": device,
+            "depth": depth,
+            "seed": seed,
+            "uneven": uneven,
+            "process_group": process_group,
+            "timeout": timeout,
+        }
+        self.num_neighbors = num_neighbors
+        self.input_nodes = input_nodes
+        self.input_time = input_time
+        self.replace = replace
+        self.filter_per_worker = filter_per_worker
+        how = {
+            "replace": replace,
+            "subgraph_type": subgraph_type,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+            "time_attr": time_attr,
+            "weight_attr": weight_attr,
+            "is_sorted": is_sorted,
+            "directed": directed,
+        }
+        input_id, custom_cls = kwargs.pop("input_id", None), kwargs.pop("custom_cls", None)
+
+        def open_source() -> Source:
+            if isinstance(data, PartitionedGraph):
+                _refuse_on_parts(
+                    input_time=input_time, disjoint=disjoint, time_attr=time_attr, weight_attr=weight_attr,
+                    neighbor_sampler=neighbor_sampler, input_id=input_id, custom_cls=custom_cls,
+                )  # fmt: skip
+                kind = "induced" if not directed else subgraph_type
+                return self._open_partition(data, gather, NeighborSampler.of(data.graph, num_neighbors, subgraph_type=kind, replace=replace))
+            if not isinstance(data, (Data, HeteroData)) and not is_remote(data):
+                raise TypeError(
+                    "data must be a torch_geometric.data.Data, a HeteroData, a pair of FeatureStore and GraphStore, or the result of "
+                    f"salientpp.load, got {type(data).__name__}"
+                )
+            if input_time is not None and time_attr is None:
+                raise ValueError("Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set.")
+            sampler = checked_sampler(neighbor_sampler, "sample_from_nodes") or NeighborSampler(data, num_neighbors, **how)
+            inputs = _node_inputs(data, input_nodes, input_time, input_id)
+            return self._open_data(
+                data,
+                gather,
+                sampler,
+                custom_cls,
+                inputs=inputs,
+                num_inputs=inputs.node.numel(),
+                keep_books=partial(keep_node_books, input_type=inputs.input_type),
+                heat=lambda: heat_of(sampler, {inputs.input_type: uniform_start(inputs.node, self._mean_batch_size)}, inputs.node, self._mean_batch_size),
+            )
+
+        super().__init__(data, open_source, given, kwargs)
+
+    def _open_partition(self, part: PartitionedGraph, gather: Sequence[str], sampler: NeighborSampler) -> Source:
+        self._exchange = Exchange(self._comm, part.book)
+        if part.part_id is not None and part.part_id != self._exchange.part_id:
+            raise ValueError(
+                f"rank {self._comm.rank} serves part {self._exchange.part_id} of {part.num_parts}, but its graph was loaded with "
+                f"part_id={part.part_id}; leave part_id out of salientpp.load"
+            )
+        part_id = self._exchange.part_id
+        rows = part.node_rows(part_id)
+        gather = [gather] if isinstance(gather, str) else list(gather)
+        if gather == ["x"] and "x" not in rows:
+            gather = []
+        for name in gather:
+            if name not in rows:
+                raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(sorted(rows))}), got {name!r}")
+        begin, end = part.book.range_of(part_id)
+        nodes, input_id = self.input_nodes, None
+        if nodes is None:
+            nodes = "all"
+        if isinstance(nodes, str):
+            seeds = input_id = part.split(nodes, part_id)
+        else:
+            nodes = checked_seeds(nodes, part.num_vertices)
+            if nodes.dtype == torch.bool:
+                seeds = input_id = nodes[begin:end].nonzero().flatten() + begin
+            else:
+                seeds = nodes.to(torch.int64)
+                foreign = ((seeds < begin) | (seeds >= end)).nonzero()
+                if foreign.numel():
+                    seed = seeds[foreign[0]]
+                    raise ValueError(
+                        f"seed {int(seed)} is owned by part {int(part.book.owner(seed))} but this rank serves part {part_id}; "
+                        "give each rank its own seeds, or the name of a split"
+                    )
+        return Source(
+            inputs=NodeSamplerInput(input_id, seeds),
+            num_inputs=seeds.numel(),
+            sampler=sampler,
+            books={None: part.book},
+            host_rows={None: rows},
+            template=PartitionTemplate(part.edge_rows()),
+            keep_books=partial(keep_node_books, input_type=None),
+            exchanged=[(None, name) for name in gather],
+            seed_columns=[(None, name) for name in rows if name not in gather],
+            heat=None,
+            fingerprint=part.fingerprint,
+        )
+
+    def _draw(self, inputs: NodeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
+        sampler = self._source.sampler
+        if isinstance(sampler, NeighborSampler):
+            return sampler.sample_from_nodes(inputs, key=key)
+        mfg = sampler.sample_from_nodes(inputs)
+        if mfg.metadata is None:
+            mfg.metadata = (inputs.input_id, inputs.time)
+        return mfg
 
 
 class _Run:
@@ -580,12 +738,12 @@ class _Run:
 
     unfinished: weakref.WeakSet[_Run] = weakref.WeakSet()
 
-    def __init__(self, loader: NeighborLoader, epoch: int, resume: int | None = None) -> None:
+    def __init__(self, loader: BatchLoader, epoch: int, resume: int | None = None) -> None:
         self._loader = loader
         self._epoch = epoch
         self._comm = loader._comm
-        self._positions = loader._schedule.batches(epoch)
-        self._rounds = loader._schedule.num_rounds
+        self._positions = loader._positions(epoch)
+        self._rounds = loader._schedule.num_rounds if loader._orders_itself else len(self._positions)
         self._pipeline = Pipeline(
             loader._stages.list(), depth=loader.depth, device=loader.device, rank=loader._comm.rank, trace=loader._stages.trace
         )
@@ -743,34 +901,110 @@ class _Epoch:
             self._run.leave()
 
 
-def _checked_seeds(nodes: Any, num_vertices: int) -> Any:
+def checked_seeds(nodes: Any, num_vertices: int, name: str = "input_nodes") -> Any:
     """``input_nodes`` as a CPU mask or ids in range, or None."""
     if nodes is None:
         return None
     if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
-        raise ValueError(f"input_nodes of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
+        raise ValueError(f"{name} of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
     nodes = torch.as_tensor(nodes).cpu() if not isinstance(nodes, Tensor) else nodes.cpu()
     if nodes.dim() != 1:
-        raise ValueError(f"input_nodes must have 1 dimension, got shape {list(nodes.shape)}")
+        raise ValueError(f"{name} must have 1 dimension, got shape {list(nodes.shape)}")
     if nodes.dtype == torch.bool:
         if nodes.numel() != num_vertices:
-            raise ValueError(f"input_nodes as a mask must have shape [{num_vertices}], got {list(nodes.shape)}")
+            raise ValueError(f"{name} as a mask must have shape [{num_vertices}], got {list(nodes.shape)}")
         return nodes
     if nodes.numel() == 0:
         return nodes.to(torch.int64)
     if nodes.dtype.is_floating_point or nodes.dtype.is_complex:
-        raise ValueError(f"input_nodes must be a mask or integer ids, got {nodes.dtype}")
+        raise ValueError(f"{name} must be a mask or integer ids, got {nodes.dtype}")
     bad = ((nodes < 0) | (nodes >= num_vertices)).nonzero()
     if bad.numel():
-        raise ValueError(f"input_nodes must be in [0, {num_vertices}), got {int(nodes[bad[0]])} at position {int(bad[0])}")
+        raise ValueError(f"{name} must be in [0, {num_vertices}), got {int(nodes[bad[0]])} at position {int(bad[0])}")
     return nodes
 
 
-def _refuse_unavailable(**arguments: Any) -> None:
-    defaults = {"subgraph_type": "directional", "disjoint": False}
+def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | None) -> NodeSamplerInput:
+    """All seeds of what one process holds, with PyG's meaning of ``input_nodes``."""
+    sizes = count_vertices(data)
+    type_ = None
+    if None not in sizes:
+        type_, nodes = nodes if isinstance(nodes, (tuple, list)) and len(nodes) == 2 else (nodes, None)
+        if not isinstance(type_, str):
+            raise ValueError(f"input_nodes of a graph with several types must be a node type or (node type, mask or ids), got {type_!r}")
+        if type_ not in sizes:
+            raise ValueError(f"input_nodes must be of a node type of the data ({', '.join(sizes)}), got {type_!r}")
+        nodes = list(nodes) if isinstance(nodes, range) else nodes
+    nodes = checked_seeds(nodes, sizes[type_])
+    if nodes is None:
+        ids = torch.arange(sizes[type_])
+    elif nodes.dtype == torch.bool:
+        ids = nodes.nonzero().flatten()
+        input_id = ids if input_id is None else input_id
+    else:
+        ids = nodes.to(torch.int64)
+    for name, values in (("input_time", time), ("input_id", input_id)):
+        if values is not None and (not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != ids.numel()):
+            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"{name} must have one entry per seed, expected shape [{ids.numel()}], got {got}")
+    return NodeSamplerInput(input_id, ids, time, type_)
+
+
+def checked_sampler(sampler: Any, method: str) -> BaseSampler | None:
+    """A user's own sampler, or None."""
+    if sampler is not None and not callable(getattr(sampler, method, None)):
+        raise TypeError(f"neighbor_sampler must be a torch_geometric.sampler.BaseSampler with {method}, got {type(sampler).__name__}")
+    return sampler
+
+
+def heat_of(sampler: BaseSampler, start: Mapping[str | None, Tensor], seeds: Tensor | None, batch_size: int) -> Mapping[str | None, Tensor]:
+    """Per vertex type, how probably a batch needs each row.
+
+    Args:
+        start: per vertex type, float [N], the probability that a batch has the vertex as a seed; other types have no seeds.
+        seeds: what ``start`` comes from, if that is drawing ``batch_size`` of these.
+    """
+    if not isinstance(sampler, NeighborSampler):
+        raise ValueError(
+            f"gpu_fraction needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
+            "pass a salientpp.NeighborSampler, or gpu_fraction=0"
+        )
+    if sampler.graph is not None and seeds is not None:
+        heat = inclusion_probability(sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace)
+        return {None: heat}
+    return typed_inclusion_probability(sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace)
+
+
+def _users_edge_ids(edge: Any, permutation: Any) -> Any:
+    """The user's edge ids of a sampler that has put the edges in another order."""
+    if isinstance(edge, dict):
+        return {
+            name: ids if ids is None or permutation.get(name) is None else permutation[name][ids.to(torch.int64)]
+            for name, ids in edge.items()
+        }
+    return None if edge is None else permutation[edge.to(torch.int64)]
+
+
+class _OncePerThread:
+    """Calls ``worker_init_fn`` in every thread that asks, once, with the number of the thread."""
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+        self._numbers = itertools.count()
+        self._done = threading.local()
+
+    def __call__(self) -> None:
+        if not getattr(self._done, "yes", False):
+            self._function(next(self._numbers))
+            self._done.yes = True
+
+
+def _refuse_on_parts(**arguments: Any) -> None:
     for name, value in arguments.items():
-        if value is not None and value != defaults.get(name):
-            raise NotImplementedError(f"{name}={value!r} is not available yet; leave it at {defaults.get(name)!r}")
+        if value is not None and value is not False:
+            raise NotImplementedError(
+                f"{name}={value!r} is not available on a partitioned graph yet; leave it out, or use a Data object in one process"
+            )
 
 
 def _check_agreement(everyone: list[dict[str, Any]]) -> None:
@@ -801,12 +1035,13 @@ def _completed(function: Callable[..., Any], *args: Any) -> Future:
     return future
 
 
-def _check_cache(cache: FeatureCache | None, source: _Source) -> None:
+def _check_cache(cache: FeatureCache | None, source: Source) -> None:
     """Refuse a given cache that lacks an attribute or has other rows."""
-    for name in source.exchanged if cache is not None and len(cache.members) else ():
+    for column in source.exchanged if cache is not None and len(cache.members) else ():
+        name = column[1]
         if name not in cache.rows:
-            raise ValueError(f"the given cache holds no rows of {name!r}; make it with gather={tuple(source.exchanged)}")
-        rows, cached = source.host_rows[name], cache.rows[name]
+            raise ValueError(f"the given cache holds no rows of {name!r}; make it with gather={tuple(name for _, name in source.exchanged)}")
+        rows, cached = source.rows_of(column), cache.rows[name]
         if (rows.dtype, rows.shape[1:]) != (cached.dtype, cached.shape[1:]):
             raise ValueError(
                 f"the given cache must hold {rows.dtype} {list(rows.shape[1:])} rows of {name!r}, got {cached.dtype} "

@@ -17,17 +17,17 @@ answers the others. With ``leaving`` it has none for later rounds either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.sampler import SamplerOutput
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.comm import Pending
-from salientpp.minibatch.batch import DataTemplate, PartitionTemplate, add_bookkeeping
+from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate
 from salientpp.pipeline import Stage, Trace, traced
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Counts, Exchange, PendingCounts
@@ -36,14 +36,24 @@ from salientpp.store.shard import Places, Shard, put_rows, take_rows
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """A batch of global ids with the place of every row. ``batch_size`` is its number of seeds."""
+    """A batch of global ids with the place of every row, by vertex type. ``batch_size`` is its number of seeds."""
 
     index: int
     batch_size: int
-    input_id: Tensor
-    mfg: SamplerOutput | None
-    places: Places
+    mfg: SamplerOutput | HeteroSamplerOutput | None
+    places: Mapping[str | None, Places]
     leaving: bool = False
+
+    def num_vertices(self, type_: str | None) -> int:
+        if self.mfg is None:
+            return 0
+        n_id = self.mfg.node if type_ is None else self.mfg.node.get(type_)
+        return 0 if n_id is None else n_id.numel()
+
+    @property
+    def travelling(self) -> Places:
+        """Of the vertices that others may own: only a graph of one type is partitioned, with several none is remote."""
+        return next(iter(self.places.values()))
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ class IdsRead(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class HostRows:
-    """Rows gathered on the host, by attribute.
+    """Rows gathered on the host, by column.
 
     Attributes:
         own: on the CPU the batch's rows in MFG order, with gaps for other tiers; for another device only the rows of
@@ -100,9 +110,9 @@ class HostRows:
         served: [a, ...], rows for the other ranks.
     """
 
-    own: dict[str, Tensor]
-    seeds: dict[str, Tensor]
-    served: dict[str, Tensor]
+    own: dict[Column, Tensor]
+    seeds: dict[Column, Tensor]
+    served: dict[Column, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,20 +129,20 @@ class OnDevice(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class Gathered(InFlight):
-    """``rows``: by attribute, [n, ...] on the device in MFG order, complete but for remote rows."""
+    """``rows``: by column, [n, ...] on the device in MFG order, complete but for remote rows."""
 
     counts: Counts
-    rows: dict[str, Tensor]
-    seeds: dict[str, Tensor]
-    served: dict[str, Tensor]
+    rows: dict[Column, Tensor]
+    seeds: dict[Column, Tensor]
+    served: dict[Column, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class RowsSent(InFlight):
     counts: Counts
-    rows: dict[str, Tensor]
-    seeds: dict[str, Tensor]
-    pending: dict[str, Pending]
+    rows: dict[Column, Tensor]
+    seeds: dict[Column, Tensor]
+    pending: dict[Column, Pending]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +150,7 @@ class Finished:
     """``idle``: this rank had no batch for this round; ``all_left``: every rank had left the epoch."""
 
     index: int
-    batch: Data | None
+    batch: Data | HeteroData | None
     idle: bool
     all_left: bool
 
@@ -160,25 +170,29 @@ class BatchStages:
     """The ten stages of one loader.
 
     Attributes:
-        shard, exchange: where rows are, and how to get the others.
-        template: turns an MFG and its rows into a ``Data``.
-        exchanged: names of the attributes that every sampled vertex gets; the same on all ranks.
-        seed_attributes: names of the attributes that only seeds get.
+        shards, exchange: where rows are, by vertex type, and how to get the others.
+        template: turns an MFG and its rows into a batch.
+        keep_books: sets what PyG's loader sets beside the attributes.
+        exchanged: the columns that every sampled vertex gets; the same on all ranks.
+        seed_columns: the columns that only seeds get.
         submit: runs a function in a worker thread and returns its future.
         device: where batches are delivered.
+        pin_memory: put finished batches into pinned host memory.
         transform: the user's, applied to the finished batch.
         row_counts: kept up to date.
         buffers: where host rows are put.
         trace: takes a span for what the worker threads do, if set.
     """
 
-    shard: Shard
+    shards: Mapping[str | None, Shard]
     exchange: Exchange
-    template: DataTemplate | PartitionTemplate
-    exchanged: Sequence[str]
-    seed_attributes: Sequence[str]
+    template: DataTemplate | HeteroTemplate | StoreTemplate | PartitionTemplate
+    keep_books: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
+    exchanged: Sequence[Column]
+    seed_columns: Sequence[Column]
     submit: Callable[..., Future]
     device: torch.device
+    pin_memory: bool = False
     transform: Callable[[Data], Data] | None = None
     row_counts: RowCounts = field(default_factory=RowCounts)
     buffers: BufferPool = field(default_factory=BufferPool)
@@ -202,13 +216,13 @@ class BatchStages:
         return request.sampling.result()
 
     def exchange_counts(self, state: Sampled) -> CountsSent:
-        return CountsSent(state, self.exchange.send_counts(state.places.remote_counts, leaving=state.leaving))
+        return CountsSent(state, self.exchange.send_counts(state.travelling.remote_counts, leaving=state.leaving))
 
     def read_counts(self, state: CountsSent) -> CountsRead:
         return CountsRead(state.sampled, self.exchange.read_counts(state.pending))
 
     def exchange_ids(self, state: CountsRead) -> IdsSent:
-        return IdsSent(state.sampled, state.counts, self.exchange.send_ids(state.counts, state.sampled.places.remote_id))
+        return IdsSent(state.sampled, state.counts, self.exchange.send_ids(state.counts, state.sampled.travelling.remote_id))
 
     def localize_ids(self, state: IdsSent) -> IdsRead:
         return IdsRead(state.sampled, state.counts, self.exchange.read_ids(state.counts, state.pending))
@@ -221,29 +235,33 @@ class BatchStages:
             return self._gather_host_rows(state)
 
     def _gather_host_rows(self, state: IdsRead) -> HostRows:
-        shard, places = self.shard, state.sampled.places
-        num_rows = 0 if state.sampled.mfg is None else state.sampled.mfg.node.numel()
-        own = {}
-        for name in self.exchanged:
-            host = shard.host_rows[name]
-            if self.device.type == "cpu":
-                rows = self.buffers.empty((num_rows, *host.shape[1:]), host.dtype)
-                put_rows(host, places.cpu_row, rows, places.cpu_position)
-                if len(shard.cache.members):
-                    put_rows(shard.cache.rows[name], places.cache_slot, rows, places.cache_position)
-            else:
-                size = places.cpu_row.numel() + places.cache_slot.numel()
-                rows = torch.empty((size, *host.shape[1:]), dtype=host.dtype, pin_memory=True)
-                put_rows(host, places.cpu_row, rows, None)
-                if len(shard.cache.members):
-                    put_rows(shard.cache.rows[name], places.cache_slot, rows[places.cpu_row.numel() :], None)
-            own[name] = rows
+        mfg = state.sampled.mfg
+        own = {column: self._own_rows(column, state.sampled) for column in self.exchanged}
         seeds = {}
-        if state.sampled.mfg is not None and self.seed_attributes:
-            seed_row = state.sampled.mfg.node[: state.sampled.batch_size] - shard.begin
-            seeds = {name: take_rows(shard.host_rows[name], seed_row) for name in self.seed_attributes}
-        served = {name: take_rows(shard.host_rows[name], state.asked) for name in self.exchanged}
+        if mfg is not None:
+            for type_, name in self.seed_columns:
+                shard = self.shards[type_]
+                seeds[type_, name] = take_rows(shard.host_rows[name], mfg.node[: state.sampled.batch_size] - shard.begin)
+        served = {(type_, name): take_rows(self.shards[type_].host_rows[name], state.asked) for type_, name in self.exchanged}
         return HostRows(own, seeds, served)
+
+    def _own_rows(self, column: Column, sampled: Sampled) -> Tensor:
+        """The rows of the host tiers; on the CPU in their places, for another device one after the other."""
+        type_, name = column
+        shard, places = self.shards[type_], sampled.places[type_]
+        host = shard.host_rows[name]
+        if self.device.type == "cpu":
+            rows = self.buffers.empty((sampled.num_vertices(type_), *host.shape[1:]), host.dtype)
+            put_rows(host, places.cpu_row, rows, places.cpu_position)
+            if len(shard.cache.members):
+                put_rows(shard.cache.rows[name], places.cache_slot, rows, places.cache_position)
+            return rows
+        size = places.cpu_row.numel() + places.cache_slot.numel()
+        rows = torch.empty((size, *host.shape[1:]), dtype=host.dtype, pin_memory=True)
+        put_rows(host, places.cpu_row, rows, None)
+        if len(shard.cache.members):
+            put_rows(shard.cache.rows[name], places.cache_slot, rows[places.cpu_row.numel() :], None)
+        return rows
 
     def copy_to_device(self, state: HostRowsStarted) -> OnDevice:
         rows = state.rows.result()
@@ -257,13 +275,17 @@ class BatchStages:
         return tensor.to(device, non_blocking=True)
 
     def gather_device_rows(self, state: OnDevice) -> Gathered:
-        places, rows = state.sampled.places, state.rows.own
+        rows = state.rows.own
         if self.device.type != "cpu":
-            rows = {name: self._spread(places, value) for name, value in rows.items()}
-        if len(self.shard.gpu):
+            rows = {column: self._spread(state.sampled.places[column[0]], value) for column, value in rows.items()}
+        for type_, shard in self.shards.items():
+            if not len(shard.gpu):
+                continue
+            places = state.sampled.places[type_]
             slot, position = (self._to(index, self.device) for index in (places.gpu_slot, places.gpu_position))
-            for name in self.exchanged:
-                put_rows(self.shard.gpu_rows[name], slot, rows[name], position)
+            for column in self.exchanged:
+                if column[0] == type_:
+                    put_rows(shard.gpu_rows[column[1]], slot, rows[column], position)
         return Gathered(state.sampled, state.counts, rows, state.rows.seeds, state.rows.served)
 
     def _spread(self, places: Places, host: Tensor) -> Tensor:
@@ -279,7 +301,7 @@ class BatchStages:
         return RowsSent(state.sampled, state.counts, state.rows, state.seeds, pending)
 
     def assemble(self, state: RowsSent) -> Finished:
-        sampled, places = state.sampled, state.sampled.places
+        sampled, places = state.sampled, state.sampled.travelling
         num_remote = places.remote_position.numel()
         arrived = {name: pending.wait() for name, pending in state.pending.items()}
         if sampled.mfg is None:
@@ -290,13 +312,16 @@ class BatchStages:
             for name, rows in arrived.items():
                 put_rows(self._to(rows, self.device), index, state.rows[name], position)
         batch = self.template.build(sampled.mfg, {**state.rows, **state.seeds})
-        batch = add_bookkeeping(batch, sampled.mfg, sampled.input_id, sampled.batch_size)
+        self.keep_books(batch, sampled.mfg)
         if self.device.type != "cpu":
             batch = batch.to(self.device, non_blocking=True)
+        elif self.pin_memory:
+            batch = batch.pin_memory()
         counts = self.row_counts
-        counts.gpu += places.gpu_slot.numel()
-        counts.cpu += places.cpu_row.numel()
-        counts.cache += places.cache_slot.numel()
-        counts.remote += num_remote
+        for places in sampled.places.values():
+            counts.gpu += places.gpu_slot.numel()
+            counts.cpu += places.cpu_row.numel()
+            counts.cache += places.cache_slot.numel()
+            counts.remote += places.remote_position.numel()
         batch = batch if self.transform is None else self.transform(batch)
         return Finished(sampled.index, batch, False, state.counts.all_left)

@@ -14,8 +14,6 @@ different points; :func:`first_point` says where they start together.
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-
-from salientpp.graph import Graph
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 VERSION = 1
 
@@ -151,27 +148,19 @@ def digest(*tensors: Tensor) -> str:
     return whole.hexdigest()[:16]
 
 
-def data_digest(data: Data, graph: Graph) -> str:
-    """16 hexadecimal digits for a ``Data``: the topology in full, of every other tensor the dtype, the shape and some entries."""
-    whole = hashlib.sha256(digest(graph.indptr, graph.indices).encode())
-    for name, value in sorted(data.to_dict().items()):
-        if isinstance(value, Tensor) and value.layout == torch.strided:
-            flat = value.detach().as_subclass(Tensor).flatten()
-            some = flat[torch.linspace(0, flat.numel() - 1, min(flat.numel(), _ENTRIES), dtype=torch.float64).long()]
-            whole.update(f"{name}{list(value.shape)}{digest(some)}".encode())
+def data_digest(data: Data | HeteroData, topology: Sequence[Tensor]) -> str:
+    """16 hexadecimal digits for an object: the topology in full, of every other tensor the dtype, the shape and some entries."""
+    whole = hashlib.sha256(digest(*topology).encode())
+    for store in data.stores:
+        for name, value in sorted(store.items()):
+            if isinstance(value, Tensor) and value.layout == torch.strided:
+                flat = value.detach().as_subclass(Tensor).flatten()
+                some = flat[torch.linspace(0, flat.numel() - 1, min(flat.numel(), _ENTRIES), dtype=torch.float64).long()]
+                whole.update(f"{store._key}{name}{list(value.shape)}{digest(some)}".encode())
     return whole.hexdigest()[:16]
 
 
-def settings(of: Any, *, but: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a dataclass as plain values; tensors by their digest."""
-    return {field.name: _plain(getattr(of, field.name)) for field in dataclasses.fields(of) if field.name not in but}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return digest(value)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, enum.Enum):
-        return _plain(value.value)
-    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+def inputs_digest(inputs: NodeSamplerInput | EdgeSamplerInput) -> str:
+    """16 hexadecimal digits for the seeds, with their times and labels."""
+    fields = [value for value in vars(inputs).values() if isinstance(value, Tensor)]
+    return digest(*fields)

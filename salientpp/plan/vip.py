@@ -26,33 +26,32 @@ a cache needs, stays near the best.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.graph import Graph
+from salientpp.graph import Graph, Relation, TypedGraph
 
 
-def check_fanouts(fanouts: Sequence[int]) -> list[int]:
-    """``fanouts`` as a list of ints, each >= 1 or -1 for all neighbours.
+def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list[int]:
+    """``fanouts`` as a list of ints, each >= 0 or -1 for all neighbours.
 
     Raises:
-        ValueError: an entry is 0, below -1 or no integer, or there is none.
+        ValueError: an entry is below -1 or no integer, or there is none and there must be one.
     """
     if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
         raise ValueError(f"num_neighbors must be a list of integers, one per hop, got {fanouts!r}")
     checked = []
     for hop, fanout in enumerate(fanouts):
         whole = isinstance(fanout, numbers.Real) and not isinstance(fanout, bool) and float(fanout).is_integer()
-        if not whole or not (fanout == -1 or fanout >= 1):
+        if not whole or fanout < -1:
             raise ValueError(
-                f"num_neighbors[{hop}] must be an integer >= 1, or -1 for all neighbours, got {fanout!r}; "
-                "to sample fewer hops, make the list shorter"
+                f"num_neighbors[{hop}] must be an integer >= 0, or -1 for all neighbours, got {fanout!r}"
             )
         checked.append(int(fanout))
-    if not checked:
+    if not checked and not may_be_empty:
         raise ValueError("num_neighbors must have one entry per hop, got an empty list")
     return checked
 
@@ -83,7 +82,7 @@ def inclusion_probability(
         float32 [N], or [K, N] for a list of seed sets; small values keep their relative precision.
 
     Raises:
-        ValueError: a seed out of range, a fanout that is 0, ``batch_size`` < 1, an unknown ``expand``.
+        ValueError: a seed out of range, a fanout below -1, ``batch_size`` < 1, an unknown ``expand``.
     """
     if expand not in ("frontier", "hop"):
         raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
@@ -117,6 +116,146 @@ def inclusion_probability(
         replace=replace,
     )
     return probability[0] if isinstance(seeds, Tensor) else probability
+
+
+# --- several types of vertices, weights, seeds of other kinds ----------------------------------------------
+
+
+def uniform_start(seeds: Tensor, batch_size: int) -> Callable[[int], Tensor]:
+    """``p_0`` of batches of ``batch_size`` of these seeds: a function of the number of vertices that gives float64 [N]."""
+
+    def start(num_vertices: int) -> Tensor:
+        probability = torch.zeros(num_vertices, dtype=torch.float64)
+        probability[seeds] = min(1.0, batch_size / max(1, seeds.numel()))
+        return probability
+
+    return start
+
+
+def link_start(ends: Tensor, batch_size: int, negatives_per_batch: int = 0, weight: Tensor | None = None) -> Callable[[int], Tensor]:
+    """``p_0`` of batches of ``batch_size`` edges, of which these are the ends of one side, and of random negative examples.
+
+    A vertex that is the end of c of the M edges is a seed with probability ``1 - (1 - B/M)^c``; each negative example is
+    vertex v with probability ``w(v) / sum w``.
+
+    Args:
+        ends: int64 [M].
+        negatives_per_batch: negative examples on this side.
+        weight: [N]; how often each vertex is one; None: all alike.
+    """
+
+    def start(num_vertices: int) -> Tensor:
+        count = torch.bincount(ends, minlength=num_vertices).to(torch.float64)
+        share = min(1.0, batch_size / max(1, ends.numel()))
+        absent = torch.pow(torch.tensor(1.0 - share, dtype=torch.float64), count)
+        if negatives_per_batch:
+            chance = torch.full_like(absent, 1.0 / num_vertices) if weight is None else weight.to(torch.float64) / weight.sum()
+            absent = absent * (1.0 - chance) ** negatives_per_batch
+        return 1.0 - absent
+
+    return start
+
+
+def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
+    """``t``: for every edge of a relation, in list order, the probability that its target, once expanded, draws its source.
+
+    Uniform draws: ``min(1, f / d)``, with replacement ``1 - (1 - 1/d)^f``. Weighted ones with replacement:
+    ``1 - (1 - w/W)^f``. Weighted ones without: ``w / W`` for one draw, which is exact, as are all where at least d are drawn;
+    otherwise ``1 - exp(-λ w)`` with λ such that a list's sum is f, the asymptotic inclusion probability of successive sampling
+    (Rosén, Journal of Statistical Planning and Inference 62, 1997).
+
+    Returns:
+        float64 [E].
+    """
+    degree = relation.indptr.diff()
+    size = torch.repeat_interleave(degree, degree).to(torch.float64)
+    if fanout == 0:
+        return torch.zeros_like(size)
+    if fanout < 0:
+        return torch.ones_like(size)
+    if relation.edge_weight is None:
+        return 1.0 - (1.0 - 1.0 / size) ** fanout if replace else (fanout / size).clamp(max=1.0)
+    target = torch.repeat_interleave(torch.arange(degree.numel()), degree)
+
+    def list_sum(values: Tensor) -> Tensor:
+        return torch.zeros(degree.numel(), dtype=torch.float64).index_add_(0, target, values)
+
+    # A list of zeros counts as one of ones, as the sampler has it.
+    weight = torch.where(list_sum(relation.edge_weight)[target] > 0, relation.edge_weight, 1.0)
+    share = weight / list_sum(weight)[target]
+    if replace:
+        return 1.0 - (1.0 - share) ** fanout
+    positive = list_sum((share > 0).to(torch.float64))
+    wanted = positive.clamp(max=float(fanout))
+    rate = wanted.clone()  # Newton from below: the sum is concave in the rate, so no step goes too far
+    for _ in range(100):
+        absent = torch.exp(-rate[target] * share)
+        missing = wanted - list_sum(1.0 - absent)
+        solve = (positive > fanout) & (missing > 1e-9)
+        if not bool(solve.any()):
+            break
+        rate = torch.where(solve, rate + missing / list_sum(share * absent).clamp(min=1e-300), rate)
+    probability = share if fanout == 1 else 1.0 - torch.exp(-rate[target] * share)
+    all_positive = positive[target] <= fanout
+    # Where the positive ones run out, those without weight share what is left.
+    left = ((fanout - positive)[target] / (size - positive[target]).clamp(min=1.0)).clamp(0.0, 1.0)
+    return torch.where(share > 0, torch.where(all_positive, 1.0, probability), torch.where(all_positive, left, 0.0))
+
+
+def typed_inclusion_probability(
+    graph: TypedGraph,
+    start: Mapping[str | None, Callable[[int], Tensor] | Tensor],
+    fanouts: Sequence[Sequence[int]],
+    *,
+    include_seeds: bool = False,
+    expand: str = "frontier",
+    replace: bool = False,
+) -> dict[str | None, Tensor]:
+    """Vertex inclusion probabilities over several types of vertices: the product above runs over every relation that can draw u.
+
+    Times and disjoint trees are not in the model: what a tree may not see counts as if it could, and trees as if they shared
+    vertices. Plain tensor operations, for one set of seeds; :func:`inclusion_probability` is the fast one.
+
+    Args:
+        start: per vertex type ``p_0`` float [N], or what :func:`uniform_start` and :func:`link_start` give; types without seeds may
+            be missing.
+        fanouts: per relation of the graph, one per hop.
+        include_seeds, expand, replace: as in :func:`inclusion_probability`.
+
+    Returns:
+        Per vertex type, float32 [N].
+    """
+    if expand not in ("frontier", "hop"):
+        raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
+    first = []
+    for name, size in zip(graph.node_types, graph.num_vertices):
+        given = start.get(name)
+        p_0 = torch.zeros(size, dtype=torch.float64) if given is None else given(size) if callable(given) else given.to(torch.float64)
+        if p_0.shape != (size,):
+            raise ValueError(f"start of {name!r} must have shape [{size}], got {list(p_0.shape)}")
+        first.append(p_0)
+    expanded = list(first)
+    reached = list(first)  # sum of q
+    included = [torch.zeros_like(p_0) for p_0 in first]
+    targets = [torch.repeat_interleave(torch.arange(r.indptr.numel() - 1), r.indptr.diff()) for r in graph.relations]
+    for hop in range(len(fanouts[0]) if fanouts else 0):
+        none = [torch.zeros_like(p_0) for p_0 in first]  # log of the probability that no edge draws u
+        for relation, target, per_hop in zip(graph.relations, targets, fanouts):
+            drawn = draw_probability(relation, per_hop[hop], replace) * expanded[relation.target][target]
+            none[relation.source].index_add_(0, relation.indices.to(torch.int64), torch.log1p(-drawn.clamp(max=1.0)))
+        for type_, log_none in enumerate(none):
+            p = -torch.expm1(log_none)
+            if expand == "frontier":
+                expanded[type_] = p * (1.0 - reached[type_]).clamp(min=0.0)
+                reached[type_] = reached[type_] + expanded[type_]
+                included[type_] = included[type_] + expanded[type_]
+            else:
+                expanded[type_] = p
+                included[type_] = included[type_] + p - included[type_] * p
+    if include_seeds:
+        either = [p_0 + p for p_0, p in zip(first, included)]
+        included = either if expand == "frontier" else [p_0 + p - p_0 * p for p_0, p in zip(first, included)]
+    return {name: p.clamp(max=1.0).to(torch.float32) for name, p in zip(graph.node_types, included)}
 
 
 def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:

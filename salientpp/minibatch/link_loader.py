@@ -1,0 +1,183 @@
+"""The loader whose seeds are edges: batches for link prediction, as PyG's ``LinkNeighborLoader`` gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader.utils import get_edge_label_index
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling, SamplerOutput
+from torch_geometric.sampler.base import SubgraphType
+
+from salientpp.comm import DEFAULT_TIMEOUT
+from salientpp.graph import count_vertices
+from salientpp.minibatch.batch import keep_link_books
+from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
+from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.plan.vip import link_start
+
+
+class LinkNeighborLoader(BatchLoader):
+    """Mini-batches of the neighbourhoods of edges, with negative examples.
+
+    Args:
+        data: a PyG ``Data`` or ``HeteroData``, or a pair of PyG's ``FeatureStore`` and ``GraphStore``.
+        num_neighbors: as in :class:`~salientpp.NeighborLoader`.
+        edge_label_index: the seeds, int64 [2, M]; None takes the graph's own edges. On a ``HeteroData`` an edge type, or (edge type,
+            [2, M]).
+        edge_label: [M, ...] labels. With binary negative sampling 0 comes to mean "negative", and labels from 0 move up by one.
+        edge_label_time: [M]; neighbours are not in the future of their edge. Needs ``time_attr``, and the other way round.
+        neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' random
+            destinations for every edge.
+        neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
+        gpu_fraction, device, depth, seed: as in :class:`~salientpp.NeighborLoader`, as are all others.
+
+    Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]],
+        edge_label_index: Tensor | tuple[str, str, str] | tuple[tuple[str, str, str], Tensor] | None = None,
+        edge_label: Tensor | None = None,
+        edge_label_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: SubgraphType | str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        neg_sampling: NegativeSampling | str | dict[str, Any] | None = None,
+        neg_sampling_ratio: float | None = None,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Data] | None = None,
+        transform_sampler_output: Callable | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: BaseSampler | None = None,
+        directed: bool = True,
+        *,
+        gpu_fraction: float = 0.0,
+        device: torch.device | str | None = None,
+        depth: int = 10,
+        seed: int | None = None,
+        timeout: float | timedelta = DEFAULT_TIMEOUT,
+        **kwargs: Any,
+    ) -> None:
+        given = {
+            "transform": transform,
+            "transform_sampler_output": transform_sampler_output,
+            "replication_factor": 0.0,
+            "gpu_fraction": gpu_fraction,
+            "policy": "vip",
+            "cache": None,
+            "device": device,
+            "depth": depth,
+            "seed": seed,
+            "uneven": "wrap",
+            "process_group": None,
+            "timeout": timeout,
+        }
+        if neg_sampling_ratio is not None and neg_sampling_ratio != 0.0:
+            neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
+        self.num_neighbors = num_neighbors
+        self.edge_label_index = edge_label_index
+        self.filter_per_worker = filter_per_worker
+        self.neg_sampling = NegativeSampling.cast(neg_sampling)
+        how = {
+            "replace": replace,
+            "subgraph_type": subgraph_type,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+            "time_attr": time_attr,
+            "weight_attr": weight_attr,
+            "is_sorted": is_sorted,
+            "directed": directed,
+        }
+        input_id, custom_cls = kwargs.pop("input_id", None), kwargs.pop("custom_cls", None)
+
+        def open_source() -> Source:
+            if not isinstance(data, (Data, HeteroData)) and not is_remote(data):
+                raise TypeError(
+                    f"data must be a torch_geometric.data.Data, a HeteroData or a pair of FeatureStore and GraphStore, got {type(data).__name__}"
+                )
+            if (edge_label_time is not None) != (time_attr is not None):
+                one, other = ("edge_label_time", "time_attr") if time_attr is None else ("time_attr", "edge_label_time")
+                raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
+            sampler = checked_sampler(neighbor_sampler, "sample_from_edges") or NeighborSampler(data, num_neighbors, **how)
+            inputs = self._edge_inputs(data, edge_label, edge_label_time, input_id)
+            return self._open_data(
+                data,
+                ("x",),
+                sampler,
+                custom_cls,
+                inputs=inputs,
+                num_inputs=inputs.row.numel(),
+                keep_books=partial(keep_link_books, input_type=inputs.input_type, triplet=self._is_triplet),
+                heat=lambda: heat_of(sampler, self._start(inputs), None, self._mean_batch_size),
+            )
+
+        super().__init__(data, open_source, given, kwargs)
+
+    @property
+    def _is_triplet(self) -> bool:
+        return self.neg_sampling is not None and self.neg_sampling.is_triplet()
+
+    def _edge_inputs(self, data: Data | HeteroData, label: Tensor | None, time: Tensor | None, input_id: Tensor | None) -> EdgeSamplerInput:
+        """All seeds, checked, with PyG's meaning of labels."""
+        sizes = count_vertices(data)
+        if None not in sizes and not isinstance(self.edge_label_index, (tuple, list)):
+            raise ValueError(
+                f"edge_label_index of a graph with several types must be an edge type or (edge type, [2, M]), got {self.edge_label_index!r}"
+            )
+        type_, ends = get_edge_label_index(data, self.edge_label_index)
+        if not isinstance(ends, Tensor) or ends.dim() != 2 or ends.size(0) != 2:
+            got = list(ends.shape) if isinstance(ends, Tensor) else type(ends).__name__
+            raise ValueError(f"edge_label_index must be a tensor of shape [2, M], got {got}")
+        if ends.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"edge_label_index must have dtype int64 or int32, got {ends.dtype}")
+        ends = ends.as_subclass(Tensor).cpu().to(torch.int64)
+        for side, end in enumerate((None, None) if type_ is None else (type_[0], type_[-1])):
+            if end not in sizes:
+                raise ValueError(f"edge_label_index must join node types of the data ({', '.join(sizes)}), got {end!r}")
+            size = sizes[end]
+            bad = ((ends[side] < 0) | (ends[side] >= size)).nonzero()
+            if bad.numel():
+                raise ValueError(f"edge_label_index[{side}, {int(bad[0])}] must be in [0, {size}), got {int(ends[side, bad[0]])}")
+        for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
+            if values is not None and (not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)):
+                got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise ValueError(f"{name} must have one entry per edge of edge_label_index, expected {ends.size(1)}, got {got}")
+        if self._is_triplet and label is not None:
+            raise ValueError("edge_label needs to be undefined for 'triplet'-based negative sampling: src_index, dst_pos_index and dst_neg_index of the batch tell which is which")
+        if self.neg_sampling is not None and self.neg_sampling.is_binary() and label is not None and label.numel() and int(label.min()) == 0:
+            label = label + 1
+        return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
+
+    def _start(self, inputs: EdgeSamplerInput) -> dict[str | None, Callable[[int], Tensor]]:
+        """How probably a batch has each vertex as a seed: an end of an edge, or of a negative example."""
+        negatives = self.neg_sampling
+        batch_size = self._mean_batch_size
+        count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
+        source = link_start(inputs.row, batch_size, 0 if self._is_triplet else count, None if negatives is None else negatives.src_weight)
+        target = link_start(inputs.col, batch_size, count, None if negatives is None else negatives.dst_weight)
+        ends = (None, None) if inputs.input_type is None else (inputs.input_type[0], inputs.input_type[-1])
+        if ends[0] != ends[1]:
+            return {ends[0]: source, ends[1]: target}
+        return {ends[0]: lambda size: 1.0 - (1.0 - source(size)) * (1.0 - target(size))}
+
+    def _draw(self, inputs: EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
+        sampler = self._source.sampler
+        if isinstance(sampler, NeighborSampler):
+            return sampler.sample_from_edges(inputs, neg_sampling=self.neg_sampling, key=key)
+        return sampler.sample_from_edges(inputs, neg_sampling=self.neg_sampling)
+

@@ -1,0 +1,340 @@
+"""How do PyG's loaders, and ours, ask for a neighbourhood?
+
+:class:`NeighborSampler` is a PyG ``BaseSampler`` with the arguments of PyG's own: a graph and how to draw from it, seeds in, an MFG
+out. Seeds are vertices, or the end points of edges with negative examples; what PyG does around a draw (the seeds of an edge,
+their labels, bidirectional subgraphs) is PyG's code here too.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    NumNeighbors,
+    SamplerOutput,
+)
+from torch_geometric.sampler.base import SubgraphType
+from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
+
+from salientpp import ops
+from salientpp.graph import NO_EDGES, Graph, TypedGraph, count_vertices
+from salientpp.minibatch.sampler import Sampler, TypedSampler
+from salientpp.plan.vip import check_fanouts
+
+_STRATEGIES = ("uniform", "last")
+
+#: Joined with a batch's key for what is drawn beside neighbours: the negative examples.
+_NEGATIVES = 0x6E6567
+
+
+class NeighborSampler(BaseSampler):
+    """Neighbour sampling for any loader that takes a ``BaseSampler``: PyG's ``NodeLoader`` and ``LinkLoader``, Lightning's data
+    modules, and this package's loaders (``neighbor_sampler=``).
+
+    Args:
+        data: a ``Data``, a ``HeteroData``, or a pair of PyG's ``FeatureStore`` and ``GraphStore``.
+        num_neighbors: fanouts, nearest the seeds first, -1 for all; of a ``HeteroData`` also a mapping from edge types, or PyG's
+            ``NumNeighbors``.
+        subgraph_type: 'directional': the edges drawn; 'bidirectional': those and their reverses; 'induced': all edges between
+            sampled vertices.
+        replace: draw with replacement.
+        disjoint: every seed grows a tree of its own; ``batch`` numbers the trees.
+        temporal_strategy: 'uniform' or 'last'; with ``time_attr``, draw from all neighbours that are not in the future of the seed,
+            or from the latest of them.
+        time_attr: the attribute with the times of vertices or of edges; implies ``disjoint``.
+        weight_attr: the attribute with edge weights; a neighbour is drawn with probability proportional to its edge's.
+        is_sorted: ``edge_index`` is sorted by target, and inside a target's list by time.
+        share_memory: accepted; worker threads share memory anyway, and processes that fork do too.
+        directed: deprecated; False means ``subgraph_type='induced'``.
+        sample_direction: 'forward' draws sources of edges into a vertex, 'backward' targets of edges out of it.
+
+    Every call draws anew from torch's global generator, unless ``key`` is given.
+
+    Raises:
+        ValueError: an argument is wrong.
+        TypeError: ``data`` is of another type.
+    """
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        num_neighbors: NumNeighbors | Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]],
+        subgraph_type: SubgraphType | str = "directional",
+        replace: bool = False,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        is_sorted: bool = False,
+        share_memory: bool = False,
+        directed: bool = True,
+        sample_direction: str = "forward",
+    ) -> None:
+        if not directed:
+            warnings.warn("directed=False is deprecated; pass subgraph_type='induced'", DeprecationWarning, stacklevel=2)
+            subgraph_type = SubgraphType.induced
+        if sample_direction not in ("forward", "backward"):
+            raise ValueError(f"sample_direction must be 'forward' or 'backward', got {sample_direction!r}")
+        if not isinstance(data, (Data, HeteroData)) and not is_remote(data):
+            raise TypeError(
+                f"data must be a torch_geometric.data.Data, a HeteroData or a pair of FeatureStore and GraphStore, got {type(data).__name__}"
+            )
+        self.sample_direction = sample_direction
+        backward = sample_direction == "backward"
+        self.graph: Graph | None = None  # for Sampler, where it suffices
+        self.typed_graph: TypedGraph | None = None
+        if is_remote(data):
+            if weight_attr is not None:
+                raise NotImplementedError("weight_attr is for a Data or HeteroData: a FeatureStore and GraphStore hold no edge attributes")
+            self.typed_graph = TypedGraph.from_stores(*data, time_attr=time_attr, backward=backward)
+        elif isinstance(data, HeteroData) or time_attr is not None or weight_attr is not None or backward:
+            self.typed_graph = TypedGraph.from_data(
+                data, time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, backward=backward
+            )
+        elif data.get("edge_index") is None and data.get("adj_t") is None:
+            if len(num_neighbors):
+                warnings.warn("data has neither edge_index nor adj_t, so batches hold their seeds only", UserWarning, stacklevel=2)
+            self.graph = Graph.from_edge_index(NO_EDGES, count_vertices(data)[None])
+        else:
+            self.graph = Graph.from_data(data, is_sorted=is_sorted)
+        self._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy)
+
+    @classmethod
+    def of(cls, graph: Graph, num_neighbors: Sequence[int], *, subgraph_type: str = "directional", replace: bool = False) -> NeighborSampler:
+        """A sampler of a homogeneous :class:`~salientpp.Graph`; shares its arrays."""
+        sampler = cls.__new__(cls)
+        sampler.sample_direction = "forward"
+        sampler.graph, sampler.typed_graph = graph, None
+        sampler._set_options(num_neighbors, subgraph_type, replace, False, "uniform")
+        return sampler
+
+    def _set_options(
+        self, num_neighbors: Any, subgraph_type: SubgraphType | str, replace: bool, disjoint: bool, temporal_strategy: str
+    ) -> None:
+        if temporal_strategy not in _STRATEGIES:
+            raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
+        if temporal_strategy != "uniform" and not self.is_temporal:
+            raise ValueError(f"temporal_strategy={temporal_strategy!r} needs times; pass time_attr too")
+        self.num_neighbors = num_neighbors
+        self.subgraph_type = SubgraphType(getattr(subgraph_type, "value", subgraph_type))
+        self.replace = bool(replace)
+        self.disjoint = bool(disjoint)
+        self.temporal_strategy = temporal_strategy
+        self.keep_orig_edges = False
+
+    # --- what it is, in PyG's words ------------------------------------------------------------------------
+
+    @property
+    def num_neighbors(self) -> NumNeighbors:
+        return self._num_neighbors
+
+    @num_neighbors.setter
+    def num_neighbors(self, num_neighbors: Any) -> None:
+        if isinstance(num_neighbors, NumNeighbors) or (self.is_hetero and isinstance(num_neighbors, Mapping)):
+            # PyG's class keeps what it derives, for one list of edge types.
+            given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(dict(num_neighbors))
+            values = NumNeighbors(given.values, given.default)
+        else:
+            values = NumNeighbors(check_fanouts(num_neighbors, may_be_empty=True))
+        self._num_neighbors = values
+        self._fanouts = self._read_fanouts()
+
+    def _read_fanouts(self) -> list[list[int]]:
+        """Per relation."""
+        if not self.is_hetero:
+            return [check_fanouts(self._num_neighbors.get_values(), may_be_empty=True)]
+        values = self._num_neighbors.get_values(list(self.typed_graph.edge_types))
+        fanouts = []
+        for name in self.typed_graph.edge_types:
+            try:
+                fanouts.append(check_fanouts(values[name], may_be_empty=True))
+            except ValueError as error:
+                raise ValueError(f"edge type {name}: {error}") from None
+        return fanouts
+
+    @property
+    def fanouts(self) -> list[list[int]]:
+        """Per relation, neighbours per vertex and hop."""
+        return self._fanouts
+
+    @property
+    def is_hetero(self) -> bool:
+        return self.typed_graph is not None and not self.typed_graph.is_homogeneous
+
+    @property
+    def is_temporal(self) -> bool:
+        return self.typed_graph is not None and self.typed_graph.clock is not None
+
+    @property
+    def disjoint(self) -> bool:
+        return self._disjoint or self.is_temporal
+
+    @disjoint.setter
+    def disjoint(self, disjoint: bool) -> None:
+        self._disjoint = disjoint
+
+    @property
+    def num_nodes(self) -> int | dict[str, int]:
+        if self.graph is not None:
+            return self.graph.num_vertices
+        sizes = dict(zip(self.typed_graph.node_types, self.typed_graph.num_vertices))
+        return sizes if self.is_hetero else sizes[None]
+
+    @property
+    def node_time(self) -> Tensor | dict[str, Tensor] | None:
+        """On the graph's clock."""
+        if not self.is_temporal:
+            return None
+        times = {name: time for name, time in zip(self.typed_graph.node_types, self.typed_graph.node_time) if time is not None}
+        return (times or None) if self.is_hetero else times.get(None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the topology with its times and weights."""
+        return (self.graph or self.typed_graph).nbytes
+
+    def arrays(self) -> list[Tensor]:
+        """Everything that a sample depends on, beside :meth:`settings` and the key."""
+        if self.graph is not None:
+            return [self.graph.indptr, self.graph.indices]
+        typed = self.typed_graph
+        arrays = [array for r in typed.relations for array in (r.indptr, r.indices, r.edge_weight, r.edge_time)]
+        return [array for array in (*arrays, *typed.node_time) if array is not None]
+
+    def settings(self) -> dict[str, Any]:
+        """How it draws, as plain values."""
+        return {
+            "num_neighbors": self._fanouts if self.is_hetero else self._fanouts[0],
+            "replace": self.replace,
+            "subgraph_type": self.subgraph_type.value,
+            "disjoint": self.disjoint,
+            "temporal_strategy": self.temporal_strategy,
+        }
+
+    @property
+    def edge_permutation(self) -> None:
+        """None: the edge ids of a sample are the user's own."""
+        return None
+
+    # --- sampling -----------------------------------------------------------------------------------------
+
+    def sample_from_nodes(self, inputs: NodeSamplerInput, key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of some vertices.
+
+        Args:
+            inputs: the seeds, with times and node type where there are any.
+            key: 64-bit; fixes all draws. None draws one from torch's global generator.
+        """
+        key = _drawn(key)
+        return self._finished(node_sample(inputs, lambda seed, seed_time: self._sample(seed, seed_time, key)))
+
+    def sample_from_edges(
+        self, inputs: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, key: int | None = None
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of the end points of some edges, and of negative examples.
+
+        Args:
+            inputs: the edges, with labels, times and edge type where there are any.
+            neg_sampling: how many and which negative examples.
+            key: as in :meth:`sample_from_nodes`; fixes the negative examples too.
+        """
+        key = _drawn(key)
+        if inputs.time is not None and self.is_temporal:
+            inputs = copy.copy(inputs)
+            times, inputs.time = inputs.time, self.typed_graph.clock.read(inputs.time, "edge_label_time")
+        else:
+            times = None
+        negatives = None if neg_sampling is None else _KeyedNegatives(neg_sampling, ops.join_key(_NEGATIVES, key))
+        out = edge_sample(
+            inputs,
+            lambda seed, seed_time: self._sample(seed, seed_time, key, on_clock=True),
+            self.num_nodes,
+            self.disjoint,
+            self.node_time,
+            negatives,
+        )
+        if times is not None:
+            out.metadata = (*out.metadata[:-1], _times_of(times, out.metadata[-1].numel()))
+        return self._finished(out)
+
+    def _finished(self, out: SamplerOutput | HeteroSamplerOutput) -> SamplerOutput | HeteroSamplerOutput:
+        if self.subgraph_type == SubgraphType.bidirectional:
+            return out.to_bidirectional(keep_orig_edges=self.keep_orig_edges)
+        return out
+
+    def _sample(
+        self, seed: Tensor | dict[str, Tensor], seed_time: Any = None, key: int | None = None, on_clock: bool = False
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """By PyG's name, since PyG's bidirectional sampler calls it. ``on_clock``: the graph's clock has read the times."""
+        key = _drawn(key)
+        induced = self.subgraph_type == SubgraphType.induced
+        if self.graph is not None and not self.disjoint and not induced:
+            return Sampler(self.graph, self._fanouts[0], self.replace).sample(seed.to(torch.int64), key)
+        sampler = TypedSampler(
+            self.as_typed(), self._fanouts, self.replace, self.disjoint, self.temporal_strategy == "last", induced
+        )
+        seeds = seed if isinstance(seed, dict) else {None: seed}
+        times = seed_time if isinstance(seed_time, dict) or seed_time is None else {None: seed_time}
+        if times is not None and self.is_temporal and not on_clock:
+            times = {name: self.typed_graph.clock.read(time, "input_time") for name, time in times.items()}
+        out = sampler.sample({name: ids.to(torch.int64) for name, ids in seeds.items()}, key, times)
+        if self.sample_direction == "backward":
+            out.row, out.col = out.col, out.row
+        return out
+
+    def as_typed(self) -> TypedGraph:
+        """The graph as one with types, whichever it is kept as."""
+        return TypedGraph.of(self.graph) if self.typed_graph is None else self.typed_graph
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, graph={self.graph or self.typed_graph})"
+
+
+def is_remote(data: Any) -> bool:
+    """Whether this is a pair of PyG's interfaces to data that is kept elsewhere."""
+    return (
+        isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore)
+    )
+
+
+def _drawn(key: int | None) -> int:
+    return int(torch.randint(-(2**63), 2**63 - 1, ())) if key is None else key
+
+
+def _times_of(times: Tensor, size: int) -> Tensor:
+    """The user's times of the positive edges, repeated for the negative ones as PyG does."""
+    return times.repeat(-(-size // max(1, times.numel())))[:size]
+
+
+class _KeyedNegatives:
+    """PyG's negative sampling, with draws that are a pure function of a key."""
+
+    def __init__(self, negatives: NegativeSampling, key: int) -> None:
+        self._negatives = negatives
+        self._generator = torch.Generator().manual_seed(key)
+        self.amount = negatives.amount
+
+    def is_binary(self) -> bool:
+        return self._negatives.is_binary()
+
+    def is_triplet(self) -> bool:
+        return self._negatives.is_triplet()
+
+    def sample(self, num_samples: int, endpoint: str, num_nodes: int | None = None) -> Tensor:
+        weight = self._negatives.src_weight if endpoint == "src" else self._negatives.dst_weight
+        if weight is None:
+            return torch.randint(num_nodes, (num_samples,), generator=self._generator)
+        if weight.numel() != num_nodes:
+            raise ValueError(f"{endpoint}_weight of neg_sampling must have {num_nodes} entries, one per vertex, got {weight.numel()}")
+        return torch.multinomial(weight.cpu(), num_samples, replacement=True, generator=self._generator)
