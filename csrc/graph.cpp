@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "memory.h"
 
 namespace salientpp {
 namespace {
@@ -24,9 +25,9 @@ std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tens
   check(target.numel() == num_edges, "target must have one entry per edge, expected ", num_edges, ", got ", target.numel());
   check(num_vertices >= 0, "num_vertices must be >= 0, got ", num_vertices);
 
-  Tensor indptr = new_vector(num_vertices + 1, ScalarType::Long);
-  Tensor indices = new_vector(num_edges, index_dtype(num_vertices));
-  Tensor edge_id = new_vector(num_edges, ScalarType::Long);
+  Tensor indptr = new_table(num_vertices + 1, ScalarType::Long);
+  Tensor indices = new_table(num_edges, index_dtype(num_vertices));
+  Tensor edge_id = new_table(num_edges, ScalarType::Long);
   int64_t* ptr = mutable_int64_data(indptr);
   int64_t* perm = mutable_int64_data(edge_id);
   std::fill(ptr, ptr + num_vertices + 1, 0);
@@ -78,8 +79,8 @@ std::tuple<Tensor, Tensor> transpose_csc(const Tensor& indptr, const Tensor& ind
   const int64_t num_vertices = indptr.numel() - 1;
   const int64_t num_edges = indices.numel();
   const int64_t* ptr = int64_data(indptr);
-  Tensor out_indptr = new_vector(num_vertices + 1, ScalarType::Long);
-  Tensor out_indices = new_vector(num_edges, indices.scalar_type());
+  Tensor out_indptr = new_table(num_vertices + 1, ScalarType::Long);
+  Tensor out_indices = new_table(num_edges, indices.scalar_type());
   int64_t* out_ptr = mutable_int64_data(out_indptr);
   std::fill(out_ptr, out_ptr + num_vertices + 1, 0);
   dispatch_index(indices, [&](auto* sources) {

@@ -253,12 +253,29 @@ def sample_typed_neighbors(
     )  # fmt: skip
 
 
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+def use_huge_pages(tensor: Tensor) -> None:
+    """Ask the system to move a large CPU tensor into huge pages, where it lies; rows are then read at random in less time.
+
+    Nothing happens where that is not possible: small or strided tensors, memory-mapped files, systems without huge pages or
+    without ``MADV_COLLAPSE`` (Linux 6.1). Takes about as long as copying the tensor; others may read it meanwhile.
+    """
+    _ops.use_huge_pages(tensor)
+
+
 # --- fake kernels ----------------------------------------------------------------------------------------
 
 
 def _dynamic(like: Tensor) -> Tensor:
     """An int64 vector whose length is known only when the kernel has run."""
     return like.new_empty([torch.library.get_ctx().new_dynamic_size()], dtype=torch.int64)
+
+
+@torch.library.register_fake("salientpp::use_huge_pages")
+def _(tensor):
+    return None
 
 
 @torch.library.register_fake("salientpp::csc_from_coo")

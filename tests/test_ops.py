@@ -73,6 +73,7 @@ CASES = {
         lambda: (NONE, long(0, 3, 6, 10), 2, NONE, NONE),
         lambda: (long(1, 0), long(0, 2), 0, NONE, NONE),
     ],
+    "use_huge_pages": [lambda: (torch.zeros(5),), lambda: (torch.zeros(0),), lambda: (torch.ones(2**20),), lambda: (torch.ones(4, 3).t(),)],
     "sample_typed_neighbors": [
         lambda: ([INDPTR], [INDICES], [None], [None], [None], [0], [0], [3], [None], [long(0, 1)], [None], [0], [2, 1], 2, 7, False, False, False, False),
         lambda: ([INDPTR], [INDICES], [long(2, 0, 1)], [torch.rand(3).double()], [None], [0], [0], [3], [long(1, 1, 2)], [long(0, 0)], [long(1, 2)], [0], [-1], 1, 7, True, True, True, True),
@@ -398,3 +399,22 @@ def test_inclusion_probability_refuses_a_corrupt_transpose(out_indptr, out_indic
             torch.tensor([0, 1, 2, 3]), torch.tensor(out_indptr), torch.tensor(out_indices), torch.tensor([0]), torch.tensor([0, 1]),
             [2], 1, frontier=True, include_seeds=False, replace=False,
         )  # fmt: skip
+
+
+# --- huge pages -------------------------------------------------------------------------------------------
+
+
+def test_huge_pages_change_no_value_and_no_address():
+    rows = torch.arange(3 * 2**20, dtype=torch.float32)
+    address, before = rows.data_ptr(), rows.clone()
+    ops.use_huge_pages(rows)
+    assert rows.data_ptr() == address and torch.equal(rows, before)
+
+
+def test_huge_pages_leave_a_file_unread(tmp_path):
+    rows = np.memmap(tmp_path / "rows", dtype=np.float32, mode="w+", shape=(3 * 2**20,))
+    del rows
+    rows = torch.from_numpy(np.memmap(tmp_path / "rows", dtype=np.float32, mode="c"))
+    ops.use_huge_pages(rows)
+    smaps = Path("/proc/self/smaps").read_text().split(str(tmp_path / "rows"))[1]
+    assert re.search(r"Rss: +0 kB", smaps.split("VmFlags")[0])

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory.h"
 #include "random.h"
 
 namespace salientpp {
@@ -54,11 +55,17 @@ class StampMap {
   }
 
  private:
-  std::vector<uint32_t> slots_;
+  std::vector<uint32_t, HugePageAllocator<uint32_t>> slots_;
   uint32_t stamp_ = 0;
 };
 
 class HashMap {
+  struct Entry {
+    uint64_t key = 0;  // id + 1; 0 is empty
+    int64_t local_id = 0;
+  };
+  using Table = std::vector<Entry, HugePageAllocator<Entry>>;
+
  public:
   static constexpr int64_t kMaxLocalIds = int64_t{1} << 31;
 
@@ -68,7 +75,7 @@ class HashMap {
     size_ = 0;
     // A table grown by one huge batch would be cleared in full for every small one after it.
     if (table_.size() > 8 * wanted || table_.size() < wanted) {
-      table_ = std::vector<Entry>(wanted);
+      table_ = Table(wanted);
       set_shift();
     } else {
       std::fill(table_.begin(), table_.end(), Entry{});
@@ -80,7 +87,7 @@ class HashMap {
   // Makes room for `size` ids in all; must precede the inserts, so that prefetched addresses stay valid.
   void reserve(int64_t size) {
     if (capacity_for(size) <= table_.size()) return;
-    std::vector<Entry> old(capacity_for(2 * size));
+    Table old(capacity_for(2 * size));
     old.swap(table_);
     set_shift();
     for (const Entry& entry : old) {
@@ -110,11 +117,6 @@ class HashMap {
   }
 
  private:
-  struct Entry {
-    uint64_t key = 0;  // id + 1; 0 is empty
-    int64_t local_id = 0;
-  };
-
   static uint64_t capacity_for(int64_t size) {
     uint64_t capacity = 1024;
     while (capacity < 2 * static_cast<uint64_t>(size)) capacity *= 2;
@@ -135,7 +137,7 @@ class HashMap {
     table_[at] = moved;
   }
 
-  std::vector<Entry> table_;
+  Table table_;
   int64_t size_ = 0;
   int shift_ = 64;
 };

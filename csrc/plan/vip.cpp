@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "check.h"
+#include "memory.h"
 
 namespace salientpp {
 namespace {
@@ -94,7 +95,7 @@ void sweep(const Problem& problem, const Index* out_indices, int64_t first_part,
   };
 
   // weight[v] = t_h(v) * x_{h-1}(v): the probability that v is expanded at this hop and draws a given neighbour.
-  std::vector<float> weight(static_cast<size_t>(n * W)), next(static_cast<size_t>(n * W));
+  std::vector<float, HugePageAllocator<float>> weight(static_cast<size_t>(n * W)), next(static_cast<size_t>(n * W));
   const size_t num_hops = problem.fanouts.size();
   over_ranges(bounds, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {

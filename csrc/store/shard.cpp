@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "check.h"
+#include "memory.h"
 
 namespace salientpp {
 namespace {
@@ -46,7 +47,7 @@ Tensor pack_id_set(const Tensor& ids, int64_t num_ids) {
   const int64_t size = ids.numel();
   check(size < (int64_t{1} << 32), "a set may hold fewer than 2^32 ids, got ", size);
   const int64_t num_words = size == 0 ? 0 : (num_ids + 31) / 32;
-  Tensor words = new_vector(num_words, ScalarType::Long);
+  Tensor words = new_table(num_words, ScalarType::Long);
   auto* out = reinterpret_cast<uint64_t*>(words.mutable_data_ptr());
   const int64_t* id = int64_data(ids);
   int64_t at = 0;

@@ -45,7 +45,7 @@ from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, Part
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.stages import BatchStages, Finished, Request, Sampled
 from salientpp.minibatch.state import Disagreement, Point, Progress, check_state, data_digest, first_point, inputs_digest, make_state
-from salientpp.ops import join_key
+from salientpp.ops import join_key, use_huge_pages
 from salientpp.pipeline import Pipeline, StageError, Trace, traced
 from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
@@ -54,6 +54,10 @@ from salientpp.plan.vip import inclusion_probability, typed_inclusion_probabilit
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
 from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Shard
+
+
+#: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
+_LARGE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._comm.report_failure(f"rank {self._comm.rank} could not make its loader: {type(error).__name__}: {error}")
             raise
 
+        large = [rows for shard in self._shards.values() for rows in shard.host_rows.values() if rows.nbytes >= _LARGE_BYTES]
+        if large:
+            # It takes seconds for gigabytes, and batches need not wait for it.
+            threading.Thread(target=_use_huge_pages, args=(large,), name="salientpp-pages", daemon=True).start()
         self._workers = ThreadPoolExecutor(self.num_workers, thread_name_prefix="salientpp-sample") if self.num_workers else None
         self._greeting: _OncePerThread | None = None
         host = ThreadPoolExecutor(1, thread_name_prefix="salientpp-gather")
@@ -983,6 +991,11 @@ def _users_edge_ids(edge: Any, permutation: Any) -> Any:
             for name, ids in edge.items()
         }
     return None if edge is None else permutation[edge.to(torch.int64)]
+
+
+def _use_huge_pages(tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        use_huge_pages(tensor)
 
 
 class _OncePerThread:

@@ -1,0 +1,52 @@
+// Huge pages for arrays that somebody else has made and filled.
+#include "memory.h"
+
+#include <cstdio>
+#include <string>
+
+namespace salientpp {
+namespace {
+
+// Whether the page at `address` belongs to no file. Of a file nothing must be read that was not asked for.
+bool is_anonymous([[maybe_unused]] uintptr_t address) {
+  bool anonymous = false;
+#ifdef __linux__
+  std::FILE* maps = std::fopen("/proc/self/maps", "r");
+  if (maps == nullptr) return false;
+  char line[512];
+  bool line_starts = true;
+  while (std::fgets(line, sizeof line, maps) != nullptr) {
+    unsigned long begin = 0, end = 0, inode = 0;
+    const bool read = line_starts && std::sscanf(line, "%lx-%lx %*s %*s %*s %lu", &begin, &end, &inode) == 3;
+    line_starts = std::char_traits<char>::find(line, std::char_traits<char>::length(line), '\n') != nullptr;
+    if (read && begin <= address && address < end) {
+      anonymous = inode == 0;
+      break;
+    }
+  }
+  std::fclose(maps);
+#endif
+  return anonymous;
+}
+
+void use_huge_pages(const Tensor& tensor) {
+#ifdef __linux__
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // Linux 6.1; older ones refuse it
+#endif
+  if (!tensor.is_contiguous()) return;
+  const auto data = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  const uintptr_t begin = (data + kHugePage - 1) & ~(kHugePage - 1);
+  const uintptr_t end = (data + static_cast<size_t>(tensor.numel()) * static_cast<size_t>(tensor.element_size())) & ~(kHugePage - 1);
+  if (begin >= end || !is_anonymous(begin)) return;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_COLLAPSE);
+#endif
+}
+
+STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
+  m.impl("use_huge_pages", TORCH_BOX(&use_huge_pages));
+}
+
+}  // namespace
+}  // namespace salientpp

@@ -1,0 +1,61 @@
+// Huge pages for large arrays that are read at random.
+//
+// A gather, a sampled edge and a hop of VIP touch memory at random, and with pages of 4 KB most touches also miss the
+// table of address translations. With pages of 2 MB sampling and gathering take about two thirds of the time. These are
+// requests: a system that has no huge pages, or none left, gives small ones, and nothing else changes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include "check.h"
+
+namespace salientpp {
+
+constexpr size_t kHugePage = size_t{1} << 21;
+
+// Asks for huge pages where whole ones lie in [data, data + bytes). Before the first touch this costs nothing.
+inline void advise_huge_pages([[maybe_unused]] const void* data, [[maybe_unused]] size_t bytes) {
+#ifdef __linux__
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) & ~(kHugePage - 1);
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) & ~(kHugePage - 1);
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+// For std::vector: large memory starts on a huge page and asks for more of them.
+template <class T>
+struct HugePageAllocator {
+  using value_type = T;
+  HugePageAllocator() = default;
+  template <class U>
+  HugePageAllocator(const HugePageAllocator<U>&) {}
+
+  T* allocate(size_t count) {
+    const size_t bytes = count * sizeof(T);
+    if (bytes < kHugePage) return static_cast<T*>(::operator new(bytes));
+    void* data = ::operator new(bytes, std::align_val_t{kHugePage});
+    advise_huge_pages(data, bytes);
+    return static_cast<T*>(data);
+  }
+  void deallocate(T* data, size_t count) {
+    if (count * sizeof(T) < kHugePage) ::operator delete(data);
+    else ::operator delete(data, std::align_val_t{kHugePage});
+  }
+  template <class U>
+  bool operator==(const HugePageAllocator<U>&) const { return true; }
+};
+
+// An uninitialised vector that lives long and is read at random.
+inline Tensor new_table(int64_t size, ScalarType dtype) {
+  Tensor table = new_vector(size, dtype);
+  advise_huge_pages(table.const_data_ptr(), static_cast<size_t>(size) * static_cast<size_t>(table.element_size()));
+  return table;
+}
+
+}  // namespace salientpp
