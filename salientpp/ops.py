@@ -122,6 +122,17 @@ def rebalance_parts(
     return _ops.rebalance_parts(indptr, indices, assignment, weights, limits, num_parts, sweeps, edge_weights)
 
 
+def keep_heaviest_edges(indptr: Tensor, indices: Tensor, most: int, edge_weights: Tensor | None = None) -> Tensor:
+    """Which edges of an undirected graph are among the ``most`` heaviest at either end, bool [E].
+
+    Args:
+        indptr, indices: each edge in the lists of both its ends, without repeats.
+        most: >= 1. A vertex of no more edges keeps them all.
+        edge_weights: int64 [E], the same at both ends; None means 1 each. A hash of the ends decides among equals.
+    """
+    return _ops.keep_heaviest_edges(indptr, indices, most, edge_weights)
+
+
 # --- store -----------------------------------------------------------------------------------------------
 
 
@@ -306,6 +317,11 @@ def _(indptr, out_indptr, out_indices, seeds, seed_offsets, fanouts, batch_size,
 @torch.library.register_fake("salientpp::rebalance_parts")
 def _(indptr, indices, assignment, weights, limits, num_parts, sweeps, edge_weights=None):
     return torch.empty_like(assignment)
+
+
+@torch.library.register_fake("salientpp::keep_heaviest_edges")
+def _(indptr, indices, most, edge_weights=None):
+    return torch.empty_like(indices, dtype=torch.bool)
 
 
 @torch.library.register_fake("salientpp::pack_id_set")

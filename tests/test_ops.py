@@ -66,6 +66,11 @@ CASES = {
         lambda: (INDPTR, INDICES, long(0, 0, 0), torch.ones(3, 2, dtype=torch.int64), long(2, 3), 2, 0, long(1, 5, 1)),
         lambda: (long(0), NONE, NONE, torch.ones(0, 1, dtype=torch.int64), long(2), 2, 3, None),
     ],
+    "keep_heaviest_edges": [
+        lambda: (long(0, 2, 3, 4), ints(1, 2, 0, 0), 1, None),
+        lambda: (long(0, 2, 3, 4), long(1, 2, 0, 0), 1, long(5, 4, 5, 4)),
+        lambda: (long(0), NONE, 3, None),
+    ],
     "pack_id_set": [lambda: (long(0, 31, 32, 99), 100), lambda: (NONE, 100), lambda: (NONE, 0), lambda: (long(0), 1)],
     "look_up": [
         lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 1, ops.pack_id_set(long(1), 3), ops.pack_id_set(long(0, 9), 10)),

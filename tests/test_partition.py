@@ -125,6 +125,15 @@ def test_the_symmetrised_graph_counts_each_pair_with_its_multiplicity():
     assert [part.tolist() for part in same] == [indptr.tolist(), indices.tolist(), weight.tolist()]
 
 
+def test_the_weight_of_an_undirected_edge_is_what_its_directed_edges_cost_at_their_targets():
+    # 0 -> 1 twice (7 each) and back once (5), 2 -> 1 once (7).
+    graph = make_graph([(0, 1), (0, 1), (1, 0), (2, 1), (3, 3)], 4)
+    for scale in (1, 2**40):
+        indptr, indices, weight = partition._symmetrise(graph, torch.tensor([5, 7, 11, 13]) * scale)
+        assert (indptr.tolist(), indices.tolist()) == ([0, 1, 3, 4, 4], [1, 0, 2, 1])
+        assert weight.tolist() == [19 * scale, 19 * scale, 7 * scale, 7 * scale]
+
+
 def test_edges_of_one_weight_need_no_weights():
     indptr, indices, weight = partition._symmetrise(make_graph([(0, 1), (1, 0), (1, 2), (2, 1)], 3), None)
     assert (indptr.tolist(), indices.tolist(), weight) == ([0, 1, 3, 4], [1, 0, 2, 1], None)
@@ -134,12 +143,83 @@ def test_dear_edges_are_not_cut():
     # A ring of 8 whose edges 0-1, 2-3, 4-5, 6-7 are dear: halves of four vertices can cut two cheap edges.
     pairs = [(v, (v + 1) % 8) for v in range(8)]
     graph = make_graph(pairs, 8)
-    source = graph.indices.long()
-    target = torch.arange(8).repeat_interleave(graph.indptr.diff())
-    edge_weights = torch.where((source % 2 == 0) & (target == source + 1), 100, 1)
+    edge_weights = torch.where(torch.arange(8) % 2 == 1, 100, 1)  # of the edges into each vertex
     assignment = assign_parts(graph, 2, edge_weights=edge_weights).assignment
     assert torch.equal(assignment[0::2], assignment[1::2])
     assert assignment.bincount().tolist() == [4, 4]
+
+
+# --- thinning --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 3, 10**9])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_an_edge_stays_if_it_is_among_the_heaviest_of_either_end(most, weighted):
+    graph, _ = make_skewed(seed=4)
+    # Distinct weights for the law; without weights a hash decides, which keeps as many.
+    indptr, indices, _ = symmetric(graph)
+    target = torch.arange(graph.num_vertices).repeat_interleave(indptr.diff())
+    low, high = torch.minimum(target, indices), torch.maximum(target, indices)
+    weight = 1 + (low * 7919 + high * 104_729) % 1_000_003
+    kept = ops.keep_heaviest_edges(indptr, indices, most, weight if weighted else None)
+    pairs = set(zip(target[kept].tolist(), indices[kept].tolist()))
+    assert all((v, u) in pairs for u, v in pairs), "both ends know of an edge that stays"
+    if not weighted:
+        assert bool((torch.bincount(target[kept], minlength=graph.num_vertices) >= indptr.diff().clamp(max=most)).all())
+        return
+    best: dict[tuple[int, int], int] = {}
+    for v in range(graph.num_vertices):
+        begin, end = indptr[v : v + 2].tolist()
+        for rank, e in enumerate((begin + weight[begin:end].argsort(descending=True)).tolist()):
+            edge = (int(low[e]), int(high[e]))
+            best[edge] = min(rank, best.get(edge, rank))
+    assert pairs == {pair for (u, v), rank in best.items() if rank < most for pair in ((u, v), (v, u))}
+
+
+def test_no_id_is_favoured_among_edges_of_one_weight():
+    indices = (torch.arange(200).repeat(200, 1)[~torch.eye(200, dtype=torch.bool)]).contiguous()  # all with all
+    indptr = torch.arange(201) * 199
+    kept = indices[ops.keep_heaviest_edges(indptr, indices, 10)].bincount(minlength=200)
+    assert kept.min() >= 10 and kept.max() < 60 and abs(kept[:100].sum() / kept.sum() - 0.5) < 0.05
+
+
+def test_a_thinned_graph_is_parted_as_well_and_within_the_limits(monkeypatch):
+    graph, community = make_communities(4, size=300, inside=12_000, across=3000, seed=10)
+    whole = assign_parts(graph, 4)
+    kept = []
+    monkeypatch.setattr(partition, "_EDGES_KEPT", 8)
+    monkeypatch.setattr(partition, "_MOST_EDGE_ENDS", graph.num_edges // 4)
+    original = partition._thin
+
+    def counting(indptr, indices, weight):
+        thin = original(indptr, indices, weight)
+        kept.append(thin[1].size / indices.size)
+        return thin
+
+    monkeypatch.setattr(partition, "_thin", counting)
+    thinned = assign_parts(graph, 4)
+    assert len(kept) == 1 and 0.2 < kept[0] < 0.8
+    assert thinned.edge_cut <= 1.01 * whole.edge_cut
+    assert max(thinned.balance.values()) <= 1.05
+    monkeypatch.setattr(partition, "_MOST_EDGE_ENDS", graph.num_edges)
+    assert assign_parts(graph, 4).edge_cut == whole.edge_cut and len(kept) == 1, "graphs within the bound are left whole"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"most": 0}, "most must be >= 1, got 0"),
+        ({"indptr": [0, 2, 1]}, "indptr must run from 0 to the number of indices, 2, got 0 to 1"),
+        ({"indptr": [0, 3, 2]}, "indptr must not decrease, got 2 after 3"),
+        ({"indices": [1, 2]}, r"indices\[1\] must be in \[0, 2\), got 2"),
+        ({"edge_weights": [1]}, "edge_weights must have one entry per edge, expected 2, got 1"),
+    ],
+)
+def test_thinning_refuses_what_it_cannot_read(change, words):
+    arguments = {"indptr": [0, 1, 2], "indices": [1, 0], "most": 1, "edge_weights": [1, 1]} | change
+    tensors = {key: torch.tensor(entry) if isinstance(entry, list) else entry for key, entry in arguments.items()}
+    with pytest.raises(RuntimeError, match=words):
+        ops.keep_heaviest_edges(**tensors)
 
 
 @pytest.mark.parametrize("pairs", [[], [(3, 3), (4, 4)], [(0, 1)]])
@@ -339,10 +419,10 @@ def test_the_kernel_refuses_what_it_cannot_read(name, value, words):
         ({"seed_sets": {"val": torch.ones(5).bool()}}, r"seed_sets\['val'\] must be a 1-D int64 tensor .*mask.nonzero"),
         ({"seed_sets": {"val": [1]}}, r"seed_sets\['val'\] must be a 1-D int64 tensor of vertex ids, got list"),
         ({"seed_sets": {"edges": torch.tensor([1])}}, "a seed set may not be called 'edges'"),
-        ({"edge_weights": torch.ones(3)}, r"edge_weights must be int64 \[4\], one per edge .*, got torch.float32 \[3\]"),
-        ({"edge_weights": torch.tensor([1, 2, 0, 1])}, r"edge_weights\[2\] must be >= 1, got 0"),
-        ({"edge_weights": torch.ones(4).long(), "method": "random"}, "edge_weights only guide method='metis'"),
-        ({"edge_weights": torch.full((4,), 2**61)}, "too many for the int64 integers of this METIS"),
+        ({"edge_weights": torch.ones(3)}, r"edge_weights must be int64 \[5\], .*, got torch.float32 \[3\]"),
+        ({"edge_weights": torch.tensor([1, 2, 0, 1, 1])}, r"edge_weights\[2\] must be >= 1, got 0"),
+        ({"edge_weights": torch.ones(5).long(), "method": "random"}, "edge_weights only guide method='metis'"),
+        ({"edge_weights": torch.full((5,), 2**61)}, "too many for the int64 integers of this METIS"),
     ],
 )
 def test_wrong_arguments_are_refused_in_words(arguments, words):

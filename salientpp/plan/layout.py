@@ -64,7 +64,10 @@ def assign_for(
     weights = None
     if isinstance(method, str) and method == "metis-vip":
         seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
-        weights = draw_weights(graph, seeds, num_neighbors, batch_size * max(1, num_parts))
+        # A graph of its own, so that its transpose is not kept while METIS wants the memory.
+        own = Graph.trusted(graph.indptr, graph.indices)
+        weights = draw_weights(own, seeds, num_neighbors, batch_size * max(1, num_parts))
+        del own
         method = "metis"
     return assign_parts(
         graph, num_parts, method=method, seed_sets=splits, edge_weights=weights, tolerance=tolerance, seed=seed

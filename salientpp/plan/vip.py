@@ -278,17 +278,17 @@ def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
 def draw_weights(
     graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, mean: float = 10.0, most: int = 1000
 ) -> Tensor:
-    """Edge weights for a partitioner: how often per step the target of an edge is expected to draw its source.
+    """Edge weights for a partitioner: how often per step v is expected to draw the source of a given in-edge.
 
-    With ``q_h`` the frontier probabilities above, ``w(u -> v) = sum_h t_h(v) q_{h-1}(v)``, so cutting heavy edges is what makes
-    rows travel.
+    With ``q_h`` the frontier probabilities above, ``w(v) = sum_h t_h(v) q_{h-1}(v)``, the same for all edges into v. Cutting heavy
+    edges is what makes rows travel.
 
     Args:
         seeds, num_neighbors, batch_size: of a step of all ranks together.
-        mean, most: the weights are scaled to this mean, rounded and clamped to [1, most], since partitioners take integers.
+        mean, most: the weights are scaled to this mean over the edges, rounded and clamped to [1, most], since partitioners take integers.
 
     Returns:
-        int64 [E], in the order of ``graph.indices``.
+        int64 [N].
     """
     fanouts = check_fanouts(num_neighbors)
     degree = graph.in_degree().clamp(min=1).to(torch.float64)
@@ -303,6 +303,5 @@ def draw_weights(
         chance = torch.ones_like(degree) if fanout < 0 else (fanout / degree).clamp(max=1.0)
         draws += chance * (until - reached).clamp(min=0.0)
         reached = until
-    per_edge = torch.repeat_interleave(draws, graph.in_degree())
-    scale = mean / per_edge.mean().clamp(min=1e-30) if per_edge.numel() else 1.0
-    return (per_edge * scale).round().clamp(1, most).to(torch.int64)
+    average = (draws @ graph.in_degree().double()) / max(1, graph.num_edges)
+    return (draws * (mean / average.clamp(min=1e-30))).round().clamp(1, most).to(torch.int64)

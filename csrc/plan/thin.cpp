@@ -1,0 +1,79 @@
+// Which edges of an undirected graph hold it together, where a partitioner has no room for all of them?
+//
+// Every vertex keeps the `most` heaviest of its edges, and an edge stays if either end keeps it: sparse regions stay whole, and
+// what goes is light and has much company. Equal weights are told apart by a hash of the two ends, so that no id is favoured.
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "random.h"
+
+namespace salientpp {
+namespace {
+
+using Rank = std::pair<int64_t, uint64_t>;  // weight, then hash; the same seen from both ends
+
+template <class Index>
+void keep_edges(const int64_t* indptr, const Index* indices, const int64_t* edge_weights, int64_t num_vertices, int64_t most, bool* keep) {
+  constexpr int64_t kGrain = 4096;
+  const auto rank = [&](int64_t v, int64_t e) {
+    const auto u = static_cast<int64_t>(indices[e]);
+    const auto low = static_cast<uint64_t>(std::min(u, v)), high = static_cast<uint64_t>(std::max(u, v));
+    return Rank{edge_weights == nullptr ? 1 : edge_weights[e], join_key(join_key(0, low), high)};
+  };
+  // The lowest rank that a vertex keeps.
+  std::vector<Rank> least(static_cast<size_t>(num_vertices), {std::numeric_limits<int64_t>::min(), 0});
+  torch::stable::parallel_for(0, num_vertices, kGrain, [&](int64_t begin, int64_t end) {
+    std::vector<Rank> ranks;
+    for (int64_t v = begin; v < end; ++v) {
+      if (indptr[v + 1] - indptr[v] <= most) continue;
+      ranks.clear();
+      for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) ranks.push_back(rank(v, e));
+      std::nth_element(ranks.begin(), ranks.begin() + (most - 1), ranks.end(), std::greater<Rank>());
+      least[static_cast<size_t>(v)] = ranks[static_cast<size_t>(most - 1)];
+    }
+  });
+  torch::stable::parallel_for(0, num_vertices, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t v = begin; v < end; ++v) {
+      for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
+        const Rank own = rank(v, e);
+        keep[e] = own >= least[static_cast<size_t>(v)] || own >= least[static_cast<size_t>(indices[e])];
+      }
+    }
+  });
+}
+
+Tensor keep_heaviest_edges(const Tensor& indptr, const Tensor& indices, int64_t most, const std::optional<Tensor>& edge_weights) {
+  check_vector(indptr, ScalarType::Long, "indptr");
+  check_index_vector(indices, "indices");
+  check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
+  check(most >= 1, "most must be >= 1, got ", most);
+  const int64_t num_vertices = indptr.numel() - 1;
+  const int64_t* ptr = int64_data(indptr);
+  check(ptr[0] == 0 && ptr[num_vertices] == indices.numel(), "indptr must run from 0 to the number of indices, ", indices.numel(), ", got ", ptr[0], " to ", ptr[num_vertices]);
+  for (int64_t v = 0; v < num_vertices; ++v) check(ptr[v] <= ptr[v + 1], "indptr must not decrease, got ", ptr[v + 1], " after ", ptr[v]);
+  const int64_t* edge_weight = nullptr;
+  if (edge_weights.has_value()) {
+    check_vector(*edge_weights, ScalarType::Long, "edge_weights");
+    check(edge_weights->numel() == indices.numel(), "edge_weights must have one entry per edge, expected ", indices.numel(), ", got ", edge_weights->numel());
+    edge_weight = int64_data(*edge_weights);
+  }
+  Tensor keep = new_vector(indices.numel(), ScalarType::Bool);
+  dispatch_index(indices, [&](auto* sources) {
+    for (int64_t e = 0; e < indices.numel(); ++e) {
+      check(sources[e] >= 0 && sources[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ", sources[e]);
+    }
+    keep_edges(ptr, sources, edge_weight, num_vertices, most, static_cast<bool*>(keep.mutable_data_ptr()));
+  });
+  return keep;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
+  m.impl("keep_heaviest_edges", TORCH_BOX(&keep_heaviest_edges));
+}
+
+}  // namespace
+}  // namespace salientpp
