@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from salientpp.analysis import report
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.volume import analyze, check_request
 from salientpp.datasets import load_dataset
 from salientpp.plan.cache import POLICIES
 from salientpp.plan.vip import check_fanouts
@@ -78,40 +79,45 @@ def _parser() -> argparse.ArgumentParser:
     cost = commands.add_parser(
         "analyze",
         help="what would a cache save on this graph?",
-        description="Count the feature rows that cross the network per epoch for every cache policy and replication factor α (each "
-        "machine caches α N / K rows), forecast them by vertex inclusion probability (VIP), and advise on α and on the GPU "
-        "fraction β. One machine without a GPU is enough.",
+        description="A graph of N vertices is spread over K machines; a batch fetches the feature rows that its machine lacks. Count "
+        "them for every policy of choosing rows to cache and every replication factor α (each machine caches α N / K rows of others), "
+        "forecast them by vertex inclusion probability (VIP), and advise on α and on the GPU fraction β (the share of its own rows "
+        "that a machine keeps in GPU memory). One machine without a GPU is enough.",
     )
-    cost.add_argument("dataset", help="a dataset directory, or what `salientpp partition` takes")
+    cost.add_argument("dataset", help="a dataset directory, synthetic[:num_vertices=N,...], npz:FILE, or a name of the Open Graph Benchmark")
     cost.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
     cost.add_argument(
-        "--partition", default="metis-vip", metavar="HOW", help="metis-vip (default), metis, random, or an .npy file of part ids"
-    )
+        "--partition", default="metis-vip", metavar="HOW",
+        help="metis-vip (default), metis, random, or an .npy file of part ids; a dataset directory is partitioned already",
+    )  # fmt: skip
     cost.add_argument(
         "--fanouts",
         type=_fanouts,
         action="append",
         metavar="F,F,...",
-        help="neighbours per hop, -1 for all (15,10,5); may be given several times",
+        help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (15,10,5); may be given several times",
     )
     cost.add_argument("--batch-size", type=int, default=1024, metavar="B", help="seeds per batch and machine (1024)")
     cost.add_argument(
         "--replication-factors", type=_numbers, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...",
-        help="sizes of the cache to try (0,.01,.05,.1,.2,.5,1)",
+        help="sizes of the cache to try; 0 is none, K - 1 would hold everything (0,.01,.05,.1,.2,.5,1)",
     )  # fmt: skip
     cost.add_argument(
         "--policies",
         type=lambda text: text.split(","),
         default=["vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"],
         metavar="P,P,...",
-        help=f"among {', '.join(sorted(POLICIES))}, oracle (all but vip-hop)",
+        help=f"among {', '.join(sorted(POLICIES))}, and oracle, which no policy beats (all but vip-hop)",
     )
     cost.add_argument("--epochs", type=int, default=10, help="epochs to count (10)")
     cost.add_argument("--seeds", default="train", help="the split that batches start from: train, val, test or all (train)")
-    cost.add_argument("--predict-only", action="store_true", help="no sampling: VIP's forecast alone")
+    cost.add_argument(
+        "--predict-only", action="store_true",
+        help="no sampling: VIP's forecast alone; METIS still takes its minutes on a large graph that is not partitioned yet",
+    )  # fmt: skip
     cost.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    cost.add_argument("--csv", type=Path, metavar="FILE", help="write the table")
-    cost.add_argument("--plot", type=Path, metavar="FILE", help="draw the table, .png or .svg (needs matplotlib)")
+    cost.add_argument("--csv", type=Path, metavar="FILE", help="write the first table, a line per cell")
+    cost.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows over α, .png or .svg (needs matplotlib)")
     cost.add_argument("--seed", type=int, default=0, help="of batches and partition (0)")
     cost.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
     cost.set_defaults(run=_analyze)
@@ -184,14 +190,22 @@ def _partition(arguments: argparse.Namespace) -> int:
 
 
 def _analyze(arguments: argparse.Namespace) -> int:
+    # Whatever can be wrong is said before the minutes of work.
     for option in ("json", "csv", "plot"):
-        path = getattr(arguments, option)
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"--{option}: the directory {path.parent} does not exist")
-    if arguments.plot is not None and arguments.plot.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
+        if (path := getattr(arguments, option)) is not None:
+            _check_output(f"--{option}", path)
+    if arguments.plot is not None:
+        if arguments.plot.suffix.lower() not in (".png", ".svg"):
+            raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
+        report.check_matplotlib()
     method = _method(arguments.partition)
     is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
+    if arguments.parts is None and not is_directory:
+        raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
+    fanouts = arguments.fanouts or [[15, 10, 5]]
+    check_request(
+        fanouts, arguments.batch_size, arguments.replication_factors, arguments.policies, arguments.epochs, arguments.predict_only
+    )
     screen = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -210,7 +224,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
             arguments.parts,
             name=arguments.dataset,
             method=method,
-            fanouts=arguments.fanouts or [[15, 10, 5]],
+            fanouts=fanouts,
             batch_size=arguments.batch_size,
             replication_factors=arguments.replication_factors,
             policies=arguments.policies,
@@ -241,6 +255,18 @@ def _analyze(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         report.plot(analysis, arguments.plot)
     return 0
+
+
+def _check_output(option: str, path: Path) -> None:
+    """Raise ValueError unless a file can be put at ``path``."""
+    if not path.parent.is_dir():
+        raise ValueError(f"{option}: the directory {path.parent} does not exist; make it, or choose another")
+    if path.is_dir():
+        raise ValueError(f"{option}: {path} is a directory; give the name of a file")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()  # permissions say too little: of root, of file systems mounted to be read
+    except OSError as error:
+        raise ValueError(f"{option}: the directory {path.parent} cannot be written ({error.strerror}); choose another") from None
 
 
 def _info(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 
 import distributed
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from graphs import random_data, real_data
 
 import salientpp
-from salientpp import NeighborLoader
+from salientpp import NeighborLoader, cli
 from salientpp.analysis.report import csv_text, write_whole
 from salientpp.analysis.volume import analyze
 from salientpp.cli import main
@@ -183,14 +184,65 @@ def test_the_command_draws_a_plot(tmp_path):
     ("extra", "text"),
     [
         (["--plot", "x.pdf"], "--plot must end in .png or .svg, got x.pdf"),
-        (["--json", "no/such/dir.json"], "--json: the directory no/such does not exist"),
+        (["--json", "no/such/dir.json"], "--json: the directory no/such does not exist; make it, or choose another"),
+        (["--csv", "no/such/dir.csv"], "--csv: the directory no/such does not exist"),
+        (["--plot", "no/such/dir.png"], "--plot: the directory no/such does not exist"),
+        (["--plot", "x"], "--plot must end in .png or .svg, got x"),
+        (["--json", "."], "--json: . is a directory; give the name of a file"),
+        (["--csv", "/proc/out.csv"], "--csv: the directory /proc cannot be written ("),
+        (["--policies", "vip,lru"], "policies must be among"),
+        (["--epochs", "0"], "epochs must be >= 1, got 0"),
+        (["--replication-factors", "0,-1"], "replication_factor must be >= 0"),
         (["--partition", "nofile"], "--partition must be metis, metis-vip, random or an .npy file of part ids, got nofile"),
     ],
 )
-def test_the_command_refuses_in_one_line(extra, text, capsys):
+def test_the_command_refuses_in_one_line_before_it_loads_anything(extra, text, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "load_dataset", None)
     assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", *extra]) == 2
     error = capsys.readouterr().err
     assert error.startswith("salientpp analyze: ") and text in error and error.count("\n") == 1
+
+
+def test_a_graph_that_is_not_partitioned_needs_a_number_of_parts(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "load_dataset", None)
+    assert main(["analyze", "synthetic:num_vertices=1000"]) == 2
+    assert "--parts is needed: synthetic:num_vertices=1000 is not a dataset directory" in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "load_dataset", None)
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--plot", str(tmp_path / "p.png")]) == 2
+    error = capsys.readouterr().err
+    assert "a plot needs matplotlib" in error and "pip install 'salientpp[plot]'" in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_the_files_of_before(tmp_path, capsys, monkeypatch):
+    (tmp_path / "out.json").write_text("old")
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("salientpp.analysis.volume._analyze_part", interrupt)
+    command = ["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--fanouts", "3", "--json", str(tmp_path / "out.json")]
+    assert main([*command, "--csv", str(tmp_path / "out.csv")]) == 130
+    assert "interrupted; nothing was written" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and (tmp_path / "out.json").read_text() == "old"
+
+
+def test_the_tables_say_what_memory_each_size_takes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    command = ["analyze", "synthetic:num_vertices=2000,num_features=25", "--parts", "2", "--fanouts", "3", "--predict-only"]
+    assert main([*command, "--replication-factors", "0,.1,1", "--json", str(tmp_path / "out.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # 100 bytes a row; α = 0.1 is 100 rows of 2000 / 2, and β is a share of the largest part.
+    assert next(line for line in lines if "cache per machine" in line).split()[3:] == ["0", "B", "10", "kB", "100", "kB"]
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert [entry["cache_bytes"] for entry in result["results"][:3]] == [0, 10_000, 100_000]
+    largest = round(result["balance"]["vertices"] * 1000)
+    assert [row["gpu_bytes"] for row in result["device_rows"]] == [int(row["gpu_fraction"] * largest) * 100 for row in result["device_rows"]]
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):

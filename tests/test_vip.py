@@ -12,7 +12,7 @@ from graphs import random_data, star
 
 import salientpp
 from salientpp import Graph, inclusion_probability, ops
-from salientpp.plan.vip import check_fanouts
+from salientpp.plan.vip import check_fanouts, draw_weights
 
 EXPAND = pytest.mark.parametrize("expand", ["frontier", "hop"])
 
@@ -359,3 +359,25 @@ def test_seeds_that_are_no_ids_are_refused(seeds):
 def test_fanouts_come_back_as_a_list_of_ints():
     assert check_fanouts((15, np.int64(10), -1, 5.0)) == [15, 10, -1, 5]
     assert all(type(f) is int for f in check_fanouts((np.int64(10), 5.0)))
+
+
+# --- edge weights ----------------------------------------------------------------------------------------
+
+
+def test_draw_weights_are_the_expected_draws_of_an_in_edge():
+    """0 <- 1 <- 2 <- 3, and 4, 5, 6 into 1; one seed, 0, of two: half the steps expand it."""
+    graph = Graph.from_edge_index(torch.tensor([[1, 2, 3, 4, 5, 6], [0, 1, 2, 1, 1, 1]]), 8)
+    seeds = torch.tensor([0, 7])
+    # By hand: v is expanded with probability q, and draws a given one of d neighbours with chance min(1, f / d).
+    # 0: 1/2 * 1; 1: 1/2 * 2/4; 2: found with 1/4, * 1. Over the six edges the mean is (1/2 + 4 * 1/4 + 1/4) / 6 = 7/24.
+    weights = draw_weights(graph, seeds, [2, 2, 2], 1, mean=70.0)
+    assert weights.dtype == torch.int64 and weights.tolist()[:3] == [120, 60, 60]
+    assert weights.min() >= 1, "a partitioner takes no zeros"
+    assert draw_weights(graph, seeds, [2, 2, 2], 1, mean=70.0, most=100).tolist()[:3] == [100, 60, 60]
+
+
+def test_draw_weights_of_a_graph_without_edges_or_seeds_are_ones():
+    empty = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 3)
+    assert draw_weights(empty, torch.tensor([0]), [2], 1).ge(1).all()
+    path = Graph.from_edge_index(torch.tensor([[0], [1]]), 2)
+    assert draw_weights(path, torch.empty(0, dtype=torch.int64), [2], 1).tolist() == [1, 1]

@@ -22,10 +22,14 @@ GPU_FRACTIONS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Rows of its own part that a batch copies from host to device, expected, mean over parts, by GPU fraction β."""
+    """Rows of its own part that a batch copies from host to device, expected, mean over parts, by GPU fraction β.
+
+    ``gpu_bytes`` is what β of the largest part takes on the device.
+    """
 
     fanouts: tuple[int, ...]
     gpu_fraction: float
+    gpu_bytes: int
     rows_per_batch_vip_order: float
     rows_per_batch_original_order: float
 
@@ -54,10 +58,10 @@ class Recommendation:
 
     def __str__(self) -> str:
         return (
-            f"fanouts {list(self.fanouts)}: α = {self.replication_factor:g} ({_size(self.cache_bytes)} per machine) leaves "
-            f"{self.remaining:.2f}× the traffic; the next GB saves {self.next_gb_saves:.1%}. "
-            f"β = {self.gpu_fraction:g} ({_size(self.gpu_bytes)} of GPU memory) leaves {self.gpu_remaining:.2f}× of the "
-            f"host-to-device rows; the next GB saves {self.next_gpu_gb_saves:.1%}."
+            f"fanouts {list(self.fanouts)}: α = {self.replication_factor:g} ({format_bytes(self.cache_bytes)} per machine) leaves "
+            f"{self.remaining:.0%} of the rows to fetch; a next GB would save another {self.next_gb_saves:.1%} of them. "
+            f"β = {self.gpu_fraction:g} ({format_bytes(self.gpu_bytes)} of GPU memory) leaves {self.gpu_remaining:.0%} of the rows "
+            f"to copy from host to device; a next GB would save another {self.next_gpu_gb_saves:.1%} of them."
         )
 
 
@@ -99,13 +103,16 @@ def advise(
         heats.append(by_heat)
         totals[1] += heat.sum()
     device /= len(workloads)
-    rows = [DeviceRows(fanouts, beta, float(device[0, i]), float(device[1, i])) for i, beta in enumerate(GPU_FRACTIONS)]
+    largest = max(book.size_of(part_id) for part_id in range(book.num_parts))
+    rows = [
+        DeviceRows(fanouts, beta, int(beta * largest) * row_bytes, float(device[0, i]), float(device[1, i]))
+        for i, beta in enumerate(GPU_FRACTIONS)
+    ]
     whole = max(float(device[0, 0]), 1e-12)
     best = rows[_knee(list(GPU_FRACTIONS), [1 - row.rows_per_batch_vip_order / whole for row in rows])]
     for heat in heats:
         first = int(best.gpu_fraction * heat.numel())
         gains[1] += heat[first : first + gb_rows].sum()
-    largest = max(book.size_of(part_id) for part_id in range(book.num_parts))
     return rows, Recommendation(
         fanouts=fanouts,
         replication_factor=alpha,
@@ -114,7 +121,7 @@ def advise(
         next_gb_saves=float(gains[0] / totals[0].clamp(min=1e-12)),
         gpu_fraction=best.gpu_fraction,
         gpu_remaining=best.rows_per_batch_vip_order / whole,
-        gpu_bytes=int(best.gpu_fraction * largest) * row_bytes,
+        gpu_bytes=best.gpu_bytes,
         next_gpu_gb_saves=float(gains[1] / totals[1].clamp(min=1e-12)),
     )
 
@@ -126,7 +133,7 @@ def _knee(costs: Sequence[float], gains: Sequence[float]) -> int:
     return above.index(max(above))
 
 
-def _size(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000 or unit == "GB":
             return f"{num_bytes:.3g} {unit}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from salientpp.analysis.advice import format_bytes
 from salientpp.analysis.volume import ORACLES, Analysis, Volume
 
 
@@ -21,7 +22,8 @@ def volume_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
     kind = "fetched" if analysis.epochs else "expected to be fetched"
     alphas = sorted({volume.replication_factor for volume in volumes})
     table = _table(
-        f"Fanouts {list(fanouts)}: {bare:,.0f} feature rows {kind} per epoch by {analysis.parts} parts; share left by a cache",
+        f"Fanouts {list(fanouts)}: {bare:,.0f} feature rows {kind} per epoch by {analysis.parts} machines without a cache; "
+        f"the share still {kind} with one of α N / K rows per machine, by policy",
         "policy",
         [f"α={alpha:g}" for alpha in alphas],
     )
@@ -30,6 +32,7 @@ def volume_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
         table.add_row(policy, *shares, style="dim" if policy in ORACLES else "bold" if policy == "vip" else "")
     own = {volume.replication_factor: volume for volume in volumes if volume.policy == "vip"}
     table.add_section()
+    table.add_row("cache per machine", *(_bytes(own[alpha].cache_bytes, analysis) for alpha in alphas))
     if analysis.epochs:
         table.add_row("vip, rows counted", *(_short(own[alpha].remote_rows_per_epoch) for alpha in alphas))
     table.add_row("vip, rows forecast", *(_short(own[alpha].predicted_rows_per_epoch) for alpha in alphas))
@@ -43,7 +46,7 @@ def mean_table(analysis: Analysis) -> Table:
     """Geometric means over fanouts of the share of rows left."""
     means = analysis.geometric_means()
     alphas = sorted({alpha for _, alpha in means})
-    table = _table("Share left by a cache, geometric mean over fanouts", "policy", [f"α={alpha:g}" for alpha in alphas])
+    table = _table("Share of the rows still fetched with a cache, geometric mean over fanouts", "policy", [f"α={alpha:g}" for alpha in alphas])
     for policy in dict.fromkeys(policy for policy, _ in means):
         table.add_row(policy, *(f"{means[policy, alpha]:.3f}" for alpha in alphas))
     return table
@@ -53,13 +56,14 @@ def device_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
     """Expected host-to-device rows over β."""
     rows = [row for row in analysis.device_rows if row.fanouts == fanouts]
     table = _table(
-        f"Fanouts {list(fanouts)}: rows of its own part that a batch copies from host to device, expected",
+        f"Fanouts {list(fanouts)}: rows of its own part that a batch copies from host to device, expected, if the first β of "
+        "the part are kept in GPU memory",
         "β",
-        ["VIP order", "original order"],
+        ["GPU memory", "VIP order", "original order"],
     )
     for row in rows:
         table.add_row(
-            f"{row.gpu_fraction:g}", _short(row.rows_per_batch_vip_order), _short(row.rows_per_batch_original_order)
+            f"{row.gpu_fraction:g}", _bytes(row.gpu_bytes, analysis), _short(row.rows_per_batch_vip_order), _short(row.rows_per_batch_original_order)
         )
     return table
 
@@ -82,6 +86,11 @@ def _short(number: float | None) -> str:
     return f"{number:.0f}"
 
 
+def _bytes(number: int, analysis: Analysis) -> str:
+    """Memory for so many bytes of rows; nothing is known without features."""
+    return format_bytes(number) if analysis.row_bytes else "–"
+
+
 def csv_text(analysis: Analysis) -> str:
     """One line per fanouts, policy and α; the columns are :class:`~salientpp.analysis.volume.Volume`'s."""
     out = io.StringIO()
@@ -94,6 +103,14 @@ def csv_text(analysis: Analysis) -> str:
     return out.getvalue()
 
 
+def check_matplotlib() -> None:
+    """Raise ImportError, with what to do, unless matplotlib can be imported."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"a plot needs matplotlib, which could not be imported ({error}): pip install 'salientpp[plot]'") from None
+
+
 def plot(analysis: Analysis, path: Path) -> None:
     """Rows per epoch over α on a log scale, one panel per fanouts, the room between no cache and the oracle shaded.
 
@@ -102,11 +119,10 @@ def plot(analysis: Analysis, path: Path) -> None:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("a plot needs matplotlib: pip install 'salientpp[plot]'") from None
+    check_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     panels = list(dict.fromkeys(volume.fanouts for volume in analysis.results))
     figure = Figure(figsize=(1 + 4.2 * len(panels), 4.6), layout="constrained")
     FigureCanvasAgg(figure)

@@ -54,7 +54,7 @@ class Volume:
     """Rows fetched per epoch, over all K parts, with one policy and replication factor.
 
     Attributes:
-        fanouts, policy, replication_factor: of the cache.
+        fanouts, policy, replication_factor: of the cache; ``cache_bytes`` is what its rows may take on a machine.
         remote_rows_per_epoch, remote_rows_std: mean and standard deviation over epochs; None if only predicted.
         remote_rows_per_part: the mean by part.
         predicted_rows_per_epoch: VIP's forecast for the same cache, None for caches that depend on counted accesses.
@@ -68,6 +68,7 @@ class Volume:
     fanouts: tuple[int, ...]
     policy: str
     replication_factor: float
+    cache_bytes: int
     remote_rows_per_epoch: float | None
     remote_rows_std: float | None
     remote_rows_per_part: tuple[float, ...] | None
@@ -168,17 +169,9 @@ def analyze(
     Raises:
         ValueError: an argument is wrong; nothing was computed.
     """
-    fanouts = [check_fanouts(entry) for entry in fanouts]
-    if not fanouts:
-        raise ValueError("fanouts must hold at least one list")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
-    if epochs < 1 and not predict_only:
-        raise ValueError(f"epochs must be >= 1, got {epochs}")
-    for alpha in replication_factors:
-        check_replication_factor(alpha)
-    policies = _check_policies(policies, predict_only)
-    track("partitioning", 1)()
+    fanouts, policies = check_request(fanouts, batch_size, replication_factors, policies, epochs, predict_only)
+    # METIS lets no other Python thread run, so a clock on the screen stands still with it.
+    track("partitioning (METIS stops the clock)" if isinstance(method, str) and method.startswith("metis") else "partitioning", 1)
     source = _open(data, parts, name, seeds)
     del data  # a caller who keeps no reference either has the memory back
     parted = source if isinstance(source, _Parted) else _part(source, parts, method, fanouts[0], batch_size, seed)
@@ -210,6 +203,31 @@ def analyze(
         device_rows=tuple(device_rows),
         recommendations=tuple(recommendations),
     )
+
+
+def check_request(
+    fanouts: Sequence[Sequence[int]],
+    batch_size: int,
+    replication_factors: Sequence[float],
+    policies: Sequence[str],
+    epochs: int,
+    predict_only: bool,
+) -> tuple[list[list[int]], list[str]]:
+    """The fanouts and policies to analyze; the arguments are :func:`analyze`'s.
+
+    Raises:
+        ValueError: one of them is wrong.
+    """
+    checked = [check_fanouts(entry) for entry in fanouts]
+    if not checked:
+        raise ValueError("fanouts must hold at least one list")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+    if epochs < 1 and not predict_only:
+        raise ValueError(f"epochs must be >= 1, got {epochs}")
+    for alpha in replication_factors:
+        check_replication_factor(alpha)
+    return checked, _check_policies(policies, predict_only)
 
 
 def _check_policies(policies: Sequence[str], predict_only: bool) -> list[str]:
@@ -308,7 +326,7 @@ def _analyze_fanouts(
     book = parted.book
     title = ",".join(map(str, fanouts))
     sizes = [ids.numel() for ids in parted.seeds]
-    track(f"{title}: inclusion probabilities", 1)()
+    track(f"{title}: inclusion probabilities", 1)
     vip = inclusion_probability(parted.graph, parted.seeds, fanouts, batch_size)
     workloads = [
         Workload(parted.graph, book, part_id, parted.seeds[part_id], fanouts, batch_size) for part_id in range(book.num_parts)
@@ -338,6 +356,7 @@ def _analyze_fanouts(
                     fanouts=tuple(fanouts),
                     policy=policy,
                     replication_factor=alpha,
+                    cache_bytes=cache_capacity(alpha, book) * parted.row_bytes,
                     remote_rows_per_epoch=float(counted[p, a].mean()) if epochs else None,
                     remote_rows_std=float(counted[p, a].std()) if epochs else None,
                     remote_rows_per_part=tuple(float(part.counted[p, a].mean()) for part in parts) if epochs else None,
