@@ -13,6 +13,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("inclusion_probability(Tensor indptr, Tensor out_indptr, Tensor out_indices, Tensor seeds, Tensor seed_offsets, int[] fanouts, int batch_size, bool frontier, bool include_seeds, bool replace) -> Tensor");
   m.def("rebalance_parts(Tensor indptr, Tensor indices, Tensor assignment, Tensor weights, Tensor limits, int num_parts, int sweeps, Tensor? edge_weights=None) -> Tensor");
   m.def("keep_heaviest_edges(Tensor indptr, Tensor indices, int most, Tensor? edge_weights=None) -> Tensor");
+  m.def("sum_over_lists(Tensor indptr, Tensor indices, Tensor value) -> Tensor");
   // store
   m.def("pack_id_set(Tensor ids, int num_ids) -> Tensor");
   m.def("look_up(Tensor n_id, Tensor offsets, int part_id, Tensor gpu_set, Tensor cache_set) -> (Tensor gpu_position, Tensor gpu_slot, Tensor cpu_position, Tensor cpu_row, Tensor cache_position, Tensor cache_slot, Tensor remote_position, Tensor remote_id, Tensor remote_counts)");

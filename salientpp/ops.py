@@ -133,6 +133,11 @@ def keep_heaviest_edges(indptr: Tensor, indices: Tensor, most: int, edge_weights
     return _ops.keep_heaviest_edges(indptr, indices, most, edge_weights)
 
 
+def sum_over_lists(indptr: Tensor, indices: Tensor, value: Tensor) -> Tensor:
+    """``out[v]`` = the sum of ``value`` float64 over ``indices[indptr[v]:indptr[v + 1]]``, float64 [N]."""
+    return _ops.sum_over_lists(indptr, indices, value)
+
+
 # --- store -----------------------------------------------------------------------------------------------
 
 
@@ -322,6 +327,11 @@ def _(indptr, indices, assignment, weights, limits, num_parts, sweeps, edge_weig
 @torch.library.register_fake("salientpp::keep_heaviest_edges")
 def _(indptr, indices, most, edge_weights=None):
     return torch.empty_like(indices, dtype=torch.bool)
+
+
+@torch.library.register_fake("salientpp::sum_over_lists")
+def _(indptr, indices, value):
+    return value.new_empty([indptr.shape[0] - 1])
 
 
 @torch.library.register_fake("salientpp::pack_id_set")

@@ -71,6 +71,11 @@ CASES = {
         lambda: (long(0, 2, 3, 4), long(1, 2, 0, 0), 1, long(5, 4, 5, 4)),
         lambda: (long(0), NONE, 3, None),
     ],
+    "sum_over_lists": [
+        lambda: (INDPTR, INDICES, torch.rand(3, dtype=torch.float64)),
+        lambda: (BIG.indptr, BIG.indices.long(), torch.rand(80, dtype=torch.float64)),
+        lambda: (long(0), NONE, torch.rand(0, dtype=torch.float64)),
+    ],
     "pack_id_set": [lambda: (long(0, 31, 32, 99), 100), lambda: (NONE, 100), lambda: (NONE, 0), lambda: (long(0), 1)],
     "look_up": [
         lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 1, ops.pack_id_set(long(1), 3), ops.pack_id_set(long(0, 9), 10)),
@@ -367,6 +372,29 @@ def test_sample_neighbors_refuses_with_words(change, text, budget):
 def test_csc_from_coo_refuses_with_words(source, target, num_vertices, text):
     with pytest.raises(RuntimeError, match=text):
         ops.csc_from_coo(source, target, num_vertices)
+
+
+def test_sums_over_lists_are_products_with_the_adjacency_matrix():
+    value = torch.rand(80, dtype=torch.float64)
+    dense = torch.zeros(80, 80, dtype=torch.float64)
+    target = torch.arange(80).repeat_interleave(BIG.in_degree())
+    dense.index_put_((target, BIG.indices.long()), torch.ones((), dtype=torch.float64), accumulate=True)
+    assert torch.allclose(ops.sum_over_lists(BIG.indptr, BIG.indices, value), dense @ value, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (dict(indices=ints(1, 2, 3)), r"indices must be in \[0, 3\), got 3"),
+        (dict(indices=ints(1, 2, -1)), r"indices must be in \[0, 3\), got -1"),
+        (dict(indptr=long(0, 2, 1, 3)), "indptr must not decrease, got 1 after 2"),
+        (dict(indptr=long(0, 2, 3, 4)), "indptr must run from 0 to the number of indices, 3, got 0 to 4"),
+        (dict(value=torch.zeros(3)), "value must have dtype Double, got Float"),
+    ],
+)
+def test_sum_over_lists_refuses_with_words(change, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.sum_over_lists(**(dict(indptr=INDPTR, indices=INDICES, value=torch.zeros(3, dtype=torch.float64)) | change))
 
 
 def test_transpose_csc_checks_what_it_is_given():

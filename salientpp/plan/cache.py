@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -104,10 +103,9 @@ def score_wpr(workload: Workload) -> Tensor:
     restart = torch.zeros(graph.num_vertices, dtype=torch.float64)
     restart[workload.seeds] = 1 / max(1, workload.seeds.numel())
     degree = graph.in_degree().clamp(min=1).to(torch.float64)
-    spread = _spread_matrix(graph)
     rank = restart
     for _ in range(iterations):
-        rank = (1 - damping) * restart + damping * (spread @ (rank / degree))
+        rank = (1 - damping) * restart + damping * _spread(graph, rank / degree)
     return rank.to(torch.float32)
 
 
@@ -116,12 +114,11 @@ def score_paths(workload: Workload) -> Tensor:
 
     The ``#paths`` policy of SALIENT++, section 3.2.
     """
-    spread = _spread_matrix(workload.graph)
     ending = torch.zeros(workload.graph.num_vertices, dtype=torch.float64)
     ending[workload.seeds] = 1
     total = torch.zeros_like(ending)
     for _ in workload.num_neighbors:
-        ending = spread @ ending
+        ending = _spread(workload.graph, ending)
         total += ending
     return (total / total.max().clamp(min=1)).to(torch.float32)  # scaled: the counts outgrow float32
 
@@ -135,14 +132,10 @@ def score_simulation(workload: Workload) -> Tensor:
     return count_accesses(workload.graph, batches, workload.num_neighbors, replace=workload.replace).to(torch.float32)
 
 
-def _spread_matrix(graph: Graph) -> Tensor:
-    """Sparse float64 [N, N]: entry (u, v) is how often v lists u."""
+def _spread(graph: Graph, value: Tensor) -> Tensor:
+    """float64 [N]: for every u the sum of ``value`` over the vertices that list u, as often as they do."""
     transposed = graph.transpose()
-    ones = torch.ones(graph.num_edges, dtype=torch.float64)
-    size = (graph.num_vertices, graph.num_vertices)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse")  # torch says that its CSR support is in beta
-        return torch.sparse_csr_tensor(transposed.indptr, transposed.indices.long(), ones, size)
+    return ops.sum_over_lists(transposed.indptr, transposed.indices, value)
 
 
 POLICIES: dict[str, Callable[[Workload], Tensor]] = {

@@ -1,0 +1,46 @@
+// For every vertex the sum of a value over its list: one product with the adjacency matrix, which need not be made.
+#include <algorithm>
+
+#include "check.h"
+
+namespace salientpp {
+namespace {
+
+Tensor sum_over_lists(const Tensor& indptr, const Tensor& indices, const Tensor& value) {
+  constexpr int64_t kPrefetchAhead = 32;
+  check_vector(indptr, ScalarType::Long, "indptr");
+  check_index_vector(indices, "indices");
+  check_vector(value, ScalarType::Double, "value");
+  check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
+  const int64_t num_vertices = indptr.numel() - 1, num_edges = indices.numel(), num_values = value.numel();
+  const int64_t* ptr = int64_data(indptr);
+  check(ptr[0] == 0 && ptr[num_vertices] == num_edges, "indptr must run from 0 to the number of indices, ", num_edges, ", got ", ptr[0], " to ", ptr[num_vertices]);
+  for (int64_t v = 0; v < num_vertices; ++v) check(ptr[v] <= ptr[v + 1], "indptr must not decrease, got ", ptr[v + 1], " after ", ptr[v]);
+  Tensor out = new_vector(num_vertices, ScalarType::Double);
+  const auto* x = static_cast<const double*>(value.const_data_ptr());
+  auto* sum = static_cast<double*>(out.mutable_data_ptr());
+  dispatch_index(indices, [&](auto* list) {
+    uint64_t largest = 0;
+    for (int64_t e = 0; e < num_edges; ++e) largest = std::max(largest, static_cast<uint64_t>(list[e]));
+    check(num_edges == 0 || largest < static_cast<uint64_t>(num_values), "indices must be in [0, ", num_values, "), got ", static_cast<int64_t>(largest));
+    torch::stable::parallel_for(0, num_vertices, 4096, [&](int64_t begin, int64_t end) {
+      const int64_t last = ptr[end];
+      for (int64_t v = begin; v < end; ++v) {
+        double total = 0.0;
+        for (int64_t e = ptr[v]; e < ptr[v + 1]; ++e) {
+          if (e + kPrefetchAhead < last) __builtin_prefetch(&x[list[e + kPrefetchAhead]], 0, 3);
+          total += x[list[e]];
+        }
+        sum[v] = total;
+      }
+    });
+  });
+  return out;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
+  m.impl("sum_over_lists", TORCH_BOX(&sum_over_lists));
+}
+
+}  // namespace
+}  // namespace salientpp
