@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
 
@@ -435,19 +436,24 @@ def _analyze_part(
     forecast = np.zeros((len(policies), len(alphas)))
     calibrated, variance = np.zeros(len(alphas)), np.zeros(len(alphas))
     advance = track(f"{what}, policies", len(policies))
-    for p, policy in enumerate(policies):
+
+    def rank(policy: str) -> tuple[Tensor, list[int]]:
+        """The remote vertices in the order in which a cache takes them, and how many each size takes."""
         ranking = scores[policy] if policy in scores else score(policy, workload)
         # plan_cache's choice for every size at once: by descending score, among equals the lower id, never a zero.
         ranked = torch.sort(ranking[remote], descending=True, stable=True)
-        order = ranked.indices.numpy()
-        useful = int(np.count_nonzero(ranked.values.numpy() > 0))
-        sizes = [min(capacity, useful) for capacity in capacities]
-        forecast[p] = _left_by(chance[order], sizes)
-        for epoch in range(epochs):
-            counted[p, :, epoch] = _left_by(counts[epoch][order], sizes)
-        if policy == "vip" and epochs and seeds.numel():
-            calibrated, variance = _calibrate(workload, remote[ranked.indices], sizes, schedule)
-        advance()
+        useful = int(torch.count_nonzero(ranked.values > 0))
+        return ranked.indices, [min(capacity, useful) for capacity in capacities]
+
+    # Sorting takes one core, so policies share them.
+    with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="salientpp-rank") as pool:
+        for p, (policy, (order, sizes)) in enumerate(zip(policies, pool.map(rank, policies))):
+            forecast[p] = _left_by(chance[order.numpy()], sizes)
+            for epoch in range(epochs):
+                counted[p, :, epoch] = _left_by(counts[epoch][order.numpy()], sizes)
+            if policy == "vip" and epochs and seeds.numel():
+                calibrated, variance = _calibrate(workload, remote[order], sizes, schedule)
+            advance()
     return _PartRows(
         counted, np.array([float(c.sum()) for c in counts]), forecast, float(chance.sum()), calibrated, variance
     )
