@@ -59,9 +59,9 @@ class Recommendation:
     def __str__(self) -> str:
         return (
             f"fanouts {list(self.fanouts)}: α = {self.replication_factor:g} ({format_bytes(self.cache_bytes)} per machine) leaves "
-            f"{self.remaining:.0%} of the rows to fetch; a next GB would save another {self.next_gb_saves:.1%} of them. "
+            f"{self.remaining:.0%} of the rows to fetch; {_next_gb(self.next_gb_saves, self.remaining)}. "
             f"β = {self.gpu_fraction:g} ({format_bytes(self.gpu_bytes)} of GPU memory) leaves {self.gpu_remaining:.0%} of the rows "
-            f"to copy from host to device; a next GB would save another {self.next_gpu_gb_saves:.1%} of them."
+            f"to copy from host to device; {_next_gb(self.next_gpu_gb_saves, self.gpu_remaining)}."
         )
 
 
@@ -131,6 +131,11 @@ def _knee(costs: Sequence[float], gains: Sequence[float]) -> int:
     span, rise = max(costs[-1] - costs[0], 1e-12), max(gains[-1] - gains[0], 1e-12)
     above = [(gain - gains[0]) / rise - (cost - costs[0]) / span for cost, gain in zip(costs, gains)]
     return above.index(max(above))
+
+
+def _next_gb(saves: float, left: float) -> str:
+    # What is left was counted and what a GB saves is a forecast, so "all" may be a little off.
+    return "a next GB would save the rest" if saves >= 0.99 * left else f"a next GB would save another {saves:.1%}"
 
 
 def format_bytes(num_bytes: float) -> str:
