@@ -385,8 +385,8 @@ def test_sums_over_lists_are_products_with_the_adjacency_matrix():
 @pytest.mark.parametrize(
     "change, text",
     [
-        (dict(indices=ints(1, 2, 3)), r"indices must be in \[0, 3\), got 3"),
-        (dict(indices=ints(1, 2, -1)), r"indices must be in \[0, 3\), got -1"),
+        (dict(indices=ints(1, 2, 3)), r"indices must be in \[0, 3\), the number of values; one is not"),
+        (dict(indices=ints(1, 2, -1)), r"indices must be in \[0, 3\), the number of values; one is not"),
         (dict(indptr=long(0, 2, 1, 3)), "indptr must not decrease, got 1 after 2"),
         (dict(indptr=long(0, 2, 3, 4)), "indptr must run from 0 to the number of indices, 3, got 0 to 4"),
         (dict(value=torch.zeros(3)), "value must have dtype Double, got Float"),
