@@ -9,6 +9,11 @@ failure note in the job's key-value store: a rank that fails in mid-epoch leaves
 others stop within a second and can say whose fault it was, rather than wait for the time-out. (Under NCCL the wait is the
 stream's, not the host's, and its watchdog keeps the time.)
 
+**Who is missing?** A killed rank leaves no note, but its connections close. A collective then fails on every other rank, and each finds
+out whose connection it was by trying to send a byte to everyone; that needs no store, which may have gone with the rank. A rank that is
+silent has open connections; but whoever waits for longer than a slice says so in the store, so after the time-out the silent ones
+are those that do not wait. Short waits touch no store.
+
 **Threads.** The collectives of one Comm must be started by one thread at a time and in the same order on every
 rank; waiting may happen anywhere.
 """
@@ -21,8 +26,10 @@ import json
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -39,6 +46,9 @@ _HELD = 4
 _LET_GO_SECONDS = 0.05
 
 _GRACE = timedelta(seconds=5)
+
+#: How long a look into the key-value store may take.
+_STORE_SECONDS = 5.0
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
@@ -82,8 +92,10 @@ class Comm:
         Comm.made |= group is not None
         self._store = _job_store() if group is not None else None
         self._held: deque[dist.Work] = deque(maxlen=_HELD)
+        self._probes: list[dist.Work] = []
         self._abandoned = False
         self._note = f"salientpp/failure/{group.group_name}" if group is not None else ""
+        self._waiting = f"salientpp/waiting/{group.group_name}" if group is not None else ""
 
     @classmethod
     def create(
@@ -99,6 +111,9 @@ class Comm:
         Args:
             timeout: the longest that a collective may take.
             device: the loader's device; under NCCL it is where collectives run.
+
+        Raises:
+            RankFailure: ranks did not come within the time-out; the text names them.
         """
         cpu = torch.device("cpu")
         if not (dist.is_available() and dist.is_initialized()):
@@ -106,6 +121,7 @@ class Comm:
         ranks = None if process_group is None else dist.get_process_group_ranks(process_group)
         if dist.get_world_size(process_group) == 1:
             return cls(None, timeout, cpu)
+        _call_the_roll(list(range(dist.get_world_size())) if ranks is None else ranks, timeout)
         # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
         group = dist.new_group(ranks, timeout=timeout + _GRACE)
         # A group made without a device map serves CPU tensors over gloo where it can.
@@ -168,35 +184,75 @@ class Comm:
     def report_failure(self, text: str) -> None:
         """Leave a note for the others; the first one counts. Never raises."""
         self._abandon()
-        if self._store is None:
-            return
-        try:
-            self._store.compare_set(self._note, "", json.dumps({"rank": self.rank, "text": text}))
-        except Exception:  # the store may be gone with rank 0; the others then meet the time-out
-            pass
+        self._ask_store(lambda store: store.compare_set(self._note, "", json.dumps({"rank": self.rank, "text": text})))
 
     def check_script(self) -> None:
-        """Tell the others, and raise, if this rank's script has ended with a traceback while a thread still serves them.
+        """Tell the others, and raise, if this rank's script has ended with an error while a thread still serves them.
 
         Otherwise they might be waiting for this process to end (in a collective of their own) and it for them.
         """
-        error = getattr(sys, "last_value", None)
-        if error is not None and not threading.main_thread().is_alive():
-            text = f"rank {self.rank} ended in mid-epoch: {type(error).__name__}: {error}"
+        words = None if threading.main_thread().is_alive() else _script_error()
+        if words is not None:
+            text = f"rank {self.rank} ended in mid-epoch: {words}"
             self.report_failure(text)
             raise RankFailure(text)
 
     def failure(self) -> RankFailure | None:
         """What another rank has reported, if any."""
+        note = self._ask_store(lambda store: json.loads(store.get(self._note)) if store.check([self._note]) else None)
+        return None if note is None or note["rank"] == self.rank else RankFailure(note["text"])
+
+    def _ask_store(self, question: Callable[[dist.Store], Any]) -> Any:
+        """The answer, or None. The store may be gone with the rank that hosts it, or that rank may be stopped."""
         if self._store is None:
             return None
+        answer = Future()
+        asking = threading.Thread(target=_answer, args=(answer, question, self._store), name="salientpp-store", daemon=True)
         try:
-            if not self._store.check([self._note]):
-                return None
-            note = json.loads(self._store.get(self._note))
+            asking.start()
+        except RuntimeError:  # the interpreter is exiting and starts no more threads
+            _answer(answer, question, self._store)
+        try:
+            return answer.result(_STORE_SECONDS)
+        except FutureTimeout:
+            self._store = None  # a stuck look-up holds the store's lock: ask no more
         except Exception:
-            return None
-        return None if note["rank"] == self.rank else RankFailure(note["text"])
+            pass
+        return None
+
+    def _lost(self, error: Exception) -> RankFailure:
+        """The failure to raise when a collective broke: which connections are closed?"""
+        gone = [rank for rank in range(self.size) if rank != self.rank and not self._reaches(rank)]
+        text = f"{_ranks(gone)} went away, its connections are closed; look at its output first" if gone else f"a rank went away: {error}"
+        self.report_failure(text)
+        return RankFailure(text)
+
+    def _reaches(self, rank: int) -> bool:
+        try:
+            # Nobody receives it: the collectives are over. A closed connection refuses at once, an open one takes a byte.
+            self._probes.append(dist.isend(torch.zeros(1, dtype=torch.uint8), group=self._group, group_dst=rank))
+        except RuntimeError:
+            return False
+        return True
+
+    def _silent(self) -> RankFailure:
+        """The failure to raise after the time-out: who does not wait?"""
+        time.sleep(_SLICE_SECONDS)  # for those that have only just begun to
+        failure = self.failure()
+        if failure is not None:
+            return failure
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        keys = [f"{self._waiting}/{rank}" for rank in others]
+        waiting = self._ask_store(lambda store: [store.check([key]) and store.get(key) == b"1" for key in keys])
+        seconds = f"within {self.timeout.total_seconds():g} s"
+        if waiting is None:
+            text = f"no answer from another rank {seconds}, nor from the job's key-value store (which rank 0 or torchrun hosts)"
+        elif all(waiting):
+            text = f"no answer {seconds} though every rank waits; iterate over loaders in the same order on all ranks"
+        else:
+            text = f"no answer from {_ranks([rank for rank, waits in zip(others, waiting) if not waits])} {seconds}"
+        self.report_failure(text)
+        return RankFailure(text)
 
     def _abandon(self) -> None:
         """Keep the group for ever: destroying it would wait for collectives that other ranks no longer join."""
@@ -216,10 +272,11 @@ class Comm:
 
     def _wait_in_slices(self, work: dist.Work) -> None:
         deadline = time.monotonic() + self.timeout.total_seconds()
+        told = False
         while True:
             try:
                 work.wait(timedelta(seconds=_SLICE_SECONDS))
-                return
+                break
             except RuntimeError as error:
                 self.check_script()
                 failure = self.failure()
@@ -230,9 +287,68 @@ class Comm:
                 if failure is not None:
                     raise failure from None
                 if work.is_completed():
-                    raise RankFailure(f"a rank went away: {error}") from error
+                    raise self._lost(error) from error
                 if time.monotonic() >= deadline:
-                    raise RankFailure(f"no answer from another rank within {self.timeout.total_seconds():g} s") from None
+                    raise self._silent() from None
+                if not told:
+                    told = True
+                    self._ask_store(lambda store: store.set(f"{self._waiting}/{self.rank}", "1"))
+        if told:
+            self._ask_store(lambda store: store.set(f"{self._waiting}/{self.rank}", "0"))
+
+
+def _call_the_roll(ranks: Sequence[int], timeout: timedelta) -> None:
+    """Wait until all ranks are here to make a group; torch's own error would not say who is missing."""
+    store = _job_store()
+    if store is None:
+        return
+    _times_made[tuple(ranks)] += 1
+    keys = [f"salientpp/here/{'-'.join(map(str, ranks))}/{_times_made[tuple(ranks)]}/{rank}" for rank in ranks]
+    deadline, pause = time.monotonic() + timeout.total_seconds(), 0.005
+    try:
+        store.set(keys[list(ranks).index(dist.get_rank())], "")
+        # Looking now and then, because a wait of torch's store complains on stderr when it ends without an answer.
+        while not store.check(keys):
+            if time.monotonic() >= deadline:
+                missing = [rank for rank, key in zip(ranks, keys) if not store.check([key])]
+                raise RankFailure(
+                    f"{_ranks(missing)} did not come to make a loader within {timeout.total_seconds():g} s; "
+                    "every rank makes its loaders in the same order: look at its output first"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _SLICE_SECONDS)
+    except dist.DistError as error:
+        raise RankFailure("the job's key-value store (which rank 0 or torchrun hosts) went away while loaders were made") from error
+
+
+_times_made: Counter[tuple[int, ...]] = Counter()
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
+
+
+def _answer(answer: Future, question: Callable[[dist.Store], Any], store: dist.Store) -> None:
+    try:
+        answer.set_result(question(store))
+    except Exception as error:
+        answer.set_exception(error)
+
+
+def _script_error() -> str | None:
+    """How the main thread ended, if by an error."""
+    error = getattr(sys, "last_value", None)  # set when the interpreter has printed a traceback
+    if error is not None:
+        return f"{type(error).__name__}: {error}"
+    # multiprocessing prints, or hands to its parent, the traceback itself. It keeps only the exit code, in the frame in
+    # which the main thread now waits for the other threads.
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    while frame is not None:
+        if frame.f_code.co_name == "_bootstrap" and frame.f_globals.get("__name__") == "multiprocessing.process":
+            code = frame.f_locals.get("exitcode")
+            return f"its process ended with exit code {code}" if code else None
+        frame = frame.f_back
+    return None
 
 
 def _linger() -> None:
