@@ -50,6 +50,9 @@ _GRACE = timedelta(seconds=5)
 #: How long a look into the key-value store may take.
 _STORE_SECONDS = 5.0
 
+#: How long a rank whose group could not be made waits to hear from the others that could not make it either.
+_ROLL_SECONDS = 2.0
+
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
@@ -121,9 +124,20 @@ class Comm:
         ranks = None if process_group is None else dist.get_process_group_ranks(process_group)
         if dist.get_world_size(process_group) == 1:
             return cls(None, timeout, cpu)
-        _call_the_roll(list(range(dist.get_world_size())) if ranks is None else ranks, timeout)
-        # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
-        group = dist.new_group(ranks, timeout=timeout + _GRACE)
+        ranks = list(range(dist.get_world_size())) if ranks is None else ranks
+        roll = _Roll(ranks)
+        missing = roll.missing("before", timeout.total_seconds())
+        if missing:
+            raise RankFailure(
+                f"{_ranks(missing)} did not come to make a loader within {timeout.total_seconds():g} s; "
+                "every rank makes its loaders in the same order: look at its output first"
+            )
+        try:
+            group = _connect(ranks, process_group, timeout)
+        except RuntimeError as error:
+            missing = roll.missing("after", _ROLL_SECONDS)
+            raise RankFailure(f"{_ranks(missing) or 'a rank'} went away while a loader was made") from error
+        roll.missing("after", 0)
         # A group made without a device map serves CPU tensors over gloo where it can.
         over_nccl = dist.get_backend(group) == "nccl"
         if over_nccl and (device is None or device.type != "cuda"):
@@ -279,15 +293,20 @@ class Comm:
                 break
             except RuntimeError as error:
                 self.check_script()
+                if self._abandoned:  # by another thread, which has told the others why
+                    raise RankFailure(f"rank {self.rank} has ended this") from None
                 failure = self.failure()
                 if failure is None and work.is_completed():
+                    try:
+                        work.wait(timedelta(seconds=_SLICE_SECONDS))
+                        break  # it was only late
+                    except RuntimeError as broken:
+                        error = broken
                     # A lost connection may precede the note of the rank that went down.
                     time.sleep(_SLICE_SECONDS)
-                    failure = self.failure()
+                    raise self.failure() or self._lost(error) from error
                 if failure is not None:
                     raise failure from None
-                if work.is_completed():
-                    raise self._lost(error) from error
                 if time.monotonic() >= deadline:
                     raise self._silent() from None
                 if not told:
@@ -297,31 +316,48 @@ class Comm:
             self._ask_store(lambda store: store.set(f"{self._waiting}/{self.rank}", "0"))
 
 
-def _call_the_roll(ranks: Sequence[int], timeout: timedelta) -> None:
-    """Wait until all ranks are here to make a group; torch's own error would not say who is missing."""
-    store = _job_store()
-    if store is None:
-        return
-    _times_made[tuple(ranks)] += 1
-    keys = [f"salientpp/here/{'-'.join(map(str, ranks))}/{_times_made[tuple(ranks)]}/{rank}" for rank in ranks]
-    deadline, pause = time.monotonic() + timeout.total_seconds(), 0.005
-    try:
-        store.set(keys[list(ranks).index(dist.get_rank())], "")
-        # Looking now and then, because a wait of torch's store complains on stderr when it ends without an answer.
-        while not store.check(keys):
-            if time.monotonic() >= deadline:
-                missing = [rank for rank, key in zip(ranks, keys) if not store.check([key])]
-                raise RankFailure(
-                    f"{_ranks(missing)} did not come to make a loader within {timeout.total_seconds():g} s; "
-                    "every rank makes its loaders in the same order: look at its output first"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, _SLICE_SECONDS)
-    except dist.DistError as error:
-        raise RankFailure("the job's key-value store (which rank 0 or torchrun hosts) went away while loaders were made") from error
+def _connect(ranks: list[int], parent: dist.ProcessGroup | None, timeout: timedelta) -> dist.ProcessGroup:
+    # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
+    longest = timeout + _GRACE
+    set_timeout = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+    if set_timeout is None or "gloo" not in str(dist.get_backend_config(parent)):
+        return dist.new_group(ranks, timeout=longest)
+    # gloo tries to connect five times, each for as long as it would wait in a collective. All ranks are here already.
+    group = dist.new_group(ranks, timeout=max(timeout / 5, timedelta(seconds=2)))
+    set_timeout(longest, group)
+    return group
 
 
-_times_made: Counter[tuple[int, ...]] = Counter()
+class _Roll:
+    """Which ranks are here to make a group? torch's own errors would not say who is missing."""
+
+    made: Counter[tuple[int, ...]] = Counter()
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = list(ranks)
+        self._store = _job_store()
+        self.made[tuple(ranks)] += 1
+        self._prefix = f"salientpp/roll/{'-'.join(map(str, ranks))}/{self.made[tuple(ranks)]}"
+
+    def missing(self, call: str, seconds: float) -> list[int]:
+        """Answer a call of the roll, and wait for the others to; the ranks that have not within that time.
+
+        Raises:
+            RankFailure: the store is gone.
+        """
+        if self._store is None:
+            return []
+        keys = [f"{self._prefix}/{call}/{rank}" for rank in self._ranks]
+        deadline, pause = time.monotonic() + seconds, 0.005
+        try:
+            self._store.set(keys[self._ranks.index(dist.get_rank())], "")
+            # Looking now and then, because a wait of torch's store complains on stderr when it ends without an answer.
+            while time.monotonic() < deadline and not self._store.check(keys):
+                time.sleep(pause)
+                pause = min(2 * pause, _SLICE_SECONDS)
+            return [rank for rank, key in zip(self._ranks, keys) if seconds and not self._store.check([key])]
+        except dist.DistError as error:
+            raise RankFailure("the job's key-value store (which rank 0 or torchrun hosts) went away while loaders were made") from error
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -40,16 +40,22 @@ def run(
     seconds: float = 90,
     may_fail: bool = False,
     group_seconds: float = 30,
+    rank_0_hosts: bool = False,
 ) -> list[Any]:
     """Results of all ranks; with ``may_fail`` a rank that raised gives a :class:`Failed` instead of failing the test.
 
     A rank that has not ended after ``seconds`` is killed and fails the test in any case: nothing may hang.
+
+    With ``rank_0_hosts`` the key-value store lives in rank 0, as without torchrun, and dies with it; else in the calling process.
     """
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = master.port
+    if rank_0_hosts:
+        del master
     pipes, processes = [], []
     for rank in range(world_size):
         here, there = _context.Pipe(duplex=False)
-        process = _context.Process(target=_main, args=(there, function, rank, world_size, master.port, group_seconds, args))
+        process = _context.Process(target=_main, args=(there, function, rank, world_size, port, group_seconds, rank_0_hosts and rank == 0, args))
         process.start()
         there.close()
         pipes.append(here)
@@ -78,13 +84,15 @@ def run(
     return results
 
 
-def _main(pipe: Any, function: Callable, rank: int, world_size: int, port: int, group_seconds: float, args: tuple) -> None:
+def _main(
+    pipe: Any, function: Callable, rank: int, world_size: int, port: int, group_seconds: float, hosts: bool, args: tuple
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
 
     torch.set_num_threads(1)
     try:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=group_seconds))
+        store = dist.TCPStore("127.0.0.1", port, is_master=hosts, wait_for_workers=False, timeout=timedelta(seconds=group_seconds))
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=group_seconds)
         )

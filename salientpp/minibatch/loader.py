@@ -235,7 +235,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         pools = [pool for pool in (self._workers, host) if pool is not None]
         # Not at exit: a rank whose script has ended may still be answering others.
         weakref.finalize(self, _shut_down, pools).atexit = False
-        self._run: weakref.ref[_Run] | None = None
+        self._run: _Run | None = None  # the epoch that is not over yet
         self._background_failure: Exception | None = None
         self.reset_stats()
 
@@ -440,12 +440,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         run = _Run(self, self._epoch_number, self._resume)
         self._progress, self._resume = run.progress, None
         self._epoch_number += 1
-        self._run = weakref.ref(run)
+        self._run = run
         return _Epoch(run)
 
     def _finish_epoch(self) -> None:
         """On several ranks, leave an unfinished epoch and wait until all ranks have."""
-        run = self._run() if self._run is not None else None
+        run = self._run
         if run is not None and self._comm.size > 1:
             run.leave()
             run.join()
@@ -765,6 +765,7 @@ class _Run:
         self.progress = Progress(epoch, self._first)
         self._left = False
         self._all_left = False
+        self._leaving = threading.RLock()  # an iterator may be garbage collected in any thread
         self._answering: threading.Thread | None = None
         self._failure: BaseException | None = None
         if self._comm.size > 1:
@@ -781,6 +782,8 @@ class _Run:
         started = time.perf_counter()
         finished = None
         while finished is None or finished.idle:
+            if self._entered == self._rounds and not self._pipeline.in_flight and self._is_open:
+                raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
             finished = self._tick()
         self.progress.batches += 1
         self._loader._batches_given += 1
@@ -793,7 +796,9 @@ class _Run:
                 self._open()
             finished = self._pipeline.tick(self._next_request())
         except BaseException as error:
-            self._failure = self._failure or self._pipeline.failure or error
+            self._failure = self._failure or self._pipeline.failure
+            if self._failure is None:  # Ctrl-C between two stages
+                self._failure = error if isinstance(error, Exception) else StageError.of(error, self._comm.rank, self._entered, "none")
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
                 self._comm.report_failure(str(self._failure))
             raise
@@ -847,19 +852,31 @@ class _Run:
 
     def leave(self) -> None:
         """Give no more batches; answer the other ranks, in the background, until all have left."""
-        if self._left:
-            return
-        self._left = True
-        for request in self._ahead:
-            request.sampling.cancel()
-        self._ahead.clear()
-        if self._is_over():
-            return
-        self._answering = threading.Thread(target=self._answer, name="salientpp-answer")
-        self._answering.start()
+        with self._leaving:
+            if self._left:
+                return
+            self._left = True
+            for request in self._ahead:
+                request.sampling.cancel()
+            self._ahead.clear()
+            if self._is_over():
+                self._be_forgotten()
+                return
+            self._answering = threading.Thread(target=self._answer, name="salientpp-answer")
+            self._answering.start()
+
+    def _be_forgotten(self) -> None:
+        """Undo the circle of loader and epoch, so that both go when the user lets go of them."""
+        if self._loader._run is self:
+            self._loader._run = None
 
     def leave_at_exit(self) -> None:
         """``leave`` where no thread can be started any more."""
+        if self._answering is not None and self._answering.is_alive():
+            # The interpreter waits for threads before this, unless Ctrl-C ends the wait: then nobody shall wait for the thread.
+            self._failure = RankFailure(f"rank {self._comm.rank} ended in mid-epoch: KeyboardInterrupt")
+            self._comm.report_failure(str(self._failure))
+            self._answering.join()
         if self._left or self._is_over():
             return
         self._left = True
@@ -876,13 +893,17 @@ class _Run:
                 self._comm.check_script()
                 self._tick()
         except Exception as error:
-            self._failure = self._loader._background_failure = error
+            self._failure = self._loader._background_failure = self._failure or error
+        finally:
+            self._be_forgotten()
 
     def join(self) -> None:
         """Wait until the others have left too; raises what went wrong meanwhile."""
         if self._answering is not None:
             self._answering.join()
             self._answering = None
+        elif self._left:  # Ctrl-C came before the thread had started
+            self._answer()
         if self._failure is not None:
             raise self._failure
 
