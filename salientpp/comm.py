@@ -236,10 +236,15 @@ class Comm:
 
     def _lost(self, error: Exception) -> RankFailure:
         """The failure to raise when a collective broke: which connections are closed?"""
+        # At once, before others that have found it out end too.
         gone = [rank for rank in range(self.size) if rank != self.rank and not self._reaches(rank)]
-        text = f"{_ranks(gone)} went away, its connections are closed; look at its output first" if gone else f"a rank went away: {error}"
-        self.report_failure(text)
-        return RankFailure(text)
+        time.sleep(_SLICE_SECONDS)  # a lost connection may precede the note of the rank that went down
+        failure = self.failure()
+        if failure is None:
+            its = "its connection is" if len(gone) == 1 else "their connections are"
+            failure = RankFailure(f"{_ranks(gone)} went away, {its} closed; look there first" if gone else f"a rank went away: {error}")
+            self.report_failure(str(failure))
+        return failure
 
     def _reaches(self, rank: int) -> bool:
         try:
@@ -302,9 +307,7 @@ class Comm:
                         break  # it was only late
                     except RuntimeError as broken:
                         error = broken
-                    # A lost connection may precede the note of the rank that went down.
-                    time.sleep(_SLICE_SECONDS)
-                    raise self.failure() or self._lost(error) from error
+                    raise self._lost(error) from error
                 if failure is not None:
                     raise failure from None
                 if time.monotonic() >= deadline:

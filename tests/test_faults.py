@@ -10,9 +10,11 @@ import gc
 import itertools
 import os
 import random
+import re
 import signal
 import threading
 import time
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
@@ -73,7 +75,7 @@ def _until_killed(rank: int, root: str, victim: int, moment: float, depth: int, 
 def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> None:
     rng = random.Random(seed)
     roots = {parts: _partition(tmp_path / str(parts), parts) for parts in (2, 3, 4)}
-    batches = 0
+    batches, named = 0, Counter()
     for _ in range(number):
         parts, depth, hosts = rng.choice([2, 3, 4]), rng.choice([1, 3, 10]), rng.random() < 0.5
         victim, moment = rng.randrange(parts), rng.random() ** 2 * 1.5
@@ -87,11 +89,15 @@ def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> No
             if rank != victim:
                 kind, text, seconds, given, wrong = result
                 print("  ", rank, kind, f"{seconds:.2f} s", given, text[:160])
-                assert f"rank {victim} " in text.replace(f"rank {rank}, batch", ""), case
+                # Rank 0, which hosts the store, may end before a rank that is still being connected can ask it who is missing.
+                gone = hosts and "key-value store (which rank 0 or torchrun hosts) went away while loaders were made" in text
+                assert gone or re.search(rf"ranks? (\d, )*{victim}(, \d)* ", text.replace(f"rank {rank}, batch", "")), case
+                named["store" if gone else "alone" if f"rank {victim} " in text else "among others"] += 1
                 assert seconds < TIMEOUT + 8, case
                 assert wrong == 0, case
                 batches += given
-    assert batches > 0
+    print(f"{number} killed; named by the survivors: {dict(named)}; {batches} batches, none wrong")
+    assert batches > 0 and named["alone"] > 0.9 * named.total()
 
 
 def test_a_rank_killed_at_a_random_moment_is_named_by_all_others(tmp_path):

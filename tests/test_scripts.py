@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -49,12 +51,35 @@ def _run_script(tmp_path: Path, body: str, seconds: float = 60) -> list[subproce
     return done
 
 
-@pytest.mark.parametrize("which", ["True", "rank == 0", "rank == 1"])
-@pytest.mark.parametrize("destroy", ["", "dist.destroy_process_group()"])
-def test_a_script_may_end_with_an_iterator_alive(tmp_path, which, destroy):
-    body = MAKE + f"iterator = iter(loader)\nnext(iterator)\nif not ({which}):\n    print(sum(1 for _ in iterator) + 1, len(loader))\n{destroy}\n"
+#: What an interpreter says that ends badly.
+BAD_ENDS = re.compile("Exception ignored|Traceback|terminate called|destroyed|pending|Fatal|FATAL|Segmentation|unraisable")
+
+
+@pytest.mark.parametrize(
+    ("which", "destroy", "taken", "depth"),
+    [
+        ("True", "", 0, 10),
+        ("rank == 0", "", 1, 1),
+        ("rank == 1", "", 5, 10),
+        ("True", "dist.destroy_process_group()", 1, 10),
+        ("rank == 0", "dist.destroy_process_group()", 0, 3),
+        ("rank == 1", "dist.destroy_process_group()", 4, 1),
+        *(pytest.param("True", "", taken, depth, marks=pytest.mark.faults) for taken in (1, 2, 3, 7, 14) for depth in (1, 3, 10)),
+        *(pytest.param("rank == 0", "", taken, depth, marks=pytest.mark.faults) for taken in (0, 2, 9) for depth in (1, 3, 10)),
+    ],
+)
+def test_a_script_may_end_with_an_iterator_alive(tmp_path, which, destroy, taken, depth):
+    body = MAKE.replace("timeout=20", f"timeout=20, num_workers=1, depth={depth}") + f"""
+iterator = iter(loader)
+for _ in range({taken}):
+    next(iterator)
+if not ({which}):
+    print(sum(1 for _ in iterator) + {taken}, len(loader))
+{destroy}
+"""
     for rank, done in enumerate(_run_script(tmp_path, body)):
         assert done.returncode == 0, done.stderr
+        assert not BAD_ENDS.search(done.stderr), done.stderr
         if done.stdout:
             given, length = done.stdout.split()
             assert given == length, rank
@@ -69,7 +94,7 @@ for epoch in range(3):
         if rank == 0 and (epoch, index) == (1, 2):
             raise LookupError("the user's mistake")
 """
-    failing, waiting = _run_script(tmp_path, body, seconds=15)
+    failing, waiting = _run_script(tmp_path, body, seconds=40)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
     assert "rank 0 ended in mid-epoch: LookupError: the user's mistake" in waiting.stderr
@@ -83,7 +108,7 @@ for index, batch in enumerate(loader):
         raise LookupError("the user's mistake")
     dist.all_reduce(torch.ones(1))  # as DDP does in every step
 """
-    failing, waiting = _run_script(tmp_path, body, seconds=15)
+    failing, waiting = _run_script(tmp_path, body, seconds=40)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
 
@@ -99,12 +124,81 @@ finally:
     {end or "pass"}
 """
     fail = "def fail(batch):\n    if rank == 0 and batch.n_id.numel() % 3 == 0:\n        1 / 0\n    return batch\n"
-    for done in _run_script(tmp_path, fail + body, seconds=20):
+    for done in _run_script(tmp_path, fail + body, seconds=40):
         assert done.returncode == 1
         assert "stage assemble: division by zero" in done.stderr and "rank 0, batch" in done.stderr
 
 
 def test_wrong_arguments_on_one_rank_are_every_ranks_error(tmp_path):
     body = 'NeighborLoader(load(root), [5, 3], "train", depth=rank, timeout=20)\n'
-    for done in _run_script(tmp_path, body, seconds=15):
+    for done in _run_script(tmp_path, body, seconds=40):
         assert done.returncode == 1 and "depth must be an integer >= 1 (batches in flight), got 0" in done.stderr
+
+
+PROCESSES = """
+import sys, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from salientpp import NeighborLoader, load
+
+def work(rank, root, meet):
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+    loader = NeighborLoader(load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=60)
+    for index, batch in enumerate(loader):
+        if rank == 0 and index == 2:
+            raise LookupError("the user's mistake")
+        dist.all_reduce(torch.ones(1))  # as DDP does in every step
+
+if __name__ == "__main__":
+    START
+"""
+TORCH_SPAWN = "mp.start_processes(work, sys.argv[1:], nprocs=2, start_method='METHOD')"
+PROCESS = """context = mp.get_context("METHOD")
+    ranks = [context.Process(target=work, args=(rank, *sys.argv[1:])) for rank in range(2)]
+    [rank.start() for rank in ranks]
+    [rank.join() for rank in ranks]
+    print([rank.exitcode for rank in ranks])
+    sys.exit(1)"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("start", [TORCH_SPAWN, PROCESS])
+def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path, start, method):
+    salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
+    script = tmp_path / "script.py"
+    script.write_text(PROCESSES.replace("START", start.replace("METHOD", method)))
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
+        capture_output=True, text=True, timeout=40, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 1 and "LookupError: the user's mistake" in done.stderr
+    if start == PROCESS:
+        assert done.stdout == "[1, 1]\n"
+
+
+def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
+    salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
+    script = tmp_path / "script.py"
+    script.write_text(PROCESSES.replace("START", PROCESS.replace("METHOD", "spawn")).replace("dist.all_reduce", "loader, "))
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
+        capture_output=True, text=True, timeout=40, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert "rank 0 ended in mid-epoch: its process ended with exit code 1" in done.stderr
+
+
+def test_ctrl_c_on_a_script_that_has_ended_and_still_answers_ends_all_ranks(tmp_path):
+    """Rank 0's script is over; Ctrl-C ends its wait for the slow rank 1."""
+    body = MAKE + """
+import threading, signal
+for index, batch in enumerate(loader):
+    if rank == 0:
+        threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        break
+    if index < 3:
+        time.sleep(1.5)
+"""
+    started = time.monotonic()
+    over, slow = _run_script(tmp_path, body, seconds=30)
+    assert slow.returncode == 1 and "rank 0 ended in mid-epoch: KeyboardInterrupt" in slow.stderr
+    assert time.monotonic() - started < 20
+    assert not re.search("terminate called|Fatal|FATAL|Segmentation", over.stderr), over.stderr
