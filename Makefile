@@ -1,16 +1,20 @@
-# `make demo` and `make test` set up what they need (.venv, locked requirements, the extension) and then run.
+# `make demo`, `make test` and `make test-faults` set up what they need (.venv, locked requirements, the extension) and then run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test bench build clean
+.PHONY: demo test test-faults bench build clean
 
 demo: build
 	$(BIN)/python examples/demo.py
 
 test: build
 	$(BIN)/python -m pytest
+
+# Random faults and load, for a quarter of an hour; `make test` runs short versions.
+test-faults: build
+	$(BIN)/python -m pytest -m faults
 
 # Kernels and loader against the peers that are installed, on a graph of 105 M edges; then the tables.
 bench: build

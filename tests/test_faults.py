@@ -262,3 +262,64 @@ def test_a_collective_that_ends_while_a_rank_looks_for_a_note_is_no_failure():
     comm, work = Comm(None, timedelta(seconds=5), torch.device("cpu")), _LateWork()
     comm._wait_in_slices(work)
     assert work.waits == 2
+
+
+# --- load -------------------------------------------------------------------------------------------------
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _work(rank: int, root: str, num_batches: int, seed: int) -> dict:
+    """Batches with random delays and early leaves; memory, descriptors and threads after a quarter of them and at the end."""
+    part = salientpp.load(root)
+    loader = _loader(root, timeout=60, num_workers=2)
+    plan = random.Random(seed)  # the same on every rank: who leaves which epoch after how many batches
+    mine = random.Random(f"{seed} {rank}")
+    totals = [0] * dist.get_world_size()
+    batches = epochs = wrong = 0
+    marks = []
+    while min(totals) < num_batches:
+        lengths = [plan.choice([plan.randint(1, len(loader)), len(loader)]) for _ in totals]
+        totals = [total + length for total, length in zip(totals, lengths)]
+        for given, batch in enumerate(loader, 1):
+            wrong += not _is_right(part, batch)
+            batches += 1
+            if mine.random() < 0.05:
+                time.sleep(mine.random() * 0.01)
+            if given == lengths[rank]:
+                break
+        epochs += 1
+        if min(totals) >= num_batches * (1 + 3 * len(marks)) / 4:
+            gc.collect()
+            marks.append((_resident_bytes(), _descriptors(), threading.active_count()))
+    return {"batches": batches, "epochs": epochs, "wrong": wrong, "marks": marks}
+
+
+def _check_load(tmp_path: Path, world: int, num_batches: int, seconds: float) -> None:
+    if not Path("/proc/self/statm").is_file():
+        pytest.skip("needs /proc")
+    data = random_data(num_vertices=4000, num_edges=24000)
+    salientpp.partition(data, world, tmp_path / "parts", FANOUTS, BATCH, method="random")
+    for rank, result in enumerate(distributed.run(_work, world, str(tmp_path / "parts"), num_batches, 0, seconds=seconds)):
+        print(rank, result)
+        assert result["wrong"] == 0 and result["batches"] >= num_batches
+        assert len(result["marks"]) == 2
+        (early_bytes, early_files, _), (late_bytes, late_files, late_threads) = result["marks"]
+        assert late_bytes - early_bytes < 24 * 2**20, "memory grows"
+        assert late_files <= early_files + 2, "descriptors leak"
+        assert late_threads < 10, "threads leak"
+
+
+def test_two_ranks_need_no_more_and_more_memory_and_descriptors(tmp_path):
+    _check_load(tmp_path, 2, 400, seconds=90)
+
+
+@pytest.mark.faults
+def test_eight_ranks_need_no_more_and_more_memory_and_descriptors(tmp_path):
+    _check_load(tmp_path, 8, 2000, seconds=600)

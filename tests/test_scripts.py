@@ -22,7 +22,7 @@ rank, root, meet = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
 from salientpp import NeighborLoader, load
 """
-MAKE = 'loader = NeighborLoader(load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=20)\n'
+MAKE = 'loader = NeighborLoader(load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=60)\n'
 
 
 def _run_script(tmp_path: Path, body: str, seconds: float = 60) -> list[subprocess.CompletedProcess]:
@@ -69,7 +69,7 @@ BAD_ENDS = re.compile("Exception ignored|Traceback|terminate called|destroyed|pe
     ],
 )
 def test_a_script_may_end_with_an_iterator_alive(tmp_path, which, destroy, taken, depth):
-    body = MAKE.replace("timeout=20", f"timeout=20, num_workers=1, depth={depth}") + f"""
+    body = MAKE.replace("timeout=60", f"timeout=60, num_workers=1, depth={depth}") + f"""
 iterator = iter(loader)
 for _ in range({taken}):
     next(iterator)
@@ -87,7 +87,7 @@ if not ({which}):
 
 @pytest.mark.parametrize("depth", [1, 10])
 def test_an_uncaught_exception_on_one_rank_ends_the_other_with_its_text(tmp_path, depth):
-    body = MAKE.replace("timeout=20", f"timeout=20, depth={depth}") + """
+    body = MAKE.replace("timeout=60", f"timeout=60, depth={depth}") + """
 import torch
 for epoch in range(3):
     for index, batch in enumerate(loader):
@@ -115,7 +115,7 @@ for index, batch in enumerate(loader):
 
 @pytest.mark.parametrize("end", ["", "dist.destroy_process_group()"])
 def test_a_failed_stage_ends_every_process_at_once(tmp_path, end):
-    body = MAKE.replace("timeout=20", "timeout=60, transform=fail") + f"""
+    body = MAKE.replace("timeout=60", "timeout=60, transform=fail") + f"""
 import torch
 try:
     for batch in loader:
@@ -130,7 +130,7 @@ finally:
 
 
 def test_wrong_arguments_on_one_rank_are_every_ranks_error(tmp_path):
-    body = 'NeighborLoader(load(root), [5, 3], "train", depth=rank, timeout=20)\n'
+    body = 'NeighborLoader(load(root), [5, 3], "train", depth=rank, timeout=60)\n'
     for done in _run_script(tmp_path, body, seconds=40):
         assert done.returncode == 1 and "depth must be an integer >= 1 (batches in flight), got 0" in done.stderr
 
