@@ -267,7 +267,7 @@ class Comm:
         if waiting is None:
             text = f"no answer from another rank {seconds}, nor from the job's key-value store (which rank 0 or torchrun hosts)"
         elif all(waiting):
-            text = f"no answer {seconds} though every rank waits; iterate over loaders in the same order on all ranks"
+            text = f"no answer {seconds} though every rank waits; is the network between them up?"
         else:
             text = f"no answer from {_ranks([rank for rank, waits in zip(others, waiting) if not waits])} {seconds}"
         self.report_failure(text)

@@ -146,6 +146,44 @@ def test_a_rank_that_is_stopped_is_named_after_the_timeout(tmp_path, victim, dep
             assert 2 <= seconds < 8
 
 
+def _make_none(rank: int, root: str, absent: int) -> str:
+    if rank == absent:
+        time.sleep(4)
+        return ""
+    try:
+        _loader(root, timeout=1)
+    except RuntimeError as error:
+        return str(error)
+    return "made"
+
+
+def test_a_rank_that_makes_no_loader_is_named_after_the_timeout(tmp_path):
+    texts = distributed.run(_make_none, 3, _partition(tmp_path / "parts", 3), 1)
+    assert [text.startswith("rank 1 did not come to make a loader within 1 s") for text in texts] == [True, False, True]
+
+
+def _ask_in_vain(rank: int, root: str) -> tuple[int, int, float, list[str]]:
+    loader = _loader(root)
+    asked, ask = 0, loader._comm._ask_store
+
+    def counted(question):
+        nonlocal asked
+        asked += 1
+        return ask(question)
+
+    loader._comm._ask_store = counted
+    started = time.monotonic()
+    batches = sum(1 for _ in range(20) for _ in loader)
+    return asked, batches, time.monotonic() - started, [thread.name for thread in threading.enumerate()]
+
+
+def test_batches_touch_no_store_and_no_thread_watches(tmp_path):
+    for asked, batches, seconds, threads in distributed.run(_ask_in_vain, 2, _partition(tmp_path / "parts", 2)):
+        # None where no wait takes half a second; on a busy machine a few do.
+        assert batches > 100 and asked <= 4 * seconds and asked < batches / 10
+        assert "salientpp-store" not in threads
+
+
 # --- leaving at any point ---------------------------------------------------------------------------------
 
 
