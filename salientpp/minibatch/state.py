@@ -2,7 +2,7 @@
 
 A **state** is a dict of plain values, so that ``torch.load(weights_only=True)`` and JSON give it back:
 
-* ``version``: of this format;
+* ``version``: of this format, and of what a seed draws;
 * ``epoch``, ``batches``: the epoch, and how many of its batches the user got (not those under way);
 * ``seed``: with the epoch it fixes the order of the seeds and all draws;
 * ``fingerprint``: what else decides which batches follow: data, seeds, sampling, batch size, ``shuffle``, ``drop_last``, ``uneven``,
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
+#: Another number wherever the fields, the order of seeds or the draws change.
 VERSION = 1
 
 #: An attribute of a ``Data`` counts by dtype, shape and about this many of its entries: features may be larger than memory.
