@@ -101,7 +101,7 @@ def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> No
 
 
 def test_a_rank_killed_at_a_random_moment_is_named_by_all_others(tmp_path):
-    _campaign(tmp_path, 6, seed=0)
+    _campaign(tmp_path, 4, seed=0)
 
 
 @pytest.mark.faults
@@ -129,7 +129,7 @@ def _stopped(rank: int, root: str, victim: int, depth: int) -> tuple[str, float]
 
 @pytest.mark.parametrize(
     ("victim", "depth", "rank_0_hosts"),
-    [(1, 10, False), (0, 1, True)]
+    [(0, 10, True)]
     + [pytest.param(v, d, h, marks=pytest.mark.faults) for v in range(3) for d in (1, 3, 10) for h in (False, True)],
 )
 def test_a_rank_that_is_stopped_is_named_after_the_timeout(tmp_path, victim, depth, rank_0_hosts):
@@ -225,8 +225,7 @@ def _leave_often(rank: int, root: str, depth: int, epochs: int, seed: int, optio
     return wrong
 
 
-@pytest.mark.parametrize("depth", [1, 4, 10])
-@pytest.mark.parametrize("uneven", ["wrap", "exact"])
+@pytest.mark.parametrize(("depth", "uneven"), [(1, "exact"), (4, "wrap"), (10, "exact")])
 def test_after_leaving_at_any_point_in_any_way_the_next_epoch_is_whole(tmp_path, depth, uneven):
     assert distributed.run(_leave_often, 3, _partition(tmp_path / "parts", 3), depth, 12, 0, {"uneven": uneven}) == [0, 0, 0]
 
@@ -271,7 +270,7 @@ def _ctrl_c(tmp_path: Path, number: int, seed: int) -> None:
 
 
 def test_ctrl_c_at_a_random_moment_ends_all_ranks(tmp_path):
-    _ctrl_c(tmp_path, 3, seed=0)
+    _ctrl_c(tmp_path, 2, seed=0)
 
 
 @pytest.mark.faults
@@ -355,7 +354,7 @@ def _check_load(tmp_path: Path, world: int, num_batches: int, seconds: float) ->
 
 
 def test_two_ranks_need_no_more_and_more_memory_and_descriptors(tmp_path):
-    _check_load(tmp_path, 2, 400, seconds=90)
+    _check_load(tmp_path, 2, 240, seconds=90)
 
 
 @pytest.mark.faults

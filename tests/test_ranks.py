@@ -298,7 +298,8 @@ def _explode(batch):
 
 
 def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -> None:
-    loader = _loader(root, depth=depth, timeout=10)
+    loader = _loader(root, depth=depth, timeout=10, batch_size=4)  # enough batches to need the failing rank in later ones
+    assert len(loader) > 2 + 5
     if rank == failing:
         original, calls = getattr(loader._stages, stage), 0
 

@@ -325,13 +325,13 @@ OTHERS = [
     ("seeds", "ranks_per_part", "uneven"),
     [
         ([70, 10], 1, "wrap"),
-        ([70, 40], 1, "drop"),
         ([100, 10], 1, "exact"),
-        ([60, 0], 1, "exact"),
-        ([48, 48], 1, "error"),
-        ([90, 33], 2, "wrap"),
         ([90, 16, 0, 40], 1, "exact"),
-        ([90], 2, "exact"),
+        pytest.param([70, 40], 1, "drop", marks=pytest.mark.faults),
+        pytest.param([60, 0], 1, "exact", marks=pytest.mark.faults),
+        pytest.param([48, 48], 1, "error", marks=pytest.mark.faults),
+        pytest.param([90, 33], 2, "wrap", marks=pytest.mark.faults),
+        pytest.param([90], 2, "exact", marks=pytest.mark.faults),
     ],
 )
 def test_ranks_that_stopped_at_any_points_go_on_bit_for_bit(tmp_path, seeds, ranks_per_part, uneven):
