@@ -28,20 +28,32 @@ inline void check(bool holds, const Words&... words) {
   if (!holds) [[unlikely]] fail(words...);
 }
 
+// Python's None reaches a kernel as an undefined tensor, of which nothing else may be asked.
+inline void check_defined(const Tensor& tensor, const char* name) {
+  check(tensor.defined(), name, " must be a tensor, got None");
+}
+
 inline void check_vector(const Tensor& tensor, ScalarType dtype, const char* name) {
+  check_defined(tensor, name);
   check(tensor.dim() == 1, name, " must have 1 dimension, got ", tensor.dim());
   check(tensor.scalar_type() == dtype, name, " must have dtype ", dtype, ", got ", tensor.scalar_type());
   check(tensor.is_contiguous(), name, " must be contiguous");
 }
 
 inline void check_index_vector(const Tensor& tensor, const char* name) {
+  check_defined(tensor, name);
   const auto dtype = tensor.scalar_type();
   check(dtype == ScalarType::Int || dtype == ScalarType::Long, name, " must have dtype int32 or int64, got ", dtype);
   check_vector(tensor, dtype, name);
 }
 
+// What libtorch says of too little memory names its own functions only.
 inline Tensor new_vector(int64_t size, ScalarType dtype) {
-  return torch::stable::empty({size}, dtype);
+  try {
+    return torch::stable::empty({size}, dtype);
+  } catch (const std::exception&) {
+    fail("cannot allocate a vector of ", size, " entries of dtype ", dtype);
+  }
 }
 
 // Calls f with a null pointer of the integer type that `tensor` holds: int32_t or int64_t.

@@ -24,6 +24,7 @@ std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tens
   const int64_t num_edges = source.numel();
   check(target.numel() == num_edges, "target must have one entry per edge, expected ", num_edges, ", got ", target.numel());
   check(num_vertices >= 0, "num_vertices must be >= 0, got ", num_vertices);
+  check(num_vertices < std::numeric_limits<int64_t>::max(), "num_vertices must be < 2^63 - 1, got ", num_vertices);
 
   Tensor indptr = new_table(num_vertices + 1, ScalarType::Long);
   Tensor indices = new_table(num_edges, index_dtype(num_vertices));

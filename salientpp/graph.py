@@ -50,6 +50,8 @@ class Graph:
                 raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
             if tensor.device.type != "cpu":
                 raise ValueError(f"{name} must be on the CPU, got {tensor.device}; use {name}.cpu()")
+            if tensor.layout != torch.strided:
+                raise ValueError(f"{name} must be a dense tensor, got layout {tensor.layout}")
             object.__setattr__(self, name, tensor.contiguous())
         try:
             ops.check_csc(self.indptr, self.indices)
@@ -113,6 +115,8 @@ class Graph:
             raise ValueError(f"edge_index must be a tensor of shape [2, E], got {shape}")
         if edge_index.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"edge_index must have dtype int64 or int32, got {edge_index.dtype}")
+        if edge_index.layout != torch.strided or edge_index.device.type == "meta":
+            raise ValueError(f"edge_index must be a dense tensor with data, got layout {edge_index.layout} on {edge_index.device}")
         edge_index = edge_index.as_subclass(Tensor).cpu()  # PyG's EdgeIndex is a subclass with its own rules
         if num_vertices is None:
             num_vertices = int(edge_index.max()) + 1 if edge_index.numel() else 0

@@ -1,7 +1,16 @@
-"""What every test needs before torch is loaded."""
+"""What every test needs before torch is loaded, and how many examples property tests try."""
 
 import os
+
+from hypothesis import HealthCheck, settings
 
 # Kernels on tiny graphs are many short parallel regions. On a busy machine a thread that spins while it waits takes the
 # core from the one it waits for; asleep, it makes the tests several times faster. Results do not change.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Examples share the folder of their test and name subfolders themselves; a slow machine is no fault.
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+settings.register_profile("default", derandomize=True, max_examples=60, **_COMMON)
+# The nightly run draws new examples every time; a failure prints the decorator that makes it again.
+settings.register_profile("nightly", max_examples=2000, print_blob=True, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -9,8 +9,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shutil
-from collections.abc import Mapping
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import distributed
@@ -360,10 +363,13 @@ def test_float_labels_and_a_label_of_the_whole_graph_take_no_one_out(tmp_path):
         ({"train": torch.ones(60)}, "split 'train' must be a bool mask or integer ids, got torch.float32"),
         ({"all": torch.tensor([0])}, "a split's name must be an identifier other than 'all', got 'all'"),
         ({"../x": torch.tensor([0])}, "a split's name must be an identifier other than 'all', got '../x'"),
+        ({"train": "abc"}, "split 'train' must be a bool mask or integer ids, got str"),
+        ({"train": torch.zeros(2, device="meta")}, "split 'train' must be a bool mask or integer ids, got Tensor"),
+        ([torch.tensor([0])], "split must be a mapping of names to vertex ids or masks, got list"),
     ],
 )
 def test_a_wrong_split_is_refused_by_name(tmp_path, split, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         write(hostile_data(), 2, tmp_path / "d", split=split)
     assert names_in(tmp_path) == []
 
@@ -430,6 +436,8 @@ def test_it_says_what_it_is(tmp_path):
     ("options", "text"),
     [
         ({"num_parts": 0}, "num_parts must be an integer >= 1, got 0"),
+        ({"num_parts": "2"}, "num_parts must be an integer >= 1, got '2'"),
+        ({"num_parts": 2.5}, "num_parts must be an integer >= 1, got 2.5"),
         ({"num_parts": 61}, "num_parts must be at most the number of vertices, 60, got 61"),
         ({"num_neighbors": [3, -2]}, r"num_neighbors\[1\] must be an integer >= 0, or -1 for all neighbours, got -2"),
         ({"num_neighbors": []}, "num_neighbors must have one entry per hop, got an empty list"),
@@ -454,6 +462,7 @@ def test_a_wrong_argument_is_refused_and_leaves_nothing_behind(tmp_path, options
     [
         ("words", ["a"] * 60, "data.words must be a tensor to be stored, got list; convert or delete it"),
         ("x", torch.eye(60).to_sparse(), r"data.x must be dense to be stored, got layout torch.sparse_coo; call .to_dense\(\)"),
+        ("x", torch.zeros(60, 2, device="meta"), "data.x is on the device meta, without values"),
         ("other_index", torch.zeros(2, 60), "data.other_index must have one row per vertex in dimension 0, expected 60, got 2"),
         ("../../evil", torch.zeros(60), r"data\['../../evil'\] cannot be stored under its name.*rename it"),
     ],
@@ -618,15 +627,125 @@ def test_an_unwritable_root_is_refused_in_words(tmp_path):
     assert names_in(tmp_path) == ["file"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_refused_in_words(tmp_path):
-    (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(PermissionError, match=r"locked/d cannot be written \(Permission denied\)"):
-        write(hostile_data(), 2, tmp_path / "locked" / "d")
+@pytest.fixture
+def closed() -> Iterator[Path]:
+    """A folder with ``read-only/`` and ``locked/d``, a dataset directory, for a user who may enter neither; root becomes nobody."""
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to nobody
+        folder = Path(name)
+        folder.chmod(0o755)
+        write(hostile_data(), 2, folder / "locked" / "d")
+        (folder / "read-only").mkdir(mode=0o555)
+        (folder / "locked").chmod(0o000)
+        try:
+            if os.geteuid() == 0:
+                os.seteuid(65534)
+            yield folder
+        finally:
+            os.seteuid(os.getuid())
+            (folder / "locked").chmod(0o700)
+
+
+def test_a_folder_without_permission_is_refused_in_words(closed):
+    with pytest.raises(PermissionError, match=r"read-only/d cannot be written \(Permission denied\); choose a root"):
+        write(hostile_data(), 2, closed / "read-only" / "d")
+    with pytest.raises(PermissionError, match="Permission denied: '.*locked/new'"):
+        write(hostile_data(), 2, closed / "locked" / "new")
+    with pytest.raises(DatasetError, match=r"locked/d/manifest.json cannot be read \(Permission denied\); copy it again, or partition"):
+        salientpp.load(closed / "locked" / "d")
 
 
 def test_missing_parents_of_the_root_are_made(tmp_path):
     assert write(hostile_data(), 2, tmp_path / "a" / "b" / "d").num_parts == 2
+
+
+@pytest.mark.parametrize("failing", STEPS)
+def test_parents_made_for_a_run_that_fails_go_with_it_and_others_stay(tmp_path, failing):
+    (tmp_path / "mine").mkdir()
+
+    def on_step(step: str) -> None:
+        if step.startswith(failing):
+            assert (tmp_path / "mine" / "a" / "b").is_dir(), "there is something to remove"
+            (tmp_path / "mine" / "a" / "others").mkdir(exist_ok=True)
+            raise RuntimeError("injected")
+
+    with pytest.raises(RuntimeError, match="injected"):
+        write(hostile_data(), 2, tmp_path / "mine" / "a" / "b" / "d", on_step=on_step)
+    assert names_in(tmp_path / "mine" / "a") == ["others"], "what is not empty is not this run's to remove"
+    (tmp_path / "mine" / "a" / "others").rmdir()
+    (tmp_path / "mine" / "a").rmdir()
+    with pytest.raises(ValueError, match="num_parts"):
+        write(hostile_data(), 0, tmp_path / "mine" / "a" / "b" / "d")
+    assert names_in(tmp_path) == ["mine"] and names_in(tmp_path / "mine") == []
+
+
+def _write_with_limits(rank: int, root: str, most_bytes: int) -> str:
+    """Writes where no file may be larger than ``most_bytes``: a real failure of write(2), in the middle of a file."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
+    try:
+        write(hostile_data(1), 2, Path(root), overwrite=True)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return "written"
+
+
+@pytest.mark.parametrize("most_bytes", [0, 200, 700, 1000, 2000])
+def test_a_write_that_breaks_off_leaves_the_old_directory_and_nothing_else(tmp_path, most_bytes):
+    """The files have 128 to 2,528 bytes and the manifest more."""
+    write(hostile_data(0), 2, tmp_path / "d")
+    before = contents(tmp_path / "d")
+    for root in (tmp_path / "d", tmp_path / "new" / "d"):
+        assert distributed.run(_write_with_limits, 1, str(root), most_bytes) == ["EFBIG"]
+    assert contents(tmp_path / "d") == before and names_in(tmp_path) == ["d"]
+    salientpp.load(tmp_path / "d", verify="full")
+
+
+def _write_and_die(rank: int, root: str, place: str) -> None:
+    """Kills itself with SIGKILL, which no handler sees, at a step or at the n-th file, or between the two renames."""
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    calls = []
+    if place.isdigit():
+        fsync = os.fsync
+        dataset_dir.os.fsync = lambda descriptor: die() if len(calls) == int(place) else (calls.append(0), fsync(descriptor))
+    elif place == "between renames":
+        rename = Path.rename
+        Path.rename = lambda path, target: die() if ".writing-" in path.name else rename(path, target)
+    write(hostile_data(1), 3, Path(root), overwrite=True, on_step=lambda step: die() if step.startswith(place) else None)
+
+
+@pytest.mark.parametrize("place", [*STEPS, "0", "1", "4", "9", "between renames"])
+def test_after_a_killed_run_there_is_the_old_directory_or_none_and_the_next_run_succeeds(tmp_path, place):
+    write(hostile_data(0), 2, tmp_path / "old")
+    before = contents(tmp_path / "old")
+    for name in ("old", "new"):
+        (died,) = distributed.run(_write_and_die, 1, str(tmp_path / name), place, may_fail=True)
+        assert isinstance(died, distributed.Failed) and died.kind == "Died"
+    with pytest.raises(DatasetError, match="new is not a dataset directory: it has no manifest.json"):
+        salientpp.load(tmp_path / "new")
+    if place == "between renames":  # the one instant at which the old one is under another name; the error says which
+        with pytest.raises(DatasetError, match=r"or rename back .*/\.old\.replaced-\S+, which a killed run was replacing") as raised:
+            salientpp.load(tmp_path / "old")
+        Path(str(raised.value).partition("rename back ")[2].partition(",")[0]).rename(tmp_path / "old")
+    assert contents(tmp_path / "old") == before
+    salientpp.load(tmp_path / "old", verify="full")
+    for name in ("old", "new"):
+        write(hostile_data(1), 3, tmp_path / name, overwrite=True)
+        assert_nothing_is_lost(hostile_data(1), salientpp.load(tmp_path / name, verify="full"), mask_splits(hostile_data(1)))
+
+
+def test_conjugate_and_negated_views_are_stored_by_value(tmp_path):
+    """torch keeps the sign of such a view as a bit beside the data, which .npy files have no place for."""
+    data = hostile_data(6)
+    data.signal = torch.randn(60, 2, dtype=torch.complex64, generator=generator_of(1)).conj()
+    data.phase = data.signal[:, :1].imag
+    assert data.signal.is_conj() and data.phase.is_neg()
+    part = write(data, 3, tmp_path / "d")
+    assert torch.equal(in_user_order(part, "signal"), data.signal.resolve_conj())
+    assert torch.equal(in_user_order(part, "phase"), data.phase.resolve_neg())
 
 
 # --- opening: corruption ---------------------------------------------------------------------------------
@@ -744,7 +863,7 @@ def test_a_folder_without_manifest_is_no_dataset_directory(root):
         salientpp.load(root / "nowhere")
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"format": ', "\x00\x01", "[1, 2", b"\xff\xfe\xfa"])
+@pytest.mark.parametrize("text", ["", "{", '{"format": ', "\x00\x01", "[1, 2", b"\xff\xfe\xfa", "[" * 10**6])
 def test_a_manifest_that_is_not_json_is_refused(root, text):
     (root / "manifest.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DatasetError, match=r"manifest.json is not valid JSON \(.*\); partition again"):

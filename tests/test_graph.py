@@ -257,6 +257,10 @@ def test_a_corrupt_trusted_graph_cannot_be_transposed():
         (torch.tensor([[0, -1], [0, 0]]), None, r"edge_index\[0, 1\] must be in \[0, 1\), got -1"),
         (SMALL, -1, r"num_vertices must be >= 0, got -1"),
         (SMALL, 0, r"edge_index\[0, 0\] must be in \[0, 0\), got 0; the graph has 0 vertices"),
+        (SMALL, 2**45, r"cannot allocate a vector of 35184372088833 entries of dtype Long; the graph has 35184372088832 vertices"),
+        (SMALL, 2**63 - 1, r"num_vertices must be < 2\^63 - 1, got 9223372036854775807"),
+        (SMALL.to("meta"), 5, r"edge_index must be a dense tensor with data, got layout torch.strided on meta"),
+        (SMALL.to_sparse(), 5, r"edge_index must be a dense tensor with data, got layout torch.sparse_coo on cpu"),
     ],
 )
 def test_a_bad_edge_list_is_refused_with_words(edge_index, num_vertices, text):
@@ -285,6 +289,7 @@ def long(*values: int) -> torch.Tensor:
         ((long(0, 1), long(0).view(1, 1)), r"indices must have 1 dimension, got 2"),
         ((long(0, 1), long(0), long(0, 1)), r"edge_id must be int64 \[1\], got torch.int64 \[2\]"),
         ((long(0, 1), long(0), long(0).int()), r"edge_id must be int64 \[1\], got torch.int32 \[1\]"),
+        ((long(0, 1), long(0).to_sparse()), r"indices must be a dense tensor, got layout torch.sparse_coo"),
         ((long(0, 1).to("meta"), long(0)), r"indptr must be on the CPU, got meta; use indptr.cpu\(\)"),
     ],
 )

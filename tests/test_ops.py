@@ -221,7 +221,7 @@ ROWS = torch.zeros(4, 2)
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        ((ROWS, torch.zeros(1), ROWS), r"source_index must have dtype int32 or int64, got Float"),
+        ((ROWS, torch.zeros(1), ROWS.clone()), r"source_index must have dtype int32 or int64, got Float"),
         ((ROWS, long(0).view(1, 1), ROWS), r"source_index must have 1 dimension, got 2"),
         ((ROWS, long(0, 1, 2, 3)[::2], ROWS), r"source_index must be contiguous"),
         ((ROWS, long(0), torch.zeros(4)), r"source and out must have the same number of dimensions >= 1, got 2 and 1"),
@@ -233,6 +233,8 @@ ROWS = torch.zeros(4, 2)
         ((ROWS, long(0, 0), ROWS, long(0)), r"out_index must have one entry per row, expected 2, got 1"),
         ((ROWS, long(0), ROWS, ints(0)), r"out_index must have dtype Long, got Int"),
         ((ROWS[:0], long(0), ROWS), r"source_index\[0\] must be in \[0, 0\), got 0"),
+        ((ROWS, long(0), ROWS), r"out must not overlap source in memory"),
+        ((ROWS[:3], long(0), ROWS[2:]), r"out must not overlap source in memory"),
     ],
 )
 def test_gather_rows_refuses_with_words(arguments, text):
@@ -415,6 +417,21 @@ def test_look_up_refuses_a_book_that_is_none(offsets, text):
     empty = torch.empty(0, dtype=torch.int64)
     with pytest.raises(RuntimeError, match=text):
         ops.look_up(torch.tensor([0, 1, 7]), torch.tensor(offsets), 0, empty, empty)
+
+
+@pytest.mark.parametrize(
+    ("indptr", "text"),
+    [([0, 7, 2, 3], "indptr must not decrease, got 2 after 7"), ([0, 1, 2, 9], "indptr must run from 0 to the number of edges, 3")],
+)
+def test_inclusion_probability_refuses_degrees_that_are_none(indptr, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.inclusion_probability(**(VIP | dict(indptr=torch.tensor(indptr))))
+
+
+def test_two_halves_of_one_array_are_apart():
+    rows = torch.arange(8.0).view(4, 2)
+    ops.gather_rows(rows[:2], long(1, 0), rows[2:])
+    assert rows.tolist() == [[0, 1], [2, 3], [2, 3], [0, 1]]
 
 
 @pytest.mark.parametrize(

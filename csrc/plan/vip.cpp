@@ -180,9 +180,14 @@ Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, con
     check(fanouts[hop] >= -1, "fanouts[", hop, "] must be >= 0, or -1 for all neighbours, got ", fanouts[hop]);
   }
   const int64_t num_vertices = indptr.numel() - 1;
+  const int64_t* in_ptr = int64_data(indptr);
   const int64_t* out_ptr = int64_data(out_indptr);
   check(out_ptr[0] == 0 && out_ptr[num_vertices] == out_indices.numel(), "out_indptr must run from 0 to the number of out_indices, ", out_indices.numel());
-  for (int64_t v = 0; v < num_vertices; ++v) check(out_ptr[v] <= out_ptr[v + 1], "out_indptr must not decrease, got ", out_ptr[v + 1], " after ", out_ptr[v]);
+  check(in_ptr[0] == 0 && in_ptr[num_vertices] == out_indices.numel(), "indptr must run from 0 to the number of edges, ", out_indices.numel());
+  for (int64_t v = 0; v < num_vertices; ++v) {
+    check(in_ptr[v] <= in_ptr[v + 1], "indptr must not decrease, got ", in_ptr[v + 1], " after ", in_ptr[v]);
+    check(out_ptr[v] <= out_ptr[v + 1], "out_indptr must not decrease, got ", out_ptr[v + 1], " after ", out_ptr[v]);
+  }
   dispatch_index(out_indices, [&](auto* targets) {
     uint64_t largest = 0;
     for (int64_t e = 0; e < out_indices.numel(); ++e) largest = std::max(largest, static_cast<uint64_t>(targets[e]));
@@ -198,7 +203,7 @@ Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, con
 
   Tensor out = torch::stable::empty({num_sets, num_vertices}, ScalarType::Float);
   auto* result = static_cast<float*>(out.mutable_data_ptr());
-  const Problem problem{int64_data(indptr), int64_data(out_indptr), num_vertices, int64_data(seeds), int64_data(seed_offsets),
+  const Problem problem{in_ptr, out_ptr, num_vertices, int64_data(seeds), int64_data(seed_offsets),
                         fanouts, batch_size, frontier, include_seeds, replace};
   dispatch_index(out_indices, [&](auto* targets) {
     for (int64_t part = 0; part < num_sets;) {

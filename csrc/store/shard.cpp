@@ -17,9 +17,10 @@ inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 // is its slot". A quarter of a byte per id of the universe.
 class IdSet {
  public:
-  IdSet(const Tensor& words, const char* name)
-      : words_(static_cast<const uint64_t*>(words.const_data_ptr())), num_words_(words.numel()) {
+  IdSet(const Tensor& words, const char* name) {
     check_vector(words, ScalarType::Long, name);
+    words_ = static_cast<const uint64_t*>(words.const_data_ptr());
+    num_words_ = words.numel();
   }
 
   bool empty() const { return num_words_ == 0; }
@@ -46,7 +47,7 @@ Tensor pack_id_set(const Tensor& ids, int64_t num_ids) {
   check(num_ids >= 0, "num_ids must be >= 0, got ", num_ids);
   const int64_t size = ids.numel();
   check(size < (int64_t{1} << 32), "a set may hold fewer than 2^32 ids, got ", size);
-  const int64_t num_words = size == 0 ? 0 : (num_ids + 31) / 32;
+  const int64_t num_words = size == 0 ? 0 : num_ids / 32 + (num_ids % 32 != 0);
   Tensor words = new_table(num_words, ScalarType::Long);
   auto* out = reinterpret_cast<uint64_t*>(words.mutable_data_ptr());
   const int64_t* id = int64_data(ids);
@@ -118,7 +119,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   for (int64_t i = 0; i < size; ++i) {
     const bool is_local = id[i] >= begin && id[i] < end;
     largest = std::max(largest, static_cast<uint64_t>(id[i]));
-    local.add_if(is_local, i, id[i] - begin);
+    // Unsigned: an id that is far out of range, which is refused below, would overflow.
+    local.add_if(is_local, i, static_cast<int64_t>(static_cast<uint64_t>(id[i]) - static_cast<uint64_t>(begin)));
     foreign.add_if(!is_local, i, id[i]);
   }
   if (largest >= static_cast<uint64_t>(num_vertices) && size > 0) {
@@ -186,6 +188,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 
 // out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.
 void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor& out, const std::optional<Tensor>& out_index) {
+  check_defined(source, "source");
+  check_defined(out, "out");
   check_index_vector(source_index, "source_index");
   check(source.dim() >= 1 && out.dim() == source.dim(), "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
   check(source.scalar_type() == out.scalar_type(), "out must have the dtype of source, expected ", source.scalar_type(), ", got ", out.scalar_type());
@@ -207,6 +211,9 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
   const char* from = static_cast<const char*>(source.const_data_ptr());
   char* to = static_cast<char*>(out.mutable_data_ptr());
   const int64_t* target = out_index ? int64_data(*out_index) : nullptr;
+  const int64_t source_bytes = source_rows * row_bytes, out_bytes = out_rows * row_bytes;
+  const bool overlap = source_bytes > 0 && out_bytes > 0 && from < to + out_bytes && to < from + source_bytes;
+  check(!overlap, "out must not overlap source in memory");
 
   dispatch_index(source_index, [&](auto* index) {
     // Every index is checked before the first byte moves, so an error leaves `out` as it was.
@@ -214,6 +221,7 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
       check(index[i] >= 0 && index[i] < source_rows, "source_index[", i, "] must be in [0, ", source_rows, "), got ", index[i]);
       if (target) check(target[i] >= 0 && target[i] < out_rows, "out_index[", i, "] must be in [0, ", out_rows, "), got ", target[i]);
     }
+    if (row_bytes == 0) return;  // then there may be no memory to copy from or to
     const auto copy = [&](int64_t first, int64_t last, auto bytes) {
       constexpr int64_t kAhead = 8;
       constexpr int64_t kLine = 64;

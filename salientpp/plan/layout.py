@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from salientpp.graph import Graph
-from salientpp.plan.partition import PartitionAssignment, assign_parts
+from salientpp.plan.partition import PartitionAssignment, assign_parts, check_num_parts
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import add_seeds, draw_weights, inclusion_probability
 
@@ -61,12 +61,13 @@ def assign_for(
             the rest as in ``assign_parts``.
         seeds: int64 ids that batches start from; None: all vertices.
     """
+    check_num_parts(num_parts)
     weights = None
     if isinstance(method, str) and method == "metis-vip":
         seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
         # A graph of its own, so that its transpose is not kept while METIS wants the memory.
         own = Graph.trusted(graph.indptr, graph.indices)
-        weights = draw_weights(own, seeds, num_neighbors, batch_size * max(1, num_parts))
+        weights = draw_weights(own, seeds, num_neighbors, batch_size * num_parts)
         del own
         method = "metis"
     return assign_parts(

@@ -125,8 +125,7 @@ def assign_parts(
     num_vertices = graph.num_vertices
     if num_vertices == 0:
         raise ValueError("the graph must have at least one vertex to be partitioned, got 0")
-    if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
-        raise ValueError(f"num_parts must be an integer >= 1, got {num_parts!r}")
+    check_num_parts(num_parts)
     if not (isinstance(tolerance, (int, float)) and math.isfinite(tolerance) and tolerance >= 0):
         raise ValueError(f"tolerance must be a number >= 0, got {tolerance!r}; 0.05 allows 5 % above the mean")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -162,6 +161,12 @@ def assign_parts(
 
 
 # --- arguments -------------------------------------------------------------------------------------------
+
+
+def check_num_parts(num_parts: int) -> None:
+    """Raise ValueError unless K is an integer >= 1."""
+    if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
+        raise ValueError(f"num_parts must be an integer >= 1, got {num_parts!r}")
 
 
 def _constraint_weights(graph: Graph, seed_sets: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -50,10 +50,25 @@ def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list
             raise ValueError(
                 f"num_neighbors[{hop}] must be an integer >= 0, or -1 for all neighbours, got {fanout!r}"
             )
+        if fanout >= 2**31:
+            raise ValueError(f"num_neighbors[{hop}] must be < 2^31, got {fanout!r}; -1 takes all neighbours")
         checked.append(int(fanout))
     if not checked and not may_be_empty:
         raise ValueError("num_neighbors must have one entry per hop, got an empty list")
     return checked
+
+
+def check_batch_size(batch_size: int) -> int:
+    """``batch_size`` as an int.
+
+    Raises:
+        ValueError: it is no integer of at least 1, or needs more than 64 bits.
+    """
+    if not isinstance(batch_size, numbers.Integral) or isinstance(batch_size, bool):
+        raise ValueError(f"batch_size must be an integer >= 1, got {batch_size!r}")
+    if not 1 <= batch_size < 2**63:
+        raise ValueError(f"batch_size must be {'>= 1' if batch_size < 1 else '< 2^63'}, got {batch_size}")
+    return int(batch_size)
 
 
 def inclusion_probability(
@@ -86,11 +101,13 @@ def inclusion_probability(
     """
     if expand not in ("frontier", "hop"):
         raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+    batch_size = check_batch_size(batch_size)
     fanouts = check_fanouts(num_neighbors)
-    seed_sets = [seeds] if isinstance(seeds, Tensor) else list(seeds)
+    seed_sets = list(seeds) if isinstance(seeds, (list, tuple)) else [seeds]
     for k, seed_set in enumerate(seed_sets):
+        if not isinstance(seed_set, Tensor) or seed_set.device.type != "cpu" or seed_set.layout != torch.strided:
+            got = f"{seed_set.layout} on {seed_set.device}" if isinstance(seed_set, Tensor) else type(seed_set).__name__
+            raise ValueError(f"seeds must be a dense CPU tensor or a list of such, got {got} in seed set {k}")
         if seed_set.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; of a mask take mask.nonzero()")
     seed_sets = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]

@@ -22,13 +22,15 @@ checks sizes, headers and the quick sums; ``verify='full'`` reads everything.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +45,7 @@ from torch_geometric.data import Data
 from salientpp.graph import Graph
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.vip import check_fanouts
+from salientpp.plan.vip import check_batch_size, check_fanouts
 
 FORMAT = "salientpp-partitioned-graph"
 VERSION = 1
@@ -217,14 +219,17 @@ def load(root: str | Path, *, part_id: int | None = None, verify: str = "quick")
 
 def _read_manifest(root: Path) -> dict[str, Any]:
     path = root / "manifest.json"
-    if not path.is_file():
-        raise DatasetError(
-            f"{root} is not a dataset directory: it has no manifest.json; write one with salientpp.partition(...) or "
-            "`salientpp partition`"
-        )
     try:
         manifest = json.loads(path.read_text())
-    except ValueError as error:
+    except (FileNotFoundError, NotADirectoryError):
+        aside = sorted(root.parent.glob(f".{glob.escape(root.name)}.replaced-*"))
+        raise DatasetError(
+            f"{root} is not a dataset directory: it has no manifest.json; write one with salientpp.partition(...) or "
+            f"`salientpp partition`{f', or rename back {aside[-1]}, which a killed run was replacing' if aside else ''}"
+        ) from None
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error.strerror}); copy it again, or partition again") from None
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path} is not valid JSON ({error}); partition again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DatasetError(f"{path} does not describe a dataset directory: expected format {FORMAT!r}; partition again")
@@ -348,11 +353,9 @@ def partition(
     """
     root = Path(root)
     fanouts = check_fanouts(num_neighbors)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+    batch_size = check_batch_size(batch_size)
     _check_root_is_free(root, overwrite)
-    temporary = _make_temporary(root)
-    try:
+    with _temporary_beside(root) as temporary:
         on_step("reading the topology")
         graph = Graph.from_data(data)
         attributes = _collect_attributes(data, graph)
@@ -398,12 +401,12 @@ def partition(
             "files": writer.files,
         }
         manifest["checksum"] = _manifest_checksum(manifest)
-        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        with (temporary / "manifest.json").open("w") as file:
+            file.write(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         _check_root_is_free(root, overwrite)  # again: hours may have passed
         _move_into_place(temporary, root)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return PartitionedGraph(root, _read_manifest(root), 0 if num_parts == 1 else None)
 
 
@@ -421,15 +424,25 @@ def _beside(root: Path, purpose: str) -> Path:
     return root.parent / f".{root.name}.{purpose}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def _make_temporary(root: Path) -> Path:
-    temporary = _beside(root, "writing")
+@contextlib.contextmanager
+def _temporary_beside(root: Path) -> Iterator[Path]:
+    """A new directory to write; on failure it is removed, with the parents that were made for it."""
+    temporary, made = _beside(root, "writing"), []
     try:
-        temporary.mkdir(parents=True)
-    except OSError as error:
-        raise type(error)(
-            error.errno, f"{root} cannot be written ({error.strerror}); choose a root in a directory that you may write to"
-        ) from None
-    return temporary
+        try:
+            made = [parent for parent in temporary.parents if not parent.exists()]  # nearest first
+            temporary.mkdir(parents=True)
+        except OSError as error:
+            raise type(error)(
+                error.errno, f"{root} cannot be written ({error.strerror}); choose a root in a directory that you may write to"
+            ) from None
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):  # another process may have put something there
+                parent.rmdir()
+        raise
 
 
 def _move_into_place(temporary: Path, root: Path) -> None:
@@ -470,6 +483,8 @@ def _collect_attributes(data: Data, graph: Graph) -> _Attributes:
                 f"data.{name} must have one row per {'vertex' if is_node else 'edge'} in dimension 0, expected "
                 f"{graph.num_vertices if is_node else graph.num_edges}, got {value.size(0)}"
             )
+        if value.is_meta:
+            raise ValueError(f"data.{name} is on the device meta, without values; give it some, or delete it")
         if value.layout != torch.strided:
             raise ValueError(f"data.{name} must be dense to be stored, got layout {value.layout}; call .to_dense()")
         if "/" in name:
@@ -478,7 +493,7 @@ def _collect_attributes(data: Data, graph: Graph) -> _Attributes:
             _numpy_dtype(value.dtype)
         except TypeError:
             raise ValueError(f"data.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it") from None
-        (node if is_node else edge)[name] = value.detach().cpu()
+        (node if is_node else edge)[name] = value.detach().cpu().resolve_conj().resolve_neg()
     return _Attributes(node, edge)
 
 
@@ -497,11 +512,16 @@ def collect_splits(
             dtype = torch.as_tensor(mask).dtype
             if dtype != torch.bool:
                 raise ValueError(f"data.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}")
+    if not isinstance(split, Mapping):
+        raise TypeError(f"split must be a mapping of names to vertex ids or masks, got {type(split).__name__}")
     splits = {}
     for name, chosen in split.items():
         if name == "all" or not str(name).isidentifier():
             raise ValueError(f"a split's name must be an identifier other than 'all', got {name!r}")
-        chosen = torch.as_tensor(chosen).cpu()
+        try:
+            chosen = torch.as_tensor(chosen).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"split {name!r} must be a bool mask or integer ids, got {type(chosen).__name__} ({error})") from None
         if chosen.dtype == torch.bool:
             if chosen.shape != (num_vertices,):
                 raise ValueError(f"split {name!r} as a mask must have shape [{num_vertices}], got {list(chosen.shape)}")
