@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-faults bench build clean
+.PHONY: demo test test-faults sanitize bench build clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -15,6 +15,11 @@ test: build
 # Random faults and load, for a quarter of an hour; `make test` runs short versions.
 test-faults: build
 	$(BIN)/python -m pytest -m faults
+
+# The C++ once more under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (GCC), in build/address and build/thread.
+sanitize: build
+	tests/sanitizers/run.sh address
+	tests/sanitizers/run.sh thread
 
 # Kernels and loader against the peers that are installed, on a graph of 105 M edges; then the tables.
 bench: build

@@ -221,7 +221,7 @@ ROWS = torch.zeros(4, 2)
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        ((ROWS, torch.zeros(1), ROWS.clone()), r"source_index must have dtype int32 or int64, got Float"),
+        ((ROWS, torch.zeros(1), ROWS), r"source_index must have dtype int32 or int64, got Float"),
         ((ROWS, long(0).view(1, 1), ROWS), r"source_index must have 1 dimension, got 2"),
         ((ROWS, long(0, 1, 2, 3)[::2], ROWS), r"source_index must be contiguous"),
         ((ROWS, long(0), torch.zeros(4)), r"source and out must have the same number of dimensions >= 1, got 2 and 1"),

@@ -595,13 +595,14 @@ def test_an_operator_answers_or_names_the_argument_and_leaves_the_rest_alone(nam
     places = data.draw(st.lists(st.integers(0, len(arguments) - 1), min_size=1, max_size=2, unique=True))
     for place in places:
         arguments[place] = data.draw(hostile(arguments[place]))
+    if any(isinstance(argument, Tensor) and argument.is_meta for argument in arguments):
+        assume(len(places) == 1)  # of tensors without data the fake kernels speak, which check nothing more
     before = copy_of(arguments)
-    result, error = outcome(lambda: getattr(torch.ops.salientpp, name)(*arguments))
-    for given_value, old, is_written in zip(arguments, before, written):
-        assert equal(given_value, old) or (is_written and error is None)
-    is_meta = any(isinstance(argument, Tensor) and argument.is_meta for argument in arguments)
-    if error is not None and not is_meta:  # of tensors without data the fake kernels speak
-        words = {argument.name for argument in schema.arguments} | {"edge_index", "Could not run", "no tensor arguments", "cannot allocate"}
+    _, error = outcome(lambda: getattr(torch.ops.salientpp, name)(*arguments))
+    for argument, old, is_written in zip(arguments, before, written):
+        assert equal(argument, old) or (is_written and error is None)
+    if error is not None:
+        words = {argument.name for argument in schema.arguments} | {"edge_index", "Could not run", "no tensor arguments", "cannot allocate", "meta"}
         assert any(word in str(error) for word in words) or isinstance(error, MemoryError), error
 
 
