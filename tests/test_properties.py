@@ -42,8 +42,8 @@ DTYPES = [
 ]  # fmt: skip
 
 keys = st.integers(INT64.min, INT64.max)
-fanout_lists = st.lists(st.sampled_from([-1, 1, 2, 3, 7, 60, 2**31 - 1]), min_size=1, max_size=3)
-few_fanouts = st.lists(st.sampled_from([-1, 1, 2, 3, 7]), min_size=1, max_size=3)
+fanout_lists = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 7, 60, 2**31 - 1]), min_size=1, max_size=3)
+few_fanouts = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 7]), min_size=1, max_size=3)
 
 
 def few(examples: int):
@@ -314,7 +314,7 @@ def test_a_batch_size_that_is_none_is_refused_by_name(tmp_path, batch_size):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("fanout", [0, -2, 2.5, "3", None, float("nan"), float("inf"), True, 2**31, 2**70, 1e300, [2]])
+@pytest.mark.parametrize("fanout", [-2, 2.5, "3", None, float("nan"), float("inf"), True, 2**31, 2**70, 1e300, [2]])
 def test_a_fanout_that_is_none_is_refused_by_name_wherever_it_is_given(tmp_path, fanout):
     data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
     for use in (
@@ -396,6 +396,51 @@ def test_any_data_gives_right_batches(data, fanouts, batch_size, replace, gpu_fr
     expected = list(range(whole.num_nodes)) if seeds is None else seeds.tolist()
     assert (sorted(given_seeds) == sorted(expected)) if shuffle else (given_seeds == expected)
     assert all(same_bits(whole[name], before[name]) for name in ("x", "edge_attr", "edge_index", "who"))
+
+
+@given(st.data(), few_fanouts, st.booleans())
+def test_any_weights_give_right_batches_or_an_error_that_names_them(data, fanouts, replace):
+    edge_index, num_vertices = data.draw(edge_lists(1))
+    odd = st.sampled_from([0.0, -0.0, 5e-324, 1e-30, 1e308, math.nan, math.inf, -math.inf, -1.0])
+    values = st.one_of(st.floats(0, 100), st.floats(0, 100), st.floats(0, 100), odd)
+    weights = torch.tensor(data.draw(st.lists(values, min_size=edge_index.size(1), max_size=edge_index.size(1))), dtype=torch.float64)
+    if data.draw(st.booleans()):
+        weights = weights.nan_to_num(1.0, 1.0, 1.0).abs().clamp(max=1e9)
+    weights = weights.to(data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])))
+    whole = Data(edge_index=edge_index, num_nodes=num_vertices, weight=weights)
+    make = lambda: list(NeighborLoader(whole, fanouts, batch_size=4, replace=replace, weight_attr="weight", seed=1))  # noqa: E731
+    if bool((weights.isfinite() & (weights >= 0)).all()):
+        for batch in make():
+            assert_obeys_the_hops(Graph.from_data(whole), sampler_output(batch), batch.n_id[: batch.batch_size], fanouts, replace)
+    else:
+        with pytest.raises(ValueError, match="weight"):
+            make()
+
+
+@given(st.data(), few_fanouts, st.sampled_from(["uniform", "last"]))
+def test_no_tree_sees_a_vertex_of_a_later_time(data, fanouts, strategy):
+    edge_index, num_vertices = data.draw(edge_lists(1))
+    times = st.one_of(st.integers(-3, 3), st.sampled_from([INT64.min, INT64.max]))
+    time = torch.tensor(data.draw(st.lists(times, min_size=num_vertices, max_size=num_vertices)), dtype=torch.int64)
+    whole = Data(edge_index=edge_index, num_nodes=num_vertices, time=time)
+    graph, given_seeds = Graph.from_data(whole), []
+    for batch in NeighborLoader(
+        whole, fanouts, batch_size=4, disjoint=True, time_attr="time", temporal_strategy=strategy, seed=1, replace=data.draw(st.booleans())
+    ):
+        given_seeds += batch.n_id[: batch.batch_size].tolist()
+        assert torch.equal(batch.batch[: batch.batch_size], torch.arange(batch.batch_size))
+        clock = time[batch.n_id[: batch.batch_size]]
+        assert bool((time[batch.n_id] <= clock[batch.batch]).all())
+        pairs = torch.stack([batch.batch, batch.n_id])
+        assert pairs.unique(dim=1).size(1) == pairs.size(1), "a tree holds a vertex once"
+        assert torch.equal(whole.edge_index[:, batch.e_id], batch.n_id[batch.edge_index])
+        assert torch.equal(batch.batch[batch.edge_index[0]], batch.batch[batch.edge_index[1]]), "no edge between trees"
+        for i in range(batch.batch_size):
+            lists = graph.indices[graph.indptr[batch.n_id[i]] : graph.indptr[batch.n_id[i] + 1]].long()
+            seen = int((time[lists] <= clock[i]).sum())
+            drawn = int((batch.edge_index[1] == i).sum())
+            assert drawn == seen if fanouts[0] == -1 else (drawn >= min(seen, fanouts[0]))
+    assert given_seeds == list(range(num_vertices))
 
 
 def sampler_output(batch: Data):
@@ -561,6 +606,11 @@ def hostile(draw, value):
         return not value
     if isinstance(value, int):
         return draw(st.sampled_from([*SIZES, None, "3", 2.5, 2**70]))
+    if isinstance(value, list) and any(isinstance(entry, Tensor) for entry in value):
+        if draw(st.integers(0, 4)) == 0:
+            return draw(st.sampled_from([value[:-1], [*value, value[-1]], [], None]))
+        at = draw(st.integers(0, len(value) - 1))
+        return [*value[:at], draw(hostile(value[at])), *value[at + 1 :]]
     if isinstance(value, list):
         return draw(st.one_of(st.lists(st.sampled_from([-2, -1, 0, 1, 3, 1000, 2**31, INT64.max, INT64.min, 2**70]), max_size=3), st.none()))
     return draw(st.sampled_from([None, torch.tensor([0]), torch.tensor([0.5]), 3]))
@@ -575,10 +625,18 @@ def outcome(call):
 
 
 def copy_of(arguments):
-    return [a.clone() if isinstance(a, Tensor) and a.device.type == "cpu" else a for a in arguments]
+    return [
+        copy_of(a) if isinstance(a, list) else a.clone() if isinstance(a, Tensor) and a.device.type == "cpu" else a for a in arguments
+    ]
+
+
+def tensors_in(value) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [t for entry in value for t in tensors_in(entry)] if isinstance(value, list) else []
 
 
 def equal(a, b) -> bool:
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.device == b.device and (a.device.type == "meta" or same_bits(a.to_dense(), b.to_dense()))
     return a is b or a == b
@@ -595,7 +653,7 @@ def test_an_operator_answers_or_names_the_argument_and_leaves_the_rest_alone(nam
     places = data.draw(st.lists(st.integers(0, len(arguments) - 1), min_size=1, max_size=2, unique=True))
     for place in places:
         arguments[place] = data.draw(hostile(arguments[place]))
-    if any(isinstance(argument, Tensor) and argument.is_meta for argument in arguments):
+    if any(tensor.is_meta for tensor in tensors_in(arguments)):
         assume(len(places) == 1)  # of tensors without data the fake kernels speak, which check nothing more
     before = copy_of(arguments)
     _, error = outcome(lambda: getattr(torch.ops.salientpp, name)(*arguments))

@@ -5,6 +5,7 @@ Run under ThreadSanitizer (make sanitize) these tests also show that no two thre
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -82,7 +83,7 @@ def test_all_operators_at_once_in_many_threads_give_what_one_thread_gives():
 
 def operator_task(name: str, given: tuple) -> Callable[[object], list]:
     def run(_: object) -> list:
-        arguments = [a.clone() if isinstance(a, Tensor) else a for a in given]
+        arguments = copy.deepcopy(given)
         result = getattr(ops, name)(**dict(zip(ARGUMENTS[name], arguments, strict=True)))
         return [*arguments, *(result if isinstance(result, tuple) else [result])]
 
@@ -93,6 +94,8 @@ ARGUMENTS = {name: [argument.name for argument in getattr(torch.ops.salientpp, n
 
 
 def same(a: object, b: object) -> bool:
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
