@@ -471,6 +471,7 @@ HUGE = 2**62
         (long(0, HUGE, 2), long(0, 1), r"indptr is corrupt at vertex 0"),
         (long(HUGE, HUGE, HUGE), long(0, 1), r"indptr is corrupt at vertex 0"),
         (long(-HUGE, 1, 2), long(0, 1), r"indptr is corrupt at vertex 0"),
+        (long(0, 2, -(2**63)), long(0, 1), r"indptr is corrupt at vertex 1"),
         (long(0, 2, 2), long(1, 2), r"indices is corrupt: it holds 2, expected ids in \[0, 2\)"),
         (long(0, 2, 2), long(-1, 1), r"indices is corrupt: it holds -1, expected ids in \[0, 2\)"),
         (long(0, 2, 2), long(1, HUGE), r"indices is corrupt: it holds 4611686018427387904"),

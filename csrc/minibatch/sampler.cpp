@@ -8,7 +8,6 @@
 // The loop is bound by cache misses, three per edge: the neighbour list, the neighbour, its map slot. So the
 // frontier is taken in blocks, and each block in phases that first prefetch what the next phase reads.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -58,10 +57,11 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indic
       int64_t block_edges = 0;
       for (int64_t i = block; i < block_end; ++i) {
         const int64_t vertex = s.n_id.data()[i];
-        const int64_t degree = graph.indptr[vertex + 1] - graph.indptr[vertex];
-        // An array that was altered on disk after it was validated must not lead outside of it.
-        check(graph.indptr[vertex] >= 0 && degree >= 0 && graph.indptr[vertex + 1] <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
-        const int64_t count = num_draws(degree, fanout, replace);
+        const int64_t begin = graph.indptr[vertex], end = graph.indptr[vertex + 1];
+        // An array that was altered on disk after it was validated must not lead outside of it. Compared before they are
+        // subtracted: a difference may overflow.
+        check(begin >= 0 && begin <= end && end <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
+        const int64_t count = num_draws(end - begin, fanout, replace);
         s.num_drawn.data()[i] = static_cast<int32_t>(count);
         block_edges += count;
       }
@@ -187,7 +187,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
 
   const int64_t num_sampled = s.edge.size();
   Tensor n_id = new_vector(s.n_id.size(), ScalarType::Long);
-  std::memcpy(n_id.mutable_data_ptr(), s.n_id.data(), sizeof(int64_t) * static_cast<size_t>(s.n_id.size()));
+  std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
   Tensor edge_index = torch::stable::empty({2, num_sampled}, ScalarType::Long);
   Tensor e_id = new_vector(num_sampled, ScalarType::Long);
   int64_t* row = mutable_int64_data(edge_index);
@@ -209,7 +209,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
       edge_out[k] = ids[s.edge.data()[k]];
     }
   } else {
-    std::memcpy(edge_out, s.edge.data(), sizeof(int64_t) * static_cast<size_t>(num_sampled));
+    std::copy_n(s.edge.data(), num_sampled, edge_out);
   }
   return {n_id, edge_index, e_id, vector_of(s.num_nodes), vector_of(s.num_edges)};
 }

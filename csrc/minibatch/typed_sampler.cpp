@@ -118,15 +118,14 @@ void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout
       block_edges += s.count[static_cast<size_t>(i)];
     }
     const int64_t first = relation.edge.size();
+    check(source.n_id.size() + block_edges < HashMap::kMaxLocalIds && first + block_edges < std::numeric_limits<int64_t>::max() / 16,
+          "a batch may hold fewer than ", HashMap::kMaxLocalIds, " vertices; use a smaller batch_size or smaller fanouts");
     relation.edge.reserve(first + block_edges);
     relation.row.reserve(first + block_edges);
     relation.col.reserve(first + block_edges);
     source.n_id.reserve(source.n_id.size() + block_edges);
     if (options.disjoint) source.tree.reserve(source.n_id.size() + block_edges);
     source.map.reserve(source.n_id.size() + block_edges);
-    check(source.n_id.size() + block_edges < HashMap::kMaxLocalIds && first + block_edges < std::numeric_limits<int64_t>::max() / 16,
-          "a batch may hold fewer than ", HashMap::kMaxLocalIds, " vertices; use a smaller batch_size or smaller fanouts");
-
     int64_t* edge = relation.edge.data() + first;
     int32_t* col = relation.col.data() + first;
     int64_t at = 0;

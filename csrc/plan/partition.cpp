@@ -308,6 +308,7 @@ Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor
   check(weights.scalar_type() == ScalarType::Long, "weights must have dtype ", ScalarType::Long, ", got ", weights.scalar_type());
   check(weights.is_contiguous(), "weights must be contiguous");
   check(num_parts >= 1, "num_parts must be >= 1, got ", num_parts);
+  check(num_parts < (int64_t{1} << 31), "num_parts must be < 2^31, got ", num_parts);
   check(sweeps >= 0, "sweeps must be >= 0, got ", sweeps);
   const int64_t* edge_weight = nullptr;
   if (edge_weights.has_value()) {
