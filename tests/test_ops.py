@@ -275,6 +275,7 @@ def test_a_full_set_and_an_empty_one():
         (long(-1, 4), 40, r"ids must ascend and lie in \[0, 40\), got -1"),
         (long(0), 0, r"ids must ascend and lie in \[0, 0\), got 0"),
         (long(0), -1, r"num_ids must be >= 0, got -1"),
+        (long(0), 2**63 - 1, r"cannot allocate a vector of 288230376151711744 entries"),
         (ints(0), 1, r"ids must have dtype Long, got Int"),
     ],
 )
@@ -294,6 +295,7 @@ def test_pack_id_set_refuses_ids_in_the_last_words_unused_bits(bad_id):
     [
         (dict(n_id=long(0, 10)), r"n_id\[1\] must be in \[0, 10\), got 10"),
         (dict(n_id=long(-1)), r"n_id\[0\] must be in \[0, 10\), got -1"),
+        (dict(n_id=long(-(2**63)), part_id=1), r"n_id\[0\] must be in \[0, 10\), got -9223372036854775808"),
         (dict(n_id=ints(0)), r"n_id must have dtype Long, got Int"),
         (dict(offsets=long(10)), r"offsets must have num_parts \+ 1 >= 2 entries, got 1"),
         (dict(part_id=3), r"part_id must be in \[0, 3\), got 3"),

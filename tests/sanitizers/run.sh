@@ -13,6 +13,7 @@ kind=$1
 shift
 python=${PYTHON:-$root/.venv/bin/python}
 build=$root/build/$kind
+mkdir -p "$build"
 # Compilers other than GCC keep their libraries elsewhere.
 export CC=gcc CXX=g++
 library() { g++ -print-file-name="lib$1.so"; }
@@ -26,7 +27,6 @@ case $kind in
     ;;
   thread)
     flags="-fsanitize=thread"
-    mkdir -p "$build"
     g++ -shared -fPIC -g -O1 -std=c++20 $flags tests/sanitizers/parallel_for.cpp -o "$build/parallel_for.so"
     preload="$(library tsan) $(library stdc++) $build/parallel_for.so"
     tests="threads"
