@@ -491,6 +491,8 @@ class _Edges:
         if bool(bad.any()):
             at = int(bad.nonzero()[0])
             raise ValueError(f"the weight of {self.name} must be finite and >= 0, got {float(weight[at])} at edge {at}")
+        if not bool(weight.sum().isfinite()):
+            raise ValueError(f"the weight of {self.name} must have a finite sum; divide it by its largest, {float(weight.max()):g}")
         return weight
 
     def _check_sorted(self, indptr: Tensor, time: Tensor) -> None:

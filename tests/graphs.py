@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_undirected
 
 
@@ -47,6 +47,33 @@ def random_data(
     )
     if edge_attributes:
         data.edge_attr = torch.arange(data.num_edges).view(-1, 1).float()
+    return data
+
+
+#: Four relations: both ways between two types, inside one type, and from a type that nothing leads to.
+RELATIONS = [("paper", "by", "author"), ("author", "writes", "paper"), ("paper", "cites", "paper"), ("venue", "prints", "paper")]
+
+
+def random_hetero(num_edges: int = 300, *, seed: int = 0, **sizes: int) -> HeteroData:
+    """Three types with skewed degrees, repeated edges, self-loops and isolated vertices; edges in no order.
+
+    Vertices know their type and who they are, ``x[v] = (type, v)``, edges theirs, ``edge_attr[e] = (relation, e)``. Times are few whole
+    numbers with many ties; weights are skewed, and some are zero.
+    """
+    generator = np.random.default_rng(seed)
+    sizes = {"paper": 60, "author": 35, "venue": 6, **sizes}
+    data = HeteroData()
+    for number, (name, size) in enumerate(sizes.items()):
+        ids = torch.arange(size)
+        data[name].x = torch.stack([torch.full_like(ids, number), ids], 1).float()
+        data[name].time = torch.from_numpy(generator.integers(10, size=size))
+    for number, (source, relation, target) in enumerate(RELATIONS):
+        ends = [generator.permutation(sizes[end])[(generator.random(num_edges) ** 2 * sizes[end]).astype(np.int64)] for end in (source, target)]
+        store = data[source, relation, target]
+        store.edge_index = torch.from_numpy(np.stack(ends))
+        store.edge_attr = torch.stack([torch.full((num_edges,), number), torch.arange(num_edges)], 1).float()
+        store.edge_time = torch.from_numpy(generator.integers(10, size=num_edges))
+        store.weight = torch.from_numpy(np.where(generator.random(num_edges) < 0.1, 0.0, generator.random(num_edges) ** 3))
     return data
 
 

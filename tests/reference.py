@@ -6,8 +6,12 @@ say whether random choices are uniform; all of them return a p-value, and caller
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -137,6 +141,147 @@ def sample_neighbors(
     return n_id, [row, col], e_id, num_nodes, num_edges
 
 
+# --- sampling over several types ---------------------------------------------------------------------------
+
+
+def uniform(stream: Stream) -> float:
+    """A midpoint of one of 2**52 equal parts of (0, 1)."""
+    return ((stream.next() >> 12) + 0.5) * 2.0**-52
+
+
+def draw_weighted(stream: Stream, weights: Sequence[float], count: int, replace: bool) -> list[int]:
+    """Places in a list: successive sampling by exponential arrival times, or independent draws by the running sum."""
+    degree = len(weights)
+    if replace:
+        sums = list(itertools.accumulate(weights))
+        if sums[-1] == 0.0:
+            return [stream.below(degree) for _ in range(count)]
+        last = bisect.bisect_left(sums, sums[-1])
+        return [min(bisect.bisect_right(sums, uniform(stream) * sums[-1]), last) for _ in range(count)]
+    if count == degree:
+        return list(range(degree))
+    # Those without weight arrive after all others, among themselves as if they weighed the same.
+    arrivals = [(w == 0.0, -math.log(uniform(stream)) / (w or 1.0), place) for place, w in enumerate(weights)] if count else []
+    return sorted(place for *_, place in sorted(arrivals)[:count])
+
+
+@dataclass
+class Relation:
+    """The edges from one type to another: in-lists of the target's vertices, of ids of the source's."""
+
+    source: int
+    target: int
+    indptr: Sequence[int]
+    indices: Sequence[int]
+    edge_id: Sequence[int] | None = None
+    weight: Sequence[float] | None = None
+    time: Sequence[int] | None = None
+
+
+def visible(relation: Relation, v: int, node_time: Sequence[int] | None, now: int | None) -> list[int]:
+    """Positions in v's list that a tree of time ``now`` may see, looked at one by one."""
+    places = range(relation.indptr[v], relation.indptr[v + 1])
+    if now is None:
+        return list(places)
+    return [
+        e
+        for e in places
+        if (relation.time is None or relation.time[e] <= now) and (node_time is None or node_time[relation.indices[e]] <= now)
+    ]
+
+
+def sample_typed_neighbors(
+    relations: Sequence[Relation],
+    seeds: Sequence[Sequence[int]],
+    fanouts: Sequence[Sequence[int]],
+    batch_key: int,
+    *,
+    node_time: Sequence[Sequence[int] | None],
+    seed_time: Sequence[Sequence[int] | None],
+    first_tree: Sequence[int],
+    replace: bool = False,
+    disjoint: bool = False,
+    last: bool = False,
+    induced: bool = False,
+) -> tuple[list, list, list, list, list, list]:
+    """The outputs of ``ops.sample_typed_neighbors`` as lists; ``fanouts`` per relation."""
+    num_types = len(seeds)
+    now: dict[int, int] = {}  # time of each tree
+    n_id = [list(ids) for ids in seeds]
+    tree = [[first_tree[t] + i if disjoint else 0 for i in range(len(ids))] for t, ids in enumerate(seeds)]
+    local: list[dict[tuple[int, int], int]] = [{} for _ in range(num_types)]
+    for t in range(num_types):
+        for i, place in enumerate(zip(tree[t], n_id[t])):
+            local[t].setdefault(place, i)
+        for i, time in enumerate(seed_time[t] or []):
+            now[first_tree[t] + i] = time
+    rows, cols, edges = ([[] for _ in relations] for _ in range(3))
+    num_nodes, num_edges = [[len(ids)] for ids in n_id], [[] for _ in relations]
+    frontier = [range(len(ids)) for ids in n_id]
+    for hop in range(len(fanouts[0]) if fanouts else 0):
+        before = [len(ids) for ids in n_id]
+        for r, relation in enumerate(relations):
+            fanout, edges_before = fanouts[r][hop], len(edges[r])
+            key = join_key(batch_key & _MASK, hop)
+            key = join_key(key, r) if r else key
+            s, t = relation.source, relation.target
+            for i in frontier[t]:
+                v = n_id[t][i]
+                places = visible(relation, v, node_time[s], now.get(tree[t][i]))
+                if last and now and fanout >= 0:
+                    places = places[max(0, len(places) - fanout) :]
+                stream = Stream(mix64((join_key(key, tree[t][i]) if disjoint else key) ^ ((v * _GOLDEN) & _MASK)))
+                if relation.weight is None or not places:
+                    drawn = draw_positions(stream, len(places), fanout, replace)
+                else:
+                    count = len(places) if fanout < 0 else fanout if replace else min(fanout, len(places))
+                    drawn = draw_weighted(stream, [relation.weight[e] for e in places], count, replace and fanout >= 0)
+                for e in (places[k] for k in drawn):
+                    place = tree[t][i], relation.indices[e]
+                    if place not in local[s]:
+                        local[s][place] = len(n_id[s])
+                        n_id[s].append(place[1])
+                        tree[s].append(place[0])
+                    rows[r].append(local[s][place])
+                    cols[r].append(i)
+                    edges[r].append(e)
+            num_edges[r].append(len(edges[r]) - edges_before)
+        frontier = [range(size, len(ids)) for size, ids in zip(before, n_id)]
+        for t in range(num_types):
+            num_nodes[t].append(len(frontier[t]))
+    if induced:
+        for r, relation in enumerate(relations):
+            s, t = relation.source, relation.target
+            found = [
+                (local[s][tree[t][i], relation.indices[e]], i, e)
+                for i, v in enumerate(n_id[t])
+                for e in visible(relation, v, node_time[s], now.get(tree[t][i]))
+                if (tree[t][i], relation.indices[e]) in local[s]
+            ]
+            rows[r], cols[r], edges[r] = ([f[k] for f in found] for k in range(3))
+    e_id = [list(es) if relation.edge_id is None else [relation.edge_id[e] for e in es] for relation, es in zip(relations, edges)]
+    return n_id, tree if disjoint else [], [[a, b] for a, b in zip(rows, cols)], e_id, num_nodes, num_edges
+
+
+def successive_sampling(weights: Sequence[float], count: int) -> dict[tuple[int, ...], float]:
+    """The probability of every subset of ``count`` places, if one after the other is drawn with a chance proportional to its weight.
+
+    Zeros are drawn after all others, each with the same chance.
+    """
+    chances: dict[tuple[int, ...], float] = {}
+    for order in itertools.permutations(range(len(weights)), count):
+        left, chance = list(weights), 1.0
+        taken: set[int] = set()
+        for place in order:
+            total = sum(left)
+            chance *= left[place] / total if total > 0 else 1.0 / (len(weights) - len(taken))
+            left[place] = 0.0
+            taken.add(place)
+        subset = tuple(sorted(order))
+        chances[subset] = chances.get(subset, 0.0) + chance
+    return chances
+
+
 # --- vertex inclusion probability -------------------------------------------------------------------------
 
 
@@ -245,6 +390,25 @@ def p_of_equal_counts(outcomes: Iterable, num_cells: int) -> float:
     if num_cells == 1:
         return 1.0
     return float(stats.chisquare(counts).pvalue)
+
+
+def p_of_chances(outcomes: Iterable, chances: Mapping) -> float:
+    """Pearson's chi-square that outcomes come with these chances; what has none must not come, and rare ones share a cell."""
+    counts = Counter(outcomes)
+    total = sum(counts.values())
+    assert abs(sum(chances.values()) - 1.0) < 1e-9
+    impossible = [outcome for outcome in counts if chances.get(outcome, 0.0) == 0.0]
+    assert not impossible, f"{impossible[:3]} cannot come"
+    # Rarest first: cells that are too rare join the next one.
+    observed, expected = [0], [0.0]
+    for outcome in sorted(chances, key=chances.__getitem__):
+        if expected[-1] >= 10:
+            observed.append(0)
+            expected.append(0.0)
+        observed[-1] += counts[outcome]
+        expected[-1] += chances[outcome] * total
+    assert len(observed) > 1, "nothing is left to chance"
+    return float(stats.chisquare(observed, expected).pvalue)
 
 
 def p_of_equal_inclusion(counts: np.ndarray, num_draws: int, fanout: int) -> float:
