@@ -342,6 +342,44 @@ def inclusion_probability(
     return out
 
 
+def typed_inclusion_probability(
+    relations: Sequence[Relation],
+    start: Sequence[Sequence[float]],
+    fanouts: Sequence[Sequence[int]],
+    *,
+    expand: str = "frontier",
+    include_seeds: bool = False,
+    replace: bool = False,
+) -> list[list[float]]:
+    """The same over several types, whose draws are uniform, or weighted with replacement; ``start`` is p_0 per type."""
+
+    def chance(relation: Relation, e: int, places: range, fanout: int) -> float:
+        if fanout in (0, -1):
+            return float(-fanout)
+        if relation.weight is None:
+            return 1 - (1 - 1 / len(places)) ** fanout if replace else min(1.0, fanout / len(places))
+        assert replace
+        total = sum(relation.weight[k] for k in places)
+        return 1 - (1 - (relation.weight[e] / total if total else 1 / len(places))) ** fanout
+
+    q_all, p_all = [start], [start]
+    for hop in range(len(fanouts[0])):
+        none = [[1.0] * len(p) for p in start]
+        for relation, per_hop in zip(relations, fanouts):
+            x = (q_all if expand == "frontier" else p_all)[-1][relation.target]
+            for v in range(len(relation.indptr) - 1):
+                places = range(relation.indptr[v], relation.indptr[v + 1])
+                for e in places:
+                    none[relation.source][relation.indices[e]] *= 1 - chance(relation, e, places, per_hop[hop]) * x[v]
+        p = [[1 - n for n in of_type] for of_type in none]
+        q_all.append([[p[t][u] * (1 - sum(q[t][u] for q in q_all)) for u in range(len(p[t]))] for t in range(len(p))])
+        p_all.append(p)
+    terms = slice(0 if include_seeds else 1, None)
+    if expand == "frontier":
+        return [[sum(q[t][u] for q in q_all[terms]) for u in range(len(start[t]))] for t in range(len(start))]
+    return [[1 - math.prod(1 - p[t][u] for p in p_all[terms]) for u in range(len(start[t]))] for t in range(len(start))]
+
+
 def exact_inclusion_probability(*args, **options) -> list[Fraction]:
     """The same as exact fractions; for a dozen vertices and two or three hops."""
     return inclusion_probability(*args, **options, number=Fraction)

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import reference
 import torch
-from graphs import random_data, star
+from graphs import RELATIONS, random_data, random_hetero, star
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
 import salientpp
-from salientpp import Graph, inclusion_probability, ops
-from salientpp.plan.vip import check_fanouts, draw_weights
+from salientpp import Graph, NeighborSampler, inclusion_probability, ops
+from salientpp.graph import TypedGraph
+from salientpp.minibatch.sampler import TypedSampler
+from salientpp.plan.vip import check_fanouts, draw_probability, draw_weights, link_start, typed_inclusion_probability, uniform_start
 
 EXPAND = pytest.mark.parametrize("expand", ["frontier", "hop"])
 
@@ -315,6 +319,178 @@ def test_from_two_hops_on_the_formula_is_near_the_truth_and_ranks_well():
         missed = np.delete(frequency, np.argsort(-probability)[:capacity]).sum()
         least = np.sort(frequency)[: len(remote) - capacity].sum()
         assert missed / least < 1.05
+
+
+# --- several types, weights, seeds that are edges -----------------------------------------------------------
+
+
+def weighted_star(weights: list[float]) -> TypedGraph:
+    data = Data(edge_index=star(len(weights)), num_nodes=len(weights) + 1, weight=torch.tensor(weights, dtype=torch.float64))
+    return TypedGraph.from_data(data, weight_attr="weight")
+
+
+def drawn(weights: list[float], fanout: int, replace: bool) -> np.ndarray:
+    return draw_probability(weighted_star(weights).relations[0], fanout, replace).numpy()
+
+
+def inclusion_by_enumeration(weights: list[float], fanout: int) -> np.ndarray:
+    """Of successive sampling without replacement."""
+    chances = reference.successive_sampling(weights, fanout)
+    return np.array([sum(p for subset, p in chances.items() if k in subset) for k in range(len(weights))])
+
+
+@pytest.mark.parametrize("replace", [False, True], ids=["", "replace"])
+def test_uniform_draws_have_the_probability_of_the_formula(replace):
+    graph = TypedGraph.of(random_digraph(3, 40, 200))
+    relation = graph.relations[0]
+    degree = relation.indptr.diff().repeat_interleave(relation.indptr.diff()).double()
+    for fanout in (1, 3, 50):
+        want = 1 - (1 - 1 / degree) ** fanout if replace else (fanout / degree).clamp(max=1)
+        torch.testing.assert_close(draw_probability(relation, fanout, replace), want)
+    assert (draw_probability(relation, 0, replace) == 0).all() and (draw_probability(relation, -1, replace) == 1).all()
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.0, 3.0], [5.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1e-200, 3e-200]], ids=str)
+def test_weighted_draws_have_an_exact_probability_in_these_cases(weights):
+    total, size = sum(weights), len(weights)
+    share = np.array([w / total for w in weights]) if total else np.full(size, 1 / size)
+    for fanout in (1, 2, 5):
+        np.testing.assert_allclose(drawn(weights, fanout, replace=True), 1 - (1 - share) ** fanout, rtol=1e-12)
+    np.testing.assert_allclose(drawn(weights, 1, replace=False), inclusion_by_enumeration(weights, 1), rtol=1e-12)
+    positive = sum(w > 0 for w in weights) or size
+    for fanout in range(positive, size + 2):  # every neighbour with weight, and what is left for the others
+        np.testing.assert_allclose(drawn(weights, fanout, replace=False), inclusion_by_enumeration(weights, min(fanout, size)), rtol=1e-12)
+    assert (drawn(weights, -1, replace=False) == 1).all() and (drawn(weights, 0, replace=True) == 0).all()
+
+
+def test_lists_are_read_one_by_one():
+    weights = [[3.0, 1.0], [0.0, 0.0, 0.0], [7.0], [1.0, 2.0, 3.0, 4.0]]
+    sizes = torch.tensor([len(w) for w in weights])
+    edges = torch.stack([4 + torch.arange(10), torch.arange(4).repeat_interleave(sizes)])
+    data = Data(edge_index=edges, num_nodes=14, weight=torch.tensor(sum(weights, [])))
+    relation = TypedGraph.from_data(data, weight_attr="weight").relations[0]
+    for fanout, replace in itertools.product((1, 2, 3), (False, True)):
+        together = draw_probability(relation, fanout, replace)
+        np.testing.assert_allclose(together, np.concatenate([drawn(w, fanout, replace) for w in weights]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.0, 4.0, 8.0], [9.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.1, 0.9, 1.0, 1.2, 0.8], [5.0, 0.0, 2.0, 1.0, 1.0]], ids=str)
+def test_successive_sampling_is_near_its_asymptotic_probability(weights):
+    for fanout in range(2, len(weights)):
+        probability, exact = drawn(weights, fanout, replace=False), inclusion_by_enumeration(weights, fanout)
+        assert abs(probability.sum() - fanout) < 1e-6
+        assert np.abs(probability - exact).max() < 0.06
+        assert (np.argsort(probability, kind="stable") == np.argsort(exact.round(12), kind="stable")).all()
+
+
+def test_in_a_long_list_the_asymptotic_probability_is_what_is_drawn():
+    weights = (np.random.default_rng(2).random(80) ** 3 + 0.01).tolist()
+    sampler = TypedSampler(weighted_star(weights), [[12]])
+    counts = np.zeros(80)
+    for key in range(4000):
+        counts[sampler.sample({None: torch.tensor([0])}, key).edge] += 1
+    assert np.abs(drawn(weights, 12, replace=False) - counts / 4000).max() < 0.03
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
+@pytest.mark.parametrize("seed", range(3))
+def test_one_relation_gives_what_the_fast_function_gives(seed, options):
+    graph = random_digraph(seed, 60, 300)
+    seeds = some_vertices(seed, 60, 20)
+    for fanouts in ([3], [2, 2], [-1, 0, 4], [5, 3, 2]):
+        for batch_size in (4, 100):
+            typed = typed_inclusion_probability(TypedGraph.of(graph), {None: uniform_start(seeds, batch_size)}, [fanouts], **options)
+            assert_equal_to(typed[None], inclusion_probability(graph, seeds, fanouts, batch_size, **options).double().tolist())
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
+def test_several_types_give_the_formula(options):
+    data = random_hetero(40, seed=2, paper=12, author=9, venue=3)
+    weighted = "weight" if options["replace"] else None  # then the formula is exact with weights too
+    graph = TypedGraph.from_data(data, weight_attr=weighted)
+    fanouts = [[3, 2, 1], [2, 0, 4], [1, -1, 1], [1, 1, 1]]
+    start = {"paper": uniform_start(torch.arange(5), 2), "author": torch.linspace(0, 1, 9)}
+    lists = lambda tensor: None if tensor is None else tensor.tolist()  # noqa: E731
+    relations = [reference.Relation(r.source, r.target, *map(lists, (r.indptr, r.indices, None, r.edge_weight))) for r in graph.relations]
+    p_0 = [start["paper"](12).tolist(), start["author"].tolist(), [0.0] * 3]
+    want = reference.typed_inclusion_probability(relations, p_0, fanouts, **options)
+    got = typed_inclusion_probability(graph, start, fanouts, **options)
+    assert list(got) == data.node_types
+    for probability, values in zip(got.values(), want):
+        np.testing.assert_allclose(probability, np.clip(values, 0, 1), rtol=1e-5, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"weight_attr": "weight", "replace": True}], ids=str)
+def test_independent_seeds_of_several_types_meet_vertices_as_often_as_the_formula_says_at_one_hop(options):
+    data = random_hetero(150, seed=4)
+    for name in RELATIONS:  # no repeated edges, which are drawn together, and no self-loops
+        store = data[name]
+        edges = torch.unique(store.edge_index, dim=1)
+        store.edge_index = edges[:, edges[0] != edges[1]] if name[0] == name[2] else edges
+        store.weight = 0.1 + torch.rand(store.edge_index.size(1), generator=torch.Generator().manual_seed(1)) ** 2
+        del store.edge_attr, store.edge_time
+    replace = options.get("replace", False)
+    graph = TypedGraph.from_data(data, weight_attr=options.get("weight_attr"))
+    sampler = TypedSampler(graph, [[2]] * 4, replace)
+    chance = {"paper": 0.2, "author": 0.4}
+    start = {name: torch.full((data[name].num_nodes,), p) for name, p in chance.items()}
+    probability = typed_inclusion_probability(graph, start, sampler.fanouts, replace=replace)
+    counts = {name: np.zeros(data[name].num_nodes, dtype=np.int64) for name in data.node_types}
+    generator = np.random.default_rng(7)
+    for key in range(2500):
+        seeds = {name: torch.from_numpy(np.flatnonzero(generator.random(data[name].num_nodes) < p)) for name, p in chance.items()}
+        out = sampler.sample(seeds, key)
+        for name, ids in out.node.items():
+            counts[name][ids[out.num_sampled_nodes[name][0] :]] += 1
+    for name in data.node_types:
+        assert_binomial(counts[name], 2500, probability[name])
+
+
+@pytest.mark.parametrize(
+    "negatives",
+    [None, NegativeSampling("binary", 1.5), NegativeSampling("triplet", 2), NegativeSampling("triplet", 1, dst_weight=torch.arange(30.0))],
+    ids=["none", "binary", "triplet", "weighted"],
+)
+def test_batches_of_edges_meet_vertices_as_often_as_the_formula_says_at_one_hop(negatives):
+    """Each tag and word is listed by one vertex, so what the formula takes as independent does not arise."""
+    generator = torch.Generator().manual_seed(5)
+    data, (users, items) = HeteroData(), (40, 30)
+    data["user"].num_nodes, data["item"].num_nodes = users, items
+    degrees = {"user": 1 + torch.arange(users) % 6, "item": 1 + torch.arange(items) % 4}
+    for name, leaf in (("user", "tag"), ("item", "word")):
+        target = torch.arange(len(degrees[name])).repeat_interleave(degrees[name])
+        data[leaf].num_nodes = len(target)
+        data[leaf, "of", name].edge_index = torch.stack([torch.arange(len(target)), target])
+    edges = torch.stack([(torch.rand(400, generator=generator) ** 2 * users).long(), torch.randint(items, (400,), generator=generator)])
+    data["user", "buys", "item"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    batch_size = 10
+    amount = 0 if negatives is None else int(batch_size * negatives.amount)
+    triplet = negatives is not None and negatives.is_triplet()
+    start = {
+        "user": link_start(edges[0], batch_size, 0 if triplet else amount),
+        "item": link_start(edges[1], batch_size, amount, None if negatives is None else negatives.dst_weight),
+    }
+    sampler = NeighborSampler(data, [2])
+    probability = typed_inclusion_probability(sampler.typed_graph, start, sampler.fanouts, include_seeds=True)
+    counts = {name: np.zeros(data[name].num_nodes, dtype=np.int64) for name in data.node_types}
+    for key, chosen in enumerate(batch for epoch in range(60) for batch in ops.permutation(400, epoch).split(batch_size)):
+        inputs = EdgeSamplerInput(None, edges[0, chosen], edges[1, chosen], None, None, ("user", "buys", "item"))
+        for name, ids in sampler.sample_from_edges(inputs, negatives, key=key).node.items():
+            counts[name][ids] += 1
+    for name in data.node_types:
+        assert_binomial(counts[name], 2400, probability[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(expand="both"), "expand must be 'frontier' or 'hop', got 'both'"),
+        (dict(start={None: torch.zeros(3)}), r"start of None must have shape \[4\], got \[3\]"),
+    ],
+)
+def test_typed_arguments_are_refused_with_words(options, text):
+    with pytest.raises(ValueError, match=text):
+        typed_inclusion_probability(**{"graph": TypedGraph.of(GRAPH), "start": {}, "fanouts": [[2]], **options})
 
 
 # --- refusals ---------------------------------------------------------------------------------------------
