@@ -267,6 +267,9 @@ class TypedGraph:
             nodes = {name: data[name] for name in data.node_types}
             edges = {name: data[name] for name in data.edge_types}
             ends = {name: (name[0], name[2]) for name in edges}
+            for name, end in ((name, end) for name, both in ends.items() for end in both):
+                if end not in nodes:
+                    raise ValueError(f"edge type {name} must join node types of the data ({', '.join(nodes)}), got {end!r}; set num_nodes of it")
         else:
             nodes, edges, ends = {None: data._store}, {None: data._store}, {None: (None, None)}
         num_vertices = count_vertices(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from salientpp.graph import count_vertices
 from salientpp.minibatch.batch import keep_link_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.minibatch.state import digest
 from salientpp.plan.vip import link_start
 
 
@@ -139,6 +140,12 @@ class LinkNeighborLoader(BatchLoader):
             raise ValueError(
                 f"edge_label_index of a graph with several types must be an edge type or (edge type, [2, M]), got {self.edge_label_index!r}"
             )
+        if isinstance(data, HeteroData):
+            # PyG's function would add a type that is not there to the user's data.
+            named = self.edge_label_index if isinstance(self.edge_label_index[0], str) else self.edge_label_index[0]
+            own = named is self.edge_label_index or self.edge_label_index[1] is None
+            if own and data._to_canonical(*named) not in data.edge_types:
+                raise ValueError(f"edge_label_index must be of an edge type of the data ({', '.join(map(str, data.edge_types))}), got {named!r}")
         type_, ends = get_edge_label_index(data, self.edge_label_index)
         if not isinstance(ends, Tensor) or ends.dim() != 2 or ends.size(0) != 2:
             got = list(ends.shape) if isinstance(ends, Tensor) else type(ends).__name__
@@ -174,6 +181,15 @@ class LinkNeighborLoader(BatchLoader):
         if ends[0] != ends[1]:
             return {ends[0]: source, ends[1]: target}
         return {ends[0]: lambda size: 1.0 - (1.0 - source(size)) * (1.0 - target(size))}
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, Any]:
+        negatives = self.neg_sampling
+        plain = None
+        if negatives is not None:
+            weights = [None if weight is None else digest(weight) for weight in (negatives.src_weight, negatives.dst_weight)]
+            plain = [negatives.mode.value, negatives.amount, *weights]
+        return {**super()._fingerprint, "neg_sampling": plain}
 
     def _draw(self, inputs: EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
         sampler = self._source.sampler

@@ -274,8 +274,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if custom_cls is not None and not is_remote(data):
             raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is")
         books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
-        if not books:
-            raise ValueError("data must have at least one type of vertices, got an empty HeteroData")
         if isinstance(data, HeteroData):
             template = HeteroTemplate(data)
         else:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 #: Another number wherever the fields, the order of seeds or the draws change.
@@ -149,9 +149,16 @@ def digest(*tensors: Tensor) -> str:
     return whole.hexdigest()[:16]
 
 
-def data_digest(data: Data | HeteroData, topology: Sequence[Tensor]) -> str:
-    """16 hexadecimal digits for an object: the topology in full, of every other tensor the dtype, the shape and some entries."""
+def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topology: Sequence[Tensor]) -> str:
+    """16 hexadecimal digits for an object: the topology in full, of every other tensor the dtype, the shape and some entries.
+
+    Of what a feature store holds, the name and the shape: its entries may be far away.
+    """
     whole = hashlib.sha256(digest(*topology).encode())
+    if not isinstance(data, (Data, HeteroData)):
+        held = [f"{attr.group_name}{attr.attr_name}{list(data[0].get_tensor_size(attr))}" for attr in data[0].get_all_tensor_attrs()]
+        whole.update("".join(sorted(held)).encode())
+        return whole.hexdigest()[:16]
     for store in data.stores:
         for name, value in sorted(store.items()):
             if isinstance(value, Tensor) and value.layout == torch.strided:
@@ -162,6 +169,6 @@ def data_digest(data: Data | HeteroData, topology: Sequence[Tensor]) -> str:
 
 
 def inputs_digest(inputs: NodeSamplerInput | EdgeSamplerInput) -> str:
-    """16 hexadecimal digits for the seeds, with their times and labels."""
+    """16 hexadecimal digits for the seeds, with their times and labels, after their type if they have one."""
     fields = [value for value in vars(inputs).values() if isinstance(value, Tensor)]
-    return digest(*fields)
+    return digest(*fields) if inputs.input_type is None else f"{inputs.input_type}: {digest(*fields)}"
