@@ -359,6 +359,10 @@ class TypedGraph:
     def is_homogeneous(self) -> bool:
         return self.node_types == (None,)
 
+    def __repr__(self) -> str:
+        num_edges = {name: relation.indices.numel() for name, relation in zip(self.edge_types, self.relations)}
+        return f"TypedGraph(num_vertices={dict(zip(self.node_types, self.num_vertices))}, num_edges={num_edges})"
+
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""

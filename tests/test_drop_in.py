@@ -859,6 +859,22 @@ def test_a_loader_says_little_of_itself_and_gives_single_batches(side):
     assert canonical(edges([0, 3]))[None, "edge_label_index"] == graph().edge_index[:, [0, 3]].tolist()
 
 
+@SIDES
+def test_transforms_may_be_set_later(side):
+    loader = classes(side).NeighborLoader(graph(), [2], TEN)
+    loader.transform = lambda batch: "transformed"
+    assert list(loader) == ["transformed"] * 10 and loader([0]) == "transformed"
+    loader.transform, seen = None, []
+    loader.transform_sampler_output = lambda sampled: seen.append(sampled) or sampled
+    assert len(list(loader)) == len(seen) == 10
+
+
+def test_a_sampler_says_what_it_draws_from_in_a_line():
+    assert repr(NeighborSampler(graph(), [2])) == "NeighborSampler(num_neighbors=[2], graph=Graph(num_vertices=150, num_edges=260, indices=torch.int32))"
+    several = repr(NeighborSampler(there_and_back(), [2]))
+    assert "num_vertices={'paper': 60, 'author': 35}" in several and "('paper', 'cites', 'paper'): 100" in several and len(several) < 300
+
+
 def test_directed_false_is_the_old_word_for_induced():
     with pytest.warns(DeprecationWarning, match="directed=False is deprecated; pass subgraph_type='induced'"):
         old = NeighborLoader(graph(), [2], TEN, directed=False, batch_size=5, seed=1)
@@ -1031,3 +1047,46 @@ def test_a_partitioned_graph_gives_induced_and_bidirectional_subgraphs(kind, tmp
             assert sorted(map(tuple, ends.t().tolist())) == sorted((u, v) for u, v in data.edge_index.t().tolist() if u in inside and v in inside)
         else:
             assert {(v, u) for u, v in map(tuple, ends.t().tolist())} == {*map(tuple, ends.t().tolist())}
+
+
+# --- the page that lists every argument -------------------------------------------------------------------------
+
+TABLES = {
+    "NeighborLoader": (torch_geometric.loader.NeighborLoader, NeighborLoader),
+    "LinkNeighborLoader": (torch_geometric.loader.LinkNeighborLoader, LinkNeighborLoader),
+    "NeighborSampler": (torch_geometric.sampler.NeighborSampler, NeighborSampler),
+    "DataLoader": (torch.utils.data.DataLoader, None),
+}
+
+
+def arguments_of(class_: type) -> dict[str, str]:
+    """Names with their defaults as source text, in order; those without have an empty one."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = [p for p in list(inspect.signature(class_.__init__).parameters.values())[1:] if p.kind not in kinds]
+    return {p.name: "" if p.default is p.empty else repr(p.default) for p in parameters}
+
+
+def table_of(section: str) -> dict[str, str]:
+    text = (ROOT / "docs" / "arguments.md").read_text()
+    body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\| (.+) \|$", body, re.MULTILINE)
+    assert len(rows) == body.count("\n|") - 2, "every row of the table is read, but for its two lines of head"
+    return {name: default for name, default, _ in rows}
+
+
+@pytest.mark.parametrize("section", TABLES)
+def test_the_page_of_arguments_lists_those_of_the_installed_release(section):
+    theirs, _ = TABLES[section]
+    assert table_of(section) == arguments_of(theirs), "a new release has other arguments: say in docs/arguments.md what ours does"
+
+
+def test_the_page_of_arguments_lists_what_pygs_loaders_hand_on():
+    for base, loader in ((NodeLoader, "NeighborLoader"), (LinkLoader, "LinkNeighborLoader")):
+        rest = {name: default for name, default in arguments_of(base).items() if name not in arguments_of(TABLES[loader][0])}
+        assert table_of("NodeLoader and LinkLoader") == {k: v for k, v in rest.items() if k not in ("node_sampler", "link_sampler")}
+
+
+@pytest.mark.parametrize("section", ["NeighborLoader", "LinkNeighborLoader", "NeighborSampler"])
+def test_our_classes_take_pygs_arguments_in_pygs_order(section):
+    theirs, ours = map(arguments_of, TABLES[section])
+    assert dict(itertools.islice(ours.items(), len(theirs))) == theirs and list(ours)[: len(theirs)] == list(theirs)

@@ -369,6 +369,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
         positions = torch.as_tensor(index, dtype=torch.int64).flatten()
         self._calls += 1
+        self._stages.transform = self.transform
         pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
         # Epochs count up from 0, so the draws of calls are their own.
         return pipeline.tick(Request(0, _completed(self._sample, -self._calls, 0, positions))).batch
@@ -435,6 +436,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._finish_epoch()
         if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
             self._greeting = _OncePerThread(self.worker_init_fn)
+        self._stages.transform = self.transform  # it may have been set since
         run = _Run(self, self._epoch_number, self._resume)
         self._progress, self._resume = run.progress, None
         self._epoch_number += 1
