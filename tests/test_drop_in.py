@@ -277,6 +277,11 @@ def key_of(store: Any) -> Any:
     return getattr(store, "_key", None)
 
 
+def ids_of_ends(batch: Data | HeteroData, key: Any) -> tuple[Tensor, Tensor]:
+    """``n_id`` of the vertices that edges of this type come from and lead to."""
+    return (batch.n_id, batch.n_id) if key is None else (batch[key[0]].n_id, batch[key[2]].n_id)
+
+
 def names_of(store: Any) -> set[str]:
     return set(store.keys()) - COUNTS
 
@@ -310,7 +315,7 @@ def test_batches_hold_what_the_data_holds_for_what_was_sampled(name, side):
             for attribute, dtype in BOOKS.items():
                 assert attribute not in store or (store[attribute].dtype == dtype and type(store[attribute]) is Tensor), attribute
             if is_edges:
-                source, target = (batch.n_id, batch.n_id) if key is None else (batch[key[0]].n_id, batch[key[2]].n_id)
+                source, target = ids_of_ends(batch, key)
                 ends = torch.stack([source[store.edge_index[0]], target[store.edge_index[1]]])
                 if "e_id" in store:
                     given = whole.edge_index[:, store.e_id].as_subclass(Tensor).long()
@@ -332,14 +337,14 @@ def canonical(batch: Data | HeteroData) -> dict:
         if "n_id" in store:
             out[key, "n_id"] = sorted(store.n_id.tolist())
         if "edge_index" in store:
-            source, target = (batch.n_id, batch.n_id) if key is None else (batch[key[0]].n_id, batch[key[2]].n_id)
+            source, target = ids_of_ends(batch, key)
             out[key, "edges"] = sorted(zip(source[store.edge_index[0]].tolist(), target[store.edge_index[1]].tolist()))
         for name in ("input_id", "edge_label", "batch_size", "e_id"):
             if name in store:
                 value = store[name].tolist() if isinstance(store[name], Tensor) else store[name]
                 out[key, name] = sorted(value) if name == "e_id" else value
         if "edge_label_index" in store:
-            source, target = (batch.n_id, batch.n_id) if key is None else (batch[key[0]].n_id, batch[key[2]].n_id)
+            source, target = ids_of_ends(batch, key)
             out[key, "edge_label_index"] = [source[store.edge_label_index[0]].tolist(), target[store.edge_label_index[1]].tolist()]
         if store.get("batch_size") is not None:
             out[key, "seeds"] = store.n_id[: store.batch_size].tolist()
@@ -383,7 +388,7 @@ def test_a_sparse_adj_t_gives_pygs_batches():
                     continue
                 dense = []
                 for batch, of in ((a, mine), (b, store)):
-                    source, target = (batch.n_id, batch.n_id) if key_of(store) is None else (batch[key_of(store)[0]].n_id, batch[key_of(store)[2]].n_id)
+                    source, target = ids_of_ends(batch, key_of(store))
                     row, col, value = of.adj_t.coo()
                     assert of.adj_t.sizes()[:2] == [len(target), len(source)]
                     dense.append(sorted(zip(target[row].tolist(), source[col].tolist(), value.tolist())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -514,6 +515,18 @@ def test_weighted_draws_with_replacement_are_independent(weights, fanout):
     chances = {row: float(np.prod([shares[k] for k in row])) for row in itertools.product(range(len(weights)), repeat=fanout)}
     p = reference.p_of_chances(draws, chances)
     assert p > FALSE_ALARM, p
+
+
+def test_arrivals_are_exact_to_one_in_a_trillion():
+    """Two neighbours whose weights make them arrive at nearly the same time: the logarithm inside the kernel decides who is first."""
+    for key in range(600):
+        stream = reference.Stream(reference.mix64(reference.join_key(key, 0)))
+        exponentials = [-math.log(reference.uniform(stream)) for _ in range(2)]
+        for first, sooner in itertools.product((0, 1), (1e-12, 1e-9)):
+            weights = torch.tensor(exponentials, dtype=torch.float64)
+            weights[first] *= 1 + sooner
+            data = Data(edge_index=star(2), num_nodes=3, weight=weights)
+            assert typed(data, [1], weight_attr="weight").sample({None: long(0)}, key).edge.tolist() == [first]
 
 
 def test_zero_weights_are_drawn_only_where_the_positive_ones_have_run_out():
