@@ -2,8 +2,9 @@
 
 from salientpp.graph import Graph
 from salientpp.minibatch.link_loader import LinkNeighborLoader
-from salientpp.minibatch.loader import LoaderStats, NeighborLoader
+from salientpp.minibatch.loader import LoaderStats
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.minibatch.node_loader import NeighborLoader
 from salientpp.plan.vip import inclusion_probability
 from salientpp.store.dataset_dir import PartitionedGraph, load, partition
 

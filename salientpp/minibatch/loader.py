@@ -1,28 +1,20 @@
-"""The loader: PyG's constructor, PyG's batches, made ahead of the training loop.
+"""What do all loaders have in common? PyG's batches, made ahead of the training loop.
 
-On a ``Data`` object it is one process's loader and needs no process group. On a partitioned graph it is one rank of many: every
+On an object in memory a loader is one process's and needs no process group. On a partitioned graph it is one rank of many: every
 rank constructs its loaders in the same order (construction agrees on sizes and fills the cache, which is collective),
-and then iterates at its own pace.
-
-**Who drives.** ``next()`` moves the pipeline on, in the caller's thread. When the user stops asking (the epoch is over
-here but not elsewhere, an early ``break``, an exception), a background thread goes on answering the other ranks until all
-have finished or left; the next epoch waits for it. So loops may differ in length without anyone waiting for ever.
+and then iterates at its own pace; :mod:`salientpp.minibatch.epoch` says how.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import itertools
 import json
 import os
-import sys
 import threading
-import time
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,24 +29,23 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
-from torch_geometric.sampler.base import SubgraphType
 
-from salientpp.comm import DEFAULT_TIMEOUT, Comm, RankFailure
+from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.graph import count_vertices
-from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate, keep_node_books
+from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate
+from salientpp.minibatch.epoch import Epoch, Run
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
-from salientpp.minibatch.stages import BatchStages, Finished, Request, Sampled
-from salientpp.minibatch.state import Disagreement, Point, Progress, check_state, data_digest, first_point, inputs_digest, make_state
-from salientpp.ops import join_key, use_huge_pages
-from salientpp.pipeline import Pipeline, StageError, Trace, traced
+from salientpp.minibatch.stages import BatchStages, Request, Sampled
+from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
+from salientpp.ops import use_huge_pages
+from salientpp.pipeline import Pipeline, Trace, traced
 from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
-from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability, uniform_start
+from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
 from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Shard
-
 
 #: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
 _LARGE_BYTES = 64 * 2**20
@@ -235,7 +226,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         pools = [pool for pool in (self._workers, host) if pool is not None]
         # Not at exit: a rank whose script has ended may still be answering others.
         weakref.finalize(self, _shut_down, pools).atexit = False
-        self._run: _Run | None = None  # the epoch that is not over yet
+        self._run: Run | None = None  # the epoch that is not over yet
         self._background_failure: Exception | None = None
         self.reset_stats()
 
@@ -437,11 +428,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
             self._greeting = _OncePerThread(self.worker_init_fn)
         self._stages.transform = self.transform  # it may have been set since
-        run = _Run(self, self._epoch_number, self._resume)
+        run = Run(self, self._epoch_number, self._resume)
         self._progress, self._resume = run.progress, None
         self._epoch_number += 1
         self._run = run
-        return _Epoch(run)
+        return Epoch(run)
 
     def _finish_epoch(self) -> None:
         """On several ranks, leave an unfinished epoch and wait until all ranks have."""
@@ -549,436 +540,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return f"{type(self).__name__}()"
 
 
-class NeighborLoader(BatchLoader):
-    """Mini-batches of sampled neighbourhoods, as PyG's ``NeighborLoader`` gives them.
-
-    Args:
-        data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
-            :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.
-        num_neighbors: neighbours per vertex and hop, nearest the seeds first; -1 takes all. Of a ``HeteroData`` also a mapping from
-            edge types to such lists.
-        input_nodes: seeds. On a ``Data``: mask, ids, or None for all. On a ``HeteroData``: a node type, or (node type, mask or ids).
-            On a partitioned graph: 'train', 'val', 'test' (or another split), 'all', a mask [N], or global ids that this rank's part
-            owns.
-        input_time: [number of seeds]; the seeds' times, instead of those under ``time_attr``.
-        replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted, directed: how to draw, see
-            :class:`~salientpp.NeighborSampler`.
-        transform: called with every batch.
-        transform_sampler_output: called with every ``SamplerOutput``, in the sampling thread.
-        filter_per_worker: accepted; attributes are gathered beside the caller's thread in any case.
-        neighbor_sampler: a PyG ``BaseSampler`` to draw with; then the arguments that say how to draw are not looked at.
-        batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
-            persistent_workers: as in torch's ``DataLoader``, except that workers are threads that sample ahead (0: the caller's), and
-            ``generator`` only seeds the loader.
-        replication_factor: α >= 0; each rank caches ``floor(α N / K)`` remote rows.
-        gpu_fraction: β in [0, 1]; this fraction of the part's rows, the hottest, is kept on ``device``.
-        policy: how cached rows are chosen, a name in :data:`salientpp.plan.cache.POLICIES`.
-        cache: the ``cache`` of another loader, instead of one of its own.
-        gather: on a partitioned graph, the attributes that every sampled vertex gets; others come for the seeds.
-        device: where batches are delivered; None: the CPU.
-        depth: batches in flight, 1 to 10. 1 turns the pipeline off.
-        seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
-        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`.
-        process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
-        timeout: longest wait for another rank, seconds or ``timedelta``; 0: the default.
-
-    Raises:
-        ValueError: an argument is wrong; with several ranks every rank raises, naming the one at fault.
-    """
-
-    def __init__(
-        self,
-        data: Data | HeteroData | PartitionedGraph,
-        num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]],
-        input_nodes: Tensor | str | Sequence[int] | tuple[str, Any] | None = None,
-        input_time: Tensor | None = None,
-        replace: bool = False,
-        subgraph_type: SubgraphType | str = "directional",
-        disjoint: bool = False,
-        temporal_strategy: str = "uniform",
-        time_attr: str | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Data], Data] | None = None,
-        transform_sampler_output: Callable | None = None,
-        is_sorted: bool = False,
-        filter_per_worker: bool | None = None,
-        neighbor_sampler: BaseSampler | None = None,
-        directed: bool = True,
-        *,
-        replication_factor: float = 0.0,
-        gpu_fraction: float = 0.0,
-        policy: str = "vip",
-        cache: FeatureCache | None = None,
-        gather: Sequence[str] = ("x",),
-        device: torch.device | str | None = None,
-        depth: int = 10,
-        seed: int | None = None,
-        uneven: str = "wrap",
-        process_group: Any = None,
-        timeout: float | timedelta = DEFAULT_TIMEOUT,
-        **kwargs: Any,
-    ) -> None:
-        given = {
-            "transform": transform,
-            "transform_sampler_output": transform_sampler_output,
-            "replication_factor": replication_factor,
-            "gpu_fraction": gpu_fraction,
-            "policy": policy,
-            "cache": cache,
-            "device": device,
-            "depth": depth,
-            "seed": seed,
-            "uneven": uneven,
-            "process_group": process_group,
-            "timeout": timeout,
-        }
-        self.num_neighbors = num_neighbors
-        self.input_nodes = input_nodes
-        self.input_time = input_time
-        self.replace = replace
-        self.filter_per_worker = filter_per_worker
-        how = {
-            "replace": replace,
-            "subgraph_type": subgraph_type,
-            "disjoint": disjoint,
-            "temporal_strategy": temporal_strategy,
-            "time_attr": time_attr,
-            "weight_attr": weight_attr,
-            "is_sorted": is_sorted,
-            "directed": directed,
-        }
-        input_id, custom_cls = kwargs.pop("input_id", None), kwargs.pop("custom_cls", None)
-
-        def open_source() -> Source:
-            if isinstance(data, PartitionedGraph):
-                _refuse_on_parts(
-                    input_time=input_time, disjoint=disjoint, time_attr=time_attr, weight_attr=weight_attr,
-                    neighbor_sampler=neighbor_sampler, input_id=input_id, custom_cls=custom_cls,
-                )  # fmt: skip
-                kind = "induced" if not directed else subgraph_type
-                return self._open_partition(data, gather, NeighborSampler.of(data.graph, num_neighbors, subgraph_type=kind, replace=replace))
-            if not isinstance(data, (Data, HeteroData)) and not is_remote(data):
-                raise TypeError(
-                    "data must be a torch_geometric.data.Data, a HeteroData, a pair of FeatureStore and GraphStore, or the result of "
-                    f"salientpp.load, got {type(data).__name__}"
-                )
-            if input_time is not None and time_attr is None:
-                raise ValueError("Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set.")
-            sampler = checked_sampler(neighbor_sampler, "sample_from_nodes") or NeighborSampler(data, num_neighbors, **how)
-            inputs = _node_inputs(data, input_nodes, input_time, input_id)
-            return self._open_data(
-                data,
-                gather,
-                sampler,
-                custom_cls,
-                inputs=inputs,
-                num_inputs=inputs.node.numel(),
-                keep_books=partial(keep_node_books, input_type=inputs.input_type),
-                heat=lambda: heat_of(sampler, {inputs.input_type: uniform_start(inputs.node, self._mean_batch_size)}, inputs.node, self._mean_batch_size),
-            )
-
-        super().__init__(data, open_source, given, kwargs)
-
-    def _open_partition(self, part: PartitionedGraph, gather: Sequence[str], sampler: NeighborSampler) -> Source:
-        self._exchange = Exchange(self._comm, part.book)
-        if part.part_id is not None and part.part_id != self._exchange.part_id:
-            raise ValueError(
-                f"rank {self._comm.rank} serves part {self._exchange.part_id} of {part.num_parts}, but its graph was loaded with "
-                f"part_id={part.part_id}; leave part_id out of salientpp.load"
-            )
-        part_id = self._exchange.part_id
-        rows = part.node_rows(part_id)
-        gather = [gather] if isinstance(gather, str) else list(gather)
-        if gather == ["x"] and "x" not in rows:
-            gather = []
-        for name in gather:
-            if name not in rows:
-                raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(sorted(rows))}), got {name!r}")
-        begin, end = part.book.range_of(part_id)
-        nodes, input_id = self.input_nodes, None
-        if nodes is None:
-            nodes = "all"
-        if isinstance(nodes, str):
-            seeds = input_id = part.split(nodes, part_id)
-        else:
-            nodes = checked_seeds(nodes, part.num_vertices)
-            if nodes.dtype == torch.bool:
-                seeds = input_id = nodes[begin:end].nonzero().flatten() + begin
-            else:
-                seeds = nodes.to(torch.int64)
-                foreign = ((seeds < begin) | (seeds >= end)).nonzero()
-                if foreign.numel():
-                    seed = seeds[foreign[0]]
-                    raise ValueError(
-                        f"seed {int(seed)} is owned by part {int(part.book.owner(seed))} but this rank serves part {part_id}; "
-                        "give each rank its own seeds, or the name of a split"
-                    )
-        return Source(
-            inputs=NodeSamplerInput(input_id, seeds),
-            num_inputs=seeds.numel(),
-            sampler=sampler,
-            books={None: part.book},
-            host_rows={None: rows},
-            template=PartitionTemplate(part.edge_rows()),
-            keep_books=partial(keep_node_books, input_type=None),
-            exchanged=[(None, name) for name in gather],
-            seed_columns=[(None, name) for name in rows if name not in gather],
-            heat=None,
-            fingerprint=part.fingerprint,
-        )
-
-    def _draw(self, inputs: NodeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
-        sampler = self._source.sampler
-        if isinstance(sampler, NeighborSampler):
-            return sampler.sample_from_nodes(inputs, key=key)
-        mfg = sampler.sample_from_nodes(inputs)
-        if mfg.metadata is None:
-            mfg.metadata = (inputs.input_id, inputs.time)
-        return mfg
-
-
-class _Run:
-    """One epoch on this rank: what enters the pipeline, and who turns the crank.
-
-    Args:
-        resume: batches that were given before, in a run that stopped; None: this epoch starts anew.
-    """
-
-    unfinished: weakref.WeakSet[_Run] = weakref.WeakSet()
-
-    def __init__(self, loader: BatchLoader, epoch: int, resume: int | None = None) -> None:
-        self._loader = loader
-        self._epoch = epoch
-        self._comm = loader._comm
-        self._positions = loader._positions(epoch)
-        self._rounds = loader._schedule.num_rounds if loader._orders_itself else len(self._positions)
-        self._pipeline = Pipeline(
-            loader._stages.list(), depth=loader.depth, device=loader.device, rank=loader._comm.rank, trace=loader._stages.trace
-        )
-        self._ahead: deque[Request] = deque()
-        self._most_ahead = 1 + loader.num_workers * (loader.prefetch_factor or 2)
-        self._first = resume or 0  # batch to be given first
-        self._resumed = resume is not None
-        self._requested = self._first  # batches handed to the sampling threads
-        self._entered = self._first  # rounds entered into the pipeline
-        self._is_open = self._comm.size == 1 or self._rounds == 0
-        self.progress = Progress(epoch, self._first)
-        self._left = False
-        self._all_left = False
-        self._leaving = threading.RLock()  # an iterator may be garbage collected in any thread
-        self._answering: threading.Thread | None = None
-        self._failure: BaseException | None = None
-        if self._comm.size > 1:
-            self.unfinished.add(self)
-
-    def give(self) -> Data:
-        """The next batch; StopIteration after the last."""
-        if self._failure is not None:
-            raise self._failure
-        if self._left or self.progress.batches == len(self._positions):
-            self.progress.ended = self.progress.batches == len(self._positions)
-            self.leave()
-            raise StopIteration
-        started = time.perf_counter()
-        finished = None
-        while finished is None or finished.idle:
-            if self._entered == self._rounds and not self._pipeline.in_flight and self._is_open:
-                raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
-            finished = self._tick()
-        self.progress.batches += 1
-        self._loader._batches_given += 1
-        self._loader._seconds_waiting += time.perf_counter() - started
-        return finished.batch
-
-    def _tick(self) -> Finished | None:
-        try:
-            if not self._is_open:
-                self._open()
-            finished = self._pipeline.tick(self._next_request())
-        except BaseException as error:
-            self._failure = self._failure or self._pipeline.failure
-            if self._failure is None:  # Ctrl-C between two stages
-                self._failure = error if isinstance(error, Exception) else StageError.of(error, self._comm.rank, self._entered, "none")
-            if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
-                self._comm.report_failure(str(self._failure))
-            raise
-        for name, seconds in self._pipeline.seconds.items():
-            self._loader._seconds_by_stage[name] += seconds
-            self._pipeline.seconds[name] = 0.0
-        if finished is not None:
-            self._all_left |= finished.all_left
-        return finished
-
-    def _open(self) -> None:
-        """Agree with the other ranks on the round to start with. Where they resume an epoch before this one, answer them in it first."""
-        start = self._first if self._first < len(self._positions) else self._rounds
-        resumed = self._resumed
-        while True:
-            numbers = [self._epoch, start, int(resumed), join_key(self._loader.seed)]
-            try:
-                everyone = self._comm.gather_numbers(numbers)
-            except BaseException as error:
-                self._failure = StageError.of(error, self._comm.rank, self._first, "open_epoch")
-                if isinstance(error, Exception):
-                    raise self._failure from error
-                raise
-            points = [Point(epoch, first, bool(flag), key) for epoch, first, flag, key in everyone]
-            epoch, self._entered = first_point(points)
-            if epoch == self._epoch:
-                self._is_open = True
-                return
-            behind = _Run(self._loader, epoch)
-            behind._left = behind._is_open = True
-            behind._entered = self._entered
-            while not behind._is_over():
-                self._comm.check_script()
-                behind._tick()
-            resumed = False
-
-    def _next_request(self) -> Request | None:
-        """The next round's batch; a rank without one of its own enters an empty one while others have some."""
-        if self._entered == self._rounds or self._all_left:
-            return None
-        index = self._entered
-        self._entered += 1
-        if self._left or index >= len(self._positions):
-            return self._loader._idle_request(index, leaving=True)
-        if index < self._first:
-            return self._loader._idle_request(index, leaving=False)
-        while self._requested < len(self._positions) and len(self._ahead) < self._most_ahead:
-            self._ahead.append(self._loader._request(self._epoch, self._requested, self._positions[self._requested]))
-            self._requested += 1
-        return self._ahead.popleft()
-
-    def leave(self) -> None:
-        """Give no more batches; answer the other ranks, in the background, until all have left."""
-        with self._leaving:
-            if self._left:
-                return
-            self._left = True
-            for request in self._ahead:
-                request.sampling.cancel()
-            self._ahead.clear()
-            if self._is_over():
-                self._be_forgotten()
-                return
-            self._answering = threading.Thread(target=self._answer, name="salientpp-answer")
-            self._answering.start()
-
-    def _be_forgotten(self) -> None:
-        """Undo the circle of loader and epoch, so that both go when the user lets go of them."""
-        if self._loader._run is self:
-            self._loader._run = None
-
-    def leave_at_exit(self) -> None:
-        """``leave`` where no thread can be started any more."""
-        if self._answering is not None and self._answering.is_alive():
-            # The interpreter waits for threads before this, unless Ctrl-C ends the wait: then nobody shall wait for the thread.
-            self._failure = RankFailure(f"rank {self._comm.rank} ended in mid-epoch: KeyboardInterrupt")
-            self._comm.report_failure(str(self._failure))
-            self._answering.join()
-        if self._left or self._is_over():
-            return
-        self._left = True
-        self._answer()
-
-    def _is_over(self) -> bool:
-        """Whether no other rank can want anything more in this epoch."""
-        done = self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._rounds or self._all_left)
-        return self._comm.size == 1 or done or self._failure is not None
-
-    def _answer(self) -> None:
-        try:
-            while not self._is_over():
-                self._comm.check_script()
-                self._tick()
-        except Exception as error:
-            self._failure = self._loader._background_failure = self._failure or error
-        finally:
-            self._be_forgotten()
-
-    def join(self) -> None:
-        """Wait until the others have left too; raises what went wrong meanwhile."""
-        if self._answering is not None:
-            self._answering.join()
-            self._answering = None
-        elif self._left:  # Ctrl-C came before the thread had started
-            self._answer()
-        if self._failure is not None:
-            raise self._failure
-
-
-class _Epoch:
-    """What ``iter(loader)`` returns: letting go of it leaves the epoch."""
-
-    def __init__(self, run: _Run) -> None:
-        self._run = run
-
-    def __iter__(self) -> _Epoch:
-        return self
-
-    def __next__(self) -> Data:
-        return self._run.give()
-
-    def close(self) -> None:
-        """Leave the epoch early."""
-        self._run.leave()
-
-    def __del__(self) -> None:
-        # At interpreter exit a thread can no longer be started, and trying may block; then `_leave_at_exit` was before.
-        if not sys.is_finalizing():
-            self._run.leave()
-
-
-def checked_seeds(nodes: Any, num_vertices: int, name: str = "input_nodes") -> Any:
-    """``input_nodes`` as a CPU mask or ids in range, or None."""
-    if nodes is None:
-        return None
-    if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
-        raise ValueError(f"{name} of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
-    nodes = torch.as_tensor(nodes).cpu() if not isinstance(nodes, Tensor) else nodes.cpu()
-    if nodes.dim() != 1:
-        raise ValueError(f"{name} must have 1 dimension, got shape {list(nodes.shape)}")
-    if nodes.dtype == torch.bool:
-        if nodes.numel() != num_vertices:
-            raise ValueError(f"{name} as a mask must have shape [{num_vertices}], got {list(nodes.shape)}")
-        return nodes
-    if nodes.numel() == 0:
-        return nodes.to(torch.int64)
-    if nodes.dtype.is_floating_point or nodes.dtype.is_complex:
-        raise ValueError(f"{name} must be a mask or integer ids, got {nodes.dtype}")
-    bad = ((nodes < 0) | (nodes >= num_vertices)).nonzero()
-    if bad.numel():
-        raise ValueError(f"{name} must be in [0, {num_vertices}), got {int(nodes[bad[0]])} at position {int(bad[0])}")
-    return nodes
-
-
-def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | None) -> NodeSamplerInput:
-    """All seeds of what one process holds, with PyG's meaning of ``input_nodes``."""
-    sizes = count_vertices(data)
-    type_ = None
-    if None not in sizes:
-        type_, nodes = nodes if isinstance(nodes, (tuple, list)) and len(nodes) == 2 else (nodes, None)
-        if not isinstance(type_, str):
-            raise ValueError(f"input_nodes of a graph with several types must be a node type or (node type, mask or ids), got {type_!r}")
-        if type_ not in sizes:
-            raise ValueError(f"input_nodes must be of a node type of the data ({', '.join(sizes)}), got {type_!r}")
-        nodes = list(nodes) if isinstance(nodes, range) else nodes
-    nodes = checked_seeds(nodes, sizes[type_])
-    if nodes is None:
-        ids = torch.arange(sizes[type_])
-    elif nodes.dtype == torch.bool:
-        ids = nodes.nonzero().flatten()
-        input_id = ids if input_id is None else input_id
-    else:
-        ids = nodes.to(torch.int64)
-    for name, values in (("input_time", time), ("input_id", input_id)):
-        if values is not None and (not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != ids.numel()):
-            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise ValueError(f"{name} must have one entry per seed, expected shape [{ids.numel()}], got {got}")
-    return NodeSamplerInput(input_id, ids, time, type_)
-
-
 def checked_sampler(sampler: Any, method: str) -> BaseSampler | None:
     """A user's own sampler, or None."""
     if sampler is not None and not callable(getattr(sampler, method, None)):
@@ -1033,14 +594,6 @@ class _OncePerThread:
             self._done.yes = True
 
 
-def _refuse_on_parts(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None and value is not False:
-            raise NotImplementedError(
-                f"{name}={value!r} is not available on a partitioned graph yet; leave it out, or use a Data object in one process"
-            )
-
-
 def _check_agreement(everyone: list[dict[str, Any]]) -> None:
     """Raise on every rank what one of them found, or where they differ."""
     for rank, facts in enumerate(everyone):
@@ -1081,15 +634,6 @@ def _check_cache(cache: FeatureCache | None, source: Source) -> None:
                 f"the given cache must hold {rows.dtype} {list(rows.shape[1:])} rows of {name!r}, got {cached.dtype} "
                 f"{list(cached.shape[1:])}; take the cache of a loader on the same dataset directory"
             )
-
-
-def _leave_at_exit() -> None:
-    """A rank whose script ends in mid-epoch answers the others to the end; one that fails tells them."""
-    for run in list(_Run.unfinished):
-        run.leave_at_exit()
-
-
-atexit.register(_leave_at_exit)
 
 
 def _shut_down(pools: list[ThreadPoolExecutor]) -> None:

@@ -1,0 +1,229 @@
+"""Who turns the crank of an epoch, and how does a rank leave one?
+
+``next()`` moves the pipeline on, in the caller's thread. When the user stops asking (the epoch is over here but not elsewhere, an
+early ``break``, an exception), a background thread goes on answering the other ranks until all have finished or left; the next
+epoch waits for it. So loops may differ in length without anyone waiting for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+from torch_geometric.data import Data
+
+from salientpp.comm import RankFailure
+from salientpp.minibatch.stages import Finished, Request
+from salientpp.minibatch.state import Disagreement, Point, Progress, first_point
+from salientpp.ops import join_key
+from salientpp.pipeline import Pipeline, StageError
+
+if TYPE_CHECKING:
+    from salientpp.minibatch.loader import BatchLoader
+
+
+class Run:
+    """One epoch on this rank: what enters the pipeline, and who turns the crank.
+
+    Args:
+        resume: batches that were given before, in a run that stopped; None: this epoch starts anew.
+    """
+
+    unfinished: weakref.WeakSet[Run] = weakref.WeakSet()
+
+    def __init__(self, loader: BatchLoader, epoch: int, resume: int | None = None) -> None:
+        self._loader = loader
+        self._epoch = epoch
+        self._comm = loader._comm
+        self._positions = loader._positions(epoch)
+        self._rounds = loader._schedule.num_rounds if loader._orders_itself else len(self._positions)
+        self._pipeline = Pipeline(
+            loader._stages.list(), depth=loader.depth, device=loader.device, rank=loader._comm.rank, trace=loader._stages.trace
+        )
+        self._ahead: deque[Request] = deque()
+        self._most_ahead = 1 + loader.num_workers * (loader.prefetch_factor or 2)
+        self._first = resume or 0  # batch to be given first
+        self._resumed = resume is not None
+        self._requested = self._first  # batches handed to the sampling threads
+        self._entered = self._first  # rounds entered into the pipeline
+        self._is_open = self._comm.size == 1 or self._rounds == 0
+        self.progress = Progress(epoch, self._first)
+        self._left = False
+        self._all_left = False
+        self._leaving = threading.RLock()  # an iterator may be garbage collected in any thread
+        self._answering: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        if self._comm.size > 1:
+            self.unfinished.add(self)
+
+    def give(self) -> Data:
+        """The next batch; StopIteration after the last."""
+        if self._failure is not None:
+            raise self._failure
+        if self._left or self.progress.batches == len(self._positions):
+            self.progress.ended = self.progress.batches == len(self._positions)
+            self.leave()
+            raise StopIteration
+        started = time.perf_counter()
+        finished = None
+        while finished is None or finished.idle:
+            if self._entered == self._rounds and not self._pipeline.in_flight and self._is_open:
+                raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
+            finished = self._tick()
+        self.progress.batches += 1
+        self._loader._batches_given += 1
+        self._loader._seconds_waiting += time.perf_counter() - started
+        return finished.batch
+
+    def _tick(self) -> Finished | None:
+        try:
+            if not self._is_open:
+                self._open()
+            finished = self._pipeline.tick(self._next_request())
+        except BaseException as error:
+            self._failure = self._failure or self._pipeline.failure
+            if self._failure is None:  # Ctrl-C between two stages
+                self._failure = error if isinstance(error, Exception) else StageError.of(error, self._comm.rank, self._entered, "none")
+            if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
+                self._comm.report_failure(str(self._failure))
+            raise
+        for name, seconds in self._pipeline.seconds.items():
+            self._loader._seconds_by_stage[name] += seconds
+            self._pipeline.seconds[name] = 0.0
+        if finished is not None:
+            self._all_left |= finished.all_left
+        return finished
+
+    def _open(self) -> None:
+        """Agree with the other ranks on the round to start with. Where they resume an epoch before this one, answer them in it first."""
+        start = self._first if self._first < len(self._positions) else self._rounds
+        resumed = self._resumed
+        while True:
+            numbers = [self._epoch, start, int(resumed), join_key(self._loader.seed)]
+            try:
+                everyone = self._comm.gather_numbers(numbers)
+            except BaseException as error:
+                self._failure = StageError.of(error, self._comm.rank, self._first, "open_epoch")
+                if isinstance(error, Exception):
+                    raise self._failure from error
+                raise
+            points = [Point(epoch, first, bool(flag), key) for epoch, first, flag, key in everyone]
+            epoch, self._entered = first_point(points)
+            if epoch == self._epoch:
+                self._is_open = True
+                return
+            behind = Run(self._loader, epoch)
+            behind._left = behind._is_open = True
+            behind._entered = self._entered
+            while not behind._is_over():
+                self._comm.check_script()
+                behind._tick()
+            resumed = False
+
+    def _next_request(self) -> Request | None:
+        """The next round's batch; a rank without one of its own enters an empty one while others have some."""
+        if self._entered == self._rounds or self._all_left:
+            return None
+        index = self._entered
+        self._entered += 1
+        if self._left or index >= len(self._positions):
+            return self._loader._idle_request(index, leaving=True)
+        if index < self._first:
+            return self._loader._idle_request(index, leaving=False)
+        while self._requested < len(self._positions) and len(self._ahead) < self._most_ahead:
+            self._ahead.append(self._loader._request(self._epoch, self._requested, self._positions[self._requested]))
+            self._requested += 1
+        return self._ahead.popleft()
+
+    def leave(self) -> None:
+        """Give no more batches; answer the other ranks, in the background, until all have left."""
+        with self._leaving:
+            if self._left:
+                return
+            self._left = True
+            for request in self._ahead:
+                request.sampling.cancel()
+            self._ahead.clear()
+            if self._is_over():
+                self._be_forgotten()
+                return
+            self._answering = threading.Thread(target=self._answer, name="salientpp-answer")
+            self._answering.start()
+
+    def _be_forgotten(self) -> None:
+        """Undo the circle of loader and epoch, so that both go when the user lets go of them."""
+        if self._loader._run is self:
+            self._loader._run = None
+
+    def leave_at_exit(self) -> None:
+        """``leave`` where no thread can be started any more."""
+        if self._answering is not None and self._answering.is_alive():
+            # The interpreter waits for threads before this, unless Ctrl-C ends the wait: then nobody shall wait for the thread.
+            self._failure = RankFailure(f"rank {self._comm.rank} ended in mid-epoch: KeyboardInterrupt")
+            self._comm.report_failure(str(self._failure))
+            self._answering.join()
+        if self._left or self._is_over():
+            return
+        self._left = True
+        self._answer()
+
+    def _is_over(self) -> bool:
+        """Whether no other rank can want anything more in this epoch."""
+        done = self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._rounds or self._all_left)
+        return self._comm.size == 1 or done or self._failure is not None
+
+    def _answer(self) -> None:
+        try:
+            while not self._is_over():
+                self._comm.check_script()
+                self._tick()
+        except Exception as error:
+            self._failure = self._loader._background_failure = self._failure or error
+        finally:
+            self._be_forgotten()
+
+    def join(self) -> None:
+        """Wait until the others have left too; raises what went wrong meanwhile."""
+        if self._answering is not None:
+            self._answering.join()
+            self._answering = None
+        elif self._left:  # Ctrl-C came before the thread had started
+            self._answer()
+        if self._failure is not None:
+            raise self._failure
+
+
+class Epoch:
+    """What ``iter(loader)`` returns: letting go of it leaves the epoch."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __next__(self) -> Data:
+        return self._run.give()
+
+    def close(self) -> None:
+        """Leave the epoch early."""
+        self._run.leave()
+
+    def __del__(self) -> None:
+        # At interpreter exit a thread can no longer be started, and trying may block; then `_leave_at_exit` was before.
+        if not sys.is_finalizing():
+            self._run.leave()
+
+
+def _leave_at_exit() -> None:
+    """A rank whose script ends in mid-epoch answers the others to the end; one that fails tells them."""
+    for run in list(Run.unfinished):
+        run.leave_at_exit()
+
+
+atexit.register(_leave_at_exit)

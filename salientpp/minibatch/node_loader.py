@@ -1,0 +1,269 @@
+"""The loader whose seeds are vertices: PyG's ``NeighborLoader``, on an object in memory or on a partitioned graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler.base import SubgraphType
+
+from salientpp.comm import DEFAULT_TIMEOUT
+from salientpp.graph import count_vertices
+from salientpp.minibatch.batch import PartitionTemplate, keep_node_books
+from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
+from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.plan.vip import uniform_start
+from salientpp.store.dataset_dir import PartitionedGraph
+from salientpp.store.exchange import Exchange
+from salientpp.store.shard import FeatureCache
+
+
+class NeighborLoader(BatchLoader):
+    """Mini-batches of sampled neighbourhoods, as PyG's ``NeighborLoader`` gives them.
+
+    Args:
+        data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
+            :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.
+        num_neighbors: neighbours per vertex and hop, nearest the seeds first; -1 takes all. Of a ``HeteroData`` also a mapping from
+            edge types to such lists.
+        input_nodes: seeds. On a ``Data``: mask, ids, or None for all. On a ``HeteroData``: a node type, or (node type, mask or ids).
+            On a partitioned graph: 'train', 'val', 'test' (or another split), 'all', a mask [N], or global ids that this rank's part
+            owns.
+        input_time: [number of seeds]; the seeds' times, instead of those under ``time_attr``.
+        replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted, directed: how to draw, see
+            :class:`~salientpp.NeighborSampler`.
+        transform: called with every batch.
+        transform_sampler_output: called with every ``SamplerOutput``, in the sampling thread.
+        filter_per_worker: accepted; attributes are gathered beside the caller's thread in any case.
+        neighbor_sampler: a PyG ``BaseSampler`` to draw with; then the arguments that say how to draw are not looked at.
+        batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
+            persistent_workers: as in torch's ``DataLoader``, except that workers are threads that sample ahead (0: the caller's), and
+            ``generator`` only seeds the loader.
+        replication_factor: α >= 0; each rank caches ``floor(α N / K)`` remote rows.
+        gpu_fraction: β in [0, 1]; this fraction of the part's rows, the hottest, is kept on ``device``.
+        policy: how cached rows are chosen, a name in :data:`salientpp.plan.cache.POLICIES`.
+        cache: the ``cache`` of another loader, instead of one of its own.
+        gather: on a partitioned graph, the attributes that every sampled vertex gets; others come for the seeds.
+        device: where batches are delivered; None: the CPU.
+        depth: batches in flight, 1 to 10. 1 turns the pipeline off.
+        seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
+        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`.
+        process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
+        timeout: longest wait for another rank, seconds or ``timedelta``; 0: the default.
+
+    Raises:
+        ValueError: an argument is wrong; with several ranks every rank raises, naming the one at fault.
+    """
+
+    def __init__(
+        self,
+        data: Data | HeteroData | PartitionedGraph,
+        num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]],
+        input_nodes: Tensor | str | Sequence[int] | tuple[str, Any] | None = None,
+        input_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: SubgraphType | str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Data] | None = None,
+        transform_sampler_output: Callable | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: BaseSampler | None = None,
+        directed: bool = True,
+        *,
+        replication_factor: float = 0.0,
+        gpu_fraction: float = 0.0,
+        policy: str = "vip",
+        cache: FeatureCache | None = None,
+        gather: Sequence[str] = ("x",),
+        device: torch.device | str | None = None,
+        depth: int = 10,
+        seed: int | None = None,
+        uneven: str = "wrap",
+        process_group: Any = None,
+        timeout: float | timedelta = DEFAULT_TIMEOUT,
+        **kwargs: Any,
+    ) -> None:
+        given = {
+            "transform": transform,
+            "transform_sampler_output": transform_sampler_output,
+            "replication_factor": replication_factor,
+            "gpu_fraction": gpu_fraction,
+            "policy": policy,
+            "cache": cache,
+            "device": device,
+            "depth": depth,
+            "seed": seed,
+            "uneven": uneven,
+            "process_group": process_group,
+            "timeout": timeout,
+        }
+        self.num_neighbors = num_neighbors
+        self.input_nodes = input_nodes
+        self.input_time = input_time
+        self.replace = replace
+        self.filter_per_worker = filter_per_worker
+        how = {
+            "replace": replace,
+            "subgraph_type": subgraph_type,
+            "disjoint": disjoint,
+            "temporal_strategy": temporal_strategy,
+            "time_attr": time_attr,
+            "weight_attr": weight_attr,
+            "is_sorted": is_sorted,
+            "directed": directed,
+        }
+        input_id, custom_cls = kwargs.pop("input_id", None), kwargs.pop("custom_cls", None)
+
+        def open_source() -> Source:
+            if isinstance(data, PartitionedGraph):
+                _refuse_on_parts(
+                    input_time=input_time, disjoint=disjoint, time_attr=time_attr, weight_attr=weight_attr,
+                    neighbor_sampler=neighbor_sampler, input_id=input_id, custom_cls=custom_cls,
+                )  # fmt: skip
+                kind = "induced" if not directed else subgraph_type
+                return self._open_partition(data, gather, NeighborSampler.of(data.graph, num_neighbors, subgraph_type=kind, replace=replace))
+            if not isinstance(data, (Data, HeteroData)) and not is_remote(data):
+                raise TypeError(
+                    "data must be a torch_geometric.data.Data, a HeteroData, a pair of FeatureStore and GraphStore, or the result of "
+                    f"salientpp.load, got {type(data).__name__}"
+                )
+            if input_time is not None and time_attr is None:
+                raise ValueError("Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set.")
+            sampler = checked_sampler(neighbor_sampler, "sample_from_nodes") or NeighborSampler(data, num_neighbors, **how)
+            inputs = _node_inputs(data, input_nodes, input_time, input_id)
+            return self._open_data(
+                data,
+                gather,
+                sampler,
+                custom_cls,
+                inputs=inputs,
+                num_inputs=inputs.node.numel(),
+                keep_books=partial(keep_node_books, input_type=inputs.input_type),
+                heat=lambda: heat_of(sampler, {inputs.input_type: uniform_start(inputs.node, self._mean_batch_size)}, inputs.node, self._mean_batch_size),
+            )
+
+        super().__init__(data, open_source, given, kwargs)
+
+    def _open_partition(self, part: PartitionedGraph, gather: Sequence[str], sampler: NeighborSampler) -> Source:
+        self._exchange = Exchange(self._comm, part.book)
+        if part.part_id is not None and part.part_id != self._exchange.part_id:
+            raise ValueError(
+                f"rank {self._comm.rank} serves part {self._exchange.part_id} of {part.num_parts}, but its graph was loaded with "
+                f"part_id={part.part_id}; leave part_id out of salientpp.load"
+            )
+        part_id = self._exchange.part_id
+        rows = part.node_rows(part_id)
+        gather = [gather] if isinstance(gather, str) else list(gather)
+        if gather == ["x"] and "x" not in rows:
+            gather = []
+        for name in gather:
+            if name not in rows:
+                raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(sorted(rows))}), got {name!r}")
+        begin, end = part.book.range_of(part_id)
+        nodes, input_id = self.input_nodes, None
+        if nodes is None:
+            nodes = "all"
+        if isinstance(nodes, str):
+            seeds = input_id = part.split(nodes, part_id)
+        else:
+            nodes = checked_seeds(nodes, part.num_vertices)
+            if nodes.dtype == torch.bool:
+                seeds = input_id = nodes[begin:end].nonzero().flatten() + begin
+            else:
+                seeds = nodes.to(torch.int64)
+                foreign = ((seeds < begin) | (seeds >= end)).nonzero()
+                if foreign.numel():
+                    seed = seeds[foreign[0]]
+                    raise ValueError(
+                        f"seed {int(seed)} is owned by part {int(part.book.owner(seed))} but this rank serves part {part_id}; "
+                        "give each rank its own seeds, or the name of a split"
+                    )
+        return Source(
+            inputs=NodeSamplerInput(input_id, seeds),
+            num_inputs=seeds.numel(),
+            sampler=sampler,
+            books={None: part.book},
+            host_rows={None: rows},
+            template=PartitionTemplate(part.edge_rows()),
+            keep_books=partial(keep_node_books, input_type=None),
+            exchanged=[(None, name) for name in gather],
+            seed_columns=[(None, name) for name in rows if name not in gather],
+            heat=None,
+            fingerprint=part.fingerprint,
+        )
+
+    def _draw(self, inputs: NodeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
+        sampler = self._source.sampler
+        if isinstance(sampler, NeighborSampler):
+            return sampler.sample_from_nodes(inputs, key=key)
+        mfg = sampler.sample_from_nodes(inputs)
+        if mfg.metadata is None:
+            mfg.metadata = (inputs.input_id, inputs.time)
+        return mfg
+
+
+def checked_seeds(nodes: Any, num_vertices: int, name: str = "input_nodes") -> Any:
+    """``input_nodes`` as a CPU mask or ids in range, or None."""
+    if nodes is None:
+        return None
+    if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
+        raise ValueError(f"{name} of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
+    nodes = torch.as_tensor(nodes).cpu() if not isinstance(nodes, Tensor) else nodes.cpu()
+    if nodes.dim() != 1:
+        raise ValueError(f"{name} must have 1 dimension, got shape {list(nodes.shape)}")
+    if nodes.dtype == torch.bool:
+        if nodes.numel() != num_vertices:
+            raise ValueError(f"{name} as a mask must have shape [{num_vertices}], got {list(nodes.shape)}")
+        return nodes
+    if nodes.numel() == 0:
+        return nodes.to(torch.int64)
+    if nodes.dtype.is_floating_point or nodes.dtype.is_complex:
+        raise ValueError(f"{name} must be a mask or integer ids, got {nodes.dtype}")
+    bad = ((nodes < 0) | (nodes >= num_vertices)).nonzero()
+    if bad.numel():
+        raise ValueError(f"{name} must be in [0, {num_vertices}), got {int(nodes[bad[0]])} at position {int(bad[0])}")
+    return nodes
+
+
+def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | None) -> NodeSamplerInput:
+    """All seeds of what one process holds, with PyG's meaning of ``input_nodes``."""
+    sizes = count_vertices(data)
+    type_ = None
+    if None not in sizes:
+        type_, nodes = nodes if isinstance(nodes, (tuple, list)) and len(nodes) == 2 else (nodes, None)
+        if not isinstance(type_, str):
+            raise ValueError(f"input_nodes of a graph with several types must be a node type or (node type, mask or ids), got {type_!r}")
+        if type_ not in sizes:
+            raise ValueError(f"input_nodes must be of a node type of the data ({', '.join(sizes)}), got {type_!r}")
+        nodes = list(nodes) if isinstance(nodes, range) else nodes
+    nodes = checked_seeds(nodes, sizes[type_])
+    if nodes is None:
+        ids = torch.arange(sizes[type_])
+    elif nodes.dtype == torch.bool:
+        ids = nodes.nonzero().flatten()
+        input_id = ids if input_id is None else input_id
+    else:
+        ids = nodes.to(torch.int64)
+    for name, values in (("input_time", time), ("input_id", input_id)):
+        if values is not None and (not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != ids.numel()):
+            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"{name} must have one entry per seed, expected shape [{ids.numel()}], got {got}")
+    return NodeSamplerInput(input_id, ids, time, type_)
+
+
+def _refuse_on_parts(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise NotImplementedError(
+                f"{name}={value!r} is not available on a partitioned graph yet; leave it out, or use a Data object in one process"
+            )
