@@ -21,7 +21,7 @@ import torch
 import torch.utils.data
 from graphs import identity_features, random_data, star
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler import SamplerOutput
