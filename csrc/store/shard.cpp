@@ -223,11 +223,11 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
     }
     if (row_bytes == 0) return;  // then there may be no memory to copy from or to
     const auto copy = [&](int64_t first, int64_t last, auto bytes) {
-      constexpr int64_t kAhead = 8;
       constexpr int64_t kLine = 64;
+      const int64_t ahead = row_bytes <= kLine ? 64 : 16;  // so many misses a core must have under way, in one row or in several
       for (int64_t i = first; i < last; ++i) {
-        if (i + kAhead < last) {
-          const char* row = from + index[i + kAhead] * row_bytes;
+        if (i + ahead < last) {
+          const char* row = from + index[i + ahead] * row_bytes;
           for (int64_t b = 0; b < row_bytes; b += kLine) prefetch(row + b);
         }
         std::memcpy(to + (target ? target[i] : i) * row_bytes, from + index[i] * row_bytes, static_cast<size_t>(bytes()));
@@ -235,6 +235,8 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
     };
     const auto copy_range = [&](int64_t first, int64_t last) {
       switch (row_bytes) {  // a constant length turns memcpy into plain loads and stores
+        case 1: return copy(first, last, [] { return 1; });
+        case 2: return copy(first, last, [] { return 2; });
         case 4: return copy(first, last, [] { return 4; });
         case 8: return copy(first, last, [] { return 8; });
         case 256: return copy(first, last, [] { return 256; });
