@@ -129,6 +129,7 @@ class NeighborLoader(BatchLoader):
                 _refuse_on_parts(
                     input_time=input_time, disjoint=disjoint, time_attr=time_attr, weight_attr=weight_attr,
                     neighbor_sampler=neighbor_sampler, input_id=input_id, custom_cls=custom_cls,
+                    temporal_strategy=None if temporal_strategy == "uniform" else temporal_strategy,
                 )  # fmt: skip
                 kind = "induced" if not directed else subgraph_type
                 return self._open_partition(data, gather, NeighborSampler.of(data.graph, num_neighbors, subgraph_type=kind, replace=replace))
