@@ -241,7 +241,8 @@ TypedSample sample_typed_neighbors(
   check(indices.size() == num_relations && edge_id.size() == num_relations && edge_weight.size() == num_relations &&
             edge_time.size() == num_relations && source_type.size() == num_relations && target_type.size() == num_relations,
         "indices, edge_id, edge_weight, edge_time, source_type and target_type must have one entry per relation, ", num_relations);
-  check(num_hops >= 0 && fanouts.size() == num_relations * static_cast<size_t>(num_hops), "fanouts must have ", num_hops,
+  check(num_hops >= 0 && num_hops < std::numeric_limits<int32_t>::max(), "num_hops must be in [0, 2^31), got ", num_hops);
+  check(fanouts.size() == num_relations * static_cast<size_t>(num_hops), "fanouts must have ", num_hops,
         " entries per relation, got ", fanouts.size(), " for ", num_relations, " relations");
   for (size_t i = 0; i < fanouts.size(); ++i) {
     check(fanouts[i] >= -1 && fanouts[i] <= std::numeric_limits<int32_t>::max(), "fanouts[", i, "] must be in [0, 2^31), or -1 for all neighbours, got ", fanouts[i]);
@@ -275,7 +276,7 @@ TypedSample sample_typed_neighbors(
     VertexType& type = s.types[t];
     type.num_vertices = num_vertices[t];
     type.time = optional_int64(node_time[t], num_vertices[t], "node_time", t);
-    check(!disjoint || num_trees == 0 || num_vertices[t] <= std::numeric_limits<int64_t>::max() / num_trees - 1, "too many trees");
+    check(!disjoint || num_trees == 0 || num_vertices[t] <= std::numeric_limits<int64_t>::max() / num_trees - 1, "num_vertices[", t, "] times the number of seeds must be < 2^63, got ", num_vertices[t], " and ", num_trees);
     type.num_nodes.clear();
     type.n_id.clear();
     type.tree.clear();
