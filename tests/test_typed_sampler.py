@@ -783,7 +783,7 @@ GOOD = dict(
         (dict(fanouts=[2, 2]), "fanouts must have 1 entries per relation, got 2 for 1 relations"),
         (dict(fanouts=[-2]), r"fanouts\[0\] must be in \[0, 2\^31\), or -1 for all neighbours, got -2"),
         (dict(fanouts=[2**31]), r"fanouts\[0\] must be in \[0, 2\^31\), or -1 for all neighbours, got 2147483648"),
-        (dict(num_hops=-1), "fanouts must have -1 entries per relation"),
+        (dict(num_hops=-1), r"num_hops must be in \[0, 2\^31\), got -1"),
         (dict(indptr=[long(0, 9, 9, 9)]), "indptr is corrupt at vertex 0"),
         (dict(indptr=[long(0, 3, 1, 3)], seeds=[long(1)]), "indptr is corrupt at vertex 1"),
         (dict(indices=[long(7, 0, 2)]), r"indices is corrupt: it holds 7, expected ids in \[0, 3\)"),
