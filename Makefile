@@ -21,10 +21,10 @@ sanitize: build
 	tests/sanitizers/run.sh address
 	tests/sanitizers/run.sh thread
 
-# Kernels and loader against the peers that are installed, on a graph of 105 M edges; then the tables.
+# Kernels, loader and training against the peers that are installed, on graphs of up to 105 M edges; then the tables and plots.
 bench: build
-	for name in sampler gather lookup vip; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
-	$(BIN)/python benchmarks/bench_loader.py --batches 5
+	for name in sampler gather lookup vip loader batch epoch growth; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
+	$(BIN)/python benchmarks/bench_growth.py --long 5000
 	$(BIN)/python benchmarks/draw.py
 
 build: $(VENV)/built

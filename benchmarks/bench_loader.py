@@ -15,12 +15,10 @@ import time
 
 import psutil
 import torch
-import torch_geometric.typing
-from common import write_results
+from common import PYG, generated, settle, write_results
 from torch_geometric.loader import NeighborLoader as PyGLoader
 
 from salientpp import NeighborLoader
-from salientpp.datasets import synthetic
 
 FANOUTS = [15, 10, 5]
 
@@ -31,14 +29,14 @@ def main() -> None:
     parser.add_argument("--degree", type=float, default=43.75)
     parser.add_argument("--features", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--batches", type=int, default=15)
+    parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
-    data = synthetic(num_vertices=arguments.vertices, average_degree=arguments.degree, num_features=arguments.features)
+    data = generated(arguments.vertices, arguments.degree, arguments.features)
     kinds = {"salientpp": NeighborLoader}
-    if torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE:
-        kinds["PyG over pyg-lib" if torch_geometric.typing.WITH_PYG_LIB else "PyG over torch-sparse"] = PyGLoader
+    if PYG is not None:
+        kinds[PYG] = PyGLoader
     rows = []
     for workers in arguments.workers:
         torch.set_num_threads(max(1, workers))
@@ -46,6 +44,7 @@ def main() -> None:
             name: kind(data, FANOUTS, data.train_mask, batch_size=arguments.batch_size, shuffle=True, num_workers=workers)
             for name, kind in kinds.items()
         }
+        settle()
         timings = {name: [] for name in kinds}
         for _ in range(arguments.repeats):
             for name, loader in loaders.items():
@@ -64,7 +63,7 @@ def main() -> None:
 def time_batches(loader, count: int) -> tuple[float, float]:
     """Wall and CPU seconds per batch, worker processes included, once the loader runs."""
     iterator = iter(loader)
-    for _ in itertools.islice(iterator, 3):
+    for _ in itertools.islice(iterator, 2):
         pass
     started, cpu = time.perf_counter(), cpu_seconds()
     taken = sum(1 for _ in itertools.islice(iterator, count))
@@ -73,9 +72,8 @@ def time_batches(loader, count: int) -> tuple[float, float]:
 
 def cpu_seconds() -> float:
     """Of this process and its living children."""
-    process = psutil.Process()
-    times = [process.cpu_times(), *(child.cpu_times() for child in process.children(recursive=True))]
-    return sum(t.user + t.system for t in times)
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return time.process_time() + sum(t.user + t.system for t in times)
 
 
 if __name__ == "__main__":

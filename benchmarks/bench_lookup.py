@@ -2,8 +2,9 @@
 
     python benchmarks/bench_lookup.py [--vertices 111000000] [--parts 8] [--alpha 0.32]
 
-Peer: binary search in the sorted ids of the cache (``torch.searchsorted``), which answers only "is it cached, and at which slot"; ours also
-splits local from remote and groups the remote by owner.
+Peers: a hash map of the cached ids with linear probing (benchmarks/peers/linear_probing.cpp), which does all that ours does, in memory as
+it comes and in huge pages such as ours has; and binary search in their sorted ids (``torch.searchsorted``), which answers only "is it
+cached, and at which slot". Results are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 
 import torch
 from common import take_turns, write_results
+from peers import LinearProbing, compiled
 
 from salientpp import ops
 from salientpp.plan.partition_book import PartitionBook
@@ -51,14 +53,24 @@ def main() -> None:
         "salientpp, all of look_up": lambda: ops.look_up(ids, book.offsets, 1, empty, words),
         "searchsorted, cache only": binary_search,
     }
+    nbytes = {"salientpp, all of look_up": words.nbytes, "searchsorted, cache only": cached.nbytes}
+    library = compiled("linear_probing")
+    for name, huge in (("hash map, linear probing", False), ("hash map, huge pages", True)) if library is not None else ():
+        peer = LinearProbing(library, cached)
+        if huge:
+            ops.use_huge_pages(peer.table)
+        ours = ops.look_up(ids, book.offsets, 1, empty, words)[2:]
+        if not all(torch.equal(a, b) for a, b in zip(ours, peer.look_up(ids, book.offsets, 1), strict=True)):
+            raise RuntimeError("the peer and ours disagree about where rows are")
+        candidates[name] = lambda peer=peer: peer.look_up(ids, book.offsets, 1)
+        nbytes[name] = peer.table.nbytes
     rows = []
     for name, timing in take_turns(candidates, arguments.repeats).items():
         timing.pop("last")
         ns = timing["cpu_seconds"]["median"] / ids.numel() * 1e9
-        rows.append({"look_up": name, "ns_per_id": ns, **timing})
-        print(f"{name:28} {ns:7.1f} ns per id", flush=True)
-    print(f"{words.nbytes / n:.3f} bytes per vertex")
-    write_results("lookup", rows, vertices=n, parts=k, alpha=arguments.alpha, bytes_per_vertex=words.nbytes / n)
+        rows.append({"look_up": name, "ns_per_id": ns, "bytes_per_vertex": nbytes[name] / n, **timing})
+        print(f"{name:28} {ns:7.1f} ns per id  {nbytes[name] / n:.3f} bytes per vertex", flush=True)
+    write_results("lookup", rows, vertices=n, parts=k, alpha=arguments.alpha, ids=ids.numel())
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ from __future__ import annotations
 import argparse
 
 import torch
-import torch_geometric.typing
-from common import take_turns, write_results
-from torch_geometric.sampler import NodeSamplerInput
+from common import PYG, generated, take_turns, write_results
+from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
 from salientpp import ops
-from salientpp.datasets import synthetic
 from salientpp.graph import Graph
 
 FANOUTS = [15, 10, 5]
@@ -26,13 +24,13 @@ def main() -> None:
     parser.add_argument("--vertices", type=int, nargs="+", default=[100_000, 500_000, 2_400_000])
     parser.add_argument("--degree", type=float, default=43.75, help="mean number of directed edges per vertex")
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--batches", type=int, default=10)
+    parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for num_vertices in arguments.vertices:
-        data = synthetic(num_vertices=num_vertices, average_degree=arguments.degree, num_features=1)
+        data = generated(num_vertices, arguments.degree, num_features=1)
         graph = Graph.from_data(data)
         seeds = data.train_mask.nonzero().flatten()
         batches = [seeds[torch.randperm(seeds.numel())[: arguments.batch_size]] for _ in range(arguments.batches)]
@@ -45,11 +43,10 @@ def main() -> None:
             )
 
         candidates = {"salientpp": ours, "salientpp, hash map": lambda: ours(0)}
-        peer = peer_sampler(data)
-        if peer is not None:
-            name, sampler = peer
-            candidates[name] = lambda: sum(
-                sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=batch)).row.numel() for batch in batches
+        if PYG is not None:
+            peer = NeighborSampler(data, num_neighbors=FANOUTS)
+            candidates[PYG] = lambda peer=peer: sum(
+                peer.sample_from_nodes(NodeSamplerInput(input_id=None, node=batch)).row.numel() for batch in batches
             )
         for name, timing in take_turns(candidates, arguments.repeats).items():
             edges = timing.pop("last")
@@ -59,15 +56,6 @@ def main() -> None:
             })  # fmt: skip
             print(f"{num_vertices:>9,} vertices  {name:22} {rows[-1]['cpu_ns_per_edge']:8.1f} ns per sampled edge", flush=True)
     write_results("sampler", rows, fanouts=FANOUTS, batch_size=arguments.batch_size)
-
-
-def peer_sampler(data):
-    if not (torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE):
-        return None
-    from torch_geometric.sampler import NeighborSampler
-
-    name = "PyG over pyg-lib" if torch_geometric.typing.WITH_PYG_LIB else "PyG over torch-sparse"
-    return name, NeighborSampler(data, num_neighbors=FANOUTS)
 
 
 if __name__ == "__main__":

@@ -6,27 +6,87 @@ versions, commit, date, command line, and rows of figures. Tables and plots in R
 
 Timing: candidates take turns, so that a slow minute of a shared machine hits all of them; the first turn is warm-up. CPU seconds are
 those of the process, all threads together.
+
+Memory: ours runs as a loader runs it, with huge pages under topology, maps, VIP and large features where the system gives them;
+peers get memory as it comes, which is how a user has them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch_geometric.typing
+from torch_geometric.data import Data
 
 import salientpp
+from salientpp.datasets import synthetic
 
 RESULTS = Path(__file__).parent / "results"
+
+
+#: What PyG samples with here; None where it has neither of its backends and cannot.
+PYG = None
+if torch_geometric.typing.WITH_PYG_LIB:
+    PYG = "PyG over pyg-lib"
+elif torch_geometric.typing.WITH_TORCH_SPARSE:
+    PYG = "PyG over torch-sparse"
+
+
+def generated(num_vertices: int, degree: float, num_features: int) -> Data:
+    """The generated graph of ``salientpp.datasets.synthetic``, with float32 features of noise.
+
+    Topology, labels and splits are kept in a temporary folder that the scripts share: the largest takes minutes to make.
+    """
+    folder = Path(tempfile.gettempdir()) / f"salientpp-bench-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{num_vertices}-{degree:g}.npz"
+    if not path.is_file():
+        made = synthetic(num_vertices=num_vertices, average_degree=degree, num_features=1)
+        part = path.with_suffix(f".{os.getpid()}")
+        with part.open("wb") as file:
+            arrays = {name: made[name].numpy() for name in ("y", "train_mask", "val_mask", "test_mask")}
+            np.savez(file, edge_index=made.edge_index.int().numpy(), **arrays)
+        part.rename(path)
+    with np.load(path) as arrays:
+        data = Data(**{name: torch.from_numpy(arrays[name]) for name in arrays.files}, num_nodes=num_vertices)
+    data.edge_index = data.edge_index.long()
+    data.x = torch.randn(num_vertices, num_features, generator=torch.Generator().manual_seed(0))
+    return data
+
+
+def settle() -> None:
+    """Wait until loaders have moved their features into huge pages, which they do once, in a background thread."""
+    for thread in threading.enumerate():
+        if thread.name == "salientpp-pages":
+            thread.join()
+
+
+def resident_bytes(peak: bool = False) -> int:
+    """Of this process, from /proc (Linux): now, or the most since the start or ``reset_peak``."""
+    name = "VmHWM" if peak else "VmRSS"
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def reset_peak() -> None:
+    """Let the peak start from what is resident now, without memory that was freed and kept (Linux)."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def describe_run() -> dict[str, Any]:

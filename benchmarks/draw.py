@@ -1,6 +1,6 @@
-"""Draw the tables of README.md and docs from the JSON under benchmarks/results: python benchmarks/draw.py
+"""Draw the tables and plots of README.md and docs from the JSON under benchmarks/results: python benchmarks/draw.py
 
-A table stands between ``<!-- name -->`` and ``<!-- /name -->``; what is between is replaced.
+A table stands between ``<!-- name -->`` and ``<!-- /name -->``; what is between is replaced. Plots are SVG files under docs/.
 """
 
 from __future__ import annotations
@@ -169,11 +169,180 @@ def draw_loader(result: dict) -> str:
     return "\n\n".join([title, table(["loader", "workers", "batches per second", "CPU seconds per batch"], lines), source(result)])
 
 
+def counted(threads: int) -> str:
+    return f"{threads} thread" + "s" * (threads != 1)
+
+
+def ours_first(rows: list[dict], key: str) -> list[str]:
+    return sorted(dict.fromkeys(row[key] for row in rows), key=lambda name: (not name.startswith("salientpp"), name))
+
+
+def draw_gather(result: dict) -> str:
+    names = ours_first(result["rows"], "gather")
+    found = {(row["dtype"], row["threads"], row["gather"]): row["gb_per_second"] for row in result["rows"]}
+    lines = []
+    for dtype, threads in dict.fromkeys(key[:2] for key in found):
+        speeds = [found[dtype, threads, name] for name in names]
+        lines.append([f"{dtype.removeprefix('torch.')}, {counted(threads)}", *(f"{speed:.1f}" for speed in speeds)])
+    title = (
+        f"**Gathering rows**, GB/s of payload, {result['gathered']:,} distinct rows in no order out of {result['vertices']:,} of "
+        f"{result['columns']} columns:"
+    )
+    return "\n\n".join([title, table(["", *names], lines), source(result)])
+
+
+def draw_lookup(result: dict) -> str:
+    ours = result["rows"][0]["ns_per_id"]
+    lines = []
+    for row in result["rows"]:
+        size = row.get("bytes_per_vertex")
+        lines.append([row["look_up"], f"{row['ns_per_id']:.1f}", f"{row['ns_per_id'] / ours:.2f}", "–" if size is None else f"{size:.2f}"])
+    title = (
+        f"**Tier look-up**, CPU nanoseconds per id on one core, {result['vertices']:,} vertices, K = {result['parts']}, α = {result['alpha']}; "
+        "a third of the ids local, a third cached, a third remote:"
+    )
+    return "\n\n".join([title, table(["", "ns per id", "over ours", "bytes per vertex"], lines), source(result)])
+
+
+def draw_vip(result: dict) -> str:
+    ours = {row["threads"]: row["seconds"] for row in result["rows"] if row["vip"] == "salientpp"}
+    lines = [
+        [f"{row['vip']}, {counted(row['threads'])}", f"{row['seconds']:.2f}", f"{row['ns_per_edge_and_hop']:.1f}", f"{row['seconds'] / ours[row['threads']]:.1f}×"]
+        for row in sorted(result["rows"], key=lambda row: row["threads"])
+    ]
+    title = (
+        f"**Inclusion probabilities** of {result['parts']} parts, three hops, {result['vertices']:,} vertices, {result['edges'] / 1e6:.0f} M "
+        f"edges; ours takes {result['extra_bytes_per_vertex_and_part']:.1f} bytes per vertex and part above the graph at its peak, output included:"
+    )
+    return "\n\n".join([title, table(["", "seconds", "ns per edge and hop", "over ours"], lines), source(result)])
+
+
+def draw_epoch(result: dict) -> str:
+    ours = {row["workers"]: row["seconds_per_epoch"] for row in result["rows"] if row["loader"] == "salientpp"}
+    lines = [
+        [row["loader"], str(row["workers"]), f"{row['seconds_per_epoch']:.1f}", f"{row['seconds_per_epoch'] / ours[row['workers']]:.2f}",
+         f"{row['seconds_waiting_per_batch'] * 1e3:.0f}", f"{row['share_waiting']:.0%}"]
+        for row in sorted(result["rows"], key=lambda row: (row["workers"], row["loader"] != "salientpp"))
+    ]  # fmt: skip
+    title = (
+        f"**Training**, GraphSAGE with {result['layers']} layers, {result['hidden']} hidden channels, on the CPU; {result['vertices']:,} vertices, "
+        f"{result['edges'] / 1e6:.0f} M edges, {result['features']} features, fanouts {result['fanouts']}, {result['batches_per_epoch']} batches of "
+        f"{result['batch_size']}. Seconds per epoch are the median batch times their number; waiting is the time inside `next()`:"
+    )
+    header = ["loader", "workers", "seconds per epoch", "over ours", "ms waiting per batch", "share of time waiting"]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
+def draw_batch(result: dict) -> str:
+    edges = result["batch_edges"]
+    lines = [[row["step"], f"{row['cpu_ns'] / 1e3:,.0f}", f"{row['cpu_ns'] / edges:.2f}", f"{row['share']:.1%}"] for row in result["rows"]]
+    title = (
+        f"**Where the time of a batch goes**: CPU time of one batch by step, medians; {result['vertices']:,} vertices, "
+        f"{result['edges'] / 1e6:.0f} M edges, {result['features']} float32 features, labels, three masks; {result['batch_vertices']:,.0f} "
+        f"vertices and {edges:,.0f} edges per batch:"
+    )
+    return "\n\n".join([title, table(["step", "µs", "ns per sampled edge", "share"], lines), source(result)])
+
+
+def draw_growth(result: dict) -> str:
+    names = ours_first(result["rows"], "loader")
+    found = {(row["vertices"], row["loader"]): row for row in result["rows"]}
+    sizes = sorted({row["vertices"] for row in result["rows"]})
+    plot_growth(found, names, sizes)
+    lines = []
+    for size in sizes:
+        rows = [found[size, name] for name in names]
+        cells = [f"{row['cpu_ns_per_edge']:,.1f}" for row in rows] + [f"{row['peak_bytes'] / 1e6:,.0f}" for row in rows]
+        lines.append([f"{size:,} vertices, {rows[0]['edges'] / 1e6:,.1f} M edges", *cells])
+    title = (
+        f"**As the graph grows**: CPU nanoseconds per sampled edge of whole batches (one float32 feature, fanouts {result['fanouts']}, batches of "
+        f"{result['batch_size']} or all training seeds), and peak resident MB above the inputs, construction included:"
+    )
+    header = ["", *(f"ns, {name}" for name in names), *(f"MB, {name}" for name in names)]
+    picture = "![Cost and memory over the size of the graph](growth.svg)"
+    return "\n\n".join([title, picture, table(header, lines), source(result)])
+
+
+def plot_growth(found: dict[tuple[int, str], dict], names: list[str], sizes: list[int]) -> None:
+    """docs/growth.svg: cost per sampled edge and memory per vertex over the number of edges, both on logarithmic axes."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "salientpp"  # the same data, the same file
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    for axis, key, label in (
+        (axes[0], "cpu_ns_per_edge", "CPU ns per sampled edge"),
+        (axes[1], "peak_bytes", "peak MB above the inputs"),
+    ):
+        for name in names:
+            rows = [found[size, name] for size in sizes]
+            axis.plot([row["edges"] for row in rows], [row[key] / (1e6 if key == "peak_bytes" else 1) for row in rows], marker="o", label=name)
+        axis.set(xscale="log", yscale="log", xlabel="directed edges of the graph", title=label)
+        axis.grid(alpha=0.3, which="both")
+    axes[0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "growth.svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def draw_long(result: dict) -> str:
+    rows = [row for row in result["rows"] if row["batches"] % (4 * result["rows"][0]["batches"]) == 0]
+    lines = [[f"{row['batches']:,}", f"{row['resident_bytes'] / 2**20:.1f}", str(row["descriptors"]), str(row["threads"])] for row in rows]
+    title = (
+        f"**As a run goes on**: {result['rows'][-1]['batches']:,} batches in {result['rows'][-1]['seconds']:.0f} s, {result['workers']} sampling threads; "
+        f"over the last half resident memory changed by {result['growth_of_last_half']['resident memory']:+.2%}, {result['bytes_per_batch']:+.1f} bytes per batch:"
+    )
+    return "\n\n".join([title, table(["batches", "resident MiB", "descriptors", "threads"], lines), source(result)])
+
+
+def draw_host(results: dict[str, dict | None]) -> str:
+    """The short table: for each kernel ours, the peer that comes nearest, and the ratio."""
+    lines = []
+
+    def add(what: str, name: str, unit: str, digits: int, best: float, peers: dict[str, float], more_is_better: bool = False) -> None:
+        if peers:
+            nearest = (max if more_is_better else min)(peers, key=lambda peer: peers[peer])
+            ratio = best / peers[nearest] if more_is_better else peers[nearest] / best
+            lines.append([what, f"{best:,.{digits}f} {unit}", f"{peers[nearest]:,.{digits}f} {unit}", nearest, f"{ratio:.1f}×", results[name]["date"]])
+
+    def split(name: str, key: str, value: str, where: dict) -> tuple[float, dict[str, float]] | None:
+        rows = [row for row in (results[name] or {"rows": []})["rows"] if all(row[k] == v for k, v in where.items())]
+        ours = [row[value] for row in rows if row[key].startswith("salientpp")]
+        return (ours[0], {row[key]: row[value] for row in rows if not row[key].startswith("salientpp")}) if ours else None
+
+    largest = max((row["vertices"] for row in (results["sampler"] or {"rows": []})["rows"]), default=0)
+    for what, name, key, value, where, unit, digits, more in (
+        ("sampling, per edge, one core", "sampler", "sampler", "cpu_ns_per_edge", {"vertices": largest}, "ns", 1, False),
+        ("whole batches, no workers, CPU", "loader", "loader", "cpu_seconds_per_batch", {"workers": 0}, "s", 3, False),
+        ("whole batches, 2 workers", "loader", "loader", "batches_per_second", {"workers": 2}, "per s", 1, True),
+        ("training epoch, 2 workers", "epoch", "loader", "seconds_per_epoch", {"workers": 2}, "s", 1, False),
+        ("tier look-up, per id", "lookup", "look_up", "ns_per_id", {}, "ns", 1, False),
+        ("gathering float32 rows, 1 thread", "gather", "gather", "gb_per_second", {"dtype": "torch.float32", "threads": 1}, "GB/s", 1, True),
+        ("inclusion probabilities, 2 threads", "vip", "vip", "seconds", {"threads": 2}, "s", 2, False),
+    ):
+        values = split(name, key, value, where)
+        if values is not None:
+            add(what, name, unit, digits, *values, more_is_better=more)
+    machine = next(result for result in results.values() if result is not None)["machine"]
+    title = "**The host path** against what comes nearest to it, in the same run; sizes, commands and all figures: [docs/performance.md](docs/performance.md)."
+    footer = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']:.0f} GB; `make bench`."
+    return "\n\n".join([title, table(["", "salientpp", "peer", "", "ratio", "measured"], lines), footer])
+
+
 #: Marker -> the result file and how to draw it.
 DRAWN = {
     "demo": ("demo", draw_demo),
     "sampler": ("sampler", draw_sampler),
     "loader": ("loader", draw_loader),
+    "gather": ("gather", draw_gather),
+    "lookup": ("lookup", draw_lookup),
+    "vip": ("vip", draw_vip),
+    "epoch": ("epoch", draw_epoch),
+    "batch": ("batch", draw_batch),
+    "growth": ("growth", draw_growth),
+    "long": ("long", draw_long),
     "volume": ("volume", draw_volume),
     "volume_summary": ("volume", draw_volume_summary),
     "volume_exceptions": ("volume", draw_volume_exceptions),
@@ -183,15 +352,26 @@ DRAWN = {
 }
 
 
+#: What the short table of the README draws on.
+HOST = ["sampler", "loader", "epoch", "lookup", "gather", "vip"]
+
+
 def main() -> None:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = page.read_text()
         for name, (file, draw) in DRAWN.items():
             result = load(file)
             if result is not None and f"<!-- {name} -->" in text:
-                body = f"<!-- {name} -->\n\n{draw(result)}\n\n<!-- /{name} -->"
-                text = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, body=body: body, text, flags=re.S)
+                text = replaced(text, name, draw(result))
+        host = {name: load(name) for name in HOST}
+        if "<!-- host -->" in text and any(host.values()):
+            text = replaced(text, "host", draw_host(host))
         page.write_text(text)
+
+
+def replaced(text: str, name: str, body: str) -> str:
+    body = f"<!-- {name} -->\n\n{body}\n\n<!-- /{name} -->"
+    return re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _: body, text, flags=re.S)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,86 @@
+"""Where does the CPU time of a batch go? Writes results/batch.json.
+
+    python benchmarks/bench_batch.py [--vertices 2400000] [--features 100]
+
+One loader without workers on one thread; each step's share is the time of the thread that does it, and what no step accounts for is the
+pipeline itself, Python included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+
+import torch
+from common import generated, settle, write_results
+
+from salientpp import NeighborLoader
+
+FANOUTS = [15, 10, 5]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vertices", type=int, default=2_400_000)
+    parser.add_argument("--degree", type=float, default=43.75)
+    parser.add_argument("--features", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--batches", type=int, default=31)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    data = generated(arguments.vertices, arguments.degree, arguments.features)
+    loader = NeighborLoader(data, FANOUTS, data.train_mask, batch_size=arguments.batch_size, shuffle=True, depth=1)
+    settle()
+    spent: dict[str, float] = defaultdict(float)
+
+    def timed(function, name):
+        def call(*args):
+            started = time.thread_time()
+            try:
+                return function(*args)
+            finally:
+                spent[name(*args) if callable(name) else name] += time.thread_time() - started
+
+        return call
+
+    stages, shard = loader._stages, next(iter(loader._shards.values()))
+    loader._draw = timed(loader._draw, "sampling")
+    shard.look_up = timed(shard.look_up, "look-up")
+    stages._own_rows = timed(stages._own_rows, lambda column, _: "gathering x" if column[1] == "x" else "gathering labels and masks")
+    stages.template.build = timed(stages.template.build, "assembling")
+    stages.keep_books = timed(stages.keep_books, "assembling")
+    steps: dict[str, list[float]] = defaultdict(list)
+    vertices, edges, given = [], [], 0
+    while given < arguments.batches + 3:
+        started, iterator = time.process_time(), iter(loader)
+        spent.clear()
+        for batch in iterator:
+            total = time.process_time() - started
+            given += 1
+            if 3 < given <= arguments.batches + 3:
+                for name in ("sampling", "look-up", "gathering x", "gathering labels and masks", "assembling"):
+                    steps[name].append(spent[name])
+                steps["pipeline and Python"].append(total - sum(spent.values()))
+                steps["all"].append(total)
+                vertices.append(batch.num_nodes)
+                edges.append(batch.edge_index.size(1))
+            elif given > arguments.batches + 3:
+                break
+            del batch
+            started = time.process_time()
+            spent.clear()
+    whole = statistics.median(steps["all"])
+    rows = []
+    for name, seconds in steps.items():
+        median = statistics.median(seconds)
+        rows.append({"step": name, "cpu_ns": median * 1e9, "share": median / whole, "quartiles_ns": [q * 1e9 for q in statistics.quantiles(seconds, n=4)]})
+        print(f"{name:28} {median * 1e3:8.3f} ms {median / whole:6.1%}")
+    write_results("batch", rows, vertices=arguments.vertices, edges=data.num_edges, features=arguments.features, fanouts=FANOUTS,
+                  batch_size=arguments.batch_size, repeats=arguments.batches, batch_vertices=statistics.median(vertices),
+                  batch_edges=statistics.median(edges))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
