@@ -196,7 +196,7 @@ for index, batch in enumerate(loader):
     if rank == 0:
         threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
         break
-    if index < 3:
+    if index < 8:
         time.sleep(1.5)
 """
     over, slow = _run_script(tmp_path, body, seconds=50)  # the loader's time-out is 60
