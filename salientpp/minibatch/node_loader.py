@@ -219,7 +219,10 @@ def checked_seeds(nodes: Any, num_vertices: int, name: str = "input_nodes") -> A
         return None
     if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
         raise ValueError(f"{name} of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
-    nodes = torch.as_tensor(nodes).cpu() if not isinstance(nodes, Tensor) else nodes.cpu()
+    nodes = torch.as_tensor(nodes)
+    if nodes.layout != torch.strided or nodes.device.type == "meta":
+        raise ValueError(f"{name} must be an ordinary tensor with values, got {nodes.layout} on {nodes.device}")
+    nodes = nodes.cpu()
     if nodes.dim() != 1:
         raise ValueError(f"{name} must have 1 dimension, got shape {list(nodes.shape)}")
     if nodes.dtype == torch.bool:
@@ -230,6 +233,7 @@ def checked_seeds(nodes: Any, num_vertices: int, name: str = "input_nodes") -> A
         return nodes.to(torch.int64)
     if nodes.dtype.is_floating_point or nodes.dtype.is_complex:
         raise ValueError(f"{name} must be a mask or integer ids, got {nodes.dtype}")
+    nodes = nodes.to(torch.int64)  # not all integer types can be compared
     bad = ((nodes < 0) | (nodes >= num_vertices)).nonzero()
     if bad.numel():
         raise ValueError(f"{name} must be in [0, {num_vertices}), got {int(nodes[bad[0]])} at position {int(bad[0])}")
