@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -88,6 +89,8 @@ def _main(
     pipe: Any, function: Callable, rank: int, world_size: int, port: int, group_seconds: float, hosts: bool, args: tuple
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # A shell starts what runs in the background with Ctrl-C ignored, and Python leaves it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     import torch
 
     torch.set_num_threads(1)

@@ -15,7 +15,8 @@ from graphs import random_data
 import salientpp
 
 HEAD = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background with Ctrl-C ignored
 import torch.distributed as dist
 rank, root, meet = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
