@@ -16,12 +16,9 @@ import statistics
 import time
 
 import torch
-from common import PYG, generated, settle, write_results
+from common import generated, ours_and_pygs, write_results
 from torch.nn import functional
-from torch_geometric.loader import NeighborLoader as PyGLoader
 from torch_geometric.nn import GraphSAGE
-
-from salientpp import NeighborLoader
 
 FANOUTS = [15, 10, 5]
 WARM_UP = 2
@@ -39,18 +36,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     data = generated(arguments.vertices, arguments.degree, arguments.features)
-    kinds = {"salientpp": NeighborLoader} | ({} if PYG is None else {PYG: PyGLoader})
     rows = []
     for workers in arguments.workers:
         torch.manual_seed(0)
         model = GraphSAGE(arguments.features, arguments.hidden, num_layers=3, out_channels=int(data.y.max()) + 1)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        loaders = {
-            name: kind(data, FANOUTS, data.train_mask, batch_size=arguments.batch_size, shuffle=True, num_workers=workers)
-            for name, kind in kinds.items()
-        }
-        settle()
-        times = {name: [] for name in kinds}
+        loaders = ours_and_pygs(data, FANOUTS, batch_size=arguments.batch_size, num_workers=workers)
+        times = {name: [] for name in loaders}
         for _ in range(arguments.turns):
             for name, loader in loaders.items():
                 times[name] += train(model, optimizer, loader, arguments.batches or None)

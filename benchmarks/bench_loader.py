@@ -15,10 +15,7 @@ import time
 
 import psutil
 import torch
-from common import PYG, generated, settle, write_results
-from torch_geometric.loader import NeighborLoader as PyGLoader
-
-from salientpp import NeighborLoader
+from common import generated, ours_and_pygs, write_results
 
 FANOUTS = [15, 10, 5]
 
@@ -34,18 +31,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     data = generated(arguments.vertices, arguments.degree, arguments.features)
-    kinds = {"salientpp": NeighborLoader}
-    if PYG is not None:
-        kinds[PYG] = PyGLoader
     rows = []
     for workers in arguments.workers:
         torch.set_num_threads(max(1, workers))
-        loaders = {
-            name: kind(data, FANOUTS, data.train_mask, batch_size=arguments.batch_size, shuffle=True, num_workers=workers)
-            for name, kind in kinds.items()
-        }
-        settle()
-        timings = {name: [] for name in kinds}
+        loaders = ours_and_pygs(data, FANOUTS, batch_size=arguments.batch_size, num_workers=workers)
+        timings = {name: [] for name in loaders}
         for _ in range(arguments.repeats):
             for name, loader in loaders.items():
                 timings[name].append(time_batches(loader, arguments.batches))

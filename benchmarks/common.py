@@ -31,7 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch_geometric.typing
+from torch.utils.data import DataLoader
 from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader as PyGLoader
 
 import salientpp
 from salientpp.datasets import synthetic
@@ -67,6 +69,14 @@ def generated(num_vertices: int, degree: float, num_features: int) -> Data:
     data.edge_index = data.edge_index.long()
     data.x = torch.randn(num_vertices, num_features, generator=torch.Generator().manual_seed(0))
     return data
+
+
+def ours_and_pygs(data: Data, fanouts: list[int], **options: Any) -> dict[str, DataLoader]:
+    """Our loader of the training seeds and PyG's, where it can sample; settled."""
+    kinds = {"salientpp": salientpp.NeighborLoader} | ({} if PYG is None else {PYG: PyGLoader})
+    loaders = {name: kind(data, fanouts, data.train_mask, shuffle=True, **options) for name, kind in kinds.items()}
+    settle()
+    return loaders
 
 
 def settle() -> None:

@@ -110,14 +110,7 @@ class Graph:
         Raises:
             ValueError: wrong shape, dtype or an id out of range.
         """
-        if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
-            shape = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
-            raise ValueError(f"edge_index must be a tensor of shape [2, E], got {shape}")
-        if edge_index.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"edge_index must have dtype int64 or int32, got {edge_index.dtype}")
-        if edge_index.layout != torch.strided or edge_index.device.type == "meta":
-            raise ValueError(f"edge_index must be a dense tensor with data, got layout {edge_index.layout} on {edge_index.device}")
-        edge_index = edge_index.as_subclass(Tensor).cpu()  # PyG's EdgeIndex is a subclass with its own rules
+        edge_index = read_edge_index(edge_index, "edge_index")
         if num_vertices is None:
             num_vertices = int(edge_index.max()) + 1 if edge_index.numel() else 0
         source, target = edge_index[0].contiguous(), edge_index[1].contiguous()
@@ -141,12 +134,7 @@ class Graph:
         adj_t = data.get("adj_t")
         if adj_t is None:
             raise ValueError("data must have edge_index or adj_t, got neither")
-        if isinstance(adj_t, Tensor):
-            if adj_t.layout != torch.sparse_csr:
-                raise ValueError(f"adj_t must be a SparseTensor or a CSR tensor, got layout {adj_t.layout}")
-            indptr, indices = adj_t.crow_indices(), adj_t.col_indices()
-        else:
-            indptr, indices, _ = adj_t.csr()
+        indptr, indices = _read_adj_t(adj_t, "adj_t")
         num_vertices = indptr.numel() - 1
         if num_vertices < 2**31:
             indices = indices.to(torch.int32)
@@ -154,6 +142,27 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph(num_vertices={self.num_vertices}, num_edges={self.num_edges}, indices={self.indices.dtype})"
+
+
+def read_edge_index(edge_index: object, name: str, size: str = "E") -> Tensor:
+    """Pairs of vertex ids, int32 or int64 [2, ``size``], on the CPU; ValueError with ``name`` for anything else."""
+    if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        got = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise ValueError(f"{name} must be a tensor of shape [2, {size}], got {got}")
+    if edge_index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must have dtype int64 or int32, got {edge_index.dtype}")
+    if edge_index.layout != torch.strided or edge_index.device.type == "meta":
+        raise ValueError(f"{name} must be a dense tensor with data, got layout {edge_index.layout} on {edge_index.device}")
+    return edge_index.as_subclass(Tensor).cpu()  # PyG's EdgeIndex is a subclass with its own rules
+
+
+def _read_adj_t(adj_t: Any, name: str) -> tuple[Tensor, Tensor]:
+    """``indptr`` and ``indices`` of a torch_sparse or a torch CSR matrix."""
+    if not isinstance(adj_t, Tensor):
+        return adj_t.csr()[:2]
+    if adj_t.layout != torch.sparse_csr:
+        raise ValueError(f"{name} must be a SparseTensor or a CSR tensor, got layout {adj_t.layout}")
+    return adj_t.crow_indices(), adj_t.col_indices()
 
 
 # --- several types of vertices ---------------------------------------------------------------------------
@@ -468,12 +477,7 @@ class _Edges:
         )
 
     def _ends(self, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
-            got = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
-            raise ValueError(f"edge_index of {self.name} must be a tensor of shape [2, E], got {got}")
-        if edge_index.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"edge_index of {self.name} must have dtype int64 or int32, got {edge_index.dtype}")
-        edge_index = edge_index.as_subclass(Tensor).cpu()
+        edge_index = read_edge_index(edge_index, f"edge_index of {self.name}")
         for row, size in ((0, self.num_sources), (1, self.num_targets)):
             bad = (edge_index[row] < 0) | (edge_index[row] >= size)
             if bool(bad.any()):
@@ -482,12 +486,7 @@ class _Edges:
         return edge_index[0], edge_index[1]
 
     def _ends_of_matrix(self, adj_t: Any) -> tuple[Tensor, Tensor]:
-        if isinstance(adj_t, Tensor):
-            if adj_t.layout != torch.sparse_csr:
-                raise ValueError(f"adj_t of {self.name} must be a SparseTensor or a CSR tensor, got layout {adj_t.layout}")
-            indptr, indices = adj_t.crow_indices(), adj_t.col_indices()
-        else:
-            indptr, indices, _ = adj_t.csr()
+        indptr, indices = _read_adj_t(adj_t, f"adj_t of {self.name}")
         indptr, indices = indptr.cpu().to(torch.int64), indices.cpu().to(torch.int64)
         target = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())
         return self._ends(torch.stack([indices, target]))

@@ -46,6 +46,9 @@ class DrawnSet {
   std::vector<int64_t> table_;
 };
 
+// What a vertex draws from, given the key of all that the draw depends on besides. Both samplers use it, so both draw the same.
+inline Stream vertex_stream(uint64_t key, int64_t vertex) { return Stream(mix64(key ^ static_cast<uint64_t>(vertex) * kGolden)); }
+
 // How many of `degree` neighbours a vertex draws; a fanout below 0 takes all, each once, also with replacement.
 inline int64_t num_draws(int64_t degree, int64_t fanout, bool replace) {
   return degree == 0 ? 0 : fanout < 0 ? degree : replace ? fanout : std::min(fanout, degree);

@@ -83,7 +83,7 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indic
         const int64_t begin = graph.indptr[vertex];
         const int64_t degree = graph.indptr[vertex + 1] - begin;
         const int64_t count = s.num_drawn.data()[i];
-        const Stream stream(mix64(hop_key ^ static_cast<uint64_t>(vertex) * kGolden));
+        const Stream stream = vertex_stream(hop_key, vertex);
         draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
         for (int64_t k = at; k < at + count; ++k) prefetch_read(&indices[edge[k]]);
         at += count;

@@ -133,7 +133,7 @@ void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout
       const auto k = static_cast<size_t>(i);
       const int64_t vertex = target.n_id.data()[block + i];
       const uint64_t tree_key = options.disjoint ? join_key(key, static_cast<uint64_t>(target.tree.data()[block + i])) : key;
-      const Stream stream(mix64(tree_key ^ static_cast<uint64_t>(vertex) * kGolden));
+      const Stream stream = vertex_stream(tree_key, vertex);
       const bool replace = options.replace && fanout >= 0;
       if (relation.weight != nullptr) {
         s.weighted(stream, relation.weight, s.begin[k], s.degree[k], s.count[k], replace, edge + at);

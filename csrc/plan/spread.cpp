@@ -13,10 +13,9 @@ Tensor sum_over_lists(const Tensor& indptr, const Tensor& indices, const Tensor&
   check_index_vector(indices, "indices");
   check_vector(value, ScalarType::Double, "value");
   check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
-  const int64_t num_vertices = indptr.numel() - 1, num_edges = indices.numel(), num_values = value.numel();
+  const int64_t num_vertices = indptr.numel() - 1, num_values = value.numel();
   const int64_t* ptr = int64_data(indptr);
-  check(ptr[0] == 0 && ptr[num_vertices] == num_edges, "indptr must run from 0 to the number of indices, ", num_edges, ", got ", ptr[0], " to ", ptr[num_vertices]);
-  for (int64_t v = 0; v < num_vertices; ++v) check(ptr[v] <= ptr[v + 1], "indptr must not decrease, got ", ptr[v + 1], " after ", ptr[v]);
+  check_offsets(indptr, indices.numel(), "indptr", "indices");
   Tensor out = new_vector(num_vertices, ScalarType::Double);
   const auto* x = static_cast<const double*>(value.const_data_ptr());
   auto* sum = static_cast<double*>(out.mutable_data_ptr());

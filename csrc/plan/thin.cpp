@@ -53,8 +53,7 @@ Tensor keep_heaviest_edges(const Tensor& indptr, const Tensor& indices, int64_t 
   check(most >= 1, "most must be >= 1, got ", most);
   const int64_t num_vertices = indptr.numel() - 1;
   const int64_t* ptr = int64_data(indptr);
-  check(ptr[0] == 0 && ptr[num_vertices] == indices.numel(), "indptr must run from 0 to the number of indices, ", indices.numel(), ", got ", ptr[0], " to ", ptr[num_vertices]);
-  for (int64_t v = 0; v < num_vertices; ++v) check(ptr[v] <= ptr[v + 1], "indptr must not decrease, got ", ptr[v + 1], " after ", ptr[v]);
+  check_offsets(indptr, indices.numel(), "indptr", "indices");
   const int64_t* edge_weight = nullptr;
   if (edge_weights.has_value()) {
     check_vector(*edge_weights, ScalarType::Long, "edge_weights");

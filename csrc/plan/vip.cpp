@@ -180,14 +180,8 @@ Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, con
     check(fanouts[hop] >= -1, "fanouts[", hop, "] must be >= 0, or -1 for all neighbours, got ", fanouts[hop]);
   }
   const int64_t num_vertices = indptr.numel() - 1;
-  const int64_t* in_ptr = int64_data(indptr);
-  const int64_t* out_ptr = int64_data(out_indptr);
-  check(out_ptr[0] == 0 && out_ptr[num_vertices] == out_indices.numel(), "out_indptr must run from 0 to the number of out_indices, ", out_indices.numel());
-  check(in_ptr[0] == 0 && in_ptr[num_vertices] == out_indices.numel(), "indptr must run from 0 to the number of edges, ", out_indices.numel());
-  for (int64_t v = 0; v < num_vertices; ++v) {
-    check(in_ptr[v] <= in_ptr[v + 1], "indptr must not decrease, got ", in_ptr[v + 1], " after ", in_ptr[v]);
-    check(out_ptr[v] <= out_ptr[v + 1], "out_indptr must not decrease, got ", out_ptr[v + 1], " after ", out_ptr[v]);
-  }
+  check_offsets(out_indptr, out_indices.numel(), "out_indptr", "out_indices");
+  check_offsets(indptr, out_indices.numel(), "indptr", "edges");
   dispatch_index(out_indices, [&](auto* targets) {
     uint64_t largest = 0;
     for (int64_t e = 0; e < out_indices.numel(); ++e) largest = std::max(largest, static_cast<uint64_t>(targets[e]));
@@ -195,15 +189,14 @@ Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, con
   });
   const int64_t num_sets = seed_offsets.numel() - 1;
   check(num_sets >= 0, "seed_offsets must have K + 1 >= 1 entries, got 0");
-  check(int64_data(seed_offsets)[0] == 0 && int64_data(seed_offsets)[num_sets] == seeds.numel(), "seed_offsets must run from 0 to the number of seeds, ", seeds.numel());
-  for (int64_t k = 0; k < num_sets; ++k) check(int64_data(seed_offsets)[k] <= int64_data(seed_offsets)[k + 1], "seed_offsets must not decrease");
+  check_offsets(seed_offsets, seeds.numel(), "seed_offsets", "seeds");
   for (int64_t i = 0; i < seeds.numel(); ++i) {
     check(int64_data(seeds)[i] >= 0 && int64_data(seeds)[i] < num_vertices, "seeds[", i, "] must be in [0, ", num_vertices, "), got ", int64_data(seeds)[i]);
   }
 
   Tensor out = torch::stable::empty({num_sets, num_vertices}, ScalarType::Float);
   auto* result = static_cast<float*>(out.mutable_data_ptr());
-  const Problem problem{in_ptr, out_ptr, num_vertices, int64_data(seeds), int64_data(seed_offsets),
+  const Problem problem{int64_data(indptr), int64_data(out_indptr), num_vertices, int64_data(seeds), int64_data(seed_offsets),
                         fanouts, batch_size, frontier, include_seeds, replace};
   dispatch_index(out_indices, [&](auto* targets) {
     for (int64_t part = 0; part < num_sets;) {

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.utils import get_edge_label_index
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NegativeSampling, SamplerOutput
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT
-from salientpp.graph import count_vertices
+from salientpp.graph import count_vertices, read_edge_index
 from salientpp.minibatch.batch import keep_link_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
@@ -74,20 +74,6 @@ class LinkNeighborLoader(BatchLoader):
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         **kwargs: Any,
     ) -> None:
-        given = {
-            "transform": transform,
-            "transform_sampler_output": transform_sampler_output,
-            "replication_factor": 0.0,
-            "gpu_fraction": gpu_fraction,
-            "policy": "vip",
-            "cache": None,
-            "device": device,
-            "depth": depth,
-            "seed": seed,
-            "uneven": "wrap",
-            "process_group": None,
-            "timeout": timeout,
-        }
         if neg_sampling_ratio is not None and neg_sampling_ratio != 0.0:
             neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
         self.num_neighbors = num_neighbors
@@ -123,11 +109,15 @@ class LinkNeighborLoader(BatchLoader):
                 custom_cls,
                 inputs=inputs,
                 num_inputs=inputs.row.numel(),
+                draw=partial(sampler.sample_from_edges, neg_sampling=self.neg_sampling),
                 keep_books=partial(keep_link_books, input_type=inputs.input_type, triplet=self._is_triplet),
                 heat=lambda: heat_of(sampler, self._start(inputs), None, self._mean_batch_size),
             )
 
-        super().__init__(data, open_source, given, kwargs)
+        super().__init__(
+            data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output, gpu_fraction=gpu_fraction,
+            device=device, depth=depth, seed=seed, timeout=timeout,
+        )  # fmt: skip
 
     @property
     def _is_triplet(self) -> bool:
@@ -147,12 +137,7 @@ class LinkNeighborLoader(BatchLoader):
             if own and data._to_canonical(*named) not in data.edge_types:
                 raise ValueError(f"edge_label_index must be of an edge type of the data ({', '.join(map(str, data.edge_types))}), got {named!r}")
         type_, ends = get_edge_label_index(data, self.edge_label_index)
-        if not isinstance(ends, Tensor) or ends.dim() != 2 or ends.size(0) != 2:
-            got = list(ends.shape) if isinstance(ends, Tensor) else type(ends).__name__
-            raise ValueError(f"edge_label_index must be a tensor of shape [2, M], got {got}")
-        if ends.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"edge_label_index must have dtype int64 or int32, got {ends.dtype}")
-        ends = ends.as_subclass(Tensor).cpu().to(torch.int64)
+        ends = read_edge_index(ends, "edge_label_index", "M").to(torch.int64)
         for side, end in enumerate((None, None) if type_ is None else (type_[0], type_[-1])):
             if end not in sizes:
                 raise ValueError(f"edge_label_index must join node types of the data ({', '.join(sizes)}), got {end!r}")
@@ -190,10 +175,3 @@ class LinkNeighborLoader(BatchLoader):
             weights = [None if weight is None else digest(weight) for weight in (negatives.src_weight, negatives.dst_weight)]
             plain = [negatives.mode.value, negatives.amount, *weights]
         return {**super()._fingerprint, "neg_sampling": plain}
-
-    def _draw(self, inputs: EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
-        sampler = self._source.sampler
-        if isinstance(sampler, NeighborSampler):
-            return sampler.sample_from_edges(inputs, neg_sampling=self.neg_sampling, key=key)
-        return sampler.sample_from_edges(inputs, neg_sampling=self.neg_sampling)
-

@@ -86,7 +86,8 @@ class Source:
     Attributes:
         inputs: all seeds, in PyG's type; ``inputs[positions]`` is a batch of them.
         num_inputs: how many.
-        sampler: makes an MFG of them.
+        sampler: knows the graph and how to draw from it.
+        draw: its method for such inputs; makes an MFG of a batch of them.
         books: per vertex type, who owns which vertex. Only a graph of one type has several parts.
         host_rows: per vertex type, the rows of this part by name.
         template, keep_books: make a batch of an MFG and rows.
@@ -100,6 +101,7 @@ class Source:
     inputs: NodeSamplerInput | EdgeSamplerInput
     num_inputs: int
     sampler: BaseSampler
+    draw: Callable[..., SamplerOutput | HeteroSamplerOutput]
     books: Mapping[str | None, PartitionBook]
     host_rows: Mapping[str | None, dict[str, Tensor]]
     template: DataTemplate | HeteroTemplate | StoreTemplate | PartitionTemplate
@@ -123,29 +125,50 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     Args:
         data: what the user gave.
         open_source: makes the source; called once, inside the construction that all ranks share.
-        given: the arguments that both loaders take: ``transform``, ``transform_sampler_output``, ``replication_factor``,
-            ``gpu_fraction``, ``policy``, ``cache``, ``device``, ``depth``, ``seed``, ``uneven``, ``process_group``, ``timeout``.
         kwargs: torch's ``DataLoader``'s.
+
+    The others are as in :class:`NeighborLoader`.
     """
 
-    def __init__(self, data: Any, open_source: Callable[[], Source], given: dict[str, Any], kwargs: dict[str, Any]) -> None:
-        timeout = given["timeout"]
+    def __init__(
+        self,
+        data: Any,
+        open_source: Callable[[], Source],
+        kwargs: dict[str, Any],
+        *,
+        transform: Callable | None,
+        transform_sampler_output: Callable | None,
+        gpu_fraction: float,
+        device: torch.device | str | None,
+        depth: int,
+        seed: int | None,
+        timeout: float | timedelta,
+        replication_factor: float = 0.0,
+        policy: str = "vip",
+        cache: FeatureCache | None = None,
+        uneven: str = "wrap",
+        process_group: Any = None,
+    ) -> None:
         if not isinstance(timeout, timedelta):
             timeout = timedelta(seconds=timeout) if timeout != 0 else DEFAULT_TIMEOUT  # 0 is how torch says that none was given
         if timeout <= timedelta(0):
             raise ValueError(f"timeout must be > 0, got {timeout.total_seconds():g} s")
         self.data = data
-        for name in ("transform", "transform_sampler_output", "replication_factor", "gpu_fraction", "policy", "depth", "uneven"):
-            setattr(self, name, given[name])
-        self.device = torch.device("cpu" if given["device"] is None else given["device"])
-        seed, cache = given["seed"], given["cache"]
+        self.transform = transform
+        self.transform_sampler_output = transform_sampler_output
+        self.replication_factor = replication_factor
+        self.gpu_fraction = gpu_fraction
+        self.policy = policy
+        self.depth = depth
+        self.uneven = uneven
+        self.device = torch.device("cpu" if device is None else device)
         # As in PyG, for the sake of Lightning, which passes on what it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
 
         partitioned = isinstance(data, PartitionedGraph)
         if partitioned:
-            self._comm = Comm.create(given["process_group"], timeout, self.device)
+            self._comm = Comm.create(process_group, timeout, self.device)
         else:
             self._comm = Comm(None, timeout, torch.device("cpu"))
 
@@ -158,7 +181,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             shuffle = bool(kwargs.pop("shuffle", None) or False)
             self._orders_itself = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
             if not self._orders_itself:
-                self._check_sampler(kwargs, shuffle, partitioned)
+                self._check_sampler(kwargs, partitioned)
             if kwargs.get("multiprocessing_context") is not None:
                 warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=3)
                 kwargs.pop("multiprocessing_context")
@@ -251,7 +274,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
 
     @staticmethod
-    def _check_sampler(kwargs: dict[str, Any], shuffle: bool, partitioned: bool) -> None:
+    def _check_sampler(kwargs: dict[str, Any], partitioned: bool) -> None:
         name = "sampler" if kwargs.get("sampler") is not None else "batch_sampler"
         if partitioned:
             raise ValueError(f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds")
@@ -472,9 +495,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         places = {type_: shard.look_up(n_id.get(type_, NO_IDS)) for type_, shard in self._shards.items()}
         return Sampled(index, positions.numel(), mfg, places)
 
-    def _draw(self, inputs: Any, key: int) -> SamplerOutput | HeteroSamplerOutput:
-        """The MFG of a batch's inputs."""
-        raise NotImplementedError
+    def _draw(self, inputs: NodeSamplerInput | EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of a batch's inputs; a sampler of the user's takes no key."""
+        source = self._source
+        mfg = source.draw(inputs, key=key) if isinstance(source.sampler, NeighborSampler) else source.draw(inputs)
+        if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
+            mfg.metadata = (inputs.input_id, inputs.time)
+        return mfg
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
         places = {type_: shard.look_up(NO_IDS) for type_, shard in self._shards.items()}

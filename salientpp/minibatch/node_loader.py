@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT
@@ -93,20 +93,6 @@ class NeighborLoader(BatchLoader):
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         **kwargs: Any,
     ) -> None:
-        given = {
-            "transform": transform,
-            "transform_sampler_output": transform_sampler_output,
-            "replication_factor": replication_factor,
-            "gpu_fraction": gpu_fraction,
-            "policy": policy,
-            "cache": cache,
-            "device": device,
-            "depth": depth,
-            "seed": seed,
-            "uneven": uneven,
-            "process_group": process_group,
-            "timeout": timeout,
-        }
         self.num_neighbors = num_neighbors
         self.input_nodes = input_nodes
         self.input_time = input_time
@@ -149,11 +135,16 @@ class NeighborLoader(BatchLoader):
                 custom_cls,
                 inputs=inputs,
                 num_inputs=inputs.node.numel(),
+                draw=sampler.sample_from_nodes,
                 keep_books=partial(keep_node_books, input_type=inputs.input_type),
                 heat=lambda: heat_of(sampler, {inputs.input_type: uniform_start(inputs.node, self._mean_batch_size)}, inputs.node, self._mean_batch_size),
             )
 
-        super().__init__(data, open_source, given, kwargs)
+        super().__init__(
+            data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output,
+            replication_factor=replication_factor, gpu_fraction=gpu_fraction, policy=policy, cache=cache, device=device, depth=depth,
+            seed=seed, uneven=uneven, process_group=process_group, timeout=timeout,
+        )  # fmt: skip
 
     def _open_partition(self, part: PartitionedGraph, gather: Sequence[str], sampler: NeighborSampler) -> Source:
         self._exchange = Exchange(self._comm, part.book)
@@ -177,11 +168,11 @@ class NeighborLoader(BatchLoader):
         if isinstance(nodes, str):
             seeds = input_id = part.split(nodes, part_id)
         else:
-            nodes = checked_seeds(nodes, part.num_vertices)
+            nodes = _checked_seeds(nodes, part.num_vertices)
             if nodes.dtype == torch.bool:
                 seeds = input_id = nodes[begin:end].nonzero().flatten() + begin
             else:
-                seeds = nodes.to(torch.int64)
+                seeds = nodes
                 foreign = ((seeds < begin) | (seeds >= end)).nonzero()
                 if foreign.numel():
                     seed = seeds[foreign[0]]
@@ -193,6 +184,7 @@ class NeighborLoader(BatchLoader):
             inputs=NodeSamplerInput(input_id, seeds),
             num_inputs=seeds.numel(),
             sampler=sampler,
+            draw=sampler.sample_from_nodes,
             books={None: part.book},
             host_rows={None: rows},
             template=PartitionTemplate(part.edge_rows()),
@@ -203,40 +195,31 @@ class NeighborLoader(BatchLoader):
             fingerprint=part.fingerprint,
         )
 
-    def _draw(self, inputs: NodeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
-        sampler = self._source.sampler
-        if isinstance(sampler, NeighborSampler):
-            return sampler.sample_from_nodes(inputs, key=key)
-        mfg = sampler.sample_from_nodes(inputs)
-        if mfg.metadata is None:
-            mfg.metadata = (inputs.input_id, inputs.time)
-        return mfg
 
-
-def checked_seeds(nodes: Any, num_vertices: int, name: str = "input_nodes") -> Any:
-    """``input_nodes`` as a CPU mask or ids in range, or None."""
+def _checked_seeds(nodes: Any, num_vertices: int) -> Tensor | None:
+    """``input_nodes`` as a CPU mask or int64 ids in range, or None."""
     if nodes is None:
         return None
     if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
-        raise ValueError(f"{name} of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
+        raise ValueError(f"input_nodes of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
     nodes = torch.as_tensor(nodes)
     if nodes.layout != torch.strided or nodes.device.type == "meta":
-        raise ValueError(f"{name} must be an ordinary tensor with values, got {nodes.layout} on {nodes.device}")
+        raise ValueError(f"input_nodes must be an ordinary tensor with values, got {nodes.layout} on {nodes.device}")
     nodes = nodes.cpu()
     if nodes.dim() != 1:
-        raise ValueError(f"{name} must have 1 dimension, got shape {list(nodes.shape)}")
+        raise ValueError(f"input_nodes must have 1 dimension, got shape {list(nodes.shape)}")
     if nodes.dtype == torch.bool:
         if nodes.numel() != num_vertices:
-            raise ValueError(f"{name} as a mask must have shape [{num_vertices}], got {list(nodes.shape)}")
+            raise ValueError(f"input_nodes as a mask must have shape [{num_vertices}], got {list(nodes.shape)}")
         return nodes
     if nodes.numel() == 0:
         return nodes.to(torch.int64)
     if nodes.dtype.is_floating_point or nodes.dtype.is_complex:
-        raise ValueError(f"{name} must be a mask or integer ids, got {nodes.dtype}")
+        raise ValueError(f"input_nodes must be a mask or integer ids, got {nodes.dtype}")
     nodes = nodes.to(torch.int64)  # not all integer types can be compared
     bad = ((nodes < 0) | (nodes >= num_vertices)).nonzero()
     if bad.numel():
-        raise ValueError(f"{name} must be in [0, {num_vertices}), got {int(nodes[bad[0]])} at position {int(bad[0])}")
+        raise ValueError(f"input_nodes must be in [0, {num_vertices}), got {int(nodes[bad[0]])} at position {int(bad[0])}")
     return nodes
 
 
@@ -251,14 +234,14 @@ def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | 
         if type_ not in sizes:
             raise ValueError(f"input_nodes must be of a node type of the data ({', '.join(sizes)}), got {type_!r}")
         nodes = list(nodes) if isinstance(nodes, range) else nodes
-    nodes = checked_seeds(nodes, sizes[type_])
+    nodes = _checked_seeds(nodes, sizes[type_])
     if nodes is None:
         ids = torch.arange(sizes[type_])
     elif nodes.dtype == torch.bool:
         ids = nodes.nonzero().flatten()
         input_id = ids if input_id is None else input_id
     else:
-        ids = nodes.to(torch.int64)
+        ids = nodes
     for name, values in (("input_time", time), ("input_id", input_id)):
         if values is not None and (not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != ids.numel()):
             got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__

@@ -313,8 +313,7 @@ def draw_weights(
     draws = torch.zeros_like(reached)
     for hop, fanout in enumerate(fanouts):
         if hop == 0:
-            until = torch.zeros_like(reached)
-            until[seeds] = min(1.0, batch_size / max(1, seeds.numel()))
+            until = uniform_start(seeds, batch_size)(graph.num_vertices)
         else:
             until = inclusion_probability(graph, seeds, fanouts[:hop], batch_size, include_seeds=True).double()
         chance = torch.ones_like(degree) if fanout < 0 else (fanout / degree).clamp(max=1.0)
