@@ -75,7 +75,8 @@ def run_kernel(sources: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
 
     row_bytes = out.nbytes // out.size(0)
     word = next(size for size in _WORDS if row_bytes % size == 0)
-    words = [_as_words(rows, word) for rows in (*sources, *[out[:0]] * (NUM_SOURCES - len(sources)))]
+    nothing = out[:0]
+    words = [_as_words(rows if len(rows) else nothing, word) for rows in (*sources, *[nothing] * (NUM_SOURCES - len(sources)))]
     assembly_kernel.launch(words, index, _as_words(out, word), row_bytes // word)
 
 
