@@ -168,7 +168,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self.zero_copy = zero_copy
         self.dtype = dtype
         self.gpu_cache_bytes = gpu_cache_bytes
-        self.device = torch.device("cpu" if device is None else device)
+        self.device = _checked_device(device)
         # As in PyG, for the sake of Lightning, which passes on what it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
@@ -630,6 +630,24 @@ def heat_of(sampler: BaseSampler, start: Mapping[str | None, Tensor], seeds: Ten
         heat = inclusion_probability(sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace)
         return {None: heat}
     return typed_inclusion_probability(sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace)
+
+
+def _checked_device(device: torch.device | str | int | None) -> torch.device:
+    """The CPU or a CUDA device that is there, with its number."""
+    if device is None:
+        return torch.device("cpu")
+    number = torch.cuda.device_count()
+    there = "the CPU" if number == 0 else f"the CPU or one of {number} CUDA device{'s' if number > 1 else ''}"
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be {there}, got {device!r}") from error
+    if found.type == "cuda" and found.index is None and number:
+        found = torch.device("cuda", torch.cuda.current_device())
+    if found.type != "cpu" and not (found.type == "cuda" and found.index is not None and found.index < number):
+        why = "" if number or found.type != "cuda" else "; this torch is built without CUDA, or sees no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)"
+        raise ValueError(f"device must be {there}, got {str(found)!r}{why}")
+    return found
 
 
 def _users_edge_ids(edge: Any, permutation: Any) -> Any:
