@@ -518,7 +518,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             mfg.edge = _users_edge_ids(mfg.edge, permutation)
         n_id = mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
         places = {type_: shard.look_up(n_id.get(type_, NO_IDS)) for type_, shard in self._shards.items()}
-        return Sampled(index, positions.numel(), mfg, places)
+        return self._stages.prepare(Sampled(index, positions.numel(), mfg, places))
 
     def _draw(self, inputs: NodeSamplerInput | EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of a batch's inputs; a sampler of the user's takes no key."""

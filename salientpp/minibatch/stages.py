@@ -6,14 +6,13 @@
 After Appendix D of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152). Each step is a function from one frozen
 state to the next, so a half-filled batch has no type. Slow work is started in one step and awaited in the next:
 
-* ``sample`` awaits the sampling thread, which has drawn the MFG and looked up the tier of every vertex;
+* ``sample`` awaits the sampling thread, which has drawn the MFG, looked up the tier of every vertex, and made the batch but for its rows;
 * ``exchange_counts``, ``exchange_ids`` and ``exchange_rows`` start an all-to-all, the step after each awaits it;
-* ``gather_host_rows`` starts a worker thread on the host rows of this batch and of the others' requests and on the batch itself, and
-  ``copy_to_device`` awaits it.
+* ``gather_host_rows`` starts a worker thread on the host rows of this batch and of the others' requests, and ``copy_to_device`` awaits it.
 
-On the CPU rows are put **in place**: the worker makes the batch with its rows, and the later stages fill the gaps (device tier, remote
-rows). For another device rows are **staged**: the worker makes everything else of the batch, and gathers only rows that are not on the device, in
-pinned memory; ``assemble`` puts them together there (:mod:`salientpp.store.assembly`).
+On the CPU rows are put **in place**: the worker leaves gaps for other tiers, and the later stages fill them. For another device rows
+are **staged**: the worker gathers those that are not on the device, one after the other, in pinned memory, and ``assemble`` puts all
+together there (:mod:`salientpp.store.assembly`).
 
 A batch without seeds (``sampled.mfg is None``) belongs to a rank that has none for this round: it wants nothing, and
 answers the others. With ``leaving`` it has none for later rounds either.
@@ -31,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import NodeStorage
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.comm import Pending
@@ -44,13 +44,23 @@ from salientpp.store.shard import Places, Shard, pinned, put_rows, take_rows
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """A batch of global ids with the place of every row, by vertex type. ``batch_size`` is its number of seeds."""
+    """What a sampling thread has made of a batch.
+
+    Attributes:
+        batch_size: its number of seeds.
+        mfg: its global ids; None without seeds.
+        places: the place of every row, by vertex type.
+        batch: complete but for the rows of the exchanged columns.
+        recipes: if rows are staged, how they are put together, by vertex type.
+    """
 
     index: int
     batch_size: int
     mfg: SamplerOutput | HeteroSamplerOutput | None
     places: Mapping[str | None, Places]
     leaving: bool = False
+    batch: Data | HeteroData | None = None
+    recipes: Mapping[str | None, Recipe] = field(default_factory=dict)
 
     def num_vertices(self, type_: str | None) -> int:
         if self.mfg is None:
@@ -109,20 +119,16 @@ class IdsRead(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class HostRows:
-    """What the worker has made of a batch.
+    """What the worker has gathered.
 
     Attributes:
-        batch: complete but for rows of ``own`` that come later; None without seeds.
         own: by column; in place, rows in MFG order, with gaps for other tiers; staged, the rows that are copied to the device.
         served: [a, ...] rows for the other ranks; those to be put together on a device lack the device's.
-        index: staged, by type, how the batch's rows are put together, see :class:`~salientpp.store.assembly.Recipe`.
-        served_index: the same of ``served``.
+        served_index: how they are put together there.
     """
 
-    batch: Data | HeteroData | None
     own: dict[Column, Tensor]
     served: dict[Column, Tensor]
-    index: dict[str | None, Tensor | None] = field(default_factory=dict)
     served_index: Tensor | None = None
 
 
@@ -134,8 +140,12 @@ class HostRowsStarted(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class OnDevice(InFlight):
+    """``batch``, ``rows`` and ``order`` (the recipes' indices, by vertex type) are on the device, if rows are staged."""
+
     counts: Counts
     rows: HostRows
+    batch: Data | HeteroData | None
+    order: Mapping[str | None, Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +155,7 @@ class Gathered(OnDevice):
 
 @dataclass(frozen=True, eq=False)
 class RowsSent(InFlight):
-    counts: Counts
-    rows: HostRows
+    gathered: Gathered
     pending: dict[Column, Pending]
 
 
@@ -225,6 +234,28 @@ class BatchStages:
             Stage("assemble", self.assemble, "gather"),
         ]
 
+    def prepare(self, sampled: Sampled) -> Sampled:
+        """Make what needs neither rows nor other ranks: the batch around its rows, and the recipes. For sampling threads."""
+        mfg = sampled.mfg
+        rows = {column: self._placeholder(column, sampled) for column in self.exchanged}
+        for type_, name in self.seed_columns:
+            shard = self.shards[type_]
+            rows[type_, name] = take_rows(shard.host_rows[name], mfg.node[: sampled.batch_size] - shard.begin)
+        batch = self.template.build(mfg, rows)
+        self.keep_books(batch, mfg)
+        for type_, name in self.exchanged:
+            _store_of(batch, type_)[name] = self.shards[type_].host_rows[name][:0]  # attributes keep their order
+        if not self.staged:
+            return dataclasses.replace(sampled, batch=batch)
+        recipes = {type_: shard.recipe(sampled.places[type_]) for type_, shard in self.shards.items()}
+        recipes = {type_: dataclasses.replace(recipe, index=_pinned(recipe.index)) for type_, recipe in recipes.items()}
+        return dataclasses.replace(sampled, batch=batch.apply(_pinned), recipes=recipes)
+
+    def _placeholder(self, column: Column, sampled: Sampled) -> Tensor:
+        """Of the shape that the rows will have, for those who ask the batch how many vertices it has; it has no memory."""
+        host = self.shards[column[0]].host_rows[column[1]]
+        return host.new_empty(()).expand(sampled.num_vertices(column[0]), *host.shape[1:])
+
     def sample(self, request: Request) -> Sampled:
         return request.sampling.result()
 
@@ -248,15 +279,18 @@ class BatchStages:
             return self._gather_host_rows(state)
 
     def _gather_host_rows(self, state: IdsRead) -> HostRows:
-        return self._stage_rows(state) if self.staged else self._put_rows(state)
-
-    def _put_rows(self, state: IdsRead) -> HostRows:
-        own = {column: self._own_rows(column, state.sampled) for column in self.exchanged}
-        return HostRows(self._build(state.sampled, own), own, self._served_rows(state.asked))
+        own = {} if state.sampled.mfg is None else {column: self._own_rows(column, state.sampled) for column in self.exchanged}
+        shard = next(iter(self.shards.values()))
+        if not self.serves_staged:
+            return HostRows(own, {column: take_rows(shard.host_rows[column[1]], state.asked) for column in self.exchanged})
+        recipe = shard.recipe(shard.look_up(state.asked + shard.begin))
+        return HostRows(own, {column: self._stage(column, recipe) for column in self.exchanged}, _pinned(recipe.index))
 
     def _own_rows(self, column: Column, sampled: Sampled) -> Tensor:
-        """The rows of the host tiers in their places."""
+        """The rows of the host tiers: staged, or in their places."""
         type_, name = column
+        if self.staged:
+            return self._stage(column, sampled.recipes[type_])
         shard, places = self.shards[type_], sampled.places[type_]
         host = shard.host_rows[name]
         rows = self.buffers.empty((sampled.num_vertices(type_), *host.shape[1:]), host.dtype)
@@ -265,26 +299,7 @@ class BatchStages:
             put_rows(shard.cache.rows[name], places.cache_slot, rows, places.cache_position)
         return rows
 
-    def _served_rows(self, asked: Tensor) -> dict[Column, Tensor]:
-        return {(type_, name): take_rows(self.shards[type_].host_rows[name], asked) for type_, name in self.exchanged}
-
-    def _stage_rows(self, state: IdsRead) -> HostRows:
-        recipes = {type_: shard.recipe(state.sampled.places[type_]) for type_, shard in self.shards.items()}
-        own = {column: self._staged(column, recipes[column[0]]) for column in self.exchanged}
-        index = {type_: None if recipe.index is None else pinned(recipe.index) for type_, recipe in recipes.items()}
-        batch = self._build(state.sampled, {column: self._placeholder(column, state.sampled) for column in self.exchanged})
-        if batch is not None:
-            for (type_, name), rows in own.items():
-                (batch if type_ is None else batch[type_])[name] = rows[:0]
-            batch = batch.apply(_pinned)
-        if not self.serves_staged:
-            return HostRows(batch, own, self._served_rows(state.asked), index)
-        shard = next(iter(self.shards.values()))
-        recipe = shard.recipe(shard.look_up(state.asked + shard.begin))
-        served = {column: self._staged(column, recipe) for column in self.exchanged}
-        return HostRows(batch, own, served, index, None if recipe.index is None else pinned(recipe.index))
-
-    def _staged(self, column: Column, recipe: Recipe) -> Tensor:
+    def _stage(self, column: Column, recipe: Recipe) -> Tensor:
         shard, name = self.shards[column[0]], column[1]
         host = shard.host_rows[name]
         shape = (recipe.cpu_row.numel() + recipe.cache_slot.numel(), *host.shape[1:])
@@ -293,57 +308,35 @@ class BatchStages:
         shard.stage(name, recipe, rows)
         return rows
 
-    def _placeholder(self, column: Column, sampled: Sampled) -> Tensor:
-        """Of the shape that the rows will have, for those who ask the batch how many vertices it has; it has no memory."""
-        host = self.shards[column[0]].host_rows[column[1]]
-        return host.new_empty(()).expand(sampled.num_vertices(column[0]), *host.shape[1:])
-
-    def _build(self, sampled: Sampled, rows: dict[Column, Tensor]) -> Data | HeteroData | None:
-        """The batch with these rows of the exchanged columns."""
-        mfg = sampled.mfg
-        if mfg is None:
-            return None
-        for type_, name in self.seed_columns:
-            shard = self.shards[type_]
-            rows = {**rows, (type_, name): take_rows(shard.host_rows[name], mfg.node[: sampled.batch_size] - shard.begin)}
-        batch = self.template.build(mfg, rows)
-        self.keep_books(batch, mfg)
-        return batch
-
     def copy_to_device(self, state: HostRowsStarted) -> OnDevice:
-        rows = state.rows.result()
+        sampled, rows = state.sampled, state.rows.result()
         if not self.staged:
-            return OnDevice(state.sampled, state.counts, rows)
-        batch = rows.batch
+            return OnDevice(sampled, state.counts, rows, sampled.batch, {})
+        over = self.exchange.comm.device
+        rows = HostRows(_to(rows.own, self.device), _to(rows.served, over), _to(rows.served_index, over))
+        batch = sampled.batch
         if batch is not None:
             if any(value.device.type != "cpu" for value in tensors_in(batch)):
-                # The user's own tensors on a device: the worker has taken from them on the device's default stream.
+                # The user's own tensors on a device: the sampling thread has taken from them on the device's default stream.
                 self._module.current_stream(self.device).wait_stream(self._module.default_stream(self.device))
             batch = batch.to(self.device, non_blocking=True)
-        own = {column: self._to(value, self.device) for column, value in rows.own.items()}
-        index = {type_: self._to(value, self.device) for type_, value in rows.index.items()}
-        over = self.exchange.comm.device
-        served = {column: self._to(value, over) for column, value in rows.served.items()}
-        return OnDevice(state.sampled, state.counts, HostRows(batch, own, served, index, self._to(rows.served_index, over)))
+        order = {type_: _to(recipe.index, self.device) for type_, recipe in sampled.recipes.items()}
+        return OnDevice(sampled, state.counts, rows, batch, order)
 
     @property
     def _module(self) -> Any:
         return torch.get_device_module(self.device)
-
-    @staticmethod
-    def _to(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-        return None if tensor is None else tensor.to(device, non_blocking=True)
 
     def gather_device_rows(self, state: OnDevice) -> Gathered:
         rows = state.rows
         if self.serves_staged:
             served = {column: self._put_together(column, value, value[:0], rows.served_index) for column, value in rows.served.items()}
             rows = dataclasses.replace(rows, served=served)
-        for type_, name in () if self.staged else self.exchanged:
+        for (type_, name), own in () if self.staged else rows.own.items():
             shard, places = self.shards[type_], state.sampled.places[type_]
             if len(shard.gpu):
-                put_rows(shard.gpu_rows[name], places.gpu_slot, rows.own[type_, name], places.gpu_position)
-        return Gathered(state.sampled, state.counts, rows)
+                put_rows(shard.gpu_rows[name], places.gpu_slot, own, places.gpu_position)
+        return Gathered(state.sampled, state.counts, rows, state.batch, state.order)
 
     def _put_together(self, column: Column, staged: Tensor, arrived: Tensor, index: Tensor | None) -> Tensor:
         if index is None:
@@ -354,39 +347,38 @@ class BatchStages:
 
     def exchange_rows(self, state: Gathered) -> RowsSent:
         pending = {column: self.exchange.send_rows(state.counts, state.rows.served[column]) for column in self.exchanged}
-        return RowsSent(state.sampled, state.counts, state.rows, pending)
+        return RowsSent(state.sampled, state, pending)
 
     def assemble(self, state: RowsSent) -> Finished:
-        sampled, rows = state.sampled, state.rows
+        sampled, batch, counts = state.sampled, state.gathered.batch, state.gathered.counts
         arrived = {column: pending.wait() for column, pending in state.pending.items()}
-        batch = rows.batch
         if batch is None:
-            return Finished(sampled.index, None, True, state.counts.all_left)
-        given = (self._assemble_on_device if self.staged else self._assemble_in_place)(sampled, rows, arrived)
-        for (type_, name), value in given.items():
-            (batch if type_ is None else batch[type_])[name] = value if self.dtype is None or name != "x" else value.to(self.dtype)
+            return Finished(sampled.index, None, True, counts.all_left)
+        rows = (self._assemble_on_device if self.staged else self._assemble_in_place)(state.gathered, arrived)
+        for (type_, name), value in rows.items():
+            _store_of(batch, type_)[name] = value if self.dtype is None or name != "x" else value.to(self.dtype)
         if not self.staged and self.pin_memory:
             batch = batch.pin_memory()
         self._count(sampled)
         if "torch._dynamo" in sys.modules:  # which torch.compile has loaded
             _mark_sizes(batch)
         batch = batch if self.transform is None else self.transform(batch)
-        return Finished(sampled.index, batch, False, state.counts.all_left)
+        return Finished(sampled.index, batch, False, counts.all_left)
 
-    def _assemble_in_place(self, sampled: Sampled, rows: HostRows, arrived: dict[Column, Tensor]) -> dict[Column, Tensor]:
-        position = sampled.travelling.remote_position
+    def _assemble_in_place(self, state: Gathered, arrived: dict[Column, Tensor]) -> dict[Column, Tensor]:
+        position = state.sampled.travelling.remote_position
         if position.numel():
             index = torch.arange(position.numel())
             for column, value in arrived.items():
-                put_rows(value, index, rows.own[column], position)
-        return rows.own
+                put_rows(value, index, state.rows.own[column], position)
+        return state.rows.own
 
-    def _assemble_on_device(self, sampled: Sampled, rows: HostRows, arrived: dict[Column, Tensor]) -> dict[Column, Tensor]:
-        arrived = {column: self._to(value, self.device) for column, value in arrived.items()}
-        given = {column: self._put_together(column, value, arrived[column], rows.index[column[0]]) for column, value in rows.own.items()}
-        parts = [*tensors_in(rows), *arrived.values(), *(value for column, value in given.items() if value is not rows.own[column])]
-        self.batch_bytes = max(self.batch_bytes, sum(part.nbytes for part in parts if part.device == self.device))
-        return given
+    def _assemble_on_device(self, state: Gathered, arrived: dict[Column, Tensor]) -> dict[Column, Tensor]:
+        staged, arrived = state.rows.own, _to(arrived, self.device)
+        rows = {column: self._put_together(column, value, arrived[column], state.order[column[0]]) for column, value in staged.items()}
+        parts = {id(part): part for part in tensors_in([state.rows, state.batch, state.order, arrived, rows])}
+        self.batch_bytes = max(self.batch_bytes, sum(part.nbytes for part in parts.values() if part.device == self.device))
+        return rows
 
     def _count(self, sampled: Sampled) -> None:
         counts = self.row_counts
@@ -397,9 +389,20 @@ class BatchStages:
             counts.remote += places.remote_position.numel()
 
 
+def _store_of(batch: Data | HeteroData, type_: str | None) -> Data | NodeStorage:
+    return batch if type_ is None else batch[type_]
+
+
 def _pinned(value: Any) -> Any:
     is_plain = isinstance(value, Tensor) and value.device.type == "cpu" and value.layout == torch.strided
     return pinned(value) if is_plain else value
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    """A tensor, a dictionary of tensors or None, from pinned memory to the device without waiting for it."""
+    if isinstance(value, dict):
+        return {name: _to(item, device) for name, item in value.items()}
+    return None if value is None else value.to(device, non_blocking=True)
 
 
 def _mark_sizes(batch: Data | HeteroData) -> None:
