@@ -85,8 +85,8 @@ class Training:
         self.model = GraphSAGE(num_features, hidden, num_layers=3, out_channels=CLASSES).to(device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
-    def seconds(self, batches: Iterable, most: int) -> tuple[float, int]:
-        """Seconds per batch and how many batches: without the first ten, which fill pipeline and pools."""
+    def seconds(self, batches: Iterable, most: int) -> float:
+        """Seconds per batch, without the first ten, which fill pipeline and pools."""
         given, started = 0, 0.0
         for batch in islice(batches, most + 10):
             if given == 10:
@@ -98,8 +98,7 @@ class Training:
             functional.cross_entropy(out, batch.y[: batch.batch_size]).backward()
             self.optimizer.step()
             given += 1
-        self._wait()
-        return (time.perf_counter() - started) / (given - 10), given - 10
+        return self._per_batch(started, given)
 
     def only_load(self, batches: Iterable, most: int) -> float:
         """Seconds per batch with nobody to use it."""
@@ -110,6 +109,11 @@ class Training:
                 started = time.perf_counter()
             batch.to(self.device, non_blocking=True)
             given += 1
+        return self._per_batch(started, given)
+
+    def _per_batch(self, started: float, given: int) -> float:
+        if given <= 10:
+            raise ValueError(f"an epoch must have more than 10 batches, got {given}; take a larger graph or smaller batches")
         self._wait()
         return (time.perf_counter() - started) / (given - 10)
 
@@ -145,7 +149,7 @@ def time_epochs(data: Data, arguments: argparse.Namespace, device: torch.device)
     for turn in range(arguments.turns):
         for name, batches in candidates.items():
             if name != PYG or turn == 0:
-                seconds[name].append(training.seconds(batches(), arguments.batches if name != PYG else 10)[0])
+                seconds[name].append(training.seconds(batches(), arguments.batches if name != PYG else 10))
             if name != "floor" and turn == 0:
                 loading[name].append(training.only_load(batches(), arguments.batches if name != PYG else 10))
     floor = statistics.median(seconds["floor"])
@@ -169,7 +173,7 @@ def time_tiers(data: Data, arguments: argparse.Namespace, device: torch.device) 
             with mock.patch.object(node_loader, "heat_of", node_loader.heat_of if order == "VIP" else random_heat):
                 loader = NeighborLoader(data, FANOUTS, data.train_mask, shuffle=True, **options)
             settle()
-            spent = [training.seconds(loader, arguments.batches)[0] for _ in range(arguments.turns)]
+            spent = [training.seconds(loader, arguments.batches) for _ in range(arguments.turns)]
             stats = loader.stats()
             rows.append({
                 "part": "tier", "order": order, "beta": beta, "ms_per_batch": statistics.median(spent) * 1e3, "ms": [s * 1e3 for s in spent],

@@ -160,6 +160,24 @@ def test_a_shared_cache_brings_its_device_rows(tmp_path):
 # --- memory and the training loop -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_only_what_travels_is_pinned_unless_rows_are_read_in_place(data, monkeypatch, zero_copy):
+    pinned = []
+
+    def pin(tensor):
+        pinned.append(tensor.nbytes)
+        return tensor
+
+    monkeypatch.setattr("salientpp.store.shard.pinned", pin)
+    monkeypatch.setattr("salientpp.minibatch.stages.pinned", pin)
+    data = Data(x=torch.zeros(N, 500), edge_index=data.edge_index)
+    loader = staged(make(data, zero_copy=zero_copy))
+    assert pinned == ([data.x.nbytes] if zero_copy else []), "nothing is pinned before there is a batch"
+    pinned.clear()
+    largest = max(batch.edge_index.nbytes for batch in loader)
+    assert 0 < max(pinned) <= largest
+
+
 def test_batches_under_way_are_counted_and_bounded(data):
     data = Data(x=torch.zeros(N, 16), edge_index=data.edge_index)
     for depth, most in [(1, 2), (3, 3), (10, 6)]:

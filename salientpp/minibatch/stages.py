@@ -360,7 +360,7 @@ class BatchStages:
         if not self.staged and self.pin_memory:
             batch = batch.pin_memory()
         self._count(sampled)
-        if "torch._dynamo" in sys.modules:  # which torch.compile has loaded
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and loading it takes seconds
             _mark_sizes(batch)
         batch = batch if self.transform is None else self.transform(batch)
         return Finished(sampled.index, batch, False, counts.all_left)
