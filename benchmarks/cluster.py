@@ -1,0 +1,215 @@
+"""How does one machine stand in for several? A network namespace for each host, joined by links of a set rate.
+
+    with Cluster(4, bytes_per_second=10e6) as cluster:
+        results = cluster.run(function, *args)      # function(rank, *args) on every host, one rank each, gloo between them
+
+Every host has one interface, ``eth0``, a veth whose other end is a port of a bridge. Both ends pass a token-bucket filter (tc-tbf),
+the host's for what it sends and the port's for what it receives, so that a link has the set rate each way. A link can also be cut. The
+ranks still share this machine's cores and memory: the network is slowed, computation is not.
+
+**Nothing is left behind.** Namespaces have no names; each lives as long as a process in it. That is a ``cat`` which reads a pipe from this
+process and so ends with it, however it ends, and the ranks, which the kernel kills with their parent. The bridge lives in a
+namespace of its own, so neither the machine's interfaces nor its firewall see anything of it, and clusters side by side use the same addresses.
+
+Needs root (to make network namespaces), iproute2 and util-linux; :func:`unavailable` says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_INTERFACE = "eth0"
+_STORE_PORT = 29500
+_CLONE_NEWNET = 0x40000000  # <sched.h>
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+#: What may pass at once after a pause, and how long a packet may wait before it is dropped: a few packets of segmentation offload,
+#: and little enough that a short message behind a long one is not held up for long.
+_BURST_BYTES = 64 * 1024
+_QUEUE_MILLISECONDS = 20
+
+
+def unavailable() -> str | None:
+    """Why this machine cannot have a :class:`Cluster`; None if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if shutil.which(tool) is None]
+    if missing:
+        return f"no {', '.join(missing)} here; install iproute2 and util-linux"
+    try:
+        with Cluster(1, bytes_per_second=1e6):
+            return None
+    except RuntimeError as error:
+        return str(error)
+
+
+class Cluster:
+    """Hosts 0, 1, ... with a link each, while the ``with`` block lasts.
+
+    Processes may be given the cluster (it is pickled as the numbers of its namespaces) and change its links too.
+
+    Args:
+        num_hosts: 1 to 200.
+        bytes_per_second: of every link, each way; None: as fast as the machine can.
+
+    Raises:
+        RuntimeError: from ``__enter__``: the machine lacks something, in the words of the tool that said so.
+    """
+
+    def __init__(self, num_hosts: int, bytes_per_second: float | None = None) -> None:
+        if not 1 <= num_hosts <= 200:
+            raise ValueError(f"num_hosts must be 1 to 200, got {num_hosts}")
+        self.num_hosts = num_hosts
+        self._bytes_per_second = bytes_per_second
+        self._holders: list[subprocess.Popen] = []
+        self._namespaces: list[int] = []  # a process in each: of the bridge, then of the hosts
+        self._pools: list[ProcessPoolExecutor] = []
+
+    def __enter__(self) -> Cluster:
+        try:
+            for _ in range(1 + self.num_hosts):
+                self._hold_namespace()
+            _run_in(self._namespaces[0], "ip link add switch type bridge; ip link set switch up")
+            for host in range(self.num_hosts):
+                self._connect(host)
+            if self._bytes_per_second is not None:
+                self.set_rate(self._bytes_per_second)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_ranks()
+        for holder in self._holders:
+            holder.stdin.close()
+            holder.stdout.close()
+            holder.wait()
+        self._holders, self._namespaces = [], []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_holders": [], "_pools": []}
+
+    # --- links --------------------------------------------------------------------------------------------
+
+    def set_rate(self, bytes_per_second: float) -> None:
+        """Give every link this rate, each way."""
+        # What tc calls bps is bytes.
+        limit = f"root tbf rate {int(bytes_per_second)}bps burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
+        _run_in(self._namespaces[0], "; ".join(f"tc qdisc replace dev port{host} {limit}" for host in range(self.num_hosts)))
+        for namespace in self._namespaces[1:]:
+            _run_in(namespace, f"tc qdisc replace dev {_INTERFACE} {limit}")
+
+    def cut(self, host: int) -> None:
+        """Let nothing pass to or from a host any more. Its connections do not close: nobody is told."""
+        _run_in(self._namespaces[0], f"ip link set port{host} down")
+
+    def restore(self, host: int) -> None:
+        """Mend a cut link."""
+        _run_in(self._namespaces[0], f"ip link set port{host} up")
+
+    # --- ranks --------------------------------------------------------------------------------------------
+
+    def run(self, function: Callable[..., Any], *args: Any, seconds: float = 600) -> list[Any]:
+        """What ``function(rank, *args)`` returned on every host; see :meth:`start`.
+
+        Raises:
+            TimeoutError: a rank had not ended after ``seconds``; all were killed.
+            Exception: what the first rank that failed raised.
+        """
+        ranks = self.start(function, *args, seconds=seconds)
+        done, running = wait(ranks, timeout=seconds)
+        self._end_ranks()
+        if running:
+            names = ", ".join(str(rank) for rank, future in enumerate(ranks) if future in running)
+            raise TimeoutError(f"rank {names} did not end within {seconds:g} s")
+        return [rank.result() for rank in ranks]
+
+    def start(self, function: Callable[..., Any], *args: Any, seconds: float = 600) -> list[Future[Any]]:
+        """Start ``function(rank, *args)`` in a fresh process on every host, with one torch thread and a gloo group of all ranks.
+
+        The group's key-value store is on host 0. Ranks that ran before are killed.
+
+        Args:
+            seconds: how long a rank waits in collectives of the default group.
+        """
+        self._end_ranks()
+        context = multiprocessing.get_context("forkserver")
+        self._pools = [ProcessPoolExecutor(1, context) for _ in range(self.num_hosts)]
+        return [pool.submit(_be_rank, self, rank, seconds, function, args) for rank, pool in enumerate(self._pools)]
+
+    def enter(self, host: int) -> None:
+        """Move this process to a host and let gloo use its interface; before any other thread is started."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/proc/{self._namespaces[1 + host]}/ns/net") as namespace:
+            if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"could not enter the network namespace of host {host}")
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.environ["GLOO_SOCKET_IFNAME"] = _INTERFACE
+
+    # --- making and ending --------------------------------------------------------------------------------
+
+    def _hold_namespace(self) -> None:
+        holder = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", "echo made; exec cat"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        self._holders.append(holder)
+        if holder.stdout.readline() != b"made\n":
+            raise RuntimeError(f"could not make a network namespace: {holder.stderr.read().decode().strip()}")
+        holder.stderr.close()
+        self._namespaces.append(holder.pid)
+
+    def _connect(self, host: int) -> None:
+        switch, namespace = self._namespaces[0], self._namespaces[1 + host]
+        _run_in(
+            switch,
+            f"ip link add port{host} type veth peer name {_INTERFACE} netns {namespace}; ip link set port{host} master switch up",
+        )
+        # Without an IPv6 address, which gloo might take.
+        _run_in(
+            namespace,
+            f"ip link set lo up; ip link set {_INTERFACE} addrgenmode none; ip address add {_address(host)}/24 dev {_INTERFACE}; "
+            f"ip link set {_INTERFACE} up",
+        )
+
+    def _end_ranks(self) -> None:
+        for pool in self._pools:
+            for process in list((pool._processes or {}).values()):  # `kill_workers` from Python 3.14 on
+                process.kill()
+            pool.shutdown()
+        self._pools = []
+
+
+def _address(host: int) -> str:
+    return f"10.0.0.{1 + host}"
+
+
+def _run_in(namespace: int, script: str) -> None:
+    done = subprocess.run(["nsenter", f"--net=/proc/{namespace}/ns/net", "sh", "-ec", script], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{script!r}: {done.stderr.strip()}")
+
+
+def _be_rank(cluster: Cluster, rank: int, seconds: float, function: Callable[..., Any], args: tuple) -> Any:
+    cluster.enter(rank)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{_address(0)}:{_STORE_PORT}", rank=rank, world_size=cluster.num_hosts, timeout=timedelta(seconds=seconds)
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(dist.destroy_process_group)
+        return function(rank, *args)
