@@ -167,9 +167,10 @@ def take_turns(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[s
             if turn:
                 seconds[name].append(time.perf_counter() - wall_start)
                 cpu[name].append(time.process_time() - cpu_start)
-    return {name: {"seconds": _spread(seconds[name]), "cpu_seconds": _spread(cpu[name]), "last": last[name]} for name in candidates}
+    return {name: {"seconds": spread(seconds[name]), "cpu_seconds": spread(cpu[name]), "last": last[name]} for name in candidates}
 
 
-def _spread(values: list[float]) -> dict[str, float]:
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, quartiles and how many."""
     quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
     return {"median": statistics.median(values), "low": quartiles[0], "high": quartiles[2], "repeats": len(values)}

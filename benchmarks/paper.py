@@ -1,0 +1,406 @@
+"""What does partitioning cost, and what do pipelining and caching give back? The tables and figures of Kaler et al., SALIENT++ (MLSys
+2023, arXiv:2305.03152), run again on emulated hosts; writes results/paper_*.json.
+
+    python benchmarks/paper.py                                          # everything, on the generated graph
+    python benchmarks/paper.py steps alpha --graphs generated npz:GRAPH.npz --hosts 4
+
+    steps       Table 1, Figures 4, 5 and 8: full replication, partitioned, pipelined, cached; on every graph, with every number of hosts
+    alpha       Figure 7: over the replication factor; generated graph, 4 hosts
+    slow        Figure 9: VIP by formula and by simulation, over the replication factor, with a network of half the rate
+    device      Figure 6: rows copied from host to device over the GPU fraction, in VIP order and in the file's
+    accuracy    test accuracy of several ranks and of one with the same global batch
+
+Hosts are network namespaces (benchmarks/cluster.py), so this needs root and iproute2. Every line of every table is a configuration of the one
+loader. Full replication is α = K - 1: every row that a rank could ask for is in its cache.
+
+The rate of the links is chosen by measurement, for each graph and number of hosts: fetching all remote rows of an epoch, with nothing
+else to do, takes ``--ratio`` times as long as training an epoch with all rows at hand and a network without limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from bench_volume import first_seeds
+from cluster import Cluster, unavailable
+from common import spread, write_results
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.analysis.volume import analyze
+from salientpp.datasets import load_dataset
+
+sys.path.append(str(Path(__file__).parent.parent / "examples"))
+import train_sage
+
+#: Seeds are 3 % of the vertices of a graph with heavy hubs: in ogbn-papers100M, the paper's largest, about 1 % are.
+GENERATED = (
+    "synthetic:num_vertices=200000,exponent=2.1,num_features=128,train_fraction=0.03,val_fraction=0.005,test_fraction=0.02"
+)
+FANOUTS, BATCH_SIZE, HIDDEN, SEED = [15, 10, 5], 32, 16, 0
+#: The published splits of the real graphs are most of the vertices; an epoch takes this many of them, chosen at random.
+MOST_SEEDS = 6000
+PAPERS_ALPHAS = [0.08, 0.16, 0.32]
+ALPHAS = [0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
+SLOW_ALPHAS = [0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
+BETAS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
+TABLES = ["steps", "alpha", "slow", "device", "accuracy"]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A line of a table: arguments of the loader, nothing else."""
+
+    step: str
+    replication_factor: float
+    depth: int = 10
+    policy: str = "vip"
+
+    def loader(self, part: salientpp.PartitionedGraph) -> NeighborLoader:
+        return NeighborLoader(
+            part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, num_workers=1, timeout=120,
+            replication_factor=self.replication_factor, depth=self.depth, policy=self.policy,
+        )  # fmt: skip
+
+
+def the_steps(num_hosts: int) -> list[Configuration]:
+    return [
+        Configuration("full replication", num_hosts - 1.0),
+        Configuration("partitioned features", 0.0, depth=1),
+        Configuration("pipelined communication", 0.0),
+        *(Configuration("feature caching", alpha) for alpha in PAPERS_ALPHAS),
+    ]
+
+
+# --- what a rank does --------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """A GraphSAGE under DDP, and its epochs."""
+
+    def __init__(self, part: salientpp.PartitionedGraph) -> None:
+        torch.manual_seed(SEED)
+        self.model = DistributedDataParallel(GraphSAGE(part.num_features, HIDDEN, len(FANOUTS), part.num_classes))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.005)
+
+    def train(self, loader: NeighborLoader, most_batches: int | None = None) -> float:
+        """Seconds of an epoch, or of its first batches, until every rank is done."""
+        dist.barrier()
+        started = time.perf_counter()
+        for index, batch in enumerate(loader):
+            loss = F.cross_entropy(train_sage.forward(self.model, batch), batch.y[: batch.batch_size])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            if index + 1 == most_batches:
+                break
+        dist.barrier()
+        return time.perf_counter() - started
+
+
+def fetch(loader: NeighborLoader) -> float:
+    """Seconds of an epoch in which nobody trains."""
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in loader:
+        pass
+    dist.barrier()
+    return time.perf_counter() - started
+
+
+def everywhere(value: float) -> float:
+    """The greatest value of all ranks."""
+    values = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return float(values)
+
+
+def measure(
+    rank: int, cluster: Cluster, root: str, configurations: list[Configuration], turns: int, ratio: float, slowdown: float
+) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
+    """Find the rate, then train with every configuration in turn; facts, and by configuration what each turn measured."""
+    part = salientpp.load(root)
+    trainer = Trainer(part)
+    facts = calibrate(rank, cluster, part, trainer, ratio, slowdown)
+    loaders = [configuration.loader(part) for configuration in configurations]
+    for loader in loaders:
+        trainer.train(loader, most_batches=3)
+    measured: list[list[dict[str, Any]]] = [[] for _ in configurations]
+    for turn in range(turns):
+        for loader, results in zip(loaders, measured):
+            loader.reset_stats()
+            loader.set_epoch(turn)
+            seconds = trainer.train(loader)
+            results.append({"seconds": seconds, **asdict(loader.stats()), "memory": loader.memory()})
+    return facts, measured
+
+
+def calibrate(
+    rank: int, cluster: Cluster, part: salientpp.PartitionedGraph, trainer: Trainer, ratio: float, slowdown: float
+) -> dict[str, Any]:
+    """Set the rate of the links at which communication takes ``ratio`` times as long as computation, over ``slowdown``."""
+    full = Configuration("full replication", part.num_parts - 1.0).loader(part)
+    bare = Configuration("pipelined communication", 0.0).loader(part)
+    trainer.train(full, most_batches=3)
+    compute = min(trainer.train(full) for _ in range(2))
+    bare.reset_stats()
+    fetch(bare)
+    stats = bare.stats()
+    num_bytes = everywhere(max(stats.bytes_sent, stats.bytes_received))
+    compute = everywhere(compute)
+    rate = num_bytes / (ratio * compute)
+    for _ in range(2):
+        # A transfer does not fill its link all the time, so that the first rate is too low: correct it by what it gave.
+        if rank == 0:
+            cluster.set_rate(rate)
+        communication = everywhere(fetch(bare))
+        chosen, rate = rate, rate * communication / (ratio * compute)
+    if rank == 0 and slowdown != 1:
+        cluster.set_rate(chosen / slowdown)
+    return {
+        "compute_seconds": compute,
+        "communication_seconds": communication,
+        "ratio": communication / compute,
+        "link_bytes_per_second": chosen / slowdown,
+        "busiest_link_bytes": int(num_bytes),
+        "slowdown": slowdown,
+        "batches_per_epoch": len(bare),
+    }
+
+
+def count_device_rows(rank: int, root: str, betas: list[float]) -> list[tuple[int, int]]:
+    """For each β the rows of an epoch that are copied from host to device, in VIP order and in the order of the file."""
+    part = salientpp.load(root)
+    begin, end = part.book.range_of(rank)
+    accesses = torch.zeros(end - begin, dtype=torch.int64)
+    in_vip_order = []
+    for beta in betas:
+        loader = NeighborLoader(part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, gpu_fraction=beta)
+        accesses.zero_()
+        for batch in loader:
+            own = batch.n_id[(batch.n_id >= begin) & (batch.n_id < end)]
+            accesses[own - begin] += 1
+        in_vip_order.append(loader.stats().rows_cpu)
+    by_file = accesses[part.original_id(torch.arange(begin, end)).argsort()]
+    return [(rows, int(by_file[int(beta * (end - begin)) :].sum())) for beta, rows in zip(betas, in_vip_order)]
+
+
+def train_and_test(rank: int, root: str, batch_size: int, alpha: float, seed: int, epochs: int) -> float:
+    """Test accuracy after training, with (20, 20, 20) neighbours sampled through the same cache."""
+    part = salientpp.load(root)
+    torch.manual_seed(seed)
+    options = {"seed": seed, "num_workers": 1}
+    train = NeighborLoader(part, FANOUTS, "train", batch_size=batch_size, shuffle=True, replication_factor=alpha, **options)
+    test = NeighborLoader(part, [20, 20, 20], "test", batch_size=batch_size, uneven="exact", cache=train.cache, **options)
+    model = DistributedDataParallel(GraphSAGE(part.num_features, 64, len(FANOUTS), part.num_classes, dropout=0.3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(epochs):
+        train_sage.train_epoch(model, train, optimizer, "")
+    return train_sage.accuracy(model, test, torch.device("cpu"))
+
+
+# --- tables ------------------------------------------------------------------------------------------------
+
+
+class Datasets:
+    """The graphs, and their dataset directories for each number of hosts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cache
+    def data(self, graph: str) -> Data:
+        data = load_dataset(graph, undirected=True) if graph.startswith("npz:") else load_dataset(GENERATED if graph == "generated" else graph)
+        data.x = data.x.float()
+        if int(data.train_mask.sum()) > MOST_SEEDS:
+            data.train_mask = first_seeds(data.train_mask, MOST_SEEDS)
+        return data
+
+    @cache
+    def root(self, graph: str, num_hosts: int) -> str:
+        root = self._folder / f"{name_of(graph)}-{num_hosts}"
+        salientpp.partition(self.data(graph), num_hosts, root, FANOUTS, BATCH_SIZE, seed=SEED)
+        return str(root)
+
+
+def name_of(graph: str) -> str:
+    kind, _, rest = graph.partition(":")
+    return Path(rest).stem if kind == "npz" else kind
+
+
+def timed(
+    datasets: Datasets, graph: str, num_hosts: int, configurations: list[Configuration], arguments: argparse.Namespace, slowdown: float = 1
+) -> Iterator[dict[str, Any]]:
+    """A row for every configuration."""
+    root = datasets.root(graph, num_hosts)
+    with Cluster(num_hosts) as cluster:
+        by_rank = cluster.run(measure, cluster, root, configurations, arguments.turns, arguments.ratio, slowdown, seconds=1500)
+    facts = by_rank[0][0]
+    print(f"{name_of(graph)}, {num_hosts} hosts: " + ", ".join(f"{name} {value:,.4g}" for name, value in facts.items()), flush=True)
+    part = salientpp.load(root)
+    counted = analyze(
+        part, fanouts=[FANOUTS], batch_size=BATCH_SIZE, epochs=arguments.turns, seed=SEED,
+        replication_factors=[c.replication_factor for c in configurations], policies=sorted({c.policy for c in configurations}),
+    )  # fmt: skip
+    predicted = {(v.policy, v.replication_factor): v.remote_rows_per_epoch for v in counted.results}
+    for index, configuration in enumerate(configurations):
+        ranks = [measured[index] for _, measured in by_rank]
+        rows = statistics.mean(sum(turn["rows_remote"] for turn in turns) for turns in zip(*ranks))
+        row = {
+            "graph": name_of(graph),
+            "hosts": num_hosts,
+            **asdict(configuration),
+            "seconds": spread([max(turn["seconds"] for turn in turns) for turns in zip(*ranks)]),
+            "remote_rows": rows,
+            "predicted_rows": predicted[configuration.policy, configuration.replication_factor],
+            "bytes": mean_of(ranks, "bytes_received") * num_hosts,
+            "predicted_bytes": predicted_bytes(counted.row_bytes, rows, num_hosts, facts["batches_per_epoch"]),
+            "feature_bytes": sum(turns[0]["memory"]["cpu"] + turns[0]["memory"]["cache"] for turns in ranks),
+            "partitioned_bytes": sum(turns[0]["memory"]["cpu"] for turns in ranks),
+            "seconds_waiting": mean_of(ranks, "seconds_waiting"),
+            "seconds_by_stage": {
+                stage: statistics.mean(turn["seconds_by_stage"][stage] for turns in ranks for turn in turns)
+                for stage in ranks[0][0]["seconds_by_stage"]
+            },
+            **facts,
+        }
+        print(
+            f"  {configuration.step}, α = {configuration.replication_factor:g}, {configuration.policy}: {row['seconds']['median']:.2f} s, "
+            f"{rows:,.0f} rows, predicted {row['predicted_rows']:,.0f}", flush=True,
+        )  # fmt: skip
+        yield row
+
+
+def mean_of(ranks: list[list[dict[str, Any]]], name: str) -> float:
+    return statistics.mean(turn[name] for turns in ranks for turn in turns)
+
+
+def predicted_bytes(row_bytes: int, rows: float, num_hosts: int, num_batches: int) -> float:
+    """What all ranks receive in an epoch that fetches ``rows``: the rows, a 4-byte id for each, and 16 bytes of counts per batch and pair."""
+    return rows * (row_bytes + 4) + num_batches * num_hosts * (num_hosts - 1) * 16
+
+
+def run_steps(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    return [
+        row
+        for graph in arguments.graphs
+        for num_hosts in arguments.hosts
+        for row in timed(datasets, graph, num_hosts, the_steps(num_hosts), arguments)
+    ]
+
+
+def run_alpha(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    configurations = [Configuration("full replication", 3.0), *(Configuration("feature caching", alpha) for alpha in ALPHAS)]
+    return list(timed(datasets, arguments.graphs[0], 4, configurations, arguments))
+
+
+def run_slow(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    configurations = [Configuration("feature caching", alpha, policy=policy) for alpha in SLOW_ALPHAS for policy in ("vip", "simulation")]
+    return list(timed(datasets, arguments.graphs[0], 4, configurations, arguments, slowdown=2))
+
+
+def run_device(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for graph in arguments.graphs:
+        root = datasets.root(graph, 4)
+        with Cluster(4) as cluster:
+            counted = cluster.run(count_device_rows, root, BETAS)
+        part = salientpp.load(root)
+        for index, beta in enumerate(BETAS):
+            expected = [expected_device_rows(part, part_id, beta) for part_id in range(4)]
+            rows.append({
+                "graph": name_of(graph),
+                "hosts": 4,
+                "gpu_fraction": beta,
+                "rows_vip_order": sum(rank[index][0] for rank in counted),
+                "rows_file_order": sum(rank[index][1] for rank in counted),
+                "expected_vip_order": sum(vip for vip, _ in expected),
+                "expected_file_order": sum(by_file for _, by_file in expected),
+            })  # fmt: skip
+            print(rows[-1], flush=True)
+    return rows
+
+
+def expected_device_rows(part: salientpp.PartitionedGraph, part_id: int, beta: float) -> tuple[float, float]:
+    """By VIP: rows of an epoch that a part copies to its device, in VIP order (the directory's) and in the file's."""
+    begin, end = part.book.range_of(part_id)
+    seeds = part.split("train", part_id)
+    per_part = [part.split("train", other).numel() for other in range(part.num_parts)]
+    first = int(beta * (end - begin))
+    totals = torch.zeros(2, dtype=torch.float64)
+    # The batches of an epoch: full ones and a smaller last one, as many as the part with the most seeds has.
+    full, rest = divmod(max(per_part), BATCH_SIZE)
+    for count, size in ((full, BATCH_SIZE), (1, rest)):
+        if count and size:
+            chance = salientpp.inclusion_probability(part.graph, seeds, FANOUTS, size, include_seeds=True)[begin:end].double() * count
+            totals += torch.stack([chance[first:].sum(), by_file(part, chance, begin, end)[first:].sum()])
+    return float(totals[0]), float(totals[1])
+
+
+def by_file(part: salientpp.PartitionedGraph, values: Tensor, begin: int, end: int) -> Tensor:
+    return values[part.original_id(torch.arange(begin, end)).argsort()]
+
+
+def run_accuracy(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for graph in arguments.graphs:
+        for seed in range(arguments.seeds):
+            for num_hosts, alpha in ((1, 0.0), (4, 0.32)):
+                started = time.perf_counter()
+                with Cluster(num_hosts) as cluster:
+                    accuracy = cluster.run(
+                        train_and_test, datasets.root(graph, num_hosts), 4 * BATCH_SIZE // num_hosts, alpha, seed, arguments.epochs
+                    )[0]
+                rows.append({
+                    "graph": name_of(graph), "hosts": num_hosts, "replication_factor": alpha, "seed": seed, "epochs": arguments.epochs,
+                    "test_accuracy": accuracy, "seconds": time.perf_counter() - started,
+                })  # fmt: skip
+                print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of {', '.join(TABLES)}; none: all")
+    parser.add_argument("--graphs", nargs="+", default=["generated"], metavar="GRAPH", help="generated, npz:FILE, ...; alpha and slow take the first")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 8], help="of steps; the others take 4")
+    parser.add_argument("--turns", type=int, default=3, help="epochs of each configuration, taking turns")
+    parser.add_argument("--ratio", type=float, default=2.0, help="communication without a cache over computation")
+    parser.add_argument("--epochs", type=int, default=5, help="of accuracy")
+    parser.add_argument("--seeds", type=int, default=3, help="of accuracy")
+    arguments = parser.parse_args()
+    unknown = set(arguments.tables) - set(TABLES)
+    if unknown:
+        parser.error(f"TABLE must be among {', '.join(TABLES)}, got {', '.join(sorted(unknown))}")
+    reason = unavailable()
+    if reason is not None:
+        sys.exit(f"no hosts can be emulated here: {reason}")
+    multiprocessing.set_forkserver_preload(["torch", "torch_geometric.nn", "salientpp"])
+    workload = {"fanouts": FANOUTS, "batch_size": BATCH_SIZE, "hidden": HIDDEN, "most_seeds": MOST_SEEDS, "generated": GENERATED}
+    with tempfile.TemporaryDirectory() as folder:
+        datasets = Datasets(Path(folder))
+        for table in arguments.tables or TABLES:
+            started = time.perf_counter()
+            rows = globals()[f"run_{table}"](datasets, arguments)
+            write_results(f"paper_{table}", rows, **workload, ratio_wanted=arguments.ratio, took_seconds=round(time.perf_counter() - started))
+
+
+if __name__ == "__main__":
+    main()
