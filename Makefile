@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-faults sanitize bench gpu-check build clean
+.PHONY: demo test test-faults sanitize bench gpu-check paper build clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -32,6 +32,12 @@ gpu-check:
 	$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
 	FAIL_WITHOUT_CUDA=1 $(PYTHON) -m pytest tests/test_cuda.py
 	$(PYTHON) benchmarks/bench_cuda.py
+
+# The paper's tables on emulated hosts, then docs/results.md and its figures; needs root and iproute2. make paper GRAPHS="generated npz:FILE ..."
+GRAPHS ?= generated
+paper: build
+	$(BIN)/python benchmarks/paper.py --graphs $(GRAPHS)
+	$(BIN)/python benchmarks/draw_paper.py
 
 build: $(VENV)/built
 

@@ -21,7 +21,7 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.analysis.volume import analyze
 
-FANOUTS, BATCH, ALPHA, SEED = [5, 3, 2], 16, 0.2, 7
+FANOUTS, BATCH, ALPHA, SEED = [5, 3, 2], 5, 0.2, 7
 
 
 @pytest.fixture(scope="module", autouse=True)

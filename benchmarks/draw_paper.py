@@ -1,0 +1,238 @@
+"""Draw docs/results.md: its tables, and its figures as PNG and SVG under docs/results, from results/paper_*.json.
+
+    python benchmarks/draw_paper.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from draw import ROOT, load, replaced, source, table
+
+FOLDER = ROOT / "docs" / "results"
+Row = dict[str, Any]
+
+
+def short(row: Row) -> str:
+    return f"α = {row['replication_factor']:g}" if row["step"] == "feature caching" else row["step"]
+
+
+def cases(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:
+    """Rows by graph and number of hosts."""
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["graph"], row["hosts"]), []).append(row)
+    return found
+
+
+def seconds(row: Row) -> float:
+    return row["seconds"]["median"]
+
+
+def figure(name: str, draw: Callable[..., None], columns: int = 1) -> str:
+    """Save what ``draw(*axes)`` draws, and return the link to it."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "salientpp"  # the same data, the same file
+    from matplotlib import pyplot
+
+    FOLDER.mkdir(exist_ok=True)
+    picture, axes = pyplot.subplots(1, columns, figsize=(4.8 * columns, 3.6), squeeze=False)
+    draw(*axes[0])
+    picture.tight_layout()
+    for kind in ("svg", "png"):
+        picture.savefig(FOLDER / f"{name}.{kind}", metadata={"Date": None} if kind == "svg" else None, dpi=120)
+    pyplot.close(picture)
+    return f"![{name}](results/{name}.svg)"
+
+
+def draw_table1(result: Row) -> str:
+    lines = []
+    for (graph, hosts), rows in cases(result["rows"]).items():
+        full = seconds(rows[0])
+        for row in rows:
+            spread = row["seconds"]
+            lines.append([
+                f"{graph}, {hosts} hosts: {short(row)}", f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})",
+                f"{spread['median'] / full:.2f}", f"{row['remote_rows']:,.0f}", f"{row['predicted_rows']:,.0f}", f"{row['bytes'] / 1e6:,.1f}",
+                f"{row['feature_bytes'] / row['partitioned_bytes']:.2f}",
+            ])  # fmt: skip
+    header = ["", "seconds per epoch", "over full replication", "rows fetched", "as predicted", "MB fetched", "feature memory"]
+    exact = sum((row["remote_rows"], row["bytes"]) == (row["predicted_rows"], row["predicted_bytes"]) for row in result["rows"])
+    title = (
+        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles); each step keeps those before it, and α stands for feature caching. "
+        f"Feature memory is of all hosts, over one copy. Rows and bytes are exactly as predicted in {exact} of {len(result['rows'])} lines."
+    )
+    return "\n\n".join([title, table(header, lines), draw_rates(result), source(result)])
+
+
+def draw_rates(result: Row) -> str:
+    lines = [
+        [f"{graph}, {hosts} hosts", f"{rows[0]['compute_seconds']:.2f}", f"{rows[0]['communication_seconds']:.2f}", f"{rows[0]['ratio']:.2f}",
+         f"{rows[0]['link_bytes_per_second'] / 1e6:.1f}", str(rows[0]["batches_per_epoch"])]
+        for (graph, hosts), rows in cases(result["rows"]).items()
+    ]  # fmt: skip
+    title = (
+        f"The links, chosen by measurement; fanouts {result['fanouts']}, {result['batch_size']} seeds per batch and host, GraphSAGE with "
+        f"{result['hidden']} hidden channels:"
+    )
+    header = ["", "computation, s", "communication, s", "ratio", "MB/s of a link, each way", "batches per host"]
+    return "\n\n".join([title, table(header, lines)])
+
+
+def draw_figure4(result: Row) -> str:
+    chosen = {graph: rows for (graph, hosts), rows in cases(result["rows"]).items() if hosts == 4}
+
+    def draw(axes: Any) -> None:
+        for place, (graph, rows) in enumerate(chosen.items()):
+            for index, row in enumerate(rows):
+                axes.bar(place + index / 8, seconds(row) / seconds(rows[0]), 1 / 9, color=f"C{index}", label=short(row) if place == 0 else None)
+        axes.set(xticks=[place + 0.3 for place in range(len(chosen))], ylabel="epoch, over full replication", title="4 hosts")
+        axes.set_xticklabels(chosen)
+        axes.legend(frameon=False, fontsize=7)
+
+    return figure("figure4", draw) if chosen else ""
+
+
+def draw_figure5(result: Row) -> str:
+    graph = result["rows"][0]["graph"]
+    by_hosts = {hosts: rows for (name, hosts), rows in cases(result["rows"]).items() if name == graph}
+    hosts = sorted(by_hosts)
+
+    def draw(time: Any, memory: Any) -> None:
+        for index, name in enumerate(map(short, by_hosts[hosts[0]])):
+            time.plot(hosts, [seconds(by_hosts[k][index]) / seconds(by_hosts[k][0]) for k in hosts], marker="o", label=name)
+            memory.plot(hosts, [by_hosts[k][index]["feature_bytes"] / by_hosts[k][index]["partitioned_bytes"] for k in hosts], marker="o")
+        time.set(xlabel="hosts", xticks=hosts, ylabel="epoch, over full replication", title=graph)
+        memory.set(xlabel="hosts", xticks=hosts, ylabel="feature memory of all hosts, in copies", title="1 + α, or one copy per host")
+        time.legend(frameon=False, fontsize=7)
+
+    return figure("figure5", draw, columns=2)
+
+
+def draw_figure8(result: Row) -> str:
+    """Where the time goes: inside the stages, and in the training step (gradients included)."""
+    rows = next((rows for (_, hosts), rows in cases(result["rows"]).items() if hosts == 4), [])
+    if not rows:
+        return ""
+    chosen = [row for row in rows if row["step"] != "feature caching" or row["replication_factor"] == 0.32]
+    stages = list(chosen[0]["seconds_by_stage"])
+    lines = [[stage, *(f"{row['seconds_by_stage'][stage]:.2f}" for row in chosen)] for stage in stages]
+    lines.append(["waiting in `next()`, in all", *(f"{row['seconds_waiting']:.2f}" for row in chosen)])
+    lines.append(["training step, with gradients' all-reduce", *(f"{seconds(row) - row['seconds_waiting']:.2f}" for row in chosen)])
+
+    def draw(axes: Any) -> None:
+        for place, row in enumerate(chosen):
+            parts = {**row["seconds_by_stage"], "training step": seconds(row) - row["seconds_waiting"]}
+            bottom = 0.0
+            for index, (name, value) in enumerate(parts.items()):
+                axes.bar(place, value, 0.7, bottom, color=f"C{index}" if index < 10 else "lightgrey", label=name if place == 0 else None)
+                bottom += value
+        axes.set(xticks=range(len(chosen)), ylabel="seconds per epoch", title=f"{chosen[0]['graph']}, 4 hosts")
+        axes.set_xticklabels([short(row).replace(" ", "\n", 1) for row in chosen], fontsize=7)
+        axes.legend(frameon=False, fontsize=6)
+
+    title = f"Seconds of an epoch, mean over hosts; {chosen[0]['graph']}, 4 hosts:"
+    return "\n\n".join([title, table(["", *map(short, chosen)], lines), figure("figure8", draw)])
+
+
+def draw_figure7(result: Row) -> str:
+    full, *rows = result["rows"]
+    lines = [
+        [f"{row['replication_factor']:g}", f"{seconds(row):.2f}", f"{seconds(row) / seconds(full):.2f}", f"{row['remote_rows'] / rows[0]['remote_rows']:.3f}",
+         "yes" if row["remote_rows"] == row["predicted_rows"] else "no"]
+        for row in rows
+    ]  # fmt: skip
+
+    def draw(axes: Any) -> None:
+        alphas = [row["replication_factor"] for row in rows]
+        axes.plot(alphas, [seconds(row) / seconds(full) for row in rows], marker="o", label="epoch, over full replication")
+        axes.plot(alphas, [row["remote_rows"] / rows[0]["remote_rows"] for row in rows], marker="o", label="share of rows still fetched")
+        axes.axhline(1, color="grey", linewidth=0.8)
+        axes.set(xlabel="replication factor α", ylim=0, title=f"{full['graph']}, {full['hosts']} hosts")
+        axes.legend(frameon=False)
+
+    header = ["α", "seconds per epoch", "over full replication", "share of rows left", "as predicted"]
+    return "\n\n".join([figure("figure7", draw), table(header, lines), source(result)])
+
+
+def draw_figure9(result: Row) -> str:
+    by_policy = {policy: [row for row in result["rows"] if row["policy"] == policy] for policy in ("vip", "simulation")}
+    lines = [
+        [f"{vip['replication_factor']:g}", *(f"{seconds(row):.2f} ({row['seconds']['low']:.2f} to {row['seconds']['high']:.2f})" for row in (vip, other)),
+         f"{seconds(other) / seconds(vip):.2f}", f"{other['remote_rows'] / max(vip['remote_rows'], 1):.3f}"]
+        for vip, other in zip(by_policy["vip"], by_policy["simulation"])
+    ]  # fmt: skip
+
+    def draw(axes: Any) -> None:
+        for policy, rows in by_policy.items():
+            axes.plot([row["replication_factor"] for row in rows], [seconds(row) for row in rows], marker="o", label=policy)
+        axes.set(xlabel="replication factor α", ylabel="seconds per epoch", ylim=0, title=f"links of 1/{result['rows'][0]['slowdown']:g} of the rate")
+        axes.legend(frameon=False)
+
+    header = ["α", "VIP by formula, s", "VIP by simulation, s", "time, simulation / formula", "rows, simulation / formula"]
+    return "\n\n".join([figure("figure9", draw), table(header, lines), source(result)])
+
+
+def draw_figure6(result: Row) -> str:
+    graphs = list(dict.fromkeys(row["graph"] for row in result["rows"]))
+    by_graph = {graph: [row for row in result["rows"] if row["graph"] == graph] for graph in graphs}
+    orders = ("vip_order", "file_order")
+    lines = [
+        [f"{graph}, β = {row['gpu_fraction']:g}", *(f"{row[f'{kind}_{order}']:,.0f}" for order in orders for kind in ("expected", "rows"))]
+        for graph, rows in by_graph.items() for row in rows
+    ]  # fmt: skip
+
+    def draw(*all_axes: Any) -> None:
+        for axes, (graph, rows) in zip(all_axes, by_graph.items()):
+            betas = [row["gpu_fraction"] for row in rows]
+            for index, (order, name) in enumerate(zip(orders, ("VIP order", "order of the file"))):
+                axes.plot(betas, [row[f"rows_{order}"] for row in rows], "o", color=f"C{index}", label=f"{name}, counted")
+                axes.plot(betas, [row[f"expected_{order}"] for row in rows], "-", color=f"C{index}", label=f"{name}, expected")
+            axes.set(xlabel="GPU fraction β", ylabel="rows per epoch", ylim=0, title=graph)
+        all_axes[0].legend(frameon=False, fontsize=7)
+
+    header = ["", "VIP order, expected", "counted", "order of the file, expected", "counted"]
+    return "\n\n".join([figure("figure6", draw, columns=len(graphs)), table(header, lines), source(result)])
+
+
+def draw_accuracy(result: Row) -> str:
+    found: dict[tuple[str, int], list[float]] = {}
+    for row in result["rows"]:
+        found.setdefault((row["graph"], row["hosts"]), []).append(row["test_accuracy"])
+    lines = [
+        [f"{graph}, {hosts} rank{'s' if hosts > 1 else ''}", *(f"{value:.4f}" for value in values), f"{sum(values) / len(values):.4f}",
+         f"{max(values) - min(values):.4f}"]
+        for (graph, hosts), values in found.items()
+    ]  # fmt: skip
+    seeds = sorted({row["seed"] for row in result["rows"]})
+    title = f"Test accuracy after {result['rows'][0]['epochs']} epochs, the same global batch:"
+    return "\n\n".join([title, table(["", *(f"seed {seed}" for seed in seeds), "mean", "spread"], lines), source(result)])
+
+
+DRAWN = {
+    "table1": ("paper_steps", draw_table1),
+    "figure4": ("paper_steps", draw_figure4),
+    "figure5": ("paper_steps", draw_figure5),
+    "figure8": ("paper_steps", draw_figure8),
+    "figure7": ("paper_alpha", draw_figure7),
+    "figure9": ("paper_slow", draw_figure9),
+    "figure6": ("paper_device", draw_figure6),
+    "accuracy": ("paper_accuracy", draw_accuracy),
+}
+
+
+def main() -> None:
+    page = ROOT / "docs" / "results.md"
+    text = page.read_text()
+    for name, (file, draw) in DRAWN.items():
+        result = load(file)
+        if result is not None:
+            text = replaced(text, name, draw(result))
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
