@@ -156,7 +156,7 @@ class Cluster:
         """
         self._end_ranks()
         context = multiprocessing.get_context("forkserver")
-        self._pools = [ProcessPoolExecutor(1, context) for _ in range(self.num_hosts)]
+        self._pools = [ProcessPoolExecutor(1, context, initializer=self.enter, initargs=(rank,)) for rank in range(self.num_hosts)]
         return [pool.submit(_be_rank, self, rank, seconds, function, args) for rank, pool in enumerate(self._pools)]
 
     def enter(self, host: int) -> None:
@@ -220,7 +220,6 @@ def _end_with(holder: int) -> None:
 
 
 def _be_rank(cluster: Cluster, rank: int, seconds: float, function: Callable[..., Any], args: tuple) -> Any:
-    cluster.enter(rank)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"tcp://{_address(0)}:{_STORE_PORT}", rank=rank, world_size=cluster.num_hosts, timeout=timedelta(seconds=seconds)

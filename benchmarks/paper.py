@@ -203,8 +203,13 @@ def count_device_rows(rank: int, root: str, betas: list[float]) -> list[tuple[in
             own = batch.n_id[(batch.n_id >= begin) & (batch.n_id < end)]
             accesses[own - begin] += 1
         in_vip_order.append(loader.stats().rows_cpu)
-    by_file = accesses[part.original_id(torch.arange(begin, end)).argsort()]
-    return [(rows, int(by_file[int(beta * (end - begin)) :].sum())) for beta, rows in zip(betas, in_vip_order)]
+    in_file_order = by_file(part, accesses, begin, end)
+    return [(rows, int(in_file_order[int(beta * (end - begin)) :].sum())) for beta, rows in zip(betas, in_vip_order)]
+
+
+def by_file(part: salientpp.PartitionedGraph, values: Tensor, begin: int, end: int) -> Tensor:
+    """``values`` of the part's rows, in the order of the user's ids."""
+    return values[part.original_id(torch.arange(begin, end)).argsort()]
 
 
 def train_and_test(rank: int, root: str, batch_size: int, alpha: float, seed: int, epochs: int) -> float:
@@ -344,7 +349,7 @@ def run_device(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[s
 
 
 def expected_device_rows(part: salientpp.PartitionedGraph, part_id: int, beta: float) -> tuple[float, float]:
-    """By VIP: rows of an epoch that a part copies to its device, in VIP order (the directory's) and in the file's."""
+    """The sum of inclusion probabilities: rows of an epoch that a part copies to its device, in VIP order (the directory's) and in the file's."""
     begin, end = part.book.range_of(part_id)
     seeds = part.split("train", part_id)
     per_part = [part.split("train", other).numel() for other in range(part.num_parts)]
@@ -357,10 +362,6 @@ def expected_device_rows(part: salientpp.PartitionedGraph, part_id: int, beta: f
             chance = salientpp.inclusion_probability(part.graph, seeds, FANOUTS, size, include_seeds=True)[begin:end].double() * count
             totals += torch.stack([chance[first:].sum(), by_file(part, chance, begin, end)[first:].sum()])
     return float(totals[0]), float(totals[1])
-
-
-def by_file(part: salientpp.PartitionedGraph, values: Tensor, begin: int, end: int) -> Tensor:
-    return values[part.original_id(torch.arange(begin, end)).argsort()]
 
 
 def run_accuracy(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
