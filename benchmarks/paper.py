@@ -143,8 +143,8 @@ def measure(
     """Find the rate, then train with every configuration in turn; facts, and by configuration what each turn measured."""
     part = salientpp.load(root)
     trainer = Trainer(part)
+    loaders = [configuration.loader(part) for configuration in configurations]  # caches are filled while the network is fast
     facts = calibrate(rank, cluster, part, trainer, ratio, slowdown)
-    loaders = [configuration.loader(part) for configuration in configurations]
     for loader in loaders:
         trainer.train(loader, most_batches=3)
     measured: list[list[dict[str, Any]]] = [[] for _ in configurations]
