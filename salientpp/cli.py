@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--dataset", metavar="DATASET", help="partition this first, see `salientpp partition --help`; needs --root")
     batch.add_argument("--root", metavar="DIR", help="the dataset directory that the first job writes; where it exists, that job is left out")
     batch.add_argument("--partition-options", default="", metavar="TEXT", help="for `salientpp partition`, as in '--fanouts 15,10,5 --batch-size 1024'")
-    batch.add_argument("--partition-cpus", type=int, default=8, metavar="C", help="CPUs of the job that partitions (8)")
+    batch.add_argument("--partition-cpus", type=int, default=4, metavar="C", help="CPUs of the job that partitions (4)")
     batch.add_argument("--partition-time", metavar="T", help="its time (that of the training)")
     batch.add_argument("--partition-queue", metavar="P", help="SLURM's partition of it (that of the training)")
     batch.set_defaults(run=_slurm)

@@ -38,7 +38,7 @@ class Partitioning:
     dataset: str
     root: str
     options: Sequence[str] = ()
-    cpus: int = 8
+    cpus: int = 4
     time: str | None = None
     partition: str | None = None
 

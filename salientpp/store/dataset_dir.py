@@ -170,12 +170,7 @@ class PartitionedGraph:
                 f"before salientpp.load (torchrun --nproc-per-node {self.num_parts}), or name one with part_id="
             )
         self.book.range_of(part_id)
-        there = parts_there(self.root)
-        if there is not None and part_id not in there:
-            raise DatasetError(
-                f"{self.root} is a copy without part {part_id}: it has {', '.join(map(str, sorted(there))) or 'none'} of {self.num_parts} parts; stage "
-                "that part too, or open the directory that it was copied from"
-            )
+        _check_is_there(self.root, part_id)
         return part_id
 
     def _array(self, name: str, dtype: str | None = None) -> Tensor:
@@ -203,7 +198,7 @@ def load(root: str | Path, *, part_id: int | None = None, verify: str = "quick")
         verify: 'quick' checks sizes, headers and sampled checksums; 'full' reads every byte.
 
     Raises:
-        DatasetError: missing, half-written, truncated, altered, or of a newer format.
+        DatasetError: missing, half-written, truncated, altered, of a newer format, or a copy for one host without this part.
         ValueError: the number of ranks does not fit the number of parts, or no such part.
     """
     if verify not in ("quick", "full"):
@@ -229,6 +224,8 @@ def load(root: str | Path, *, part_id: int | None = None, verify: str = "quick")
             )
     elif not 0 <= part_id < num_parts:
         raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
+    if part_id is not None:
+        _check_is_there(root, part_id)
     return PartitionedGraph(root, manifest, part_id)
 
 
@@ -268,6 +265,15 @@ def parts_there(root: Path) -> set[int] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DatasetError(f"{path} does not list parts ({error}); delete the directory and stage it again") from None
+
+
+def _check_is_there(root: Path, part_id: int) -> None:
+    there = parts_there(root)
+    if there is not None and part_id not in there:
+        raise DatasetError(
+            f"{root} is a copy without part {part_id}, its parts are {', '.join(map(str, sorted(there))) or 'none'}; stage that part too, "
+            "or open the directory that it was copied from"
+        )
 
 
 def _manifest_checksum(manifest: dict[str, Any]) -> str:
