@@ -3,7 +3,8 @@
 torch.distributed needs a host and a port that all ranks know. torchrun brings both. Under plain srun nobody has chosen a port, and one computed
 from the job's number may be taken. So rank 0 asks its kernel for a free one, holds it, and publishes host and port in a file
 that all ranks see: in the directory from which the job was submitted, unless another is given. The file is named after cluster, job, step and
-restart, written under another name and renamed, and removed as soon as all ranks have met.
+restart, written under another name and renamed, and removed as soon as all ranks have met. Where rank 0 fails meanwhile, it stays and says why, so that no
+rank waits in vain.
 
 Which network gloo and NCCL use is the user's choice (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``): nothing is set here, but the
 error of ranks that cannot reach each other says so.
@@ -11,6 +12,7 @@ error of ranks that cannot reach each other says so.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -25,6 +27,9 @@ from salientpp.launch.environment import Launch, LaunchError, detect
 
 #: Ranks may meet several times in one process, each time in a file of its own.
 _meetings = itertools.count()
+
+#: What rank 0 publishes in place of its address when it could not start.
+_FAILED = "failed: "
 
 
 def init_process_group(
@@ -61,28 +66,35 @@ def init_process_group(
     else:
         directory = Path(directory or os.environ.get("SLURM_SUBMIT_DIR") or ".").absolute()
         file = directory / f".salientpp-{launch.job}-{next(_meetings)}"
+        store, address = _host(file, timeout) if launch.rank == 0 else _find(file, launch, timeout)
         try:
-            store, address = _publish(file, timeout) if launch.rank == 0 else _find(file, launch, timeout)
             _connect(launch, address, backend, timeout, store=store, rank=launch.rank, world_size=launch.world_size)
-        finally:
-            if launch.rank == 0:
-                file.unlink(missing_ok=True)
+        except BaseException as error:
+            if launch.rank == 0:  # those who come later would wait for an answer
+                _publish(file, f"{_FAILED}{error or type(error).__name__}")
+            raise
+        if launch.rank == 0:
+            file.unlink(missing_ok=True)
     return launch
 
 
-def _publish(file: Path, timeout: timedelta) -> tuple[dist.Store, str]:
+def _host(file: Path, timeout: timedelta) -> tuple[dist.Store, str]:
     """Rank 0: host the store at a port that is free, and say where."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
     address = f"{socket.gethostname()}:{store.port}"
+    _publish(file, address)
+    return store, address
+
+
+def _publish(file: Path, text: str) -> None:
     temporary = file.with_name(f"{file.name}.writing")
     try:
-        temporary.write_text(address + "\n")
+        temporary.write_text(text + "\n")
         temporary.rename(file)
     except OSError as error:
         raise LaunchError(
             f"rank 0 cannot publish its address in {file} ({error.strerror}); pass a directory= that all hosts share and that can be written"
         ) from None
-    return store, address
 
 
 def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
@@ -98,8 +110,11 @@ def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, s
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
         # Listing a directory makes a network file system ask its server, where looking for the name alone may be answered from memory.
-        os.listdir(file.parent)
+        with contextlib.suppress(OSError):
+            os.listdir(file.parent)
     address = file.read_text().strip()
+    if address.startswith(_FAILED):
+        raise LaunchError(f"rank {launch.rank}: rank 0 ended while the ranks met: {address.removeprefix(_FAILED)}")
     host, _, port = address.rpartition(":")
     try:
         # Some hosts do not know their own name as the others know it. SLURM's is then the second choice.
