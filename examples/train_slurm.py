@@ -114,9 +114,9 @@ def train(args: argparse.Namespace, device: torch.device) -> float | None:
                 training.losses.append(loss.detach())
                 if preemption.should_stop():
                     training.save()
-                    requeued = preemption.requeue()
                     if rank == 0:
-                        print(f"stopped at epoch={epoch} batch={loader.state_dict()['batches']} requeued={requeued}", flush=True)
+                        print(f"stopped at epoch={epoch} batch={loader.state_dict()['batches']}", flush=True)
+                    preemption.requeue()  # SLURM may end this process before it returns
                     return None
             seconds = time.perf_counter() - started
             loaders["val"].set_epoch(epoch)
@@ -128,7 +128,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float | None:
 
 
 def report_epoch(epoch: int, losses: list[torch.Tensor], validation: float, seconds: float, rank: int, size: int) -> None:
-    """One line per epoch for all ranks: `grep '^.*epoch=' LOG`."""
+    """One line per epoch for all ranks: `grep loss= LOG`."""
     loss = torch.tensor([sum(float(loss) for loss in losses), len(losses)], dtype=torch.float64)
     if size > 1:
         dist.all_reduce(loss)

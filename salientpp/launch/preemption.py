@@ -112,7 +112,8 @@ class Preemption:
     def requeue(self) -> bool:
         """Put this SLURM job back into the queue (``scontrol requeue``), once every rank has come here; every rank calls it.
 
-        SLURM then ends what still runs and starts the same script again later, with ``SLURM_RESTART_COUNT`` one higher. After SIGTERM nothing is done:
+        SLURM then ends what still runs, perhaps before this returns, and starts the same script again later, with ``SLURM_RESTART_COUNT`` one
+        higher. After SIGTERM nothing is done:
         SLURM requeues what it preempts, and what a user cancels shall not come back.
 
         Returns:
