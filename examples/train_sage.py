@@ -26,9 +26,7 @@ from salientpp.datasets import load_dataset
 from salientpp.launch.environment import detect
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", help="a dataset directory, or a dataset for one process (synthetic, npz:FILE, ogbn-...)")
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fanouts", type=lambda text: [int(f) for f in text.split(",")], default=[15, 10, 5])
     parser.add_argument("--batch-size", type=int, default=256, help="seeds per batch and rank")
     parser.add_argument("--alpha", type=float, default=0.16, help="replication factor of the cache")
@@ -39,6 +37,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="sampling threads")
     parser.add_argument("--depth", type=int, default=10, help="batches in flight; 1 turns the pipeline off")
     parser.add_argument("--seed", type=int, default=0)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="a dataset directory, or a dataset for one process (synthetic, npz:FILE, ogbn-...)")
+    add_training_arguments(parser)
     parser.add_argument("--profile", metavar="FILE", help="write a Chrome trace of the first epoch's stages (rank 0)")
     return parser.parse_args()
 

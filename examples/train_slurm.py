@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 from tqdm import tqdm
-from train_sage import accuracy, forward, make_loaders
+from train_sage import accuracy, add_training_arguments, forward, make_loaders
 
 import salientpp
 from salientpp import NeighborLoader, Preemption
@@ -34,16 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("dataset", help="a dataset directory")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="on a disk that all hosts share")
     parser.add_argument("--stage", nargs="?", const=tempfile.gettempdir(), metavar="DIR", help="copy the part to this disk of the host ($TMPDIR)")
-    parser.add_argument("--fanouts", type=lambda text: [int(f) for f in text.split(",")], default=[15, 10, 5])
-    parser.add_argument("--batch-size", type=int, default=256, help="seeds per batch and rank")
-    parser.add_argument("--alpha", type=float, default=0.16, help="replication factor of the cache")
-    parser.add_argument("--beta", type=float, default=0.0, help="fraction of a part's rows kept on the device")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.005)
-    parser.add_argument("--workers", type=int, default=1, help="sampling threads")
-    parser.add_argument("--depth", type=int, default=10, help="batches in flight; 1 turns the pipeline off")
-    parser.add_argument("--seed", type=int, default=0)
+    add_training_arguments(parser)
     return parser.parse_args()
 
 

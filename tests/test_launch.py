@@ -34,8 +34,8 @@ TORCHRUN = {
     "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "12",
 }  # fmt: skip
 STEP = {
-    "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_CLUSTER_NAME": "big",
+    "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_CLUSTER_NAME": "big",
 }  # fmt: skip
 ONE_PER_HOST = {**STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 
@@ -72,7 +72,10 @@ def test_torchrun_under_srun_and_variables_set_by_hand_are_taken_where_they_agre
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        (without(TORCHRUN, "WORLD_SIZE", "MASTER_PORT"), "RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR of torchrun's variables is set, but WORLD_SIZE, MASTER_PORT is missing"),
+        (
+            without(TORCHRUN, "WORLD_SIZE", "MASTER_PORT"),
+            "RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR of torchrun's variables is set, but WORLD_SIZE, MASTER_PORT is missing",
+        ),
         (without(STEP, "SLURM_PROCID"), "of srun's variables is set, but SLURM_PROCID is missing; start with srun"),
         (without(STEP, "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS is missing"),
         ({**TORCHRUN, "RANK": "five"}, "RANK must be an integer, got 'five'"),
@@ -81,7 +84,10 @@ def test_torchrun_under_srun_and_variables_set_by_hand_are_taken_where_they_agre
         ({**STEP, "SLURM_PROCID": "8"}, r"SLURM_PROCID must be in \[0, 8\)"),
         ({**STEP, "SLURM_NODEID": "2"}, r"SLURM_NODEID must be in \[0, 2\)"),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "many"}, r"must look like 4\(x2\),1, got 'many'"),
-        ({**ONE_PER_HOST, **TORCHRUN, "GROUP_WORLD_SIZE": "1"}, r"srun has started 2 tasks \(SLURM_NTASKS\), but the torchrun of this one has 1 in its group .* --nnodes 2"),
+        (
+            {**ONE_PER_HOST, **TORCHRUN, "GROUP_WORLD_SIZE": "1"},
+            r"srun has started 2 tasks \(SLURM_NTASKS\), but the torchrun of this one has 1 in its group .* --nnodes 2",
+        ),
         (
             {**STEP, **without(TORCHRUN, "TORCHELASTIC_RUN_ID"), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
             "disagree: RANK=0 but SLURM_PROCID=5 and WORLD_SIZE=1 but SLURM_NTASKS=8; unset RANK",

@@ -92,7 +92,8 @@ class Batch:
             raise ValueError(f"--launcher must be srun or torchrun, got {self.launcher!r}")
         if not self.command or self.command[0] in ("python", "python3", "srun", "torchrun"):
             raise ValueError(
-                f"after -- expected the training script and its arguments, as in `-- train.py --epochs 10`, got {shlex.join(self.command) or 'nothing'}"
+                "after -- expected the training script and its arguments, as in `-- train.py --epochs 10`, got "
+                f"{shlex.join(self.command) or 'nothing'}"
             )
         for name, time in (("--time", self.time), ("--partition-time", self.first.time if self.first else None)):
             if time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):

@@ -4,8 +4,8 @@ A rank reads the topology, the edge attributes and the original ids in whole, an
 ``DIR`` become ``TO/<name of DIR>`` with the same manifest, and ``parts.json`` there lists the parts that have come along. Such a
 directory is opened with :func:`salientpp.load` like any other; the parts that are not there are missed only by those who ask for them.
 
-Every rank of a host may call it, for the same parts or others: one copies at a time (a lock on the file ``.<name>.staging`` beside the copy), the next finds what
-is there and adds what it lacks. A file is copied under another name, read back and compared with its SHA-256, and renamed; the manifest comes
+Every rank of a host may call it, for the same parts or others: one copies at a time (a lock on the file ``.<name>.staging`` beside the copy), the next
+finds what is there and adds what it lacks. A file is copied under another name, read back and compared with its SHA-256, and renamed; the manifest comes
 last. So a copy that was broken off is never taken for a whole one, and the next call begins it again.
 """
 
@@ -82,8 +82,8 @@ def _wanted(root: Path, parts: Iterable[int] | None, num_parts: int) -> set[int]
         parts = parts_of(dist.get_rank(), dist.get_world_size(), num_parts) if in_group else [0]
     wanted = set(parts)
     wrong = [part for part in wanted if not 0 <= part < num_parts]
-    if wrong:
-        raise ValueError(f"parts must be in [0, {num_parts}), got {wrong[0]}")
+    if wrong or not wanted:
+        raise ValueError(f"parts must be in [0, {num_parts}), got {wrong[0] if wrong else 'none'}")
     return wanted
 
 

@@ -58,7 +58,8 @@ def why_not() -> str | None:
     """Why no cluster can be started here; None if it can."""
     missing = [command for command in COMMANDS if find(command) is None]
     if missing:
-        return f"SLURM and what its tests need is not installed here ({', '.join(missing)} missing); on Debian: apt-get install slurmctld slurmd slurm-client munge shellcheck"
+        packages = "slurmctld slurmd slurm-client munge shellcheck"
+        return f"SLURM, or what its tests need, is not installed here ({', '.join(missing)} missing); on Debian: apt-get install {packages}"
     if os.geteuid() != 0:
         return "the daemons of SLURM start jobs as their owners, which takes root"
     return None
@@ -85,7 +86,7 @@ class Cluster:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *command: object, cwd: Path | None = None, environment: dict[str, str] | None = None, seconds: float = 60) -> str:
+    def run(self, *command: object, cwd: Path | None = None, environment: dict[str, str] | None = None, seconds: float = 90) -> str:
         """stdout of one of SLURM's commands, or of a script that calls them."""
         done = subprocess.run(
             [str(word) for word in command], cwd=cwd or self.folder, env={**self.environment, **(environment or {})},
@@ -150,13 +151,12 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     daemons: list[subprocess.Popen] = []
     try:
         for command in commands:
-            out = (folder / f"daemon-{len(daemons)}.out").open("wb")
-            with out:
+            # Should the tests be killed, the kernel ends what they started.
+            words = ["setpriv", "--pdeathsig=TERM", find(command[0]), *map(str, command[1:])]
+            with (folder / f"daemon-{len(daemons)}.out").open("wb") as out:
                 daemons.append(
                     subprocess.Popen(
-                        # Should the tests be killed, the kernel ends what they started.
-                        ["setpriv", "--pdeathsig=TERM", find(command[0]), *map(str, command[1:])], env=environment, cwd=folder, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-                        start_new_session=True,
+                        words, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
                     )  # fmt: skip
                 )
             if command[0] == "munged":
