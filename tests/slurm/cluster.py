@@ -128,9 +128,8 @@ class Cluster:
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
     """Start it, wait until both nodes are idle, and stop all of it whatever happens."""
-    (folder / "state").mkdir()
-    for node in NODES:
-        (folder / f"spool-{node}").mkdir()
+    for name in ("state", "tmp", *(f"spool-{node}" for node in NODES)):
+        (folder / name).mkdir()
     key = folder / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(128))
@@ -140,7 +139,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     # Of a SLURM that the tests themselves may run under, nothing must be seen.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
-    environment |= {"SLURM_CONF": str(conf), "PATH": path}
+    environment |= {"SLURM_CONF": str(conf), "PATH": path, "TMPDIR": str(folder / "tmp")}
     made = Cluster(folder, environment)
     commands = [
         ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid",

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train_slurm.py"
 WORKLOAD = ["--fanouts", "5,3", "--batch-size", "8"]
-EPOCHS = 20
+EPOCHS = 30
 
 #: Jobs inherit it from sbatch: gloo on loopback, and the package under test.
 ENVIRONMENT = {
