@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-faults test-slurm sanitize bench build clean
+.PHONY: demo test test-faults test-slurm sanitize bench gpu-check build clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -31,6 +31,12 @@ bench: build
 	for name in sampler gather lookup vip loader batch epoch growth; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
 	$(BIN)/python benchmarks/bench_growth.py --long 5000
 	$(BIN)/python benchmarks/draw.py
+
+# On a machine with a GPU and a Python (PYTHON=...) that has torch, torch_geometric, Triton and pytest: no downloads, ten minutes at most.
+gpu-check:
+	$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
+	FAIL_WITHOUT_CUDA=1 $(PYTHON) -m pytest tests/test_cuda.py
+	$(PYTHON) benchmarks/bench_cuda.py
 
 build: $(VENV)/built
 

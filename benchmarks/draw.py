@@ -287,6 +287,37 @@ def plot_growth(found: dict[tuple[int, str], dict], names: list[str], sizes: lis
     pyplot.close(figure)
 
 
+def draw_cuda(result: dict) -> str:
+    """Three small tables: epochs against the floor, over β in two orders, and the kernel."""
+    parts = {name: [row for row in result["rows"] if row["part"] == name] for name in ("epoch", "tier", "assembly")}
+    epochs = [
+        [row["name"], f"{row['ms_per_batch']:.2f}", f"{row['over_floor']:.2f}×", f"{row['share_waiting']:.0%}",
+         f"{statistics.median(row['batches_per_second_loading']):,.1f}" if row["batches_per_second_loading"] else ""]
+        for row in parts["epoch"]
+    ]  # fmt: skip
+    tiers: dict[float, dict[str, dict]] = {}
+    for row in parts["tier"]:
+        tiers.setdefault(row["beta"], {})[row["order"]] = row
+    orders = list(dict.fromkeys(row["order"] for row in parts["tier"]))
+    over_beta = [
+        [f"{beta:g}", *(cell for order in orders for cell in (f"{of[order]['ms_per_batch']:.2f}", f"{of[order]['share_of_rows_from_host']:.0%}"))]
+        for beta, of in tiers.items()
+    ]
+    kernel = [
+        [row["dtype"], f"{row['fused_us']:,.0f}", f"{row['in_torch_us']:,.0f}", f"{row['in_torch_us'] / row['fused_us']:.1f}×"] for row in parts["assembly"]
+    ]
+    model = f"3-layer GraphSAGE, width {result['hidden']}, fanouts {result['fanouts']}, batches of {result['batch_size']}, {result['workers']} workers"
+    return "\n\n".join([
+        f"**Training**, {result['vertices']:,} vertices; {model}. The floor is the same model on batches that are on the device already:",
+        table(["", "ms per batch", "over the floor", "GPU waits", "batches per second, loading alone"], epochs),
+        f"**The GPU tier**, {result['sparse_vertices']:,} vertices, 1 % of them seeds: ms per batch and share of rows from the host",
+        table(["β", *(cell for order in orders for cell in (f"{order} order, ms", "from the host"))], over_beta),
+        "**Putting rows together**, µs:",
+        table(["", "one pass", "concatenate and permute in torch", "ratio"], kernel),
+        source(result),
+    ])  # fmt: skip
+
+
 def draw_long(result: dict) -> str:
     rows = [row for row in result["rows"] if row["batches"] % (4 * result["rows"][0]["batches"]) == 0]
     lines = [[f"{row['batches']:,}", f"{row['resident_bytes'] / 2**20:.1f}", str(row["descriptors"]), str(row["threads"])] for row in rows]
@@ -343,6 +374,7 @@ DRAWN = {
     "batch": ("batch", draw_batch),
     "growth": ("growth", draw_growth),
     "long": ("long", draw_long),
+    "cuda": ("cuda", draw_cuda),
     "volume": ("volume", draw_volume),
     "volume_summary": ("volume", draw_volume_summary),
     "volume_exceptions": ("volume", draw_volume_exceptions),

@@ -6,8 +6,11 @@ its collectives never interleave with those of DDP. One rank needs no initialisa
 
 **Waiting.** Every wait is bounded by the time-out and broken into slices. Between slices a rank looks for a
 failure note in the job's key-value store: a rank that fails in mid-epoch leaves one (who, where, why), so the
-others stop within a second and can say whose fault it was, rather than wait for the time-out. (Under NCCL the wait is the
-stream's, not the host's, and its watchdog keeps the time.)
+others stop within a second and can say whose fault it was, rather than wait for the time-out.
+
+**Two groups.** What the host makes and reads (counts, ids, agreements) travels over gloo, always: then the host never waits for a device
+to learn what it is to do, and a lost rank is noticed as above. If the default group has NCCL and the loader a CUDA device, rows
+travel over a second group, of NCCL; there the wait is the stream's, not the host's, and NCCL's watchdog keeps the time.
 
 **Who is missing?** A killed rank leaves no note, but its connections close. A collective then fails on every other rank, and each finds
 out whose connection it was by trying to send a byte to everyone; that needs no store, which may have gone with the rank. A rank that is
@@ -69,7 +72,10 @@ class Pending:
     work: dist.Work | None
 
     def wait(self) -> Tensor:
-        if self.work is not None:
+        """Of a tensor on the host this waits until it is there; on a device the current stream waits, not the host."""
+        if self.work is not None and self.output.device.type != "cpu":
+            self.work.wait()
+        elif self.work is not None:
             self.comm._wait(self.work)
         return self.output
 
@@ -79,19 +85,24 @@ class Comm:
 
     Attributes:
         rank, size: this rank's number in the group, and how many there are.
-        device: where the tensors of a collective must be: the CPU, or a CUDA device under NCCL.
+        device: where rows must be to be exchanged: the CPU, or a CUDA device under NCCL. All else is exchanged from the CPU.
         timeout: the longest wait for other ranks.
     """
 
     made = False  # whether any group was
 
-    def __init__(self, group: dist.ProcessGroup | None, timeout: timedelta, device: torch.device) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, timeout: timedelta, device: torch.device | None = None, device_group: dist.ProcessGroup | None = None
+    ) -> None:
         self._group = group
+        self._device_group = device_group
         self.timeout = timeout
-        self.device = device
+        device = device or torch.device("cpu")
+        self.device = torch.device("cpu") if device_group is None else device
+        # What comes over gloo goes on to the device.
+        self._pins = device.type != "cpu" and device_group is None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
-        self._sliced = group is not None and device.type == "cpu"
         Comm.made |= group is not None
         self._store = _job_store() if group is not None else None
         self._held: deque[dist.Work] = deque(maxlen=_HELD)
@@ -113,17 +124,16 @@ class Comm:
 
         Args:
             timeout: the longest that a collective may take.
-            device: the loader's device; under NCCL it is where collectives run.
+            device: the loader's device; where the default group has NCCL, a CUDA device exchanges its rows itself.
 
         Raises:
             RankFailure: ranks did not come within the time-out; the text names them.
         """
-        cpu = torch.device("cpu")
         if not (dist.is_available() and dist.is_initialized()):
-            return cls(None, timeout, cpu)
+            return cls(None, timeout)
         ranks = None if process_group is None else dist.get_process_group_ranks(process_group)
         if dist.get_world_size(process_group) == 1:
-            return cls(None, timeout, cpu)
+            return cls(None, timeout)
         ranks = list(range(dist.get_world_size())) if ranks is None else ranks
         roll = _Roll(ranks)
         missing = roll.missing("before", timeout.total_seconds())
@@ -133,19 +143,17 @@ class Comm:
                 "every rank makes its loaders in the same order: look at its output first"
             )
         try:
-            group = _connect(ranks, process_group, timeout)
+            group = _connect(ranks, timeout)
         except RuntimeError as error:
             missing = roll.missing("after", _ROLL_SECONDS)
             raise RankFailure(f"{_ranks(missing) or 'a rank'} went away while a loader was made") from error
         roll.missing("after", 0)
-        # A group made without a device map serves CPU tensors over gloo where it can.
-        over_nccl = dist.get_backend(group) == "nccl"
-        if over_nccl and (device is None or device.type != "cuda"):
-            raise ValueError(
-                f"the process group's backend is NCCL, which moves CUDA tensors only, but device is {device or cpu}; "
-                'pass device="cuda", or initialise with backend="cpu:gloo,cuda:nccl"'
-            )
-        return cls(group, timeout, device if over_nccl else cpu)
+        device_group = None
+        if device is not None and device.type == "cuda" and "nccl" in str(dist.get_backend_config(process_group)):
+            # Its kernels are few and small, and the pipeline waits for them: they go before the model's.
+            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            device_group = dist.new_group(ranks, timeout=timeout + _GRACE, backend="nccl", pg_options=options)
+        return cls(group, timeout, device, device_group)
 
     # --- collectives --------------------------------------------------------------------------------------
 
@@ -153,13 +161,14 @@ class Comm:
         """Start to exchange rows: ``send_counts[r]`` consecutive rows go to rank r, ``recv_counts[r]`` come from it.
 
         Args:
-            send: [sum(send_counts), ...] of any dtype, on ``self.device``, contiguous.
+            send: [sum(send_counts), ...] of any dtype, contiguous, on the CPU or on ``self.device``.
 
         Returns:
             Pending [sum(recv_counts), ...], ordered by source rank.
         """
-        recv = send.new_empty((sum(recv_counts), *send.shape[1:]))
-        if self.size == 1:
+        on_host = send.device.type == "cpu"
+        recv = torch.empty((sum(recv_counts), *send.shape[1:]), dtype=send.dtype, device=send.device, pin_memory=self._pins and on_host)
+        if self._group is None:
             recv.copy_(send)
             return Pending(self, recv, None)
         # Bytes, because a backend's table of dtypes is shorter than torch's.
@@ -171,26 +180,27 @@ class Comm:
             send.contiguous().view(-1).view(torch.uint8),
             [count * row_bytes for count in recv_counts],
             [count * row_bytes for count in send_counts],
-            group=self._group,
+            group=self._group if on_host else self._device_group,
             async_op=True,
         )
         # gloo's thread lets go of a collective a moment after `wait` has returned. Were it the last to hold it, it would need the
         # interpreter to free the tensors, and abort the process if that is exiting.
-        self._held.append(work)
+        if on_host:
+            self._held.append(work)
         return Pending(self, recv, work)
 
     def gather_facts(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's ``facts`` (JSON values), by rank; blocks. For agreement at construction, not for data."""
         if self.size == 1:
             return [facts]
-        text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(self.device)
+        text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
         lengths = [length for length, in self.gather_numbers([text.numel()])]
-        everyone = self.all_to_all(text.repeat(self.size), [text.numel()] * self.size, lengths).wait().cpu()
+        everyone = self.all_to_all(text.repeat(self.size), [text.numel()] * self.size, lengths).wait()
         return [json.loads(bytes(piece.tolist())) for piece in everyone.split(lengths)]
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's ``numbers`` (equally many, 64 bits), by rank; blocks."""
-        message = torch.tensor([list(numbers)] * self.size, dtype=torch.int64, device=self.device)
+        message = torch.tensor([list(numbers)] * self.size, dtype=torch.int64)
         return self.all_to_all(message, [1] * self.size, [1] * self.size).wait().tolist()
 
     # --- failure ------------------------------------------------------------------------------------------
@@ -274,15 +284,13 @@ class Comm:
         return RankFailure(text)
 
     def _abandon(self) -> None:
-        """Keep the group for ever: destroying it would wait for collectives that other ranks no longer join."""
+        """Keep the groups for ever: destroying them would wait for collectives that other ranks no longer join."""
         if self._group is not None and not self._abandoned:
             self._abandoned = True
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+            for group in (self._group, self._device_group):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _wait(self, work: dist.Work) -> None:
-        if not self._sliced:
-            work.wait()
-            return
         try:
             self._wait_in_slices(work)
         except RankFailure:
@@ -319,14 +327,14 @@ class Comm:
             self._ask_store(lambda store: store.set(f"{self._waiting}/{self.rank}", "0"))
 
 
-def _connect(ranks: list[int], parent: dist.ProcessGroup | None, timeout: timedelta) -> dist.ProcessGroup:
+def _connect(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
     # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
     longest = timeout + _GRACE
     set_timeout = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
-    if set_timeout is None or "gloo" not in str(dist.get_backend_config(parent)):
-        return dist.new_group(ranks, timeout=longest)
+    if set_timeout is None:
+        return dist.new_group(ranks, timeout=longest, backend="gloo")
     # gloo tries to connect five times, each for as long as it would wait in a collective. All ranks are here already.
-    group = dist.new_group(ranks, timeout=max(timeout / 5, timedelta(seconds=2)))
+    group = dist.new_group(ranks, timeout=max(timeout / 5, timedelta(seconds=2)), backend="gloo")
     set_timeout(longest, group)
     return group
 

@@ -12,7 +12,8 @@ one batch through all stages, which is the pipeline turned off.
 
 **Streams.** Stages name the stream they run on. On an accelerator a stage waits for the event that the stage before
 it recorded, and tensors that cross streams are recorded on the stream that uses them, so this module never makes the host wait. On
-the CPU streams and events do nothing, so there is one code path.
+the CPU streams and events do nothing, so there is one code path. Streams have high priority: their kernels are few and short, and go before
+the model's. With ``hold`` a finished batch stays for one more tick, so that its last kernels and copies run beside the training step before its own.
 
 **Errors.** An exception in a stage becomes a :class:`StageError` naming rank, batch and stage; the pipeline then
 refuses further work.
@@ -101,10 +102,18 @@ class Pipeline:
         device: whose streams and events to use.
         rank: named in errors.
         trace: takes a span per stage and batch, if given.
+        hold: hand a batch over one tick after its last stage; without effect with ``depth=1``.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], *, depth: int, device: torch.device, rank: int = 0, trace: Trace | None = None
+        self,
+        stages: Sequence[Stage],
+        *,
+        depth: int,
+        device: torch.device,
+        rank: int = 0,
+        trace: Trace | None = None,
+        hold: bool = False,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be >= 1, got {depth}")
@@ -116,9 +125,12 @@ class Pipeline:
         self.seconds = {stage.name: 0.0 for stage in self.stages}
         bounds = [round(i * len(self.stages) / self.depth) for i in range(self.depth + 1)]
         self._runs = [self.stages[a:b] for a, b in zip(bounds, bounds[1:])]
-        self._waiting: list[Any] = [_EMPTY] * self.depth  # [i]: the state (and its event) that run i takes next
+        if hold and self.depth > 1:
+            self._runs.append([])
+        self._waiting: list[Any] = [_EMPTY] * len(self._runs)  # [i]: the state (and its event) that run i takes next
         self._device_module = torch.get_device_module(device)
-        self._streams = {stage.stream: self._device_module.Stream(device) for stage in self.stages}
+        options = {} if device.type == "cpu" else {"device": device, "priority": -1}
+        self._streams = {stage.stream: self._device_module.Stream(**options) for stage in self.stages}
         self._device = device
         self._trace = trace
         self._has_streams = device.type != "cpu"
@@ -128,6 +140,10 @@ class Pipeline:
     def failure(self) -> StageError | None:
         """Why the pipeline refuses further work, if it does."""
         return self._failed
+
+    def num_past(self, stage: str) -> int:
+        """How many batches at most have been through this stage or are in it, and have not been handed over."""
+        return len(self._runs) - next(i for i, run in enumerate(self._runs) if any(step.name == stage for step in run))
 
     @property
     def in_flight(self) -> int:
@@ -148,14 +164,14 @@ class Pipeline:
         result = None
         self._waiting[0] = _EMPTY if item is None else (item, None)
         # Oldest first: a batch must leave a run before the next one enters it.
-        for i in reversed(range(self.depth)):
+        for i in reversed(range(len(self._runs))):
             waiting, self._waiting[i] = self._waiting[i], _EMPTY
             if waiting is _EMPTY:
                 continue
             state, event = waiting
             for stage in self._runs[i]:
                 state, event = self._run(stage, state, event)
-            if i + 1 < self.depth:
+            if i + 1 < len(self._runs):
                 self._waiting[i + 1] = (state, event)
             else:
                 result = self._hand_over(state, event)
@@ -175,7 +191,7 @@ class Pipeline:
                 event.record(stream)
         except BaseException as error:
             # Also after Ctrl-C: the batch at hand is in no defined state, so the others cannot go on either.
-            self._waiting = [_EMPTY] * self.depth
+            self._waiting = [_EMPTY] * len(self._runs)
             self._failed = StageError.of(error, self.rank, state.index, stage.name)
             if isinstance(error, Exception):
                 raise self._failed from error
@@ -193,22 +209,23 @@ class Pipeline:
 
 
 def _record_stream(state: Any, stream: Any) -> None:
-    for tensor in _tensors(state):
+    for tensor in tensors_in(state):
         if tensor.device.type != "cpu":
             tensor.record_stream(stream)
 
 
-def _tensors(state: Any) -> Iterator[Tensor]:
+def tensors_in(state: Any) -> Iterator[Tensor]:
+    """All tensors in a state of a batch: in dataclasses, lists, dictionaries and objects with ``to_dict``."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, dict):
         for value in state.values():
-            yield from _tensors(value)
+            yield from tensors_in(value)
     elif isinstance(state, (list, tuple)):
         for value in state:
-            yield from _tensors(value)
+            yield from tensors_in(value)
     elif dataclasses.is_dataclass(state) and not isinstance(state, type):
         for field in dataclasses.fields(state):
-            yield from _tensors(getattr(state, field.name))
+            yield from tensors_in(getattr(state, field.name))
     elif hasattr(state, "to_dict"):
-        yield from _tensors(state.to_dict())
+        yield from tensors_in(state.to_dict())

@@ -296,7 +296,7 @@ class _LateWork:
 
 
 def test_a_collective_that_ends_while_a_rank_looks_for_a_note_is_no_failure():
-    comm, work = Comm(None, timedelta(seconds=5), torch.device("cpu")), _LateWork()
+    comm, work = Comm(None, timedelta(seconds=5)), _LateWork()
     comm._wait_in_slices(work)
     assert work.waits == 2
 

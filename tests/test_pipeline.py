@@ -67,6 +67,43 @@ def test_a_batch_comes_out_depth_ticks_after_it_went_in(depth, num_stages):
 
 @DEPTHS
 @pytest.mark.parametrize("num_stages", [1, 2, 5, 10])
+def test_a_held_batch_comes_out_one_tick_later_with_all_its_stages_done(depth, num_stages):
+    log: list = []
+    pipeline = pipeline_of(num_stages, depth, log, hold=True)
+    latency = min(depth, num_stages)
+    latency += latency > 1
+    for tick in range(20):
+        before = len(log)
+        result = pipeline.tick(State(tick))
+        if tick < latency - 1:
+            assert result is None
+        else:
+            assert result == State(tick - latency + 1, tuple(range(num_stages)))
+        if latency > 1 and tick >= latency - 1:
+            assert (num_stages - 1, result.index) not in log[before:], "its last stage was in the tick before"
+    drained = [pipeline.tick() for _ in range(latency)]
+    assert [state.index for state in drained if state is not None] == list(range(20 - latency + 1, 20)) and pipeline.in_flight == 0
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@DEPTHS
+def test_the_number_of_batches_past_a_stage_is_the_most_there_ever_are(depth, hold):
+    entered = set()
+    stages = [stage(i, []) for i in range(10)]
+    original = stages[6].run
+    stages[6] = Stage("here", lambda state: entered.add(state.index) or original(state), "a")
+    pipeline = Pipeline(stages, depth=depth, device=CPU, hold=hold)
+    most = 0
+    for tick in range(30):
+        result = pipeline.tick(State(tick))
+        # While a tick runs, the batch that it hands over is still there.
+        most = max(most, len(entered))
+        entered.discard(result.index if result is not None else None)
+    assert most == pipeline.num_past("here")
+
+
+@DEPTHS
+@pytest.mark.parametrize("num_stages", [1, 2, 5, 10])
 def test_no_more_than_depth_batches_are_in_flight_and_all_are_used(depth, num_stages):
     # Seen from inside the stages: a batch is in flight from its first stage to its last.
     begun, ended, most = set(), set(), 0

@@ -181,7 +181,7 @@ def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path,
 def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
     script = tmp_path / "script.py"
-    script.write_text(PROCESSES.replace("START", PROCESS.replace("METHOD", "spawn")).replace("dist.all_reduce", "loader, "))
+    script.write_text(PROCESSES.replace("START", PROCESS.replace("METHOD", "spawn")).replace("dist.all_reduce(torch.ones(1))", "time.sleep(rank / 2)"))
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
         capture_output=True, text=True, timeout=55, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},

@@ -8,6 +8,7 @@ vertex, other node attributes for the seeds, edge attributes for every sampled e
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -160,7 +161,7 @@ class HeteroTemplate:
 
 
 class StoreTemplate:
-    """Batches of a pair of PyG's ``FeatureStore`` and ``GraphStore``: what PyG makes of an MFG and these, at the end of the pipeline.
+    """Batches of a pair of PyG's ``FeatureStore`` and ``GraphStore``: what PyG makes of an MFG and these.
 
     Args:
         custom_cls: the class of the batches; None: ``Data`` or ``HeteroData``.
@@ -171,11 +172,13 @@ class StoreTemplate:
     def __init__(self, feature_store: FeatureStore, graph_store: GraphStore, custom_cls: type | None) -> None:
         self._stores = feature_store, graph_store
         self._custom_cls = custom_cls
+        self._lock = threading.Lock()  # sampling threads build batches, and a user's store may not expect several
 
     def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
         """The batch without its bookkeeping."""
         make = filter_custom_hetero_store if isinstance(mfg, HeteroSamplerOutput) else filter_custom_store
-        return make(*self._stores, mfg.node, mfg.row, mfg.col, mfg.edge, self._custom_cls)
+        with self._lock:
+            return make(*self._stores, mfg.node, mfg.row, mfg.col, mfg.edge, self._custom_cls)
 
 
 def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, size: tuple[int, int]) -> Tensor:

@@ -21,7 +21,7 @@ from salientpp.comm import RankFailure
 from salientpp.minibatch.stages import Finished, Request
 from salientpp.minibatch.state import Disagreement, Point, Progress, first_point
 from salientpp.ops import join_key
-from salientpp.pipeline import Pipeline, StageError
+from salientpp.pipeline import StageError
 
 if TYPE_CHECKING:
     from salientpp.minibatch.loader import BatchLoader
@@ -42,9 +42,7 @@ class Run:
         self._comm = loader._comm
         self._positions = loader._positions(epoch)
         self._rounds = loader._schedule.num_rounds if loader._orders_itself else len(self._positions)
-        self._pipeline = Pipeline(
-            loader._stages.list(), depth=loader.depth, device=loader.device, rank=loader._comm.rank, trace=loader._stages.trace
-        )
+        self._pipeline = loader._new_pipeline()
         self._ahead: deque[Request] = deque()
         self._most_ahead = 1 + loader.num_workers * (loader.prefetch_factor or 2)
         self._first = resume or 0  # batch to be given first

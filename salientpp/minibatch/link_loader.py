@@ -37,7 +37,7 @@ class LinkNeighborLoader(BatchLoader):
         neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' random
             destinations for every edge.
         neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
-        gpu_fraction, device, depth, seed: as in :class:`~salientpp.NeighborLoader`, as are all others.
+        gpu_fraction, zero_copy, dtype, device, depth, seed: as in :class:`~salientpp.NeighborLoader`, as are all others.
 
     Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG.
 
@@ -68,6 +68,8 @@ class LinkNeighborLoader(BatchLoader):
         directed: bool = True,
         *,
         gpu_fraction: float = 0.0,
+        zero_copy: bool = False,
+        dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
@@ -116,7 +118,7 @@ class LinkNeighborLoader(BatchLoader):
 
         super().__init__(
             data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output, gpu_fraction=gpu_fraction,
-            device=device, depth=depth, seed=seed, timeout=timeout,
+            zero_copy=zero_copy, dtype=dtype, device=device, depth=depth, seed=seed, timeout=timeout,
         )  # fmt: skip
 
     @property

@@ -43,6 +43,7 @@ from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, p
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
 from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
+from salientpp.store.assembly import has_kernel
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
 from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Shard
@@ -143,6 +144,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         depth: int,
         seed: int | None,
         timeout: float | timedelta,
+        zero_copy: bool,
+        dtype: torch.dtype | None,
+        gpu_cache_bytes: int = 0,
         replication_factor: float = 0.0,
         policy: str = "vip",
         cache: FeatureCache | None = None,
@@ -161,7 +165,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self.policy = policy
         self.depth = depth
         self.uneven = uneven
-        self.device = torch.device("cpu" if device is None else device)
+        self.zero_copy = zero_copy
+        self.dtype = dtype
+        self.gpu_cache_bytes = gpu_cache_bytes
+        self.device = _checked_device(device)
         # As in PyG, for the sake of Lightning, which passes on what it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
@@ -170,7 +177,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if partitioned:
             self._comm = Comm.create(process_group, timeout, self.device)
         else:
-            self._comm = Comm(None, timeout, torch.device("cpu"))
+            self._comm = Comm(None, timeout)
 
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
         error, source, facts = None, None, {}
@@ -243,6 +250,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             seed_columns=source.seed_columns,
             submit=partial(_submit, host),
             device=self.device,
+            staged=self.device.type != "cpu",
+            serves_staged=self._comm.device.type != "cpu",
+            dtype=self.dtype,
             pin_memory=bool(self.pin_memory) and torch.accelerator.is_available(),
             transform=self.transform,
         )
@@ -266,6 +276,16 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             raise TypeError(f"cache must be the cache of another loader (loader.cache), got {type(cache).__name__}")
         if cache is not None and self.replication_factor > 0:
             raise ValueError("pass either cache= or replication_factor=, not both: the size of a given cache is its maker's")
+        if cache is not None and self.gpu_cache_bytes:
+            raise ValueError("gpu_cache_bytes is for a cache that the loader makes; a given cache has its device rows from its maker")
+        if isinstance(self.gpu_cache_bytes, bool) or not isinstance(self.gpu_cache_bytes, int) or self.gpu_cache_bytes < 0:
+            raise ValueError(f"gpu_cache_bytes must be an integer >= 0 (device memory for cached rows), got {self.gpu_cache_bytes!r}")
+        if not isinstance(self.zero_copy, bool):
+            raise ValueError(f"zero_copy must be True or False, got {self.zero_copy!r}")
+        if self.zero_copy and self.device.type == "cuda" and not has_kernel():
+            raise ValueError("zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise ValueError(f"dtype must be a torch.dtype (of delivered x) or None, got {self.dtype!r}")
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {depth!r}")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
@@ -346,7 +366,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             else:
                 hot = torch.sort(heat[type_], descending=True, stable=True).indices[:num_hot].sort().values
             rows = {name: source.host_rows[type_][name] for owner, name in source.exchanged if owner == type_}
-            shards[type_] = Shard(book, part_id, rows, gpu_ids=hot, device=self.device)
+            shards[type_] = Shard(book, part_id, rows, gpu_ids=hot, device=self.device, zero_copy=self.zero_copy)
         for type_, name in source.seed_columns:
             shards[type_].host_rows[name] = source.host_rows[type_][name]
         return shards
@@ -358,11 +378,16 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if fill and self._exchange.book.num_parts > 1:
             members = NO_IDS
             if self.replication_factor > 0:
-                members = plan_cache(self._scores(), source.book, self._exchange.part_id, self.replication_factor)
+                scores = self._scores()
+                members = plan_cache(scores, source.book, self._exchange.part_id, self.replication_factor)
             chosen = IdSet.of(members, source.book.num_vertices)
             shard.cache = self._exchange.fetch_cache(shard, chosen, [name for _, name in source.exchanged])
+            if len(members):
+                shard.cache = shard.cache.on_device(scores, self.gpu_cache_bytes, self.device)
         if cache is not None:
             shard.cache = cache
+        if self.zero_copy:
+            shard.cache = shard.cache.pinned()
 
     def _scores(self) -> Tensor:
         source, part = self._source, self.data
@@ -493,7 +518,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             mfg.edge = _users_edge_ids(mfg.edge, permutation)
         n_id = mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
         places = {type_: shard.look_up(n_id.get(type_, NO_IDS)) for type_, shard in self._shards.items()}
-        return Sampled(index, positions.numel(), mfg, places)
+        return self._stages.prepare(Sampled(index, positions.numel(), mfg, places))
 
     def _draw(self, inputs: NodeSamplerInput | EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of a batch's inputs; a sampler of the user's takes no key."""
@@ -515,9 +540,24 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return next(iter(self._shards.values())).cache
 
     def memory(self) -> dict[str, int]:
-        """Bytes held, by tier, and of the topology; memory-mapped arrays count in full."""
-        shards = [shard.memory() for shard in self._shards.values()]
-        return {**{tier: sum(memory[tier] for memory in shards) for tier in shards[0]}, "graph": getattr(self._source.sampler, "nbytes", 0)}
+        """Bytes held, by tier, of the topology (memory-mapped arrays count in full), and of ``batches`` under way.
+
+        The latter on the CPU is what the pool of buffers holds; on another device what the largest batch so far took there, times the
+        batches that are on the device at once, at most.
+        """
+        shards, stages = [shard.memory() for shard in self._shards.values()], self._stages
+        held = self._new_pipeline().num_past("copy_to_device") + 1  # and the one that the caller has
+        return {
+            **{tier: sum(memory[tier] for memory in shards) for tier in shards[0]},
+            "graph": getattr(self._source.sampler, "nbytes", 0),
+            "batches": held * stages.batch_bytes if stages.staged else stages.buffers.bytes_allocated,
+        }
+
+    def _new_pipeline(self) -> Pipeline:
+        stages = self._stages
+        return Pipeline(
+            stages.list(), depth=self.depth, device=self.device, rank=self._comm.rank, trace=stages.trace, hold=stages.staged
+        )  # fmt: skip
 
     def stats(self) -> LoaderStats:
         """What happened since construction or ``reset_stats``; filling the cache is not counted."""
@@ -590,6 +630,24 @@ def heat_of(sampler: BaseSampler, start: Mapping[str | None, Tensor], seeds: Ten
         heat = inclusion_probability(sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace)
         return {None: heat}
     return typed_inclusion_probability(sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace)
+
+
+def _checked_device(device: torch.device | str | int | None) -> torch.device:
+    """The CPU or a CUDA device that is there, with its number."""
+    if device is None:
+        return torch.device("cpu")
+    number = torch.cuda.device_count()
+    there = "the CPU" if number == 0 else f"the CPU or one of {number} CUDA device{'s' if number > 1 else ''}"
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be {there}, got {device!r}") from error
+    if found.type == "cuda" and found.index is None and number:
+        found = torch.device("cuda", torch.cuda.current_device())
+    if found.type != "cpu" and not (found.type == "cuda" and found.index is not None and found.index < number):
+        why = "" if number or found.type != "cuda" else "; this torch is built without CUDA, or sees no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)"
+        raise ValueError(f"device must be {there}, got {str(found)!r}{why}")
+    return found
 
 
 def _users_edge_ids(edge: Any, permutation: Any) -> Any:

@@ -47,6 +47,10 @@ class NeighborLoader(BatchLoader):
             ``generator`` only seeds the loader.
         replication_factor: α >= 0; each rank caches ``floor(α N / K)`` remote rows.
         gpu_fraction: β in [0, 1]; this fraction of the part's rows, the hottest, is kept on ``device``.
+        gpu_cache_bytes: as many of the cached rows as fit into this, the hottest, are kept on ``device`` too.
+        zero_copy: on a CUDA device, keep the part's rows and the cached ones in page-locked host memory and let the device read them there,
+            instead of gathering them in staging buffers; takes host memory for all of them, and needs Triton.
+        dtype: of delivered ``x``, which may be stored narrower: converted on ``device``, a plain cast. None: as stored.
         policy: how cached rows are chosen, a name in :data:`salientpp.plan.cache.POLICIES`.
         cache: the ``cache`` of another loader, instead of one of its own.
         gather: on a partitioned graph, the attributes that every sampled vertex gets; others come for the seeds.
@@ -82,6 +86,9 @@ class NeighborLoader(BatchLoader):
         *,
         replication_factor: float = 0.0,
         gpu_fraction: float = 0.0,
+        gpu_cache_bytes: int = 0,
+        zero_copy: bool = False,
+        dtype: torch.dtype | None = None,
         policy: str = "vip",
         cache: FeatureCache | None = None,
         gather: Sequence[str] = ("x",),
@@ -142,8 +149,8 @@ class NeighborLoader(BatchLoader):
 
         super().__init__(
             data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output,
-            replication_factor=replication_factor, gpu_fraction=gpu_fraction, policy=policy, cache=cache, device=device, depth=depth,
-            seed=seed, uneven=uneven, process_group=process_group, timeout=timeout,
+            replication_factor=replication_factor, gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy,
+            dtype=dtype, policy=policy, cache=cache, device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout,
         )  # fmt: skip
 
     def _open_partition(self, part: PartitionedGraph, gather: Sequence[str], sampler: NeighborSampler) -> Source:

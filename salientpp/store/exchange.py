@@ -88,7 +88,7 @@ class Exchange:
         place = self.comm.rank % self.ranks_per_part
         for part, count in enumerate(remote_counts.tolist()):
             wanted[part * self.ranks_per_part + place] = count
-        message = torch.tensor([[count, int(leaving)] for count in wanted]).to(self.comm.device)
+        message = torch.tensor([[count, int(leaving)] for count in wanted])
         ones = [1] * self.comm.size
         pending = self.comm.all_to_all(message, ones, ones)
         others = message[1:].nbytes  # one of the messages is to itself
@@ -103,7 +103,7 @@ class Exchange:
 
     def send_ids(self, counts: Counts, remote_id: Tensor) -> Pending:
         """Start to send the wanted global ids, int64 [sum(wanted)], grouped by owner."""
-        ids = remote_id.to(self._wire_dtype).to(self.comm.device)
+        ids = remote_id.to(self._wire_dtype)
         return self._send(ids, counts.wanted, counts.asked)
 
     def read_ids(self, counts: Counts, pending: Pending) -> Tensor:
@@ -113,7 +113,7 @@ class Exchange:
             RuntimeError: a rank asks for a row that this part does not own.
         """
         begin, end = self.book.range_of(self.part_id)
-        row = pending.wait().cpu().to(torch.int64) - begin
+        row = pending.wait().to(torch.int64) - begin
         bad = (row < 0) | (row >= end - begin)
         if bad.any():
             at = int(bad.nonzero()[0])

@@ -1,0 +1,84 @@
+"""How do rows of several tiers become one tensor, in the batch's order, on the device?
+
+A batch's rows come from up to five **sources**: the device's own rows, the cached rows on the device, the rows of the host (staged: gathered
+in pinned memory and copied; or with ``zero_copy`` read where they lie), the host's cached rows (``zero_copy`` only), and what
+arrived from other ranks. A :class:`Recipe` says for every place of the batch which row of which source it takes, as if the sources lay
+one after the other. :func:`assemble_rows` then writes every row once, in its place: no concatenation, no permutation afterwards.
+
+The kernel is Triton's (:mod:`salientpp.store.assembly_kernel`), compiled when it is first used. It moves rows as words
+whatever their dtype. Where there is no Triton, torch does the same with a pass per source. Neither makes the host wait for the device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+#: Sources of a batch, at most.
+NUM_SOURCES = 5
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How the rows of a batch are put together.
+
+    Attributes:
+        index: int32 or int64 [n], for every place the row of the sources laid end to end; None: the staged rows are the batch.
+        cpu_row: int64 [s], rows of the part to be staged first.
+        cache_slot: int64 [c], cached rows to be staged after them.
+    """
+
+    index: Tensor | None
+    cpu_row: Tensor
+    cache_slot: Tensor
+
+
+@cache
+def has_kernel() -> bool:
+    """Whether Triton is there."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def assemble_rows(sources: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
+    """``out[i]`` = row ``index[i]`` of the sources laid end to end, in one pass on the device's current stream.
+
+    Args:
+        sources: at most five, contiguous [s, ...], of the dtype and row shape of ``out``; on its device or in pinned host memory (the
+            latter needs Triton). Their bytes are aligned to the row's largest power of two up to 8.
+        index: int32 or int64 [n] on the device, in [0, sum of s); not checked, as that would make the host wait.
+        out: contiguous [n, ...].
+    """
+    if out.numel() == 0:
+        return
+    if has_kernel() and out.device.type == "cuda":
+        run_kernel(sources, index, out)
+        return
+    begin = 0
+    for rows in sources:
+        row = index.long() - begin
+        begin += rows.size(0)
+        if rows.size(0):
+            inside = ((row >= 0) & (row < rows.size(0))).view(-1, *[1] * (rows.dim() - 1))
+            torch.where(inside, rows.index_select(0, row.clamp(0, rows.size(0) - 1)), out, out=out)
+
+
+def run_kernel(sources: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
+    """:func:`assemble_rows` by the kernel, also on the CPU under Triton's interpreter (``TRITON_INTERPRET=1``)."""
+    from salientpp.store import assembly_kernel
+
+    row_bytes = out.nbytes // out.size(0)
+    word = next(size for size in _WORDS if row_bytes % size == 0)
+    nothing = out[:0]
+    words = [_as_words(rows if len(rows) else nothing, word) for rows in (*sources, *[nothing] * (NUM_SOURCES - len(sources)))]
+    assembly_kernel.launch(words, index, _as_words(out, word), row_bytes // word)
+
+
+def _as_words(rows: Tensor, word: int) -> Tensor:
+    return rows.reshape(-1).view(torch.uint8).view(_WORDS[word])

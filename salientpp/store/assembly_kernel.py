@@ -1,0 +1,57 @@
+"""The kernel of :mod:`salientpp.store.assembly`; imported only where it runs, as it needs Triton.
+
+A program moves a block of rows, as words. A row's place among the sources says whence; of the other sources nothing is read, as
+their loads are masked. Words of 8 bytes that lie side by side are moved as 16 where the rows' size allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: Words per program.
+_BLOCK = 1024
+#: Words of one row per program, at most.
+_WIDEST = 128
+
+
+# Sizes change with every batch; specialised on, they would have the kernel compiled again and again.
+@triton.jit(do_not_specialize=["end_0", "end_1", "end_2", "end_3", "num_rows"])
+def _assemble(
+    out, index, source_0, source_1, source_2, source_3, source_4, end_0, end_1, end_2, end_3, num_rows,
+    WORDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < num_rows
+    at = tl.load(index + row, mask=inside, other=0).to(tl.int64)  # before it is multiplied: sources may have more than 2^31 words
+    for begin in range(0, WORDS, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)[None, :]
+        wanted = inside[:, None] & (column < WORDS)
+        value = tl.load(source_0 + at[:, None] * WORDS + column, mask=wanted & (at < end_0)[:, None], other=0)
+        for_1 = (at >= end_0) & (at < end_1)
+        value = tl.load(source_1 + (at - end_0)[:, None] * WORDS + column, mask=wanted & for_1[:, None], other=value)
+        for_2 = (at >= end_1) & (at < end_2)
+        value = tl.load(source_2 + (at - end_1)[:, None] * WORDS + column, mask=wanted & for_2[:, None], other=value)
+        for_3 = (at >= end_2) & (at < end_3)
+        value = tl.load(source_3 + (at - end_2)[:, None] * WORDS + column, mask=wanted & for_3[:, None], other=value)
+        for_4 = at >= end_3
+        value = tl.load(source_4 + (at - end_3)[:, None] * WORDS + column, mask=wanted & for_4[:, None], other=value)
+        tl.store(out + row[:, None] * WORDS + column, value, mask=wanted)
+
+
+def launch(sources: Sequence[Tensor], index: Tensor, out: Tensor, words: int) -> None:
+    """Write ``out``, [n * words], from five sources, [s * words], on the current stream."""
+    ends, end = [], 0
+    for rows in sources[:-1]:
+        end += rows.numel() // words
+        ends.append(end)
+    columns = min(triton.next_power_of_2(words), _WIDEST)
+    rows = _BLOCK // columns
+    # A source without rows is never read, but its pointer must be one.
+    pointers = [rows_of if rows_of.numel() else out for rows_of in sources]
+    _assemble[(triton.cdiv(index.numel(), rows),)](
+        out, index, *pointers, *ends, index.numel(), WORDS=words, ROWS=rows, COLUMNS=columns
+    )  # fmt: skip
