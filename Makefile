@@ -1,10 +1,10 @@
-# `make demo`, `make test` and `make test-faults` set up what they need (.venv, locked requirements, the extension) and then run.
+# `make demo`, `make test`, `make test-faults` and `make test-slurm` set up what they need (.venv, locked requirements, the extension) and then run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-faults sanitize bench gpu-check paper build clean
+.PHONY: demo test test-faults test-slurm sanitize bench gpu-check paper build clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -15,6 +15,11 @@ test: build
 # Random faults and load, for a quarter of an hour; `make test` runs short versions.
 test-faults: build
 	$(BIN)/python -m pytest -m faults
+
+# Jobs of a real SLURM, which the tests start on this machine and stop again; as root, and with Debian's slurmctld, slurmd, slurm-client, munge and
+# shellcheck installed. Without them the tests skip, or fail if FAIL_WITHOUT_SLURM is set.
+test-slurm: build
+	$(BIN)/python -m pytest -m slurm tests/slurm
 
 # The C++ once more under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (GCC), in build/address and build/thread.
 sanitize: build

@@ -48,7 +48,7 @@ def run_rank(root: Path, out: Path) -> None:
     cached = loaders["train"]
     bare = NeighborLoader(part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, num_workers=1)
     for _ in range(EPOCHS):
-        for _ in tqdm(bare, desc="the same batches without a cache", unit="batch", leave=False, disable=dist.get_rank() != 0):
+        for _ in tqdm(bare, desc="the same batches without a cache", unit="batch", leave=False, disable=dist.get_rank() != 0 or None):
             pass
     report = {"test": test, "runs": []}
     for name, loader in ((f"VIP cache, α = {ALPHA}", cached), ("no cache", bare)):

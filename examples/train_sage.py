@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from pathlib import Path
 
 import torch
@@ -24,11 +23,10 @@ from tqdm import tqdm
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.datasets import load_dataset
+from salientpp.launch.environment import detect
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", help="a dataset directory, or a dataset for one process (synthetic, npz:FILE, ogbn-...)")
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fanouts", type=lambda text: [int(f) for f in text.split(",")], default=[15, 10, 5])
     parser.add_argument("--batch-size", type=int, default=256, help="seeds per batch and rank")
     parser.add_argument("--alpha", type=float, default=0.16, help="replication factor of the cache")
@@ -39,6 +37,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="sampling threads")
     parser.add_argument("--depth", type=int, default=10, help="batches in flight; 1 turns the pipeline off")
     parser.add_argument("--seed", type=int, default=0)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="a dataset directory, or a dataset for one process (synthetic, npz:FILE, ogbn-...)")
+    add_training_arguments(parser)
     parser.add_argument("--profile", metavar="FILE", help="write a Chrome trace of the first epoch's stages (rank 0)")
     return parser.parse_args()
 
@@ -77,7 +81,8 @@ def train_epoch(model: torch.nn.Module, loader: NeighborLoader, optimizer: torch
     """Mean loss of this rank's batches."""
     model.train()
     losses = []
-    for batch in tqdm(loader, desc=title, unit="batch", disable=rank() != 0, leave=False):
+    # disable=None: no bar where the output is not a terminal.
+    for batch in tqdm(loader, desc=title, unit="batch", disable=rank() != 0 or None, leave=False):
         loss = F.cross_entropy(forward(model, batch), batch.y[: batch.batch_size])
         optimizer.zero_grad()
         loss.backward()
@@ -109,12 +114,11 @@ def rank() -> int:
 def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
     """Train, print a line per epoch; returns the loaders and the test accuracy."""
     torch.manual_seed(args.seed)
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    device = detect().device
     loaders, num_features, num_classes = make_loaders(args, device)
     model: torch.nn.Module = GraphSAGE(num_features, args.hidden, len(args.fanouts), num_classes, dropout=0.3).to(device)
     if dist.is_initialized():
-        model = DistributedDataParallel(model, device_ids=[device] if cuda else None)
+        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     for epoch in range(args.epochs):
         with loaders["train"].profile(args.profile) if args.profile and epoch == rank() == 0 else contextlib.nullcontext():
@@ -127,8 +131,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
 
 def main() -> None:
     args = parse_arguments()
-    if "RANK" in os.environ:  # started by torchrun
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    salientpp.init_process_group()  # started by torchrun or srun; in one process alone it does nothing
     _, test = train(args)
     if rank() == 0:
         print(f"test accuracy {test:.3f}")

@@ -1,12 +1,15 @@
 """Train graph neural networks on graphs that outgrow one machine, by changing one import."""
 
 from salientpp.graph import Graph
+from salientpp.launch.preemption import Preemption
+from salientpp.launch.rendezvous import init_process_group
 from salientpp.minibatch.link_loader import LinkNeighborLoader
 from salientpp.minibatch.loader import LoaderStats
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.node_loader import NeighborLoader
 from salientpp.plan.vip import inclusion_probability
 from salientpp.store.dataset_dir import PartitionedGraph, load, partition
+from salientpp.store.staging import stage
 
 __all__ = [
     "Graph",
@@ -15,7 +18,10 @@ __all__ = [
     "NeighborLoader",
     "NeighborSampler",
     "PartitionedGraph",
+    "Preemption",
     "inclusion_probability",
+    "init_process_group",
     "load",
     "partition",
+    "stage",
 ]

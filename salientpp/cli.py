@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -25,20 +26,25 @@ from rich.text import Text
 from salientpp.analysis import report
 from salientpp.analysis.volume import analyze, check_request
 from salientpp.datasets import load_dataset
+from salientpp.launch import sbatch
+from salientpp.launch.environment import LaunchError, detect
 from salientpp.plan.cache import POLICIES
 from salientpp.plan.vip import check_fanouts
-from salientpp.store.dataset_dir import PartitionedGraph, load, partition
+from salientpp.store.dataset_dir import PartitionedGraph, load, partition, parts_there
+from salientpp.store.staging import parts_of, stage
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parsed = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parsed = _parser().parse_args(words, argparse.Namespace(words=words))
     try:
         return parsed.run(parsed)
-    except (ValueError, OSError, ImportError, NotImplementedError) as error:
+    except (ValueError, OSError, ImportError, NotImplementedError, LaunchError) as error:
         print(f"salientpp {parsed.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"salientpp {parsed.command}: interrupted; nothing was written", file=sys.stderr)
+        written = "the copy is not complete" if parsed.command == "stage" else "nothing was written"
+        print(f"salientpp {parsed.command}: interrupted; {written}", file=sys.stderr)
         return 130
 
 
@@ -128,6 +134,47 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("root", type=Path, help="a directory that `salientpp partition` wrote")
     info.add_argument("--verify", action="store_true", help="read every byte, not only sizes and sampled checksums")
     info.set_defaults(run=_info)
+
+    copy = commands.add_parser(
+        "stage",
+        help="copy what this host needs of a dataset directory to its own disk",
+        description="Copy what this rank needs of a dataset directory (the topology and its own part) to a disk of its host, and verify the copy. "
+        "Started on every rank of a job (srun, torchrun) it copies the parts of that rank; several ranks of a host may share a copy. "
+        "The path of the copy, for salientpp.load, is the one line on stdout.",
+    )
+    copy.add_argument("root", type=Path, help="a directory that `salientpp partition` wrote")
+    copy.add_argument("--to", type=Path, required=True, metavar="DIR", help="where to put the copy, as DIR/NAME; on a cluster often $TMPDIR")
+    copy.add_argument("--part", type=int, action="append", metavar="P", help="a part to copy, rather than this rank's; may be given several times")
+    copy.set_defaults(run=_stage)
+
+    batch = commands.add_parser(
+        "slurm",
+        help="print a batch script for SLURM",
+        usage="salientpp slurm --parts K --time T [options] -- train.py [arguments]",
+        description="Print a batch script that trains with a rank per part, to read, change and keep. The training script calls "
+        "salientpp.init_process_group(). With --dataset and --root the script is a chain: `bash SCRIPT` on the login node submits a job that "
+        "partitions, and the training to begin after it.",
+    )
+    batch.add_argument("script", nargs="+", metavar="-- train.py", help="the training script and its arguments, without python")
+    batch.add_argument("--parts", type=int, required=True, metavar="K", help="number of parts of the dataset")
+    batch.add_argument("--time", required=True, metavar="T", help="of the training: minutes, H:MM:SS or D-HH:MM:SS")
+    batch.add_argument("--partition", metavar="P", help="SLURM's partition of the training (the cluster's default)")
+    batch.add_argument("--gpus-per-node", type=int, default=0, metavar="G", help="GPUs of a host (0)")
+    batch.add_argument("--ranks-per-node", type=int, metavar="R", help="ranks on a host (one per GPU, or 1)")
+    batch.add_argument("--ranks-per-part", type=int, default=1, metavar="R", help="ranks that share a part and split its seeds (1)")
+    batch.add_argument("--cpus-per-task", type=int, default=4, metavar="C", help="CPUs of a rank (4)")
+    batch.add_argument("--launcher", choices=sbatch.LAUNCHERS, default="srun", help="who starts the ranks of a host (srun)")
+    batch.add_argument("--job-name", default="salientpp", metavar="NAME", help="also the beginning of the log's name (salientpp)")
+    batch.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="a further line #SBATCH OPTION, as in --sbatch=--account=physics")
+    batch.add_argument("--python", default=sys.executable, metavar="FILE", help=f"the interpreter on the hosts ({sys.executable})")
+    batch.add_argument("--output", type=Path, metavar="FILE", help="write the script there rather than to stdout; an existing file is kept")
+    batch.add_argument("--dataset", metavar="DATASET", help="partition this first, see `salientpp partition --help`; needs --root")
+    batch.add_argument("--root", metavar="DIR", help="the dataset directory that the first job writes; where it exists, that job is left out")
+    batch.add_argument("--partition-options", default="", metavar="TEXT", help="for `salientpp partition`, as in '--fanouts 15,10,5 --batch-size 1024'")
+    batch.add_argument("--partition-cpus", type=int, default=4, metavar="C", help="CPUs of the job that partitions (4)")
+    batch.add_argument("--partition-time", metavar="T", help="its time (that of the training)")
+    batch.add_argument("--partition-queue", metavar="P", help="SLURM's partition of it (that of the training)")
+    batch.set_defaults(run=_slurm)
     return parser
 
 
@@ -276,6 +323,60 @@ def _info(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _stage(arguments: argparse.Namespace) -> int:
+    root, parts = arguments.root, arguments.part
+    if parts is None:
+        launch, num_parts = detect(), load(root).num_parts
+        if launch.launcher == "none" and num_parts > 1:
+            raise ValueError(
+                f"{root} has {num_parts} parts, and this process is no rank of a job, which would say which of them to copy; "
+                "start it with `srun salientpp stage ...`, or name them with --part"
+            )
+        parts = parts_of(launch.rank, launch.world_size, num_parts)
+    print(stage(root, arguments.to, parts=parts, on_step=lambda step: print(f"copying {step}", file=sys.stderr)))
+    return 0
+
+
+def _slurm(arguments: argparse.Namespace) -> int:
+    if (arguments.dataset is None) != (arguments.root is None):
+        raise ValueError("--dataset and --root go together: what to partition, and the directory to write")
+    first = None
+    if arguments.dataset is not None:
+        first = sbatch.Partitioning(
+            arguments.dataset,
+            arguments.root,
+            options=shlex.split(arguments.partition_options),
+            cpus=arguments.partition_cpus,
+            time=arguments.partition_time,
+            partition=arguments.partition_queue,
+        )
+    batch = sbatch.Batch(
+        arguments.script,
+        parts=arguments.parts,
+        time=arguments.time,
+        python=arguments.python,
+        ranks_per_part=arguments.ranks_per_part,
+        ranks_per_node=max(1, arguments.gpus_per_node) if arguments.ranks_per_node is None else arguments.ranks_per_node,
+        gpus_per_node=arguments.gpus_per_node,
+        cpus_per_task=arguments.cpus_per_task,
+        partition=arguments.partition,
+        launcher=arguments.launcher,
+        job_name=arguments.job_name,
+        options=arguments.sbatch,
+        first=first,
+    )
+    text = sbatch.script(batch, made_by=f"salientpp {shlex.join(arguments.words)}")
+    if arguments.output is None:
+        print(text, end="")
+    else:
+        try:
+            with arguments.output.open("x") as file:
+                file.write(text)
+        except FileExistsError:
+            raise ValueError(f"--output: {arguments.output} exists, and you may have changed it; remove it, or choose another name") from None
+    return 0
+
+
 def _print_description(part: PartitionedGraph) -> None:
     console = Console(markup=False, emoji=False)
     manifest = part.manifest
@@ -286,8 +387,10 @@ def _print_description(part: PartitionedGraph) -> None:
         for kind in ("node_attributes", "edge_attributes")
         for name, entry in manifest[kind].items()
     ]
+    there = parts_there(part.root)
     facts = [
         ("directory", f"{part.root}, {total / 1e6:,.1f} MB, format version {manifest['version']}"),
+        *([] if there is None else [("copy with", f"part {', '.join(map(str, sorted(there)))} of {part.num_parts}; the figures are of the whole")]),
         ("graph", f"{manifest['num_vertices']:,} vertices, {manifest['num_edges']:,} edges"),
         ("attributes", ", ".join(attributes) or "none"),
         ("ordered for", f"fanouts {workload['num_neighbors']}, batch size {workload['batch_size']}, seeds {workload['seeds']!r}"),

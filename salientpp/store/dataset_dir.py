@@ -16,6 +16,8 @@ VIP (with seeds), so a prefix of a part is its hottest rows. Plain ``.npy`` file
 maps: ranks of one host share the page cache. A directory is written under a temporary name and renamed, so half a
 directory is never taken for a whole one.
 
+A copy for one host (:mod:`salientpp.store.staging`) lacks the folders of parts that are not served there; its ``parts.json`` lists those that it has.
+
 Checksums: SHA-256 of every file, and a quick CRC-32 of its size and of evenly spread blocks (all of it up to 4 MiB). Opening
 checks sizes, headers and the quick sums; ``verify='full'`` reads everything.
 """
@@ -49,6 +51,9 @@ from salientpp.plan.vip import check_batch_size, check_fanouts
 
 FORMAT = "salientpp-partitioned-graph"
 VERSION = 1
+
+#: In a copy for one host: {"parts": [...]}, the parts that are there.
+STAGED = "parts.json"
 
 _QUICK_BLOCK = 64 * 1024
 _QUICK_BLOCKS = 64
@@ -165,12 +170,13 @@ class PartitionedGraph:
                 f"before salientpp.load (torchrun --nproc-per-node {self.num_parts}), or name one with part_id="
             )
         self.book.range_of(part_id)
+        _check_is_there(self.root, part_id)
         return part_id
 
     def _array(self, name: str, dtype: str | None = None) -> Tensor:
         entry = self.manifest["files"][name]
         # Again, since the directory may have been overwritten after load: two of them must never be mixed.
-        _verify_file(self.root, name, entry, full=False)
+        verify_file(self.root, name, entry, full=False)
         array = _open_array(self.root, name, entry)
         tensor = torch.from_numpy(array)
         return tensor if dtype is None else tensor.view(getattr(torch, dtype))
@@ -192,15 +198,19 @@ def load(root: str | Path, *, part_id: int | None = None, verify: str = "quick")
         verify: 'quick' checks sizes, headers and sampled checksums; 'full' reads every byte.
 
     Raises:
-        DatasetError: missing, half-written, truncated, altered, or of a newer format.
+        DatasetError: missing, half-written, truncated, altered, of a newer format, or a copy for one host without this part.
         ValueError: the number of ranks does not fit the number of parts, or no such part.
     """
     if verify not in ("quick", "full"):
         raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
     root = Path(root)
-    manifest = _read_manifest(root)
+    manifest = read_manifest(root)
+    there = parts_there(root)
+    folders = None if there is None else {part_folder(part) for part in there}
     for name, entry in manifest["files"].items():
-        _verify_file(root, name, entry, full=verify == "full")
+        folder, slash, _ = name.partition("/")
+        if folders is None or not slash or folder in folders:
+            verify_file(root, name, entry, full=verify == "full")
     num_parts = len(manifest["offsets"]) - 1
     if part_id is None:
         world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -214,10 +224,12 @@ def load(root: str | Path, *, part_id: int | None = None, verify: str = "quick")
             )
     elif not 0 <= part_id < num_parts:
         raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
+    if part_id is not None:
+        _check_is_there(root, part_id)
     return PartitionedGraph(root, manifest, part_id)
 
 
-def _read_manifest(root: Path) -> dict[str, Any]:
+def read_manifest(root: Path) -> dict[str, Any]:
     path = root / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
@@ -244,11 +256,31 @@ def _read_manifest(root: Path) -> dict[str, Any]:
     return manifest
 
 
+def parts_there(root: Path) -> set[int] | None:
+    """The parts that a copy for one host has; None: all, it is no such copy."""
+    path = root / STAGED
+    try:
+        return set(json.loads(path.read_text())["parts"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DatasetError(f"{path} does not list parts ({error}); delete the directory and stage it again") from None
+
+
+def _check_is_there(root: Path, part_id: int) -> None:
+    there = parts_there(root)
+    if there is not None and part_id not in there:
+        raise DatasetError(
+            f"{root} is a copy without part {part_id}, its parts are {', '.join(map(str, sorted(there))) or 'none'}; stage that part too, "
+            "or open the directory that it was copied from"
+        )
+
+
 def _manifest_checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) -> None:
+def verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) -> None:
     path = root / name
     try:
         size = path.stat().st_size
@@ -407,7 +439,7 @@ def partition(
             os.fsync(file.fileno())
         _check_root_is_free(root, overwrite)  # again: hours may have passed
         _move_into_place(temporary, root)
-    return PartitionedGraph(root, _read_manifest(root), 0 if num_parts == 1 else None)
+    return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
 
 
 def _check_root_is_free(root: Path, overwrite: bool) -> None:

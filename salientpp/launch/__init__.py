@@ -1,0 +1,1 @@
+"""How ranks are started, meet, and stop in time: under torchrun, under SLURM, or one process alone."""

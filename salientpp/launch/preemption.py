@@ -1,0 +1,141 @@
+"""How does a job stop in time, all ranks at the same batch, and go on later?
+
+SLURM can send a signal some time before it ends a job (``#SBATCH --signal=USR1@120``). Every rank gets it, but at slightly
+different moments: one before its 17th step, another after it. If each stopped at once, the others would wait for it in DDP. So whether to
+stop is agreed: after each batch the ranks take the maximum over "which signal have I got?". The all-reduce runs
+while the next batch is computed and is read one batch later, on a gloo group of its own; nobody waits for it.
+
+The handlers are installed when :class:`Preemption` is entered as a context, and the former ones are put back when it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Preemption:
+    """Notice that SLURM is about to end the job, and let all ranks stop at the same batch.
+
+    ::
+
+        with salientpp.Preemption() as preemption:
+            for batch in loader:
+                ...                           # one step of training
+                if preemption.should_stop():
+                    save(...)                 # model, optimizer, loader.state_dict() of every rank
+                    preemption.requeue()
+                    break
+
+    Making one is collective: all ranks of the default process group, if there is one. To be entered in the main thread.
+
+    Args:
+        signals: those that announce the end. SIGUSR1 is what ``salientpp slurm`` asks for. Where a cluster preempts with SIGTERM and some
+            grace time, add SIGTERM; then torchrun and scancel need longer to end a rank.
+
+    Attributes:
+        stop_signal: the one that the ranks have agreed to stop for; None before.
+    """
+
+    def __init__(self, signals: Sequence[int] = (signal.SIGUSR1,)) -> None:
+        self._signals = [signal.Signals(number) for number in signals]
+        self._received = 0
+        self._agreed = 0
+        self._former: dict[int, Any] = {}
+        self._work: dist.Work | None = None
+        self._word = torch.zeros(1, dtype=torch.int64)
+        is_distributed = dist.is_available() and dist.is_initialized()
+        self._group = dist.new_group(backend="gloo") if is_distributed and dist.get_world_size() > 1 else None
+
+    def __enter__(self) -> Preemption:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("Preemption must be entered in the main thread: Python gives signals to no other")
+        for number in self._signals:
+            self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._former.items():
+            # None: a handler that was not installed from Python, and cannot be put back from here.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._former.clear()
+        if kind is None:  # else the other ranks may be gone
+            self._hear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received = max(self._received, number)
+
+    @property
+    def stop_signal(self) -> signal.Signals | None:
+        return signal.Signals(self._agreed) if self._agreed else None
+
+    def should_stop(self) -> bool:
+        """Whether to save and stop now: the same answer on every rank, at most two batches after the first got a signal.
+
+        Every rank calls it after each of its batches, equally often. With ``uneven='exact'`` and Join, whose loops differ in length, call it between
+        epochs.
+
+        Raises:
+            RuntimeError: another rank went away.
+        """
+        if self._group is None:
+            self._agreed = self._received
+        elif not self._agreed:
+            self._hear()
+            if not self._agreed:
+                self._word = torch.tensor([self._received])
+                self._work = dist.all_reduce(self._word, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return self._agreed > 0
+
+    def _hear(self) -> None:
+        """Take in the result of the all-reduce that is under way, if any."""
+        if self._work is None:
+            return
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {dist.get_rank()}: another rank went away while the ranks agreed on whether to stop ({error}); the launcher says which: "
+                "look at the output of the rank that ended first"
+            ) from error
+        self._work = None
+        self._agreed = int(self._word)
+
+    def requeue(self) -> bool:
+        """Put this SLURM job back into the queue (``scontrol requeue``), once every rank has come here; every rank calls it.
+
+        SLURM then ends what still runs, perhaps before this returns, and starts the same script again later, with ``SLURM_RESTART_COUNT`` one
+        higher. After SIGTERM nothing is done:
+        SLURM requeues what it preempts, and what a user cancels shall not come back.
+
+        Returns:
+            Whether the job was requeued; False without SLURM.
+
+        Raises:
+            RuntimeError: SLURM refused, on rank 0; what was saved is safe.
+        """
+        if self._group is not None:
+            dist.barrier(group=self._group)
+        job = os.environ.get("SLURM_JOB_ID")
+        if job is None or self._agreed == signal.SIGTERM:
+            return False
+        if self._group is None or dist.get_rank() == 0:
+            try:
+                done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+                words = (done.stderr or done.stdout).strip() if done.returncode else None
+            except OSError as error:
+                words = str(error)
+            if words is not None:
+                raise RuntimeError(
+                    f"`scontrol requeue {job}` failed: {words}; submit the job again by hand (#SBATCH --requeue allows requeueing, and "
+                    "scontrol must be on the PATH of the compute nodes)"
+                )
+        return True

@@ -1,0 +1,154 @@
+"""How do the ranks of a job meet?
+
+torch.distributed needs a host and a port that all ranks know. torchrun brings both. Under plain srun nobody has chosen a port, and one computed
+from the job's number may be taken. So rank 0 asks its kernel for a free one, holds it, and publishes host and port in a file
+that all ranks see: in the directory from which the job was submitted, unless another is given. The file is named after cluster, job, step and
+restart, written under another name and renamed, and removed as soon as all ranks have met. Where rank 0 fails meanwhile, it stays and says why, so that no
+rank waits in vain.
+
+Which network gloo and NCCL use is the user's choice (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``): nothing is set here, but the
+error of ranks that cannot reach each other says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from salientpp.launch.environment import Launch, LaunchError, detect
+
+#: Ranks may meet several times in one process, each time in a file of its own.
+_meetings = itertools.count()
+
+#: What rank 0 publishes in place of its address when it could not start.
+_FAILED = "failed: "
+
+
+def init_process_group(
+    backend: str | None = None, *, timeout: timedelta = timedelta(minutes=10), directory: str | Path | None = None
+) -> Launch:
+    """Find out who this process is, and initialise torch.distributed accordingly; every rank calls it, once.
+
+    Works under torchrun and under srun; a process of its own is left without a process group. Chooses this rank's GPU as current device.
+
+    Args:
+        backend: torch's; None is gloo, with NCCL for tensors on a GPU where there is one.
+        timeout: of connecting and, by default, of collectives.
+        directory: where rank 0 publishes its address if nobody has chosen a port (plain srun without ``MASTER_PORT``). All hosts must
+            share it. None: ``SLURM_SUBMIT_DIR``, from which the job was submitted.
+
+    Returns:
+        Who this process is; its ``device`` is where its tensors belong.
+
+    Raises:
+        LaunchError: the environment is incomplete or contradicts itself, the directory is not shared, or the ranks cannot
+            reach each other; the text says what to do.
+    """
+    launch = detect()
+    if launch.launcher == "none":
+        return launch
+    if launch.device.type == "cuda":
+        torch.cuda.set_device(launch.device)
+    backend = backend or ("cpu:gloo,cuda:nccl" if launch.device.type == "cuda" else "gloo")
+    if launch.launcher == "torchrun":
+        _connect(launch, f"{launch.master_addr}:{launch.master_port}", backend, timeout, init_method="env://")
+    elif launch.master_port is not None:
+        address = f"{launch.master_addr}:{launch.master_port}"
+        _connect(launch, address, backend, timeout, init_method=f"tcp://{address}", rank=launch.rank, world_size=launch.world_size)
+    else:
+        directory = Path(directory or os.environ.get("SLURM_SUBMIT_DIR") or ".").absolute()
+        file = directory / f".salientpp-{launch.job}-{next(_meetings)}"
+        store, address = _host(file, timeout) if launch.rank == 0 else _find(file, launch, timeout)
+        try:
+            _connect(launch, address, backend, timeout, store=store, rank=launch.rank, world_size=launch.world_size)
+        except BaseException as error:
+            if launch.rank == 0:  # those who come later would wait for an answer
+                _publish(file, f"{_FAILED}{error or type(error).__name__}")
+            raise
+        if launch.rank == 0:
+            file.unlink(missing_ok=True)
+    return launch
+
+
+def _host(file: Path, timeout: timedelta) -> tuple[dist.Store, str]:
+    """Rank 0: host the store at a port that is free, and say where."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    address = f"{socket.gethostname()}:{store.port}"
+    _publish(file, address)
+    return store, address
+
+
+def _publish(file: Path, text: str) -> None:
+    temporary = file.with_name(f"{file.name}.writing")
+    try:
+        temporary.write_text(text + "\n")
+        temporary.rename(file)
+    except OSError as error:
+        raise LaunchError(
+            f"rank 0 cannot publish its address in {file} ({error.strerror}); pass a directory= that all hosts share and that can be written"
+        ) from None
+
+
+def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
+    """Another rank: the store at the address that rank 0 has published."""
+    deadline, pause = time.monotonic() + timeout.total_seconds(), 0.05
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"rank {launch.rank} on {socket.gethostname()} has waited {timeout.total_seconds():g} s for {file}, in which rank 0 (on "
+                f"{launch.master_addr}) publishes its address: rank 0 has not come so far (look at its output first), or the "
+                "hosts do not share this directory; then pass another as directory=, or set MASTER_PORT to a port that is free there"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+        # Listing a directory makes a network file system ask its server, where looking for the name alone may be answered from memory.
+        with contextlib.suppress(OSError):
+            os.listdir(file.parent)
+    address = file.read_text().strip()
+    if address.startswith(_FAILED):
+        raise LaunchError(f"rank {launch.rank}: rank 0 ended while the ranks met: {address.removeprefix(_FAILED)}")
+    host, _, port = address.rpartition(":")
+    try:
+        # Some hosts do not know their own name as the others know it. SLURM's is then the second choice.
+        host = _resolvable(host, launch.master_addr)
+        return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout), address
+    except (RuntimeError, OSError) as error:
+        raise LaunchError(_unreachable(launch, address, error)) from error
+
+
+def _resolvable(*hosts: str | None) -> str:
+    for host in hosts:
+        if host and not host.startswith("localhost"):
+            try:
+                socket.getaddrinfo(host, None)
+                return host
+            except OSError:
+                pass
+    return hosts[0] or "localhost"
+
+
+def _connect(launch: Launch, address: str, backend: str, timeout: timedelta, **options: object) -> None:
+    try:
+        dist.init_process_group(backend, timeout=timeout, **options)
+    except (RuntimeError, OSError) as error:
+        raise LaunchError(_unreachable(launch, address, error)) from error
+
+
+def _unreachable(launch: Launch, address: str, error: Exception) -> str:
+    interfaces = ", ".join(name for _, name in socket.if_nameindex())
+    chosen = "; ".join(f"{name} is {os.environ.get(name) or 'not set'}" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"))
+    first = str(error).partition("\n")[0]
+    return (
+        f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} could not connect to the others (rank 0 is at {address}): {first}. "
+        f"If another rank has ended with an error, look there first. {chosen}: they name the network interface to use, among {interfaces} "
+        "here; where the hosts' names lead to an interface that does not join them, set GLOO_SOCKET_IFNAME (for NCCL also the "
+        "other) to the one that does, on every rank"
+    )

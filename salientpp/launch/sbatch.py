@@ -1,0 +1,209 @@
+"""What does a batch script for SLURM look like that starts one rank per part, and goes on after preemption?
+
+:func:`script` writes one, to read, change and keep. It assumes nothing but bash, SLURM and a Python that all hosts see: no modules, no
+containers. Two flavours:
+
+* **srun**: SLURM starts every rank. The ranks meet through :func:`salientpp.init_process_group`.
+* **torchrun**: SLURM starts one torchrun per host, which starts the ranks there. They meet at the first host (c10d rendezvous), at a port
+  that this host's kernel gave as free.
+
+With a dataset to partition first, the script is a chain: run on the login node by ``bash``, it submits a CPU job that partitions,
+and itself to begin after that.
+
+**The signal.** ``--signal=USR1@120`` without ``B:`` goes to all processes of the job's steps and not to the batch shell: the ranks get it themselves.
+A process that knows nothing of USR1 is ended by it, such as torchrun, or a rank that is still importing. So what srun starts ignores the
+signal, which is inherited, until a rank installs a handler (:class:`salientpp.Preemption`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LAUNCHERS = ("srun", "torchrun")
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """The job that goes first: ``salientpp partition`` of a dataset into the directory ``root``.
+
+    Attributes:
+        dataset, root: what to partition, and the dataset directory to write; relative to where the script is submitted.
+        options: further arguments of ``salientpp partition``, such as ``['--fanouts', '15,10,5']``.
+        cpus, time, partition: what to ask SLURM for; its partition None is that of the training.
+    """
+
+    dataset: str
+    root: str
+    options: Sequence[str] = ()
+    cpus: int = 4
+    time: str | None = None
+    partition: str | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A training job.
+
+    Attributes:
+        command: the training script and its arguments; without ``python``.
+        parts, ranks_per_part: how many ranks there are, as their product.
+        ranks_per_node: ranks on each host.
+        gpus_per_node: GPUs on each host; 0 asks for none.
+        cpus_per_task: CPUs of each rank.
+        time: such as '2:00:00'; partition: None is the cluster's default.
+        launcher: 'srun' or 'torchrun'.
+        python: the interpreter; all hosts must see it.
+        options: further options of sbatch, such as '--account=physics'.
+        first: what to partition before the training, if anything.
+    """
+
+    command: Sequence[str]
+    parts: int
+    time: str
+    python: str
+    ranks_per_part: int = 1
+    ranks_per_node: int = 1
+    gpus_per_node: int = 0
+    cpus_per_task: int = 4
+    partition: str | None = None
+    launcher: str = "srun"
+    job_name: str = "salientpp"
+    options: Sequence[str] = ()
+    first: Partitioning | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parts", "ranks_per_part", "ranks_per_node", "cpus_per_task"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{_option(name)} must be >= 1, got {getattr(self, name)}")
+        if self.gpus_per_node < 0:
+            raise ValueError(f"--gpus-per-node must be >= 0, got {self.gpus_per_node}")
+        if self.ranks % self.ranks_per_node:
+            raise ValueError(
+                f"{self.ranks} ranks ({self.parts} parts, {self.ranks_per_part} per part) do not fill hosts of {self.ranks_per_node}: choose "
+                "--ranks-per-node (by default --gpus-per-node) so that it divides them"
+            )
+        for name, text in (("--job-name", self.job_name), ("--partition", self.partition), ("--partition-queue", self.first and self.first.partition)):
+            if text is not None and not re.fullmatch(r"[\w.,+-]+", text):
+                raise ValueError(f"{name} must be a name without blanks, got {text!r}")
+        if self.launcher not in LAUNCHERS:
+            raise ValueError(f"--launcher must be srun or torchrun, got {self.launcher!r}")
+        if not self.command or self.command[0] in ("python", "python3", "srun", "torchrun"):
+            raise ValueError(
+                "after -- expected the training script and its arguments, as in `-- train.py --epochs 10`, got "
+                f"{shlex.join(self.command) or 'nothing'}"
+            )
+        for name, time in (("--time", self.time), ("--partition-time", self.first.time if self.first else None)):
+            if time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+                raise ValueError(f"{name} must be minutes, H:MM:SS or D-HH:MM:SS as sbatch takes them, got {time!r}")
+        for option in self.options:
+            if not re.match(r"-\w|--\w", option) or "\n" in option:
+                raise ValueError(f"--sbatch takes an option of sbatch such as --sbatch=--account=NAME, got {option!r}")
+
+    @property
+    def ranks(self) -> int:
+        return self.parts * self.ranks_per_part
+
+    @property
+    def nodes(self) -> int:
+        return self.ranks // self.ranks_per_node
+
+
+def script(batch: Batch, made_by: str) -> str:
+    """The batch script; ``made_by`` is the command that made it, for its head."""
+    by_srun = batch.launcher == "srun"
+    tasks, cpus = (batch.ranks_per_node, batch.cpus_per_task) if by_srun else (1, batch.ranks_per_node * batch.cpus_per_task)
+    directives = [
+        f"--job-name={batch.job_name}",
+        *([f"--partition={batch.partition}"] if batch.partition else []),
+        f"--time={batch.time}",
+        f"--nodes={batch.nodes}",
+        f"--ntasks-per-node={tasks}",
+        f"--cpus-per-task={cpus}",
+        *([f"--gpus-per-node={batch.gpus_per_node}"] if batch.gpus_per_node else []),
+        "--output=%x-%j.log",
+        "--open-mode=append",
+        "--requeue",
+        "--signal=USR1@120",
+        *batch.options,
+    ]
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {directive}" for directive in directives),
+        "#",
+        *_comment(f"Trains {batch.ranks} ranks on {batch.nodes} hosts: {batch.parts} parts, {batch.ranks_per_part} rank(s) per part."),
+        *_comment(f"Made by: {made_by}"),
+        "# Submit it with " + ("`bash THIS_FILE`: a job that partitions goes first, unless that was done." if batch.first else "`sbatch THIS_FILE`."),
+        "# The signal USR1 comes 120 s before the end: time to save and to requeue. The log is appended to.",
+        "set -euo pipefail",
+        "",
+        "# The Python that has salientpp; every host must see it.",
+        f"python={shlex.quote(batch.python)}",
+    ]
+    if batch.first is not None:
+        lines += ["", *_chain(batch, batch.first)]
+    lines += ["", f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{batch.cpus_per_task}}}"  # per rank', "export PYTHONUNBUFFERED=1  # lines reach the log at once"]
+    command = " ".join(shlex.quote(word) for word in batch.command)
+    if by_srun:
+        start = ['"$python" ' + command]
+    else:
+        lines += [
+            "# The ranks meet at this host, the job's first, at a port that its kernel says is free.",
+            """port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')""",
+            "# Lines of the ranks begin with their numbers.",
+            "export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='${rank}: '",
+        ]
+        lines.insert(-1, "# shellcheck disable=SC2016  # torchrun fills in the number")
+        start = [
+            '"$python" -m torch.distributed.run',
+            f'    --nnodes="$SLURM_NNODES" --nproc-per-node={batch.ranks_per_node} --tee=3 --log-dir="${{TMPDIR:-/tmp}}/torchrun-$SLURM_JOB_ID"',
+            '    --rdzv-backend=c10d --rdzv-endpoint="$(hostname):$port" --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
+            "    " + command,
+        ]
+    lines += [
+        "# Told explicitly: srun need not take the CPUs of a task from the job. If one task fails, all end. What is started here ignores the signal",
+        "# until the training script installs a handler for it.",
+        "# shellcheck disable=SC2016  # expanded by the inner bash",
+        " \\\n    ".join([
+            f'srun --ntasks-per-node={tasks} --cpus-per-task={cpus} --kill-on-bad-exit=1{" --label" if by_srun else ""}',
+            """bash -c 'trap "" USR1; exec "$@"' rank""",
+            *start,
+        ]),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _chain(batch: Batch, first: Partitioning) -> list[str]:
+    partition = [batch.python, "-m", "salientpp.cli", "partition", first.dataset, first.root, "--parts", str(batch.parts), *first.options]
+    queue = first.partition or batch.partition
+    options = [
+        f"--job-name={batch.job_name}-partition",
+        *([f"--partition={queue}"] if queue else []),
+        f"--time={first.time or batch.time}",
+        f"--nodes=1 --ntasks=1 --cpus-per-task={first.cpus}",
+        "--output=%x-%j.log",
+    ]
+    manifest = shlex.quote(f"{first.root.rstrip('/')}/manifest.json")
+    return [
+        "# On the login node there is no job yet: submit one that partitions, and this script to begin when that has succeeded.",
+        'if [[ -z ${SLURM_JOB_ID:-} ]]; then',
+        f"    if [[ -e {manifest} ]]; then",
+        '        exec sbatch "$0"',
+        "    fi",
+        "    job=$(sbatch --parsable \\",
+        *(f"        {' '.join(shlex.quote(word) for word in option.split(' '))} \\" for option in options),
+        f"        --wrap {shlex.quote(shlex.join(partition))})",
+        '    echo "job ${job%%;*} partitions"',
+        '    exec sbatch --dependency="afterok:${job%%;*}" --kill-on-invalid-dep=yes "$0"',
+        "fi",
+    ]
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in text.splitlines()]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

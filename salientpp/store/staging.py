@@ -1,0 +1,139 @@
+"""How does a host get a copy of what it needs of a dataset directory, on a disk of its own?
+
+A rank reads the topology, the edge attributes and the original ids in whole, and of the parts only its own. :func:`stage` copies that much: the files of
+``DIR`` become ``TO/<name of DIR>`` with the same manifest, and ``parts.json`` there lists the parts that have come along. Such a
+directory is opened with :func:`salientpp.load` like any other; the parts that are not there are missed only by those who ask for them.
+
+Every rank of a host may call it, for the same parts or others: one copies at a time (a lock on the file ``.<name>.staging`` beside the copy), the next
+finds what is there and adds what it lacks. A file is copied under another name, read back and compared with its SHA-256, and renamed; the manifest comes
+last. So a copy that was broken off is never taken for a whole one, and the next call begins it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from salientpp.store.dataset_dir import STAGED, DatasetError, part_folder, parts_there, read_manifest, verify_file
+
+_TEMPORARY = ".copying"
+
+
+def parts_of(rank: int, world_size: int, num_parts: int) -> range:
+    """The parts that rank ``rank`` of ``world_size`` serves. With fewer ranks than parts (one per host, say), those of its share of the ranks to be."""
+    return range(rank * num_parts // world_size, -((rank + 1) * num_parts // -world_size))
+
+
+def stage(
+    root: str | Path, to: str | Path, *, parts: Iterable[int] | None = None, on_step: Callable[[str], None] = lambda step: None
+) -> Path:
+    """Copy what this rank needs of a dataset directory to a disk nearby, and verify the copy; safe when several ranks of a host call it.
+
+    Args:
+        root: a directory that :func:`salientpp.partition` wrote.
+        to: a directory of this host, such as the value of ``TMPDIR``; it is made if need be.
+        parts: the parts to copy. None: that of this rank of the initialised process group; without one, part 0 if it is the only one.
+        on_step: called with a short description before each step.
+
+    Returns:
+        The copy, ``to/<name of root>``, for :func:`salientpp.load`.
+
+    Raises:
+        DatasetError: ``root`` is not whole; or the place is taken by something else.
+        ValueError: no such part, or it is not clear which.
+        OSError: the disk is full, or cannot be written.
+    """
+    root, to = Path(root), Path(to)
+    manifest = read_manifest(root)
+    wanted = _wanted(root, parts, len(manifest["offsets"]) - 1)
+    copy = to / root.resolve().name
+    if copy.resolve() == root.resolve():
+        raise ValueError(f"{root} cannot be staged onto itself; choose another directory than {to}")
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        with _lock(to / f".{copy.name}.staging"):
+            _prepare(copy, manifest)
+            have = parts_there(copy)
+            if have is not None and not wanted <= have:
+                _copy_files(root, copy, manifest, wanted, on_step)
+                _write(copy / STAGED, json.dumps({"parts": sorted(have | wanted)}) + "\n")
+                _write(copy / "manifest.json", (root / "manifest.json").read_text())
+    except OSError as error:
+        raise type(error)(error.errno, f"{root} cannot be staged to {to} ({error.strerror}); choose another directory") from None
+    return copy
+
+
+def _wanted(root: Path, parts: Iterable[int] | None, num_parts: int) -> set[int]:
+    if parts is None:
+        in_group = dist.is_available() and dist.is_initialized()
+        if not in_group and num_parts > 1:
+            raise ValueError(
+                f"{root} has {num_parts} parts and this process serves none of them: initialise torch.distributed before staging, or name "
+                "them with parts="
+            )
+        parts = parts_of(dist.get_rank(), dist.get_world_size(), num_parts) if in_group else [0]
+    wanted = set(parts)
+    wrong = [part for part in wanted if not 0 <= part < num_parts]
+    if wrong or not wanted:
+        raise ValueError(f"parts must be in [0, {num_parts}), got {wrong[0] if wrong else 'none'}")
+    return wanted
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Alone on this host; the kernel takes the lock back from a process that is killed."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
+    """Let ``copy`` be a copy of the same contents, or one without parts."""
+    if (copy / "manifest.json").exists():
+        if read_manifest(copy)["files"] != manifest["files"]:
+            raise DatasetError(f"{copy} is a copy of other contents, perhaps of before it was partitioned again; delete it, or stage elsewhere")
+        return
+    if copy.exists():
+        if not (copy / STAGED).exists() and any(copy.iterdir()):
+            raise DatasetError(f"{copy} exists and is no copy of a dataset directory, so nothing is written there; stage elsewhere")
+        shutil.rmtree(copy)  # a copy that was broken off
+    copy.mkdir()
+    _write(copy / STAGED, json.dumps({"parts": []}) + "\n")
+
+
+def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], on_step: Callable[[str], None]) -> None:
+    folders = {"", *(part_folder(part) for part in parts)}
+    files = {name: entry for name, entry in manifest["files"].items() if name.rpartition("/")[0] in folders and not (copy / name).exists()}
+    need, free = sum(entry["bytes"] for entry in files.values()), shutil.disk_usage(copy).free
+    if need > free:
+        raise DatasetError(
+            f"{copy} needs {need / 1e6:,.1f} MB more, and its disk has {free / 1e6:,.1f} MB left; stage elsewhere, or use {root} itself"
+        )
+    for name, entry in files.items():
+        on_step(f"{name}, {entry['bytes'] / 1e6:,.1f} MB")
+        temporary = f"{name}{_TEMPORARY}"
+        (copy / name).parent.mkdir(exist_ok=True)
+        try:
+            shutil.copyfile(root / name, copy / temporary)
+        except FileNotFoundError:
+            raise DatasetError(f"{root / name} is missing; copy the directory again, or partition again") from None
+        try:
+            verify_file(copy, temporary, entry, full=True)
+        except DatasetError:
+            verify_file(root, name, entry, full=True)  # whose fault is it?
+            raise
+        (copy / temporary).rename(copy / name)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + _TEMPORARY)
+    temporary.write_text(text)
+    os.replace(temporary, path)

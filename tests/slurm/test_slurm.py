@@ -1,0 +1,307 @@
+"""Laws of running under SLURM, on a real one: what `salientpp slurm` prints runs unedited, and a job that was stopped goes on bit for bit.
+
+Ranks are gloo processes on loopback, two or four on the two nodes that are this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from slurm_cluster import Cluster, Job
+
+import salientpp
+from salientpp import cli
+from salientpp.datasets import synthetic
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "examples" / "train_slurm.py"
+WORKLOAD = ["--fanouts", "5,3", "--batch-size", "8"]
+EPOCHS = 30
+
+#: Jobs inherit it from sbatch: gloo on loopback, and the package under test.
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def datasets(slurm: Cluster) -> Path:
+    """A folder with dataset directories of 2 and of 4 parts."""
+    data = synthetic(num_vertices=4000, num_features=16)
+    folder = slurm.folder / "datasets"
+    for num_parts in (2, 4):
+        salientpp.partition(data, num_parts, folder / f"parts-{num_parts}", [5, 3], 8, method="random")
+    return folder
+
+
+@pytest.fixture
+def folder(slurm: Cluster, request: pytest.FixtureRequest) -> Path:
+    """Where a test submits its jobs."""
+    made = slurm.folder / re.sub(r"\W+", "-", request.node.name)
+    made.mkdir()
+    return made
+
+
+def make_script(capsys: pytest.CaptureFixture, file: Path, *arguments: object) -> Path:
+    """What `salientpp slurm` prints, read by bash and shellcheck and otherwise as it is."""
+    capsys.readouterr()
+    assert cli.main(["slurm", *map(str, arguments)]) == 0
+    file.write_text(capsys.readouterr().out)
+    subprocess.run(["bash", "-n", file], check=True)
+    subprocess.run(["shellcheck", file], check=True)
+    return file
+
+
+def submit(slurm: Cluster, script: Path, **environment: str) -> str:
+    return slurm.run("sbatch", "--parsable", script, cwd=script.parent, environment=ENVIRONMENT | environment).strip()
+
+
+def run(slurm: Cluster, script: Path, **environment: str) -> Job:
+    return slurm.wait(submit(slurm, script, **environment))
+
+
+def epochs_of(log: str) -> list[str]:
+    """The line of each epoch, without the rank's tag and the seconds."""
+    return [re.sub(r" seconds=.*", "", line) for line in re.findall(r"^0: (epoch=.*)$", log, re.MULTILINE)]
+
+
+# --- templates --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("launcher", "parts", "per_part"), [("srun", 4, 1), ("torchrun", 2, 2)])
+def test_a_script_trains_unedited_and_its_ranks_stage_at_once(slurm, datasets, folder, capsys, launcher, parts, per_part):
+    script = make_script(
+        capsys, folder / "train.sbatch", "--parts", parts, "--ranks-per-part", per_part, "--gpus-per-node", 1, "--ranks-per-node", 2, "--cpus-per-task", 1,
+        "--time", 5, "--partition", "main", "--launcher", launcher,
+        "--", TRAIN, datasets / f"parts-{parts}", *WORKLOAD, "--epochs", 2, "--stage", folder / "local",
+    )  # fmt: skip
+    job = run(slurm, script)
+    assert job.state == "COMPLETED", job.log
+    for rank in range(4):
+        assert re.search(rf"^{rank}: rank={rank} of=4 .* starts at epoch=0 batch=0$", job.log, re.MULTILINE), job.log
+    assert [line.partition(" ")[0] for line in epochs_of(job.log)] == ["epoch=0", "epoch=1"]
+    assert re.search(r"^0: test=0\.\d+$", job.log, re.MULTILINE)
+    assert "batch/s" not in job.log and "%|" not in job.log, "a progress bar in a file"
+    copy = folder / "local" / f"parts-{parts}"
+    assert json.loads((copy / "parts.json").read_text()) == {"parts": list(range(parts))}
+    salientpp.load(copy, part_id=0, verify="full")
+    assert not list(folder.glob(".salientpp-*")), "the file in which rank 0 publishes its address is gone"
+
+
+def test_each_host_stages_its_own_parts(slurm, datasets, folder):
+    command = f'{sys.executable} -m salientpp.cli stage {datasets}/parts-4 --to "$PWD/$SLURMD_NODENAME"'
+    out = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", "bash", "-c", command, cwd=folder, environment=ENVIRONMENT)
+    assert sorted(out.split()) == sorted(2 * [f"{folder}/n1/parts-4", f"{folder}/n2/parts-4"])
+    for node, parts in (("n1", [0, 1]), ("n2", [2, 3])):
+        copy = folder / node / "parts-4"
+        assert sorted(path.name for path in copy.glob("part-*")) == [f"part-{part:05d}" for part in parts]
+        salientpp.load(copy, part_id=parts[0], verify="full")
+        with pytest.raises(salientpp.store.dataset_dir.DatasetError, match=f"is a copy without part {3 - parts[0]}"):
+            salientpp.load(copy, part_id=3 - parts[0])
+
+
+def test_a_chain_partitions_and_then_trains(slurm, folder, capsys):
+    script = make_script(
+        capsys, folder / "chain.sh", "--parts", 2, "--ranks-per-node", 2, "--cpus-per-task", 1, "--time", 5, "--job-name", "chain",
+        "--dataset", "synthetic:num_vertices=2000,num_features=8", "--root", "new parts", "--partition-cpus", 1,
+        "--partition-options", "--fanouts 5,3 --batch-size 8 --partition random",
+        "--", TRAIN, "new parts", *WORKLOAD, "--epochs", 1,
+    )  # fmt: skip
+    first, second = re.findall(r"job (\d+)", slurm.run("bash", script.name, cwd=folder, environment=ENVIRONMENT))
+    training, partitioning = slurm.wait(second), slurm.wait(first)
+    assert (partitioning.state, training.state) == ("COMPLETED", "COMPLETED"), partitioning.log + training.log
+    assert training.facts["StartTime"] >= partitioning.facts["EndTime"]
+    assert len(epochs_of(training.log)) == 1
+    # The directory is there: no second job to write it.
+    again = re.findall(r"job (\d+)", slurm.run("bash", script.name, cwd=folder, environment=ENVIRONMENT))
+    assert len(again) == 1
+    slurm.run("scancel", *again)
+
+
+def test_a_chain_ends_when_partitioning_fails(slurm, folder, capsys):
+    script = make_script(capsys, folder / "chain.sh", "--parts", 2, "--time", 5, "--dataset", "npz:missing.npz", "--root", "parts", "--", TRAIN, "parts")
+    first, second = re.findall(r"job (\d+)", slurm.run("bash", script.name, cwd=folder, environment=ENVIRONMENT))
+    assert slurm.wait(first).state == "FAILED"
+    assert slurm.wait(second).state == "CANCELLED", "rather than wait for ever"
+
+
+# --- preemption -------------------------------------------------------------------------------------------
+
+
+def train_script(capsys: pytest.CaptureFixture, folder: Path, datasets: Path, launcher: str) -> Path:
+    return make_script(
+        capsys, folder / "train.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 10, "--launcher", launcher,
+        "--", TRAIN, datasets / "parts-2", *WORKLOAD, "--epochs", EPOCHS,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(slurm, datasets) -> tuple[list[str], dict]:
+    """The epochs of a run that nobody disturbs, and its last checkpoint; by torchrun on this machine, without SLURM."""
+    folder = slurm.folder / "uninterrupted"
+    folder.mkdir()
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", TRAIN, datasets / "parts-2", *WORKLOAD, "--epochs", EPOCHS
+    ]  # fmt: skip
+    out = slurm.run(*command, cwd=folder, environment=ENVIRONMENT, seconds=120)
+    return [re.sub(r" seconds=.*", "", line) for line in out.splitlines() if line.startswith("epoch=")], read_checkpoint(folder)
+
+
+def read_checkpoint(folder: Path) -> dict:
+    return torch.load(folder / "checkpoint.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(("launcher", "how"), [("srun", "signal"), ("torchrun", "signal"), ("srun", "scontrol requeue")])
+def test_a_job_that_was_stopped_goes_on_bit_for_bit(slurm, datasets, folder, capsys, uninterrupted, launcher, how):
+    job = submit(slurm, train_script(capsys, folder, datasets, launcher))
+    log = Path(slurm.facts(job)["StdOut"])
+    slurm.wait_for("epoch=1 loss", log)
+    # What SLURM does for --signal, and what an administrator does. The second gives no time to save.
+    slurm.run(*(["scancel", "--signal=USR1", job] if how == "signal" else ["scontrol", "requeue", job]))
+    done = slurm.wait(job)
+    assert done.state == "COMPLETED" and done.facts["Restarts"] == "1", done.log
+    starts = re.findall(r"^\d: rank=(\d) .* starts at (epoch=\d+ batch=\d+)$", done.log, re.MULTILINE)
+    assert sorted(rank for rank, _ in starts) == ["0", "0", "1", "1"]
+    assert {where for _, where in starts[:2]} == {"epoch=0 batch=0"}
+    if how == "signal":
+        stopped = re.search(r"^0: stopped at (epoch=\d+ batch=[1-9]\d*)$", done.log, re.MULTILINE)
+        assert stopped is not None, done.log
+        assert {where for _, where in starts[2:]} == {stopped[1]}
+    else:
+        assert all(re.fullmatch(r"epoch=[1-9]\d* batch=0", where) for _, where in starts[2:])
+    lines, checkpoint = uninterrupted
+    assert [line for index, line in enumerate(epochs_of(done.log)) if line not in epochs_of(done.log)[:index]] == lines
+    resumed = read_checkpoint(folder)
+    assert resumed["model"].keys() == checkpoint["model"].keys()
+    for name, value in checkpoint["model"].items():
+        assert torch.equal(resumed["model"][name], value), f"{name} differs from the run that was not stopped"
+    assert [rank["loader"] for rank in resumed["ranks"]] == [rank["loader"] for rank in checkpoint["ranks"]]
+
+
+WAITS = """
+import os, sys, time
+import torch, torch.distributed as dist
+import salientpp
+launch = salientpp.init_process_group()
+if os.environ.get("SLURM_RESTART_COUNT") == "1":
+    print("came back", flush=True)
+    sys.exit()
+with salientpp.Preemption() as preemption:
+    steps = 0
+    while not preemption.should_stop():
+        steps += 1
+        dist.all_reduce(torch.ones(1))  # as DDP does: a rank that stops earlier would leave the other waiting
+        time.sleep(0.05 * launch.rank)
+print(f"steps={steps}", flush=True)
+preemption.requeue()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waiting_job(slurm: Cluster) -> str:
+    """A job that waits for its time to run out. Submitted before the first test, since that takes minutes, and it needs next to no CPU."""
+    folder = slurm.folder / "waits"
+    folder.mkdir()
+    (folder / "waits.py").write_text(WAITS)
+    # SLURM looks every 30 s for jobs to be warned: the signal comes 85 s after the start at the earliest, when the ranks have long begun to wait.
+    options = ["--parts", "2", "--ranks-per-node", "2", "--cpus-per-task", "1", "--time", "2", "--sbatch=--signal=USR1@5"]
+    assert cli.main(["slurm", *options, "--output", str(folder / "waits.sbatch"), "--", "waits.py"]) == 0
+    return submit(slurm, folder / "waits.sbatch")
+
+
+# --- failure ----------------------------------------------------------------------------------------------
+
+DIES = """
+import os, signal, sys
+import torch.distributed as dist
+import salientpp
+launch = salientpp.init_process_group()
+loader = salientpp.NeighborLoader(salientpp.load(sys.argv[1]), [5, 3], "train", batch_size=8, shuffle=True, seed=0)
+with salientpp.Preemption() as preemption:
+    for epoch in range(1000):
+        for batch in loader:
+            preemption.should_stop()
+            if epoch == 2 and launch.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_rank_that_dies_ends_the_job_at_once_and_is_named(slurm, datasets, folder, capsys, launcher):
+    (folder / "dies.py").write_text(DIES)
+    script = make_script(
+        capsys, folder / "dies.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 10, "--launcher", launcher, "--", "dies.py", datasets / "parts-2"
+    )
+    started = time.monotonic()
+    job = run(slurm, script)
+    # The time-outs of loaders and groups are 5 and 10 minutes.
+    assert job.state == "FAILED" and time.monotonic() - started < 90, job.log
+    named = r"task 1: Killed" if launcher == "srun" else r"rank +: 1 \(local_rank: 0\)\s.*\s*exitcode +: -9"
+    assert re.search(named, job.log), job.log
+    assert job.facts["Restarts"] == "0"
+
+
+def test_a_wrong_network_interface_is_a_hint_in_the_error(slurm, folder, capsys):
+    (folder / "meets.py").write_text("import salientpp\nsalientpp.init_process_group()\n")
+    script = make_script(capsys, folder / "meets.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 5, "--", "meets.py")
+    job = run(slurm, script, GLOO_SOCKET_IFNAME="nosuch0")
+    assert job.state == "FAILED"
+    assert re.search(r"LaunchError: rank \d of 2 on .* could not connect .*GLOO_SOCKET_IFNAME is nosuch0; .* among .*lo", job.log), job.log
+
+
+def test_python_without_srun_is_told_that_it_is_no_rank(slurm, folder):
+    script = folder / "alone.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks=2\n{sys.executable} -c 'import salientpp; salientpp.init_process_group()'\n")
+    job = run(slurm, script)
+    assert job.state == "FAILED"
+    assert f"runs in the shell of SLURM's job {job.id}, which has 2 tasks, but is none of them; start it with srun" in job.log
+
+
+# --- from Python ------------------------------------------------------------------------------------------
+
+
+def test_submitit_starts_ranks_that_find_each_other(slurm, datasets, folder):
+    pytest.importorskip("submitit", reason="submitit is not installed; pip install salientpp[submitit]")
+    program = textwrap.dedent(f"""
+        import submitit
+
+        def count(root):
+            import torch.distributed as dist
+            import salientpp
+            launch = salientpp.init_process_group()
+            loader = salientpp.NeighborLoader(salientpp.load(root), [5, 3], "train", batch_size=8)
+            given = sum(1 for _ in loader)
+            dist.barrier()
+            return launch.rank, given == len(loader) > 0
+
+        executor = submitit.AutoExecutor(folder="logs")
+        executor.update_parameters(nodes=2, tasks_per_node=1, cpus_per_task=1, timeout_min=5)
+        job = executor.submit(count, {str(datasets / "parts-2")!r})
+        print(type(job).__name__, job.results())
+    """)
+    (folder / "launch.py").write_text(program)
+    out = slurm.run(sys.executable, "launch.py", cwd=folder, environment=ENVIRONMENT, seconds=120)
+    # submitit complains on stdout that there is no accounting.
+    assert out.splitlines()[-1] == "SlurmJob [(0, True), (1, True)]"
+
+
+# --- last, since it takes longest -------------------------------------------------------------------------
+
+
+def test_slurm_itself_sends_the_signal_before_the_time_is_up(slurm, waiting_job):
+    job = slurm.wait(waiting_job, seconds=240)
+    assert job.state == "COMPLETED", job.log
+    counts = re.findall(r"^(\d): steps=(\d+)$", job.log, re.MULTILINE)
+    assert sorted(rank for rank, _ in counts) == ["0", "1"] and len({steps for _, steps in counts}) == 1, job.log
+    assert job.log.count("came back") == 2

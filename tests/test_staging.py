@@ -1,0 +1,199 @@
+"""Laws of a copy for one host: it has what its ranks read and no more, it is whole or not there, and several ranks may make it at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import distributed
+import pytest
+import torch
+from graphs import random_data
+from hypothesis import given
+from hypothesis import strategies as st
+
+import salientpp
+from salientpp import NeighborLoader, cli, stage
+from salientpp.store.dataset_dir import DatasetError
+from salientpp.store.staging import parts_of
+
+NUM_PARTS = 3
+
+
+@pytest.fixture(scope="module")
+def dataset_dir(tmp_path_factory) -> Path:
+    return salientpp.partition(random_data(edge_attributes=True), NUM_PARTS, tmp_path_factory.mktemp("staging") / "parts", [5, 3], 8, method="random").root
+
+
+@pytest.fixture
+def altered(dataset_dir, tmp_path) -> Path:
+    """A copy of the directory to do harm to."""
+    return Path(shutil.copytree(dataset_dir, tmp_path / "altered" / "parts"))
+
+
+def files_of(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+# --- what is copied ---------------------------------------------------------------------------------------
+
+
+def test_a_copy_has_the_topology_and_its_own_parts_and_grows(dataset_dir, tmp_path):
+    own = [name for name in files_of(dataset_dir) if "/" not in name or name.startswith("part-00001/")]
+    copy = stage(dataset_dir, tmp_path / "new" / "disk", parts=[1])
+    assert copy == tmp_path / "new" / "disk" / "parts"
+    assert files_of(copy) == sorted([*own, "parts.json"])
+    stage(dataset_dir, tmp_path / "new" / "disk", parts=[0])
+    assert json.loads((copy / "parts.json").read_text()) == {"parts": [0, 1]}
+    assert {path.name for path in copy.glob("part-*")} == {"part-00000", "part-00001"}
+
+
+def test_a_copy_is_read_as_the_directory_is(dataset_dir, tmp_path):
+    part, copy = (salientpp.load(root, part_id=1, verify="full") for root in (dataset_dir, stage(dataset_dir, tmp_path, parts=[1])))
+    assert copy.fingerprint == part.fingerprint
+    assert torch.equal(copy.graph.indices, part.graph.indices) and torch.equal(copy.graph.indptr, part.graph.indptr)
+    for rows, expected in ((copy.node_rows(), part.node_rows()), (copy.edge_rows(), part.edge_rows())):
+        assert rows.keys() == expected.keys() and all(torch.equal(rows[name], expected[name]) for name in rows)
+    assert torch.equal(copy.split("train"), part.split("train")) and torch.equal(copy.vip(), part.vip())
+    assert torch.equal(copy.original_id(torch.arange(5)), part.original_id(torch.arange(5)))
+
+
+def test_a_part_that_was_not_copied_is_missed_by_name(dataset_dir, tmp_path):
+    copy = stage(dataset_dir, tmp_path, parts=[1, 2])
+    with pytest.raises(DatasetError, match=r"parts is a copy without part 0, its parts are 1, 2; stage that part too"):
+        salientpp.load(copy, part_id=0)
+    with pytest.raises(DatasetError, match="is a copy without part 0"):
+        salientpp.load(copy, part_id=1).node_rows(0)
+
+
+@given(st.integers(1, 12), st.integers(1, 6))
+def test_with_ranks_as_a_multiple_of_parts_each_stages_the_part_it_serves(num_parts, per_part):
+    assert [list(parts_of(rank, num_parts * per_part, num_parts)) for rank in range(num_parts * per_part)] == [
+        [rank // per_part] for rank in range(num_parts * per_part)
+    ]
+
+
+@given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 4))
+def test_one_call_per_host_stages_what_all_ranks_of_the_host_serve(hosts, ranks_per_host, ranks_per_part):
+    num_parts, left = divmod(hosts * ranks_per_host, ranks_per_part)
+    if left == 0:
+        for host in range(hosts):
+            serves = {rank // ranks_per_part for rank in range(host * ranks_per_host, (host + 1) * ranks_per_host)}
+            assert set(parts_of(host, hosts, num_parts)) == serves
+
+
+# --- several ranks ----------------------------------------------------------------------------------------
+
+
+def _stage_and_load(rank, root, to):
+    staged = stage(root, to)
+    batches = []
+    for place in (root, staged):
+        loader = NeighborLoader(salientpp.load(place), [5, 3], "train", batch_size=8, shuffle=True, seed=3)
+        batches.append([[batch.n_id.tolist(), batch.x.tolist(), batch.y.tolist()] for batch in loader])
+    return batches[0] == batches[1] and len(batches[0]) > 0, loader.state_dict()["fingerprint"]["dataset"]
+
+
+def test_ranks_of_a_host_stage_at_once_and_get_the_same_batches(dataset_dir, tmp_path):
+    results = distributed.run(_stage_and_load, NUM_PARTS, dataset_dir, tmp_path)
+    assert results == NUM_PARTS * [(True, salientpp.load(dataset_dir, part_id=0).fingerprint)]
+    copy = tmp_path / "parts"
+    assert files_of(copy) == sorted([*files_of(dataset_dir), "parts.json"]), "no file under another name is left"
+
+
+# --- whole or not there -----------------------------------------------------------------------------------
+
+
+def test_a_copy_that_was_broken_off_is_no_dataset_and_is_begun_again(dataset_dir, altered, tmp_path):
+    (altered / "part-00002" / "node_x.npy").unlink()
+    with pytest.raises(DatasetError, match=r"part-00002/node_x.npy is missing"):
+        stage(altered, tmp_path, parts=[2])
+    copy = tmp_path / "parts"
+    with pytest.raises(DatasetError, match="it has no manifest.json"):
+        salientpp.load(copy)
+    (copy / "indices.npy").write_bytes(b"of another version")
+    stage(dataset_dir, tmp_path, parts=[2])
+    salientpp.load(copy, part_id=2, verify="full")
+
+
+def test_a_damaged_file_is_found_and_its_place_named(altered, tmp_path):
+    path = altered / "part-00001" / "node_x.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DatasetError, match=r"altered/parts/part-00001/node_x.npy was altered"):
+        stage(altered, tmp_path, parts=[1])
+    assert not (tmp_path / "parts" / "manifest.json").exists()
+    stage(altered, tmp_path, parts=[0])
+
+
+def test_a_copy_damaged_on_its_way_is_not_used(dataset_dir, tmp_path, monkeypatch):
+    whole = shutil.copyfile
+    monkeypatch.setattr(shutil, "copyfile", lambda source, target: Path(target).write_bytes(Path(source).read_bytes()[:-1]))
+    with pytest.raises(DatasetError, match=r"parts/.*npy.copying must have \d+ bytes"):
+        stage(dataset_dir, tmp_path, parts=[1])
+    monkeypatch.setattr(shutil, "copyfile", whole)
+    salientpp.load(stage(dataset_dir, tmp_path, parts=[1]), part_id=1, verify="full")
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+def test_a_place_that_is_taken_is_left_alone(dataset_dir, tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "mine.txt").write_text("mine")
+    with pytest.raises(DatasetError, match="is no copy of a dataset directory, so nothing is written there"):
+        stage(dataset_dir, tmp_path, parts=[0])
+    assert files_of(tmp_path / "parts") == ["mine.txt"]
+    with pytest.raises(ValueError, match="cannot be staged onto itself"):
+        stage(dataset_dir, dataset_dir.parent, parts=[0])
+
+
+def test_a_copy_of_other_contents_is_not_mixed_with_this(dataset_dir, tmp_path):
+    other = salientpp.partition(random_data(seed=1), NUM_PARTS, tmp_path / "other" / "parts", [5, 3], 8, method="random").root
+    stage(other, tmp_path, parts=[0])
+    with pytest.raises(DatasetError, match="is a copy of other contents"):
+        stage(dataset_dir, tmp_path, parts=[0])
+
+
+def test_a_disk_without_room_is_said_before_anything_is_copied(dataset_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(DatasetError, match=r"needs \d+\.\d MB more, and its disk has 0.0 MB left"):
+        stage(dataset_dir, tmp_path, parts=[0])
+    assert files_of(tmp_path / "parts") == ["parts.json"]
+
+
+def test_which_part_must_be_clear_and_exist(dataset_dir, tmp_path):
+    with pytest.raises(ValueError, match="has 3 parts and this process serves none of them"):
+        stage(dataset_dir, tmp_path)
+    with pytest.raises(ValueError, match=r"parts must be in \[0, 3\), got 3"):
+        stage(dataset_dir, tmp_path, parts=[3])
+    with pytest.raises(ValueError, match=r"parts must be in \[0, 3\), got none"):
+        stage(dataset_dir, tmp_path, parts=[])
+    with pytest.raises(DatasetError, match="is not a dataset directory"):
+        stage(tmp_path, tmp_path / "there", parts=[0])
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_copys_path_and_info_describes_it(dataset_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path), "--part", "0", "--part", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'parts'}\n" and "copying part-00002/node_x.npy" in err and "part-00001" not in err
+    assert cli.main(["info", "--verify", str(tmp_path / "parts")]) == 0
+    assert "part 0, 2 of 3" in capsys.readouterr().out
+
+
+def test_the_command_takes_the_part_from_the_launcher(dataset_dir, tmp_path, capsys, monkeypatch):
+    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path)]) == 2
+    assert "this process is no rank of a job" in capsys.readouterr().err
+    for name, value in {"RANK": 1, "WORLD_SIZE": 3, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "parts" / "parts.json").read_text()) == {"parts": [1]}
+    monkeypatch.delenv("RANK")
+    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path)]) == 2
+    assert "RANK is missing" in capsys.readouterr().err
