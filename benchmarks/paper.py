@@ -52,15 +52,17 @@ import train_sage
 
 #: Seeds are 3 % of the vertices of a graph with heavy hubs: in ogbn-papers100M, the paper's largest, about 1 % are.
 GENERATED = (
-    "synthetic:num_vertices=200000,exponent=2.1,num_features=128,train_fraction=0.03,val_fraction=0.005,test_fraction=0.02"
+    "synthetic:num_vertices=400000,exponent=2.1,num_features=128,train_fraction=0.015,val_fraction=0.005,test_fraction=0.02"
 )
-FANOUTS, BATCH_SIZE, HIDDEN, SEED = [15, 10, 5], 32, 16, 0
+FANOUTS, BATCH_SIZE, HIDDEN, SEED = [15, 10, 5], 32, 128, 0
 #: The published splits of the real graphs are most of the vertices; an epoch takes this many of them, chosen at random.
 MOST_SEEDS = 6000
 PAPERS_ALPHAS = [0.08, 0.16, 0.32]
 ALPHAS = [0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
 SLOW_ALPHAS = [0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
 BETAS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
+#: The rate of the links is corrected until the ratio of communication to computation is this close to the wanted one.
+MOST_CORRECTIONS, CLOSE_ENOUGH = 5, 0.03
 TABLES = ["steps", "alpha", "slow", "device", "accuracy"]
 
 
@@ -164,19 +166,21 @@ def calibrate(
     full = full_replication(part.num_parts).loader(part)
     bare = Configuration("pipelined communication", 0.0).loader(part)
     trainer.train(full, most_batches=3)
-    compute = min(trainer.train(full) for _ in range(2))
+    compute = statistics.median(trainer.train(full) for _ in range(3))
     bare.reset_stats()
     fetch(bare)
     stats = bare.stats()
     num_bytes = everywhere(max(stats.bytes_sent, stats.bytes_received))
     compute = everywhere(compute)
     rate = num_bytes / (ratio * compute)
-    for _ in range(2):
+    for _ in range(MOST_CORRECTIONS):
         # A transfer does not fill its link all the time, so that the first rate is too low: correct it by what it gave.
         if rank == 0:
             cluster.set_rate(rate)
         communication = everywhere(fetch(bare))
         chosen, rate = rate, rate * communication / (ratio * compute)
+        if abs(communication / (ratio * compute) - 1) < CLOSE_ENOUGH:
+            break
     if rank == 0 and slowdown != 1:
         cluster.set_rate(chosen / slowdown)
     return {
@@ -388,7 +392,7 @@ def main() -> None:
     parser.add_argument("--graphs", nargs="+", default=["generated"], metavar="GRAPH", help="generated, npz:FILE, ...; alpha and slow take the first")
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 8], help="of steps; the others take 4")
     parser.add_argument("--turns", type=int, default=3, help="epochs of each configuration, taking turns")
-    parser.add_argument("--ratio", type=float, default=2.2, help="communication without a cache over computation")
+    parser.add_argument("--ratio", type=float, default=2.1, help="communication without a cache over computation")
     parser.add_argument("--epochs", type=int, default=10, help="of accuracy")
     parser.add_argument("--seeds", type=int, default=3, help="of accuracy")
     arguments = parser.parse_args()
