@@ -12,6 +12,7 @@ import json
 import threading
 import time
 import weakref
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -381,6 +382,8 @@ def test_gather_says_which_attributes_every_vertex_gets(data, part):
                 "x", *others, "edge_attr", "edge_index", "num_nodes", "n_id", "e_id", "input_id", "batch_size",
                 "num_sampled_nodes", "num_sampled_edges",
             }  # fmt: skip
+    with pytest.raises(TypeError, match="gather must be the names of node attributes of .*, got int"):
+        make(part, gather=5)
 
 
 def test_a_partitioned_graph_without_features_is_loaded(tmp_path):
@@ -770,7 +773,8 @@ def test_a_loader_that_is_let_go_takes_its_threads_with_it(data, ending):
         ({"num_neighbors": {("a", "to", "a"): [3]}}, ValueError, "num_neighbors must be a list of integers, one per hop, got {"),
         ({"batch_size": 0}, ValueError, "batch_size.*got.*0"),
         ({"batch_size": -3}, ValueError, "batch_size.*got.*-3"),
-        ({"batch_size": None}, ValueError, "batch_size must be >= 1, got None"),
+        ({"batch_size": None}, ValueError, "batch_size must be 1 to 2,147,483,647, got None"),
+        ({"batch_size": 2**70}, ValueError, "batch_size must be 1 to 2,147,483,647, got 1180591620717411303424"),
         ({"input_nodes": [0, N]}, ValueError, rf"input_nodes must be in \[0, {N}\), got {N} at position 1"),
         ({"input_nodes": torch.tensor([3, -1])}, ValueError, rf"input_nodes must be in \[0, {N}\), got -1 at position 1"),
         ({"input_nodes": torch.tensor([0, N], dtype=torch.uint16)}, ValueError, rf"input_nodes must be in \[0, {N}\), got {N} at position 1"),
@@ -868,7 +872,11 @@ def test_calls_draw_anew_and_leave_the_epochs_alone(data):
     ("options", "text"),
     [
         ({"seed": 1.5}, "seed must be an integer or None, got 1.5"),
-        ({"timeout": -1}, "timeout must be > 0, got -1 s"),
+        ({"timeout": -1}, "timeout must be > 0 and finite, .*, got -1"),
+        ({"timeout": float("nan")}, "timeout must be .*, got nan"),
+        ({"timeout": float("inf")}, "timeout must be .*, got inf"),
+        ({"timeout": "a minute"}, "timeout must be .*, got 'a minute'"),
+        ({"timeout": timedelta(0)}, r"timeout must be .*, got datetime.timedelta\(0\)"),
         ({"policy": []}, r"policy must be one of .*, got \[\]"),
     ],
 )

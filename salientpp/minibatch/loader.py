@@ -51,6 +51,9 @@ from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Shard
 #: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
 _LARGE_BYTES = 64 * 2**20
 
+#: Of a batch: vertices of an MFG are counted in 32 bits.
+MOST_SEEDS = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class LoaderStats:
@@ -153,10 +156,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         uneven: str = "wrap",
         process_group: Any = None,
     ) -> None:
-        if not isinstance(timeout, timedelta):
-            timeout = timedelta(seconds=timeout) if timeout != 0 else DEFAULT_TIMEOUT  # 0 is how torch says that none was given
-        if timeout <= timedelta(0):
-            raise ValueError(f"timeout must be > 0, got {timeout.total_seconds():g} s")
+        timeout = _checked_timeout(timeout)
         self.data = data
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
@@ -196,8 +196,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 # torch counts workers as processes and warns about more than there are cores; ours are threads.
                 warnings.filterwarnings("ignore", message="This DataLoader will create")
                 super().__init__(range(source.num_inputs), shuffle=shuffle and source.num_inputs > 0, **kwargs)
-            if kwargs.get("batch_sampler") is None and (self.batch_size is None or self.batch_size < 1):
-                raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+            if kwargs.get("batch_sampler") is None and (self.batch_size is None or not 1 <= self.batch_size <= MOST_SEEDS):
+                raise ValueError(f"batch_size must be 1 to {MOST_SEEDS:,}, got {self.batch_size}")
             place = self._comm.rank % self._exchange.ranks_per_part
             _check_cache(cache, source)
             facts = self._facts(source, place, seed, kwargs.get("generator"))
@@ -303,7 +303,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _open_data(self, data: Any, gather: Sequence[str], sampler: BaseSampler, custom_cls: type | None, **rest: Any) -> Source:
         """The source of an object that one process holds, whatever its seeds are."""
-        if tuple(gather) != ("x",):
+        if gather not in ("x", ["x"], ("x",)):
             raise ValueError("gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex")
         if custom_cls is not None and not is_remote(data):
             raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is")
@@ -630,6 +630,18 @@ def heat_of(sampler: BaseSampler, start: Mapping[str | None, Tensor], seeds: Ten
         heat = inclusion_probability(sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace)
         return {None: heat}
     return typed_inclusion_probability(sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace)
+
+
+def _checked_timeout(timeout: Any) -> timedelta:
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout == 0:
+        return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
+    try:
+        found = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    except (TypeError, ValueError, OverflowError):  # not a number, nan, inf
+        found = timedelta(0)
+    if found <= timedelta(0):
+        raise ValueError(f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {timeout!r}")
+    return found
 
 
 def _checked_device(device: torch.device | str | int | None) -> torch.device:

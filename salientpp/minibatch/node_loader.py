@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -162,6 +162,8 @@ class NeighborLoader(BatchLoader):
             )
         part_id = self._exchange.part_id
         rows = part.node_rows(part_id)
+        if not isinstance(gather, Iterable):
+            raise TypeError(f"gather must be the names of node attributes of {part.root}, got {type(gather).__name__}")
         gather = [gather] if isinstance(gather, str) else list(gather)
         if gather == ["x"] and "x" not in rows:
             gather = []
