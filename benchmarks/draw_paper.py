@@ -70,15 +70,14 @@ def draw_table1(result: Row) -> str:
 
 def draw_rates(result: Row) -> str:
     lines = [
-        [f"{graph}, {hosts} hosts", f"{rows[0]['compute_seconds']:.2f}", f"{rows[0]['communication_seconds']:.2f}", f"{rows[0]['ratio']:.2f}",
+        [f"{graph}, {hosts} hosts", str(rows[0]["hidden"]), f"{rows[0]['compute_seconds']:.2f}", f"{rows[0]['communication_seconds']:.2f}", f"{rows[0]['ratio']:.2f}",
          f"{rows[0]['link_bytes_per_second'] / 1e6:.1f}", str(rows[0]["batches_per_epoch"])]
         for (graph, hosts), rows in cases(result["rows"]).items()
     ]  # fmt: skip
     title = (
-        f"The links, chosen by measurement; fanouts {result['fanouts']}, {result['batch_size']} seeds per batch and host, GraphSAGE with "
-        f"{result['hidden']} hidden channels:"
+        f"The links, chosen by measurement; fanouts {result['fanouts']}, {result['batch_size']} seeds per batch and host, GraphSAGE:"
     )
-    header = ["", "computation, s", "communication, s", "ratio", "MB/s of a link, each way", "batches per host"]
+    header = ["", "hidden channels", "computation, s", "communication, s", "ratio", "MB/s of a link, each way", "batches per host"]
     return "\n\n".join([title, table(header, lines)])
 
 
