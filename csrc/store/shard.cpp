@@ -77,10 +77,19 @@ struct Group {
     }
     size = 0;
   }
+};
+
+// Where a loop writes pairs. A local variable, so that its size is a register: in a Group it could be one of the integers written.
+struct Writer {
+  int64_t* position;
+  int64_t* row;
+  int64_t size;
+
+  explicit Writer(Group& group) : position(group.position.data()), row(group.row.data()), size(group.size) {}
   // Writes always and counts when it holds: which tier an id is in is a coin toss that no predictor wins.
   void add_if(bool holds, int64_t p, int64_t r) {
-    position[static_cast<size_t>(size)] = p;
-    row[static_cast<size_t>(size)] = r;
+    position[size] = p;
+    row[size] = r;
     size += holds;
   }
 };
@@ -116,12 +125,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   static thread_local Group local, foreign, gpu_rows, cpu_rows, cached, remote;
   for (Group* group : {&local, &foreign, &gpu_rows, &cpu_rows, &cached, &remote}) group->clear(size + 1);
   uint64_t largest = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    const bool is_local = id[i] >= begin && id[i] < end;
-    largest = std::max(largest, static_cast<uint64_t>(id[i]));
-    // Unsigned: an id that is far out of range, which is refused below, would overflow.
-    local.add_if(is_local, i, static_cast<int64_t>(static_cast<uint64_t>(id[i]) - static_cast<uint64_t>(begin)));
-    foreign.add_if(!is_local, i, id[i]);
+  {
+    Writer here(local), elsewhere(foreign);
+    for (int64_t i = 0; i < size; ++i) {
+      // Unsigned: an id that is far out of range, which is refused below, would overflow.
+      const uint64_t row = static_cast<uint64_t>(id[i]) - static_cast<uint64_t>(begin);
+      const bool is_local = row < static_cast<uint64_t>(end - begin);
+      largest = std::max(largest, static_cast<uint64_t>(id[i]));
+      here.add_if(is_local, i, static_cast<int64_t>(row));
+      elsewhere.add_if(!is_local, i, id[i]);
+    }
+    local.size = here.size;
+    foreign.size = elsewhere.size;
   }
   if (largest >= static_cast<uint64_t>(num_vertices) && size > 0) {
     for (int64_t i = 0; i < size; ++i) {
@@ -129,16 +144,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     }
   }
 
-  constexpr int64_t kAhead = 16;
+  constexpr int64_t kAhead = 32;
   const auto split = [](const Group& from, const IdSet& set, Group& members, Group& others) {
+    const int64_t* position = from.position.data();
     const int64_t* row = from.row.data();
+    Writer in(members), out(others);
     for (int64_t i = 0; i < from.size; ++i) {
       if (i + kAhead < from.size) set.prefetch_word(row[i + kAhead]);
       const int64_t slot = set.slot(row[i]);
-      const int64_t position = from.position[static_cast<size_t>(i)];
-      members.add_if(slot >= 0, position, slot);
-      others.add_if(slot < 0, position, row[i]);
+      in.add_if(slot >= 0, position[i], slot);
+      out.add_if(slot < 0, position[i], row[i]);
     }
+    members.size = in.size;
+    others.size = out.size;
   };
   if (gpu.empty()) {
     std::swap(cpu_rows, local);
@@ -158,7 +176,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   Tensor remote_counts = new_vector(num_parts, ScalarType::Long);
   int64_t* counts = mutable_int64_data(remote_counts);
   std::fill(counts, counts + num_parts, 0);
-  std::vector<int32_t> owner(static_cast<size_t>(num_remote));
+  static thread_local std::vector<int32_t> owner;
+  owner.resize(std::max(owner.size(), static_cast<size_t>(num_remote)));
   constexpr int64_t kCountedParts = 32;
   const auto owner_of = [&](int64_t vertex) {
     if (num_parts > kCountedParts) {
@@ -174,10 +193,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   }
   std::vector<int64_t> next(static_cast<size_t>(num_parts), 0);
   for (int64_t p = 1; p < num_parts; ++p) next[static_cast<size_t>(p)] = next[static_cast<size_t>(p - 1)] + counts[p - 1];
+  int64_t* position_out = mutable_int64_data(remote_position);
+  int64_t* id_out = mutable_int64_data(remote_id);
   for (size_t i = 0; i < static_cast<size_t>(num_remote); ++i) {
     const int64_t at = next[static_cast<size_t>(owner[i])]++;
-    mutable_int64_data(remote_position)[at] = remote.position[i];
-    mutable_int64_data(remote_id)[at] = remote.row[i];
+    position_out[at] = remote.position[i];
+    id_out[at] = remote.row[i];
   }
   return {to_tensor(gpu_rows.position, gpu_rows.size), to_tensor(gpu_rows.row, gpu_rows.size),
           to_tensor(cpu_rows.position, cpu_rows.size), to_tensor(cpu_rows.row, cpu_rows.size),
