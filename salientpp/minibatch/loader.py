@@ -52,7 +52,7 @@ from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Shard
 _LARGE_BYTES = 64 * 2**20
 
 #: Of a batch: vertices of an MFG are counted in 32 bits.
-MOST_SEEDS = 2**31 - 1
+_MOST_SEEDS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 # torch counts workers as processes and warns about more than there are cores; ours are threads.
                 warnings.filterwarnings("ignore", message="This DataLoader will create")
                 super().__init__(range(source.num_inputs), shuffle=shuffle and source.num_inputs > 0, **kwargs)
-            if kwargs.get("batch_sampler") is None and (self.batch_size is None or not 1 <= self.batch_size <= MOST_SEEDS):
-                raise ValueError(f"batch_size must be 1 to {MOST_SEEDS:,}, got {self.batch_size}")
+            if kwargs.get("batch_sampler") is None and (self.batch_size is None or not 1 <= self.batch_size <= _MOST_SEEDS):
+                raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
             place = self._comm.rank % self._exchange.ranks_per_part
             _check_cache(cache, source)
             facts = self._facts(source, place, seed, kwargs.get("generator"))
