@@ -90,7 +90,8 @@ def draw_figure4(result: Row) -> str:
                 axes.bar(place + index / 8, seconds(row) / seconds(rows[0]), 1 / 9, color=f"C{index}", label=short(row) if place == 0 else None)
         axes.set(xticks=[place + 0.3 for place in range(len(chosen))], ylabel="epoch, over full replication", title="4 hosts")
         axes.set_xticklabels(chosen)
-        axes.legend(frameon=False, fontsize=7)
+        axes.margins(y=0.4)  # room for the legend
+        axes.legend(frameon=False, fontsize=7, ncol=2)
 
     return figure("figure4", draw) if chosen else ""
 
