@@ -86,32 +86,28 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def seconds(self, batches: Iterable, most: int) -> float:
-        """Seconds per batch, without the first ten, which fill pipeline and pools."""
-        given, started = 0, 0.0
-        for batch in islice(batches, most + 10):
-            if given == 10:
-                self._wait()
-                started = time.perf_counter()
-            batch = batch.to(self.device, non_blocking=True)
-            self.optimizer.zero_grad()
-            out = self.model(batch.x, batch.edge_index)[: batch.batch_size]
-            functional.cross_entropy(out, batch.y[: batch.batch_size]).backward()
-            self.optimizer.step()
-            given += 1
-        return self._per_batch(started, given)
+        """Seconds per batch."""
+        return self._per_batch(batches, most, self._step)
 
     def only_load(self, batches: Iterable, most: int) -> float:
         """Seconds per batch with nobody to use it."""
+        return self._per_batch(batches, most, lambda batch: None)
+
+    def _step(self, batch: Data) -> None:
+        self.optimizer.zero_grad()
+        out = self.model(batch.x, batch.edge_index)[: batch.batch_size]
+        functional.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        self.optimizer.step()
+
+    def _per_batch(self, batches: Iterable, most: int, use: Callable[[Data], None]) -> float:
+        """Without the first ten, which fill pipeline and pools."""
         given, started = 0, 0.0
         for batch in islice(batches, most + 10):
             if given == 10:
                 self._wait()
                 started = time.perf_counter()
-            batch.to(self.device, non_blocking=True)
+            use(batch.to(self.device, non_blocking=True))
             given += 1
-        return self._per_batch(started, given)
-
-    def _per_batch(self, started: float, given: int) -> float:
         if given <= 10:
             raise ValueError(f"an epoch must have more than 10 batches, got {given}; take a larger graph or smaller batches")
         self._wait()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -390,15 +390,20 @@ HOST = ["sampler", "loader", "epoch", "lookup", "gather", "vip"]
 
 def main() -> None:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        text = page.read_text()
-        for name, (file, draw) in DRAWN.items():
-            result = load(file)
-            if result is not None and f"<!-- {name} -->" in text:
-                text = replaced(text, name, draw(result))
+        text = filled(page.read_text(), DRAWN)
         host = {name: load(name) for name in HOST}
         if "<!-- host -->" in text and any(host.values()):
             text = replaced(text, "host", draw_host(host))
         page.write_text(text)
+
+
+def filled(text: str, drawn: dict[str, tuple[str, Callable[[dict], str]]]) -> str:
+    """A page with everything between its markers drawn anew, where there is a result."""
+    for name, (file, draw) in drawn.items():
+        result = load(file)
+        if result is not None and f"<!-- {name} -->" in text:
+            text = replaced(text, name, draw(result))
+    return text
 
 
 def replaced(text: str, name: str, body: str) -> str:

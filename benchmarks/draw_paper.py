@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from draw import ROOT, load, replaced, source, table
+from draw import ROOT, filled, source, table
 
 FOLDER = ROOT / "docs" / "results"
 Row = dict[str, Any]
@@ -226,12 +226,7 @@ DRAWN = {
 
 def main() -> None:
     page = ROOT / "docs" / "results.md"
-    text = page.read_text()
-    for name, (file, draw) in DRAWN.items():
-        result = load(file)
-        if result is not None:
-            text = replaced(text, name, draw(result))
-    page.write_text(text)
+    page.write_text(filled(page.read_text(), DRAWN))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +117,11 @@ class Trainer:
         """Seconds of an epoch, or of its first batches, until every rank is done."""
         dist.barrier()
         started = time.perf_counter()
-        for index, batch in enumerate(loader):
+        for batch in islice(loader, most_batches):
             loss = F.cross_entropy(train_sage.forward(self.model, batch), batch.y[: batch.batch_size])
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            if index + 1 == most_batches:
-                break
         dist.barrier()
         return time.perf_counter() - started
 
