@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-faults test-slurm sanitize bench gpu-check paper build clean
+.PHONY: demo test test-faults test-slurm sanitize bench gpu-check paper docs build clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -44,6 +44,15 @@ GRAPHS ?= generated
 paper: build
 	$(BIN)/python benchmarks/paper.py --graphs $(GRAPHS)
 	$(BIN)/python benchmarks/draw_paper.py
+
+# The guide, README and docstrings as a site in site/; a broken link is an error.
+docs: $(VENV)/docs/installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build
+
+$(VENV)/docs/installed: docs/requirements.txt
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
+	touch $@
 
 build: $(VENV)/built
 
