@@ -136,18 +136,18 @@ def time_epochs(data: Data, arguments: argparse.Namespace, device: torch.device)
     }.items():
         made = loader(device=device, **options)
         candidates[name] = lambda made=made: made
-    if PYG is not None:
+    for name in PYG[:1]:
         pyg = loader(PyGLoader, pin_memory=device.type == "cuda", persistent_workers=arguments.workers > 0)
-        candidates[PYG] = lambda: pyg
+        candidates[name] = lambda: pyg
     settle()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     loading: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(arguments.turns):
         for name, batches in candidates.items():
-            if name != PYG or turn == 0:
-                seconds[name].append(training.seconds(batches(), arguments.batches if name != PYG else 10))
+            if name not in PYG or turn == 0:
+                seconds[name].append(training.seconds(batches(), arguments.batches if name not in PYG else 10))
             if name != "floor" and turn == 0:
-                loading[name].append(training.only_load(batches(), arguments.batches if name != PYG else 10))
+                loading[name].append(training.only_load(batches(), arguments.batches if name not in PYG else 10))
     floor = statistics.median(seconds["floor"])
     rows = []
     for name, spent in seconds.items():

@@ -5,7 +5,7 @@
 
 Growth: for each size and loader a process of its own loads the graph, notes what is resident, makes a loader and takes whole epochs of a few
 batches. Cost is CPU time per sampled edge of an epoch; memory is the peak of resident memory above the inputs, construction included, per vertex.
-Peer, where installed: PyG's NeighborLoader. Features are one float32, so that the graph and not the features is what grows.
+Peers, where installed: PyG's NeighborLoader over pyg-lib and torch-sparse. Features are one float32, so that the graph and not the features is what grows.
 
 Long: N batches, over many epochs, with two sampling threads; every 500 batches resident memory, open descriptors and threads. Exits with
 status 1 if one of them grows in the last half of the run (resident memory: by more than 1 %).
@@ -20,11 +20,11 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
-from common import PYG, generated, reset_peak, resident_bytes, write_results
-from torch_geometric.loader import NeighborLoader as PyGLoader
+from common import PYG, generated, pyg_loader, reset_peak, resident_bytes, write_results
 
 from salientpp import NeighborLoader
 
@@ -51,7 +51,7 @@ def main() -> None:
     rows = []
     for num_vertices in arguments.vertices:
         generated(num_vertices, arguments.degree, 1)  # made here, so that no measured process has memory left from making it
-        for loader in ["salientpp"] + ([] if PYG is None else [PYG]):
+        for loader in ["salientpp", *PYG]:
             command = [sys.executable, __file__, "--one", loader, "--vertices", num_vertices, "--degree", arguments.degree,
                        "--batches", arguments.batches, "--repeats", arguments.repeats]  # fmt: skip
             out = subprocess.run(list(map(str, command)), capture_output=True, text=True)
@@ -66,7 +66,7 @@ def main() -> None:
 
 def measure(name: str, num_vertices: int, degree: float, batches: int, repeats: int) -> dict:
     """One row, in a process that has done nothing else."""
-    kind = NeighborLoader if name == "salientpp" else PyGLoader
+    kind = NeighborLoader if name == "salientpp" else partial(pyg_loader, name)
     # Code pages and thread pools come with the first batch, of any graph; they are no memory of this one.
     next(iter(kind(generated_tiny(), [2, 2], batch_size=4)))
     data = generated(num_vertices, degree, 1)

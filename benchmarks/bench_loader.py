@@ -2,7 +2,7 @@
 
     python benchmarks/bench_loader.py [--vertices 2400000] [--features 100]
 
-A batch is complete: features, labels, ids, ``Data``. Peers, where installed: PyG's NeighborLoader over pyg-lib or torch-sparse. Loaders
+A batch is complete: features, labels, ids, ``Data``. Peers, where installed: PyG's NeighborLoader over pyg-lib and torch-sparse. Loaders
 take turns; the first batches of each are warm-up.
 """
 

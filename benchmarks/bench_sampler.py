@@ -2,7 +2,7 @@
 
     python benchmarks/bench_sampler.py [--vertices 2400000] [--degree 43.75]
 
-Peers, where installed: PyG's NeighborSampler over pyg-lib or torch-sparse. CPU seconds per sampled edge, batches taken in turns.
+Peers, where installed: PyG's NeighborSampler over pyg-lib and torch-sparse. CPU seconds per sampled edge, batches taken in turns.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 
 import torch
-from common import PYG, generated, take_turns, write_results
-from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
+from common import PYG, PyGSampler, generated, take_turns, write_results
+from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp import ops
 from salientpp.graph import Graph
@@ -43,9 +43,9 @@ def main() -> None:
             )
 
         candidates = {"salientpp": ours, "salientpp, hash map": lambda: ours(0)}
-        if PYG is not None:
-            peer = NeighborSampler(data, num_neighbors=FANOUTS)
-            candidates[PYG] = lambda peer=peer: sum(
+        for name in PYG:
+            peer = PyGSampler(name, data, num_neighbors=FANOUTS)
+            candidates[name] = lambda peer=peer: sum(
                 peer.sample_from_nodes(NodeSamplerInput(input_id=None, node=batch)).row.numel() for batch in batches
             )
         for name, timing in take_turns(candidates, arguments.repeats).items():

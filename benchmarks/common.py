@@ -34,6 +34,7 @@ import torch_geometric.typing
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PyGLoader
+from torch_geometric.sampler import NeighborSampler
 
 import salientpp
 from salientpp.datasets import synthetic
@@ -41,12 +42,40 @@ from salientpp.datasets import synthetic
 RESULTS = Path(__file__).parent / "results"
 
 
-#: What PyG samples with here; None where it has neither of its backends and cannot.
-PYG = None
-if torch_geometric.typing.WITH_PYG_LIB:
-    PYG = "PyG over pyg-lib"
-elif torch_geometric.typing.WITH_TORCH_SPARSE:
-    PYG = "PyG over torch-sparse"
+#: What PyG can sample with here, the one that it prefers first; empty where it cannot.
+PYG = [
+    name
+    for name, is_there in (
+        ("PyG over pyg-lib", torch_geometric.typing.WITH_PYG_LIB),
+        ("PyG over torch-sparse", torch_geometric.typing.WITH_TORCH_SPARSE),
+    )
+    if is_there
+]
+
+
+class PyGSampler(NeighborSampler):
+    """PyG's sampler over one of its backends, so that both can be measured in one process.
+
+    Args:
+        backend: a name in ``PYG``.
+    """
+
+    def __init__(self, backend: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._over_pyg_lib = backend == "PyG over pyg-lib"
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        before = torch_geometric.typing.WITH_PYG_LIB
+        torch_geometric.typing.WITH_PYG_LIB = self._over_pyg_lib
+        try:
+            return super()._sample(*args, **kwargs)
+        finally:
+            torch_geometric.typing.WITH_PYG_LIB = before
+
+
+def pyg_loader(backend: str, data: Data, fanouts: list[int], input_nodes: Any = None, **options: Any) -> PyGLoader:
+    """PyG's ``NeighborLoader`` over a backend named in ``PYG``."""
+    return PyGLoader(data, fanouts, input_nodes, neighbor_sampler=PyGSampler(backend, data, fanouts), **options)
 
 
 def generated(num_vertices: int, degree: float, num_features: int) -> Data:
@@ -72,9 +101,10 @@ def generated(num_vertices: int, degree: float, num_features: int) -> Data:
 
 
 def ours_and_pygs(data: Data, fanouts: list[int], **options: Any) -> dict[str, DataLoader]:
-    """Our loader of the training seeds and PyG's, where it can sample; settled."""
-    kinds = {"salientpp": salientpp.NeighborLoader} | ({} if PYG is None else {PYG: PyGLoader})
-    loaders = {name: kind(data, fanouts, data.train_mask, shuffle=True, **options) for name, kind in kinds.items()}
+    """Our loader of the training seeds and PyG's, over each of its backends that is there; settled."""
+    options = {"input_nodes": data.train_mask, "shuffle": True, **options}
+    loaders = {"salientpp": salientpp.NeighborLoader(data, fanouts, **options)}
+    loaders |= {name: pyg_loader(name, data, fanouts, **options) for name in PYG}
     settle()
     return loaders
 

@@ -169,6 +169,23 @@ def draw_loader(result: dict) -> str:
     return "\n\n".join([title, table(["loader", "workers", "batches per second", "CPU seconds per batch"], lines), source(result)])
 
 
+def draw_small(result: dict) -> str:
+    names = ours_first(result["rows"], "loader")
+    found = {(row["workers"], row["batch_size"], str(row["fanouts"]), row["loader"]): row for row in result["rows"]}
+    lines = []
+    for workers, size, fanouts in dict.fromkeys(key[:3] for key in found):
+        rows = [found[workers, size, fanouts, name] for name in names]
+        cells = [f"{row['us_per_batch']:,.0f} / {row['cpu_us_per_batch']:,.0f}" for row in rows]
+        ratios = [f"{row['us_per_batch'] / rows[0]['us_per_batch']:.1f}×" for row in rows[1:]]
+        lines.append([f"{workers} workers, batches of {size}, fanouts {fanouts}", *cells, *ratios])
+    title = (
+        f"**A small graph**, {result['vertices']:,} vertices, {result['edges']:,} edges, {result['features']:,} float32 features: µs per batch, wall / CPU. "
+        "Work that each batch pays once counts most here:"
+    )
+    header = ["", *names, *(f"{name} / salientpp, wall" for name in names[1:])]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 def counted(threads: int) -> str:
     return f"{threads} thread" + "s" * (threads != 1)
 
@@ -348,6 +365,7 @@ def draw_host(results: dict[str, dict | None]) -> str:
         ("sampling, per edge, one core", "sampler", "sampler", "cpu_ns_per_edge", {"vertices": largest}, "ns", 1, False),
         ("whole batches, no workers, CPU", "loader", "loader", "cpu_seconds_per_batch", {"workers": 0}, "s", 3, False),
         ("whole batches, 2 workers", "loader", "loader", "batches_per_second", {"workers": 2}, "per s", 1, True),
+        ("a small graph, batches of 32, no workers", "small", "loader", "us_per_batch", {"workers": 0, "batch_size": 32, "fanouts": [10, 10]}, "µs", 0, False),
         ("training epoch, 2 workers", "epoch", "loader", "seconds_per_epoch", {"workers": 2}, "s", 1, False),
         ("tier look-up, per id", "lookup", "look_up", "ns_per_id", {}, "ns", 1, False),
         ("gathering float32 rows, 1 thread", "gather", "gather", "gb_per_second", {"dtype": "torch.float32", "threads": 1}, "GB/s", 1, True),
@@ -367,6 +385,7 @@ DRAWN = {
     "demo": ("demo", draw_demo),
     "sampler": ("sampler", draw_sampler),
     "loader": ("loader", draw_loader),
+    "small": ("small", draw_small),
     "gather": ("gather", draw_gather),
     "lookup": ("lookup", draw_lookup),
     "vip": ("vip", draw_vip),
@@ -385,7 +404,7 @@ DRAWN = {
 
 
 #: What the short table of the README draws on.
-HOST = ["sampler", "loader", "epoch", "lookup", "gather", "vip"]
+HOST = ["sampler", "loader", "small", "epoch", "lookup", "gather", "vip"]
 
 
 def main() -> None:
