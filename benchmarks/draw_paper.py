@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from draw import ROOT, filled, source, table
+from draw import ROOT, filled, load, source, table
 
 FOLDER = ROOT / "docs" / "results"
 Row = dict[str, Any]
@@ -94,6 +94,39 @@ def draw_figure4(result: Row) -> str:
         axes.legend(frameon=False, fontsize=7, ncol=2)
 
     return figure("figure4", draw) if chosen else ""
+
+
+def draw_overview(result: Row) -> None:
+    """docs/results/overview.svg, the README's picture: an epoch with features on every host, partitioned, and with what this package adds."""
+    rows = next((rows for (_, hosts), rows in cases(result["rows"]).items() if hosts == 4), [])
+    by_step = {short(row): row for row in rows}
+    named = {
+        "full replication": "all features\non every host",
+        "partitioned features": "features\npartitioned",
+        "pipelined communication": "+ ten-stage\npipeline",
+        "α = 0.32": "+ VIP cache",
+    }
+    if not by_step.keys() >= named.keys():
+        return
+
+    def draw(time: Any, memory: Any) -> None:
+        for place, step in enumerate(named):
+            row, color = by_step[step], "C0" if place in (0, 3) else "lightsteelblue"
+            time.barh(place, seconds(row), color=color)
+            time.text(seconds(row) + 0.15, place, f"{seconds(row):.1f} s", va="center")
+            megabytes = row["feature_bytes"] / row["hosts"] / 1e6
+            memory.barh(place, megabytes, color=color)
+            memory.text(megabytes + 3, place, f"{megabytes:.0f} MB", va="center")
+        time.set_yticks(range(len(named)), named.values())
+        memory.set_yticks([])
+        for axes, title in ((time, "an epoch takes"), (memory, "feature memory per host")):
+            axes.set_title(title)
+            axes.set_xticks([])
+            axes.invert_yaxis()
+            axes.margins(x=0.18)
+            axes.spines[["top", "right", "bottom"]].set_visible(False)
+
+    figure("overview", draw, columns=2)
 
 
 def draw_figure5(result: Row) -> str:
@@ -227,6 +260,9 @@ DRAWN = {
 def main() -> None:
     page = ROOT / "docs" / "results.md"
     page.write_text(filled(page.read_text(), DRAWN))
+    steps = load("paper_steps")
+    if steps is not None:
+        draw_overview(steps)
 
 
 if __name__ == "__main__":
