@@ -1,5 +1,7 @@
 """Train graph neural networks on graphs that outgrow one machine, by changing one import."""
 
+from importlib.metadata import distributions as _distributions
+
 from salientpp.graph import Graph
 from salientpp.launch.preemption import Preemption
 from salientpp.launch.rendezvous import init_process_group
@@ -10,6 +12,9 @@ from salientpp.minibatch.node_loader import NeighborLoader
 from salientpp.plan.vip import inclusion_probability
 from salientpp.store.dataset_dir import PartitionedGraph, load, partition
 from salientpp.store.staging import stage
+
+#: Of the installed package; a source tree that was not installed has none.
+__version__ = next((found.version for found in _distributions(name="salientpp")), "unknown")
 
 __all__ = [
     "Graph",

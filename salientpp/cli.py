@@ -1,28 +1,33 @@
 """The ``salientpp`` command: a thin face over the package.
 
-Every subcommand is a function from parsed arguments to an exit code. Users' mistakes end in one line on stderr and exit
-code 2; anything else is a bug and shows its traceback.
+Every subcommand is a function from parsed arguments to an exit code: 0; 2 where something was refused or could not be read or written, with
+one line on stderr that says what; 130 after Ctrl-C. Anything else is a bug and shows its traceback.
+
+What goes to stdout is put together first and written at once, after the files: a terminal that cannot show it, a pipe that was closed or
+a full disk must not take the results of the work along.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import re
 import shlex
 import sys
-import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from salientpp import __version__
 from salientpp.analysis import report
 from salientpp.analysis.volume import analyze, check_request
 from salientpp.datasets import load_dataset
@@ -36,22 +41,98 @@ from salientpp.store.staging import parts_of, stage
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parsed = _parser().parse_args(words, argparse.Namespace(words=words))
+    with contextlib.suppress(AttributeError):  # no stdout, or one that is no file
+        sys.stdout.reconfigure(errors="replace")  # an α on a terminal that has none
+    command, written = "", []
     try:
+        parser = _parser()
+        _refuse_dashes_as_values(parser, words)
+        try:
+            parsed = parser.parse_args(words, argparse.Namespace(words=words, written=written))
+        except SystemExit as end:
+            if not end.code:  # help or the version was asked for
+                _print("")
+            raise
+        command = f" {parsed.command}"
         return parsed.run(parsed)
     except (ValueError, OSError, ImportError, NotImplementedError, LaunchError) as error:
-        print(f"salientpp {parsed.command}: {error}", file=sys.stderr)
+        _complain(f"salientpp{command}: {error}")
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):  # torch has no type for it
+            raise
+        _complain(f"salientpp{command}: not enough memory ({str(error).splitlines()[0] if str(error) else 'no more is known'})")
         return 2
     except KeyboardInterrupt:
-        written = "the copy is not complete" if parsed.command == "stage" else "nothing was written"
-        print(f"salientpp {parsed.command}: interrupted; {written}", file=sys.stderr)
+        done = f"{', '.join(map(str, written))} had been written" if written else "nothing was written"
+        _complain(f"salientpp{command}: interrupted; {'the copy is not complete' if command == ' stage' else done}")
         return 130
+
+
+def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """argparse takes the dashes of ``--parts=--`` out, and then fails over the value that is missing."""
+    for word in words:
+        if word == "--":
+            return
+        if match := re.fullmatch(r"(--[^=]+)=--", word):
+            parser.error(f"argument {match[1]}: expected a value, got '--'")
+
+
+def _print(what: str | bytes) -> None:
+    """Write to stdout, all of it.
+
+    Raises:
+        OSError: stdout is closed or full.
+    """
+    if sys.stdout is None or sys.stdout.closed:
+        raise OSError("stdout is closed, so the result could not be printed")
+    try:
+        if isinstance(what, str):
+            sys.stdout.write(what)
+        elif hasattr(sys.stdout, "buffer"):
+            sys.stdout.flush()
+            sys.stdout.buffer.write(what)
+        else:
+            sys.stdout.write(os.fsdecode(what))
+        sys.stdout.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            sys.stdout.close()  # else Python tries once more when it ends, with a text and an exit code of its own
+        raise OSError(f"the result could not be printed: stdout cannot be written ({error.strerror or error})") from None
+
+
+def _show(*what: RenderableType) -> None:
+    """Lines and tables on stdout; users' paths in them may have brackets and colons, which are no markup."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        for renderable in what:
+            console.print(renderable)
+    _print(capture.get())
+
+
+def _complain(text: str) -> None:
+    """One line on stderr. Names of files may have line breaks and bytes that are no text; a closed stderr is no reason to fail."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(_printable(text), file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+_DATASETS = (
+    "synthetic[:num_vertices=N,...], npz:FILE, pyg:FILE (a PyG Data that torch.save wrote), python:MODULE:FUNCTION (a function of yours that "
+    "returns a Data), or a name of the Open Graph Benchmark"
+)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="salientpp", description="Train graph neural networks on graphs that outgrow one machine: offline tools."
+        prog="salientpp", description="Train graph neural networks on graphs that outgrow one machine: offline tools.",
+        epilog="Exit status: 0; 2 where something was refused or could not be read or written, which one line on stderr says; 130 after Ctrl-C.",
     )
+    parser.add_argument("--version", action="version", version=f"salientpp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     cut = commands.add_parser(
@@ -61,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     cut.add_argument(
         "dataset",
-        help="synthetic[:num_vertices=N,...], npz:FILE, or a name of the Open Graph Benchmark such as ogbn-products",
+        help=f"{_DATASETS} such as ogbn-products",
     )
     cut.add_argument("root", type=Path, help="the directory to write")
     cut.add_argument("--parts", type=int, required=True, metavar="K", help="number of parts, one per rank or machine")
@@ -90,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         "forecast them by vertex inclusion probability (VIP), and advise on α and on the GPU fraction β (the share of its own rows "
         "that a machine keeps in GPU memory). One machine without a GPU is enough.",
     )
-    cost.add_argument("dataset", help="a dataset directory, synthetic[:num_vertices=N,...], npz:FILE, or a name of the Open Graph Benchmark")
+    cost.add_argument("dataset", help=f"a dataset directory, {_DATASETS}")
     cost.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
     cost.add_argument(
         "--partition", default="metis-vip", metavar="HOW",
@@ -166,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     batch.add_argument("--launcher", choices=sbatch.LAUNCHERS, default="srun", help="who starts the ranks of a host (srun)")
     batch.add_argument("--job-name", default="salientpp", metavar="NAME", help="also the beginning of the log's name (salientpp)")
     batch.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="a further line #SBATCH OPTION, as in --sbatch=--account=physics")
-    batch.add_argument("--python", default=sys.executable, metavar="FILE", help=f"the interpreter on the hosts ({sys.executable})")
+    batch.add_argument("--python", default=sys.executable, metavar="FILE", help="the interpreter on the hosts (%(default)s)")
     batch.add_argument("--output", type=Path, metavar="FILE", help="write the script there rather than to stdout; an existing file is kept")
     batch.add_argument("--dataset", metavar="DATASET", help="partition this first, see `salientpp partition --help`; needs --root")
     batch.add_argument("--root", metavar="DIR", help="the dataset directory that the first job writes; where it exists, that job is left out")
@@ -197,15 +278,18 @@ def _method(text: str) -> str | torch.Tensor:
     if text in ("metis", "metis-vip", "random"):
         return text
     try:
-        return torch.from_numpy(np.load(text, allow_pickle=False))
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        if Path(text).exists() and not Path(text).is_file():
+            raise ValueError("not a file")  # a pipe would be waited for
+        array = np.load(text, allow_pickle=False)
+        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+    except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
             f"--partition must be metis, metis-vip, random or an .npy file of part ids, got {text} ({error})"
         ) from None
 
 
 def _partition(arguments: argparse.Namespace) -> int:
-    console = Console(stderr=True, markup=False, emoji=False)  # users' paths may have brackets and colons
+    console = Console(stderr=True)
     if arguments.root.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.fanouts)
@@ -214,8 +298,8 @@ def _partition(arguments: argparse.Namespace) -> int:
     with console.status("") as status:
 
         def on_step(step: str) -> None:
-            console.print(f"{time.perf_counter() - started:7.1f} s  {step}", highlight=False)
-            status.update(Text(step))
+            _complain(f"{time.perf_counter() - started:7.1f} s  {step}")
+            status.update(Text(_printable(step)))
 
         on_step(f"loading {arguments.dataset}")
         data = load_dataset(arguments.dataset, root=arguments.data)
@@ -231,16 +315,16 @@ def _partition(arguments: argparse.Namespace) -> int:
             overwrite=arguments.overwrite,
             on_step=on_step,
         )
+        arguments.written.append(arguments.root)
         on_step("done")
-    _print_description(part)
+    _show(*_description(part))
     return 0
 
 
 def _analyze(arguments: argparse.Namespace) -> int:
     # Whatever can be wrong is said before the minutes of work.
-    for option in ("json", "csv", "plot"):
-        if (path := getattr(arguments, option)) is not None:
-            _check_output(f"--{option}", path)
+    files = {option: path for option in ("json", "csv", "plot") if (path := getattr(arguments, option)) is not None}
+    _check_outputs({f"--{option}": path for option, path in files.items()})
     if arguments.plot is not None:
         if arguments.plot.suffix.lower() not in (".png", ".svg"):
             raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
@@ -281,45 +365,52 @@ def _analyze(arguments: argparse.Namespace) -> int:
             predict_only=arguments.predict_only,
             track=track,
         )
-    console = Console()
-    console.print(
+    write = {
+        "json": lambda path: report.write_whole(path, lambda file: file.write((json.dumps(analysis.to_dict(), indent=1) + "\n").encode())),
+        "csv": lambda path: report.write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
+        "plot": lambda path: report.plot(analysis, path),
+    }
+    failed = []
+    for option, path in files.items():
+        try:
+            write[option](path)
+            arguments.written.append(path)
+        except OSError as error:
+            failed.append(f"--{option}: {error}")
+    lines: list[RenderableType] = [
         f"{analysis.num_vertices:,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, "
-        f"{analysis.row_bytes:,} bytes per row",
-        highlight=False,
-    )
+        f"{analysis.row_bytes:,} bytes per row"
+    ]
     for fanouts in dict.fromkeys(volume.fanouts for volume in analysis.results):
-        console.print(report.volume_table(analysis, fanouts))
-        console.print(report.device_table(analysis, fanouts))
+        lines += [report.volume_table(analysis, fanouts), report.device_table(analysis, fanouts)]
     if len(analysis.recommendations) > 1:
-        console.print(report.mean_table(analysis))
-    for recommendation in analysis.recommendations:
-        console.print(str(recommendation), highlight=False)
-    if arguments.json is not None:
-        text = json.dumps(analysis.to_dict(), indent=1) + "\n"
-        report.write_whole(arguments.json, lambda file: file.write(text.encode()))
-    if arguments.csv is not None:
-        report.write_whole(arguments.csv, lambda file: file.write(report.csv_text(analysis).encode()))
-    if arguments.plot is not None:
-        report.plot(analysis, arguments.plot)
+        lines.append(report.mean_table(analysis))
+    lines += map(str, analysis.recommendations)
+    try:
+        _show(*lines)
+    except OSError as error:
+        failed.append(str(error))
+    if failed:
+        raise OSError("; ".join(failed))
     return 0
 
 
-def _check_output(option: str, path: Path) -> None:
-    """Raise ValueError unless a file can be put at ``path``."""
-    if not path.parent.is_dir():
-        raise ValueError(f"{option}: the directory {path.parent} does not exist; make it, or choose another")
-    if path.is_dir():
-        raise ValueError(f"{option}: {path} is a directory; give the name of a file")
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()  # permissions say too little: of root, of file systems mounted to be read
-    except OSError as error:
-        raise ValueError(f"{option}: the directory {path.parent} cannot be written ({error.strerror}); choose another") from None
+def _check_outputs(paths: dict[str, Path]) -> None:
+    """Raise ValueError unless each option's file can be written, and beside the others."""
+    names: dict[str, str] = {}
+    for option, path in paths.items():
+        try:
+            report.check_output(path)
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from None
+        other = names.setdefault(os.path.realpath(path), option)
+        if other != option and report.is_replaced(path):
+            raise ValueError(f"{other} and {option} name the same file, {path}; give them names of their own")
 
 
 def _info(arguments: argparse.Namespace) -> int:
     part = load(arguments.root, verify="full" if arguments.verify else "quick")
-    _print_description(part)
-    print("every byte matches its checksum" if arguments.verify else "sizes and sampled checksums match; --verify reads all")
+    _show(*_description(part), "every byte matches its checksum" if arguments.verify else "sizes and sampled checksums match; --verify reads all")
     return 0
 
 
@@ -333,7 +424,8 @@ def _stage(arguments: argparse.Namespace) -> int:
                 "start it with `srun salientpp stage ...`, or name them with --part"
             )
         parts = parts_of(launch.rank, launch.world_size, num_parts)
-    print(stage(root, arguments.to, parts=parts, on_step=lambda step: print(f"copying {step}", file=sys.stderr)))
+    copy = stage(root, arguments.to, parts=parts, on_step=lambda step: _complain(f"copying {step}"))
+    _print(os.fsencode(f"{copy}\n"))  # as it is on disk, for a script that reads it
     return 0
 
 
@@ -345,7 +437,7 @@ def _slurm(arguments: argparse.Namespace) -> int:
         first = sbatch.Partitioning(
             arguments.dataset,
             arguments.root,
-            options=shlex.split(arguments.partition_options),
+            options=_split(arguments.partition_options),
             cpus=arguments.partition_cpus,
             time=arguments.partition_time,
             partition=arguments.partition_queue,
@@ -366,19 +458,25 @@ def _slurm(arguments: argparse.Namespace) -> int:
         first=first,
     )
     text = sbatch.script(batch, made_by=f"salientpp {shlex.join(arguments.words)}")
+    data = os.fsencode(text)  # arguments as they came, also those that are no text
     if arguments.output is None:
-        print(text, end="")
+        _print(data)
     else:
-        try:
-            with arguments.output.open("x") as file:
-                file.write(text)
-        except FileExistsError:
-            raise ValueError(f"--output: {arguments.output} exists, and you may have changed it; remove it, or choose another name") from None
+        _check_outputs({"--output": arguments.output})
+        if arguments.output.exists() and report.is_replaced(arguments.output):
+            raise ValueError(f"--output: {arguments.output} exists, and you may have changed it; remove it, or choose another name")
+        report.write_whole(arguments.output, lambda file: file.write(data))
     return 0
 
 
-def _print_description(part: PartitionedGraph) -> None:
-    console = Console(markup=False, emoji=False)
+def _split(options: str) -> list[str]:
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        raise ValueError(f"--partition-options must be arguments as in a shell, got {options!r} ({error})") from None
+
+
+def _description(part: PartitionedGraph) -> list[RenderableType]:
     manifest = part.manifest
     total = sum(entry["bytes"] for entry in manifest["files"].values())
     workload, quality = manifest["workload"], manifest["quality"]
@@ -399,15 +497,14 @@ def _print_description(part: PartitionedGraph) -> None:
     ]
     grid = Table.grid(padding=(0, 2))
     for name, value in facts:
-        grid.add_row(name, value)
-    console.print(grid, highlight=False)
+        grid.add_row(name, _printable(value))
     table = Table("part", "vertices", *manifest["splits"])
     for column in table.columns:
         column.justify = "right"
     for part_id in range(part.num_parts):
         counts = [counts[part_id] for counts in manifest["splits"].values()]
         table.add_row(str(part_id), *(f"{count:,}" for count in [part.book.size_of(part_id), *counts]))
-    console.print(table)
+    return [grid, table]
 
 
 if __name__ == "__main__":

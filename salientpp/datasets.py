@@ -5,6 +5,8 @@ a homogeneous PyG `Data` whose arrays have been looked at once. `load_dataset` m
 
 * a `Data` object in memory, which is checked and handed back as it is;
 * ``"npz:FILE"``, one NumPy archive;
+* ``"pyg:FILE"``, a `Data` object that `torch.save` wrote;
+* ``"python:MODULE:FUNCTION"``, a function of the user's that returns one;
 * ``"ogbn-arxiv"``, ``"ogbn-products"``, ``"ogbn-papers100M"``, ...: the Open Graph Benchmark's files;
 * ``"synthetic"``: a generated graph (`synthetic`), for a first run without any download.
 
@@ -13,8 +15,8 @@ directions), `x` float [N, F] in the dtype it is stored in, `y` int64 [N] with -
 `train_mask`, `val_mask`, `test_mask` bool [N], `num_nodes`. A vertex with a negative label is in no split:
 its bit is cleared in all three masks, whatever the file's split says.
 
-Nothing here unpickles: .npz files are read with ``allow_pickle=False``, and OGB's raw files are read
-directly rather than through the pickled cache that its dataset class writes.
+No file can run code: .npz files are read with ``allow_pickle=False``, PyG's with ``weights_only=True``, and OGB's
+raw files are read directly rather than through the pickled cache that its dataset class writes.
 
 Only numpy, torch and torch_geometric are imported with this module; `ogb` when an OGB name is asked for.
 """
@@ -24,11 +26,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import difflib
+import importlib
 import inspect
 import math
+import os
+import re
 import shutil
 import sys
-import zipfile
+import traceback
 from pathlib import Path
 from typing import Any, Callable
 
@@ -36,6 +41,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
 
 __all__ = ["load_dataset", "synthetic"]
 
@@ -57,6 +64,11 @@ def load_dataset(dataset: str | Data, *, root: str | Path = "data", **parameters
             * ``"npz:FILE"`` with the keys `edge_index` [2, E], `x` [N, F], `y` [N], `train_idx`, `val_idx`,
               `test_idx` and, optionally, `num_nodes` and `directed` (default true; false means that each
               undirected edge is stored once). Other keys are ignored;
+            * ``"pyg:FILE"``: what `torch.save` wrote of a `Data` object or of its `to_dict()`, or what
+              `InMemoryDataset.save` wrote of a single graph. Read with ``weights_only=True``: a file that needs more than
+              tensors and the classes that PyG registers is refused;
+            * ``"python:MODULE:FUNCTION"``: what the function returns, called without arguments. The module is looked for
+              in the current directory, then on `sys.path`. It runs as any code does; what it prints goes to stderr;
             * the name of a homogeneous OGB node-property dataset. Besides the usual arrays the result
               carries what OGB's own PyG loader sets (`edge_attr`, `node_year`, `node_species`, where there
               are any); `y` of the multi-label ogbn-proteins is int64 [N, 112]. The raw files are read anew
@@ -91,6 +103,10 @@ def load_dataset(dataset: str | Data, *, root: str | Path = "data", **parameters
     name, _, rest = dataset.partition(":")
     if name == "npz" and rest:
         return _call(_load_npz, dataset, parameters, file=Path(rest))
+    if name == "pyg" and rest:
+        return _call(_load_pyg, dataset, parameters, file=Path(rest))
+    if name == "python" and rest:
+        return _call(_load_python, dataset, parameters, where=dataset, source=rest)
     if name == "synthetic":
         return _call(synthetic, name, _with_spec(dataset, rest, parameters))
     if name.startswith("ogbn-"):
@@ -105,13 +121,15 @@ def load_dataset(dataset: str | Data, *, root: str | Path = "data", **parameters
 def _not_accepted(dataset: object) -> str:
     got = repr(dataset) if isinstance(dataset, (str, Path)) else f"an object of type {type(dataset).__name__}"
     message = (
-        f'dataset must be a homogeneous torch_geometric Data object, "npz:FILE", "synthetic" or the name of '
+        f'dataset must be a homogeneous torch_geometric Data object, "npz:FILE", "pyg:FILE", "python:MODULE:FUNCTION", "synthetic" or the name of '
         f"an OGB node-property dataset such as {', '.join(_OGB_EXAMPLES)}; got {got}"
     )
     if isinstance(dataset, Path) or (isinstance(dataset, str) and dataset.endswith(".npz")):
         return f'{message}. Did you mean "npz:{dataset}"?'
+    if isinstance(dataset, str) and dataset.endswith((".pt", ".pth")) and ":" not in dataset:
+        return f'{message}. Did you mean "pyg:{dataset}"?'
     if isinstance(dataset, str):
-        return message + _did_you_mean(dataset.partition(":")[0], ("synthetic", "npz", *_OGB_EXAMPLES))
+        return message + _did_you_mean(dataset.partition(":")[0], ("synthetic", "npz", "pyg", "python", *_OGB_EXAMPLES))
     return message
 
 
@@ -151,7 +169,7 @@ def _call(function: Callable[..., Data], dataset: str, parameters: dict[str, Any
     for key in parameters:
         if key not in known:
             raise ValueError(
-                f"{dataset} has no parameter {key!r}; it has {', '.join(known)}{_did_you_mean(key, known)}"
+                f"{dataset} has no parameter {key!r}; it has {', '.join(known) or 'none'}{_did_you_mean(key, known)}"
             )
     return function(**own, **parameters)
 
@@ -160,8 +178,7 @@ def _call(function: Callable[..., Data], dataset: str, parameters: dict[str, Any
 # Checks: each names where (a file or an object), what was expected and what was found
 
 
-def _check_data(data: Data) -> None:
-    where = "Data object"
+def _check_data(data: Data, where: str = "Data object") -> None:
     edge_index, adj_t = data.get("edge_index"), data.get("adj_t")
     if edge_index is None and adj_t is None:
         raise ValueError(f"{where}: expected edge_index or adj_t, got only {', '.join(data.keys()) or 'nothing'}")
@@ -174,6 +191,8 @@ def _check_data(data: Data) -> None:
     if edge_index is not None:
         _check_id_range(edge_index, "edge_index", num_vertices, where)
     if adj_t is not None:
+        if not (isinstance(adj_t, Tensor) or hasattr(adj_t, "sparse_sizes")):
+            raise ValueError(f"{where}: adj_t must be a sparse matrix, got {_form(adj_t)}")
         # torch_sparse.SparseTensor and torch's own sparse tensors name their shape differently.
         shape = adj_t.sparse_sizes() if hasattr(adj_t, "sparse_sizes") else adj_t.size()
         if tuple(shape) != (num_vertices, num_vertices):
@@ -201,6 +220,10 @@ def _check_edge_index_form(edge_index: object, where: str) -> None:
         raise ValueError(f"{where}: edge_index must have shape [2, E], got {list(edge_index.shape)}")
     if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
         raise ValueError(f"{where}: edge_index must hold integers, got {_form(edge_index)}")
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{where}: edge_index must be int64 or int32, got {_form(edge_index)}")
+    if edge_index.layout != torch.strided or edge_index.is_meta:
+        raise ValueError(f"{where}: edge_index must be dense and have values, got layout {edge_index.layout} on {edge_index.device}")
 
 
 def _check_id_range(ids: Tensor, key: str, num_vertices: int, where: str) -> None:
@@ -212,15 +235,20 @@ def _check_id_range(ids: Tensor, key: str, num_vertices: int, where: str) -> Non
         raise ValueError(f"{where}: {key} must hold vertex ids in [0, {num_vertices}), got {wrong}")
 
 
+def _check_fits_int64(array: np.ndarray, key: str, where: str) -> None:
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+        raise ValueError(f"{where}: {key} must hold numbers below 2^63, got {int(array.max())}")
+
+
 def _check_features(x: Tensor, num_vertices: int, where: str) -> None:
     if x.dim() == 0 or x.size(0) != num_vertices:
         raise ValueError(f"{where}: x must have one row per vertex, expected {num_vertices} rows, got {list(x.shape)}")
-    if not x.is_floating_point() or x.layout != torch.strided:
+    if not x.is_floating_point() or x.layout != torch.strided or x.is_meta:
         return
     # By blocks: the mask of a whole feature matrix would cost a quarter of its memory again.
     rows_per_block = max(1, (1 << 24) // max(1, x[:1].numel()))
     for start in range(0, num_vertices, rows_per_block):
-        finite = torch.isfinite(x[start : start + rows_per_block]).view(-1, max(1, x[:1].numel())).all(dim=1)
+        finite = torch.isfinite(x[start : start + rows_per_block]).reshape(-1, max(1, x[:1].numel())).all(dim=1)
         if not bool(finite.all()):
             row = start + int((~finite).nonzero()[0])
             raise ValueError(f"{where}: x must be finite, got nan or infinity in row {row}")
@@ -260,6 +288,7 @@ def _assemble(
 
     if y.dtype.kind not in "iu":
         raise ValueError(f"{where}: y must hold integers (-1 for an unlabelled vertex), got dtype {y.dtype}")
+    _check_fits_int64(y, "y", where)
     if y.shape[:1] != (num_vertices,):
         raise ValueError(f"{where}: y must have shape [N] with N = {num_vertices}, got {list(y.shape)}")
     data.y = torch.from_numpy(np.maximum(y.astype(np.int64), -1))
@@ -267,6 +296,7 @@ def _assemble(
 
     if edge_index.dtype.kind not in "iu":
         raise ValueError(f"{where}: edge_index must hold integers, got dtype {edge_index.dtype}")
+    _check_fits_int64(edge_index, "edge_index", where)
     edges = torch.from_numpy(np.ascontiguousarray(edge_index, dtype=np.int64))
     del edge_index
     _check_edge_index_form(edges, where)
@@ -280,6 +310,7 @@ def _assemble(
             raise ValueError(f"{where}: {key} must hold integers, got dtype {ids.dtype}")
         if ids.ndim != 1:
             raise ValueError(f"{where}: {key} must be a list of vertex ids, shape [*], got {list(ids.shape)}")
+        _check_fits_int64(ids, key, where)
         mask = torch.zeros(num_vertices, dtype=torch.bool)
         ids = torch.from_numpy(ids.astype(np.int64))
         _check_id_range(ids, key, num_vertices, where)
@@ -332,12 +363,14 @@ def _decode(keys: np.ndarray, num_vertices: int, high: np.ndarray, low: np.ndarr
 def _load_npz(file: Path, undirected: bool | None = None) -> Data:
     """See `load_dataset`."""
     _check_undirected(undirected, f"npz:{file}")
-    if not file.exists():
-        raise FileNotFoundError(f"{file}: no such file")
+    _check_file(file)
+    # What a damaged file makes numpy, zipfile and zlib raise is documented nowhere: nine types were counted.
     try:
         archive = np.load(file, allow_pickle=False)
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{file}: not an .npz archive ({error})") from error
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:
+        raise ValueError(f"{file}: not an .npz archive ({_first_line(error)})") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise ValueError(f"{file}: not an .npz archive but a single array; expected the output of numpy.savez")
 
@@ -346,8 +379,8 @@ def _load_npz(file: Path, undirected: bool | None = None) -> Data:
         def read(key: str) -> np.ndarray:
             try:
                 return archive[key]
-            except (ValueError, zipfile.BadZipFile, EOFError, OSError) as error:
-                raise ValueError(f"{file}: {key} cannot be read ({error})") from error
+            except Exception as error:
+                raise ValueError(f"{file}: {key} cannot be read ({_first_line(error)})") from error
 
         split_keys = {split: f"{split}_idx" for split in _SPLITS}
         missing = [key for key in ("edge_index", "x", "y", *split_keys.values()) if key not in archive]
@@ -372,6 +405,18 @@ def _load_npz(file: Path, undirected: bool | None = None) -> Data:
         )
 
 
+def _check_file(file: Path) -> None:
+    if not file.exists():
+        raise FileNotFoundError(f"{file}: no such file")
+    if not file.is_file():  # a pipe would be waited for
+        raise ValueError(f"{file}: {'a directory' if file.is_dir() else 'a device or a pipe'}; expected a file")
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error of another library says, on one line; its type if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
 def _scalar(file: Path, key: str, value: np.ndarray, kinds: str) -> Any:
     if value.size != 1 or value.dtype.kind not in kinds:
         expected = "one true or false" if "b" in kinds else "one integer"
@@ -382,6 +427,92 @@ def _scalar(file: Path, key: str, value: np.ndarray, kinds: str) -> Any:
 def _check_undirected(undirected: object, dataset: str) -> None:
     if undirected is not None and not isinstance(undirected, bool):
         raise ValueError(f"{dataset}: undirected must be True, False or None, got {undirected!r}")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The user's own PyG object
+
+
+def _load_pyg(file: Path) -> Data:
+    """See `load_dataset`."""
+    _check_file(file)
+    try:
+        # PyG registers its data classes with torch, but not the containers that a Data of its 2.7 and later holds.
+        with torch.serialization.safe_globals([DataTensorAttr, DataEdgeAttr, GlobalStorage]):
+            stored = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:
+        # torch's own text advises to read the file unsafely.
+        needed = re.search(r"Unsupported (?:global: GLOBAL |class |operand )([\w.]+?)(?:\.?\s|\.?$)", str(error))
+        if needed is None:
+            raise ValueError(f"{file}: damaged, or not a file that torch.save wrote ({type(error).__name__})") from error
+        raise ValueError(
+            f"{file}: not read, since it holds more than tensors and PyG's own classes ({needed[1]}), which could run code. If you trust it, convert "
+            f"it once in Python: data = torch.load({str(file)!r}, weights_only=False); torch.save({{name: value for name, value in "
+            "data.to_dict().items() if isinstance(value, torch.Tensor)}, 'new.pt'). Or let a function of yours return it: python:MODULE:FUNCTION"
+        ) from error
+    try:
+        data = _graph_in(stored, str(file))
+        _check_data(data, str(file))
+    except ValueError:
+        raise
+    except Exception as error:  # a damaged file can leave an object of PyG's half made
+        raise ValueError(f"{file}: the object in it is damaged ({type(error).__name__}: {_first_line(error)})") from error
+    return data
+
+
+def _graph_in(stored: object, where: str) -> Data:
+    """The homogeneous graph that a file or a function gave, in one of the forms that PyG itself writes."""
+    if isinstance(stored, tuple) and len(stored) in (2, 3):  # InMemoryDataset.save: the graphs as one, where each begins, their class
+        stored, slices, *_ = stored
+        if slices:
+            raise ValueError(f"{where}: expected one graph, got a dataset of several; save the one that is meant, torch.save(dataset[0], FILE)")
+    if isinstance(stored, dict):
+        if not all(isinstance(key, str) for key in stored):
+            raise ValueError(f"{where}: expected the attributes of a Data by name, got a dict with other keys")
+        return Data.from_dict(stored)
+    if isinstance(stored, Data):
+        return stored
+    advice = "; data.to_homogeneous() makes one" if type(stored).__name__ == "HeteroData" else ""
+    raise ValueError(f"{where}: expected a homogeneous torch_geometric Data, got {_form(stored)}{advice}")
+
+
+def _load_python(where: str, source: str) -> Data:
+    """See `load_dataset`."""
+    name, colon, function_name = source.partition(":")
+    if not (colon and all(part.isidentifier() for part in name.split(".")) and function_name.isidentifier()):
+        raise ValueError(f"{where}: expected python:MODULE:FUNCTION such as python:my_graph:load, where MODULE is my_graph.py without .py")
+    sys.path.insert(0, os.getcwd())
+    try:
+        # What it prints is no result of a command.
+        with contextlib.redirect_stdout(sys.stderr):
+            module = _run_users(where, f"importing {name}", lambda: importlib.import_module(name))
+            function = getattr(module, function_name, None)
+            if not callable(function):
+                known = sorted(key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == name)
+                raise ValueError(
+                    f"{where}: {getattr(module, '__file__', name)} has no function {function_name!r}; it has {', '.join(known) or 'none'}"
+                    f"{_did_you_mean(function_name, known)}"
+                )
+            stored = _run_users(where, f"{function_name}()", function)
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(os.getcwd())
+    data = _graph_in(stored, where)
+    _check_data(data, where)
+    return data
+
+
+def _run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
+    """``call()``, which is the user's code: whatever it raises is an error that says where, innermost first."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        here = {__file__, importlib.__file__}
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in here and "<frozen" not in f.filename]
+        at = ", called from ".join(f"{f.filename}, line {f.lineno}, in {f.name}" for f in reversed(frames))
+        raise ValueError(f"{where}: {what} raised {type(error).__name__}: {_first_line(error)}{f' ({at})' if at else ''}") from error
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -397,28 +528,28 @@ def _load_ogb(name: str, root: Path, undirected: bool | None = None, download: b
     `torch.load`, which since torch 2.6 refuses such a file ("Unsupported operand 149").
     """
     _check_undirected(undirected, name)
+    if not isinstance(download, bool):
+        raise ValueError(f"{name}: download must be True or False, got {download!r}")
     meta = _ogb_meta(name)
     folder = root / name.replace("-", "_")
     _provide_ogb_files(name, meta, folder, download)
 
-    from ogb.io.read_graph_raw import read_binary_graph_raw, read_csv_graph_raw
-
     raw = folder / "raw"
     # The stored definition: ogbn-products and ogbn-proteins are stored with each edge once.
     add_inverse_edge = meta["add_inverse_edge"] == "True" and undirected is not False
-    with contextlib.redirect_stdout(sys.stderr):  # the readers print, and stdout is for results
-        if meta["binary"] == "True":
-            graph = read_binary_graph_raw(str(raw), add_inverse_edge=add_inverse_edge)[0]
-            with np.load(raw / "node-label.npz", allow_pickle=False) as labels_file:
-                labels = labels_file["node_label"]
-        else:
-            graph = read_csv_graph_raw(
-                str(raw),
-                add_inverse_edge=add_inverse_edge,
-                additional_node_files=_listed(meta["additional node files"]),
-                additional_edge_files=_listed(meta["additional edge files"]),
-            )[0]
-            labels = np.loadtxt(raw / "node-label.csv.gz", delimiter=",", ndmin=2)
+    try:
+        graph, labels = _read_ogb_files(raw, meta, add_inverse_edge)
+        split_ids = {
+            split: (ogb_split, _read_ogb_split(folder, meta, ogb_split))
+            for split, ogb_split in zip(_SPLITS, ("train", "valid", "test"))
+        }
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:  # what ogb, pandas, numpy and gzip raise for a damaged file is documented nowhere
+        raise ValueError(
+            f"{name}: a file in {folder} is damaged or not in its format ({type(error).__name__}: {_first_line(error)}). Remove the folder, "
+            f"and fetch it again from {meta['url']}"
+        ) from error
 
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -436,10 +567,7 @@ def _load_ogb(name: str, root: Path, undirected: bool | None = None, download: b
         int(graph["num_nodes"]),
         None if node_feat is None else _writable(node_feat),
         labels,
-        {
-            split: (ogb_split, _read_ogb_split(folder, meta, ogb_split))
-            for split, ogb_split in zip(_SPLITS, ("train", "valid", "test"))
-        },
+        split_ids,
         symmetrise,
     )
     if graph["edge_feat"] is not None:
@@ -448,6 +576,24 @@ def _load_ogb(name: str, root: Path, undirected: bool | None = None, download: b
         if key.startswith("node_") and value is not None and key != "node_feat":
             data[key] = torch.from_numpy(_writable(value))
     return data
+
+
+def _read_ogb_files(raw: Path, meta: dict[str, str], add_inverse_edge: bool) -> tuple[dict[str, Any], np.ndarray]:
+    """ogb's description of the graph, and the labels."""
+    from ogb.io.read_graph_raw import read_binary_graph_raw, read_csv_graph_raw
+
+    with contextlib.redirect_stdout(sys.stderr):  # the readers print, and stdout is for results
+        if meta["binary"] == "True":
+            graph = read_binary_graph_raw(str(raw), add_inverse_edge=add_inverse_edge)[0]
+            with np.load(raw / "node-label.npz", allow_pickle=False) as labels_file:
+                return graph, labels_file["node_label"]
+        graph = read_csv_graph_raw(
+            str(raw),
+            add_inverse_edge=add_inverse_edge,
+            additional_node_files=_listed(meta["additional node files"]),
+            additional_edge_files=_listed(meta["additional edge files"]),
+        )[0]
+        return graph, np.loadtxt(raw / "node-label.csv.gz", delimiter=",", ndmin=2)
 
 
 def _ogb_meta(name: str) -> dict[str, str]:
@@ -587,17 +733,33 @@ def synthetic(
         self-loops), x float32 [N, F], y int64 [N], the three masks and num_nodes.
 
     Raises:
-        ValueError: an argument is out of range, or the graph has no room for so many distinct edges.
+        ValueError: an argument is out of range, the graph has no room for so many distinct edges, or this machine has none for the graph.
     """
-    for name, value, least in (
-        ("num_vertices", num_vertices, 2),
-        ("num_classes", num_classes, 1),
-        ("num_features", num_features, 1),
-        ("community_size", community_size, 1),
-        ("seed", seed, 0),
+    for name, value, least, most in (
+        ("num_vertices", num_vertices, 2, _MOST_VERTICES),
+        ("num_classes", num_classes, 1, _MOST_VERTICES),
+        ("num_features", num_features, 1, 2**31 - 1),
+        ("community_size", community_size, 1, 2**63 - 1),
+        ("seed", seed, 0, math.inf),
     ):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+        if value > most:
+            raise ValueError(f"{name} must be at most {most}, got {value}")
+    for name, value in (
+        ("homophily", homophily),
+        ("locality", locality),
+        ("label_noise", label_noise),
+        ("train_fraction", train_fraction),
+        ("val_fraction", val_fraction),
+        ("test_fraction", test_fraction),
+        ("average_degree", average_degree),
+        ("exponent", exponent),
+        ("signal", signal),
+        *([] if degree_cap is None else [("degree_cap", degree_cap)]),
+    ):
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ValueError(f"{name} must be a number, got {value!r}")
     for name, value in (
         ("homophily", homophily),
         ("locality", locality),
@@ -613,18 +775,28 @@ def synthetic(
         raise ValueError(f"train_fraction + val_fraction + test_fraction must be <= 1, got {total:g}")
     if num_classes > num_vertices:
         raise ValueError(f"num_classes must be <= num_vertices = {num_vertices}, got {num_classes}")
-    if not exponent > 2:
-        raise ValueError(f"exponent must be > 2, got {exponent}")
+    if not 2 < exponent < math.inf:
+        raise ValueError(f"exponent must be > 2{' and finite' if exponent == math.inf else ''}, got {exponent}")
     if not 0 < average_degree <= num_vertices - 1:
         raise ValueError(f"average_degree must be in (0, num_vertices - 1 = {num_vertices - 1}], got {average_degree}")
-    if not (signal >= 0 and math.isfinite(signal)):
+    if not 0 <= signal < math.inf:
         raise ValueError(f"signal must be finite and >= 0, got {signal}")
+    if signal > 1e30:
+        raise ValueError(f"signal must be at most 1e30, since features are float32, got {signal}")
     if degree_cap is None:
         degree_cap = math.sqrt(num_vertices * average_degree)
     elif not degree_cap > average_degree:
         raise ValueError(f"degree_cap must be > average_degree = {average_degree}, got {degree_cap}")
 
     num_vertices = int(num_vertices)
+    # The arrays that are returned and the keys they come from, at the least.
+    needed = 4 * num_features * (num_vertices + num_classes) + 32 * int(num_vertices * average_degree)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(
+            f"{num_vertices} vertices of average degree {average_degree} with {num_features} features and {num_classes} classes need at least "
+            f"{needed / 1e9:,.0f} GB of memory, and this machine has {memory / 1e9:,.0f} GB; ask for a smaller graph"
+        )
 
     graph_rng, feature_rng, label_rng, split_rng = (
         np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(4)
@@ -683,6 +855,8 @@ def synthetic(
 
 # Edges drawn (or rows written) at a time: large enough for NumPy, small enough to bound the temporaries.
 _CHUNK = 1 << 20
+# Pairs are coded as `source * N + target` in int64.
+_MOST_VERTICES = math.isqrt(2**63 - 1)
 # A graph with room for its edges needs 3 or 4 rounds; this many say that there is none.
 _MAX_ROUNDS = 50
 

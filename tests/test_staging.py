@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import distributed
@@ -129,11 +131,11 @@ def test_a_damaged_file_is_found_and_its_place_named(altered, tmp_path):
 
 
 def test_a_copy_damaged_on_its_way_is_not_used(dataset_dir, tmp_path, monkeypatch):
-    whole = shutil.copyfile
-    monkeypatch.setattr(shutil, "copyfile", lambda source, target: Path(target).write_bytes(Path(source).read_bytes()[:-1]))
+    whole = shutil.copyfileobj
+    monkeypatch.setattr(shutil, "copyfileobj", lambda source, target, length: target.write(source.read()[:-1]))
     with pytest.raises(DatasetError, match=r"parts/.*npy.copying must have \d+ bytes"):
         stage(dataset_dir, tmp_path, parts=[1])
-    monkeypatch.setattr(shutil, "copyfile", whole)
+    monkeypatch.setattr(shutil, "copyfileobj", whole)
     salientpp.load(stage(dataset_dir, tmp_path, parts=[1]), part_id=1, verify="full")
 
 
@@ -173,6 +175,66 @@ def test_which_part_must_be_clear_and_exist(dataset_dir, tmp_path):
         stage(dataset_dir, tmp_path, parts=[])
     with pytest.raises(DatasetError, match="is not a dataset directory"):
         stage(tmp_path, tmp_path / "there", parts=[0])
+
+
+# --- a directory that others can write to -------------------------------------------------------------------
+
+
+def test_a_lock_that_is_a_link_does_not_empty_what_it_leads_to(dataset_dir, tmp_path):
+    victim = tmp_path / "thesis.tex"
+    victim.write_text("years of work")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / ".parts.staging").symlink_to(victim)
+    with pytest.raises(DatasetError, match=r"\.parts\.staging is to be the lock of this copy, and is no regular file"):
+        stage(dataset_dir, tmp_path / "disk", parts=[0])
+    assert victim.read_text() == "years of work" and not (tmp_path / "disk" / "parts").exists()
+
+
+@pytest.mark.parametrize("kind", ["text", "hard link", "pipe", "socket", "folder"])
+def test_a_lock_that_was_there_before_is_neither_emptied_nor_waited_for(dataset_dir, tmp_path, kind):
+    lock, victim = tmp_path / ".parts.staging", tmp_path / "victim"
+    victim.write_text("kept")
+    if kind == "text":
+        lock.write_text("kept")
+    elif kind == "hard link":
+        lock.hardlink_to(victim)
+    elif kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "socket":
+        os.mknod(lock, stat.S_IFSOCK | 0o600)
+    else:
+        lock.mkdir()
+    if kind in ("text", "hard link"):
+        salientpp.load(stage(dataset_dir, tmp_path, parts=[0]), part_id=0, verify="full")
+        assert lock.read_text() == "kept" and victim.read_text() == "kept"
+    else:
+        with pytest.raises(DatasetError, match="is no regular file"):
+            stage(dataset_dir, tmp_path, parts=[0])
+
+
+def test_nothing_is_written_through_a_link_planted_in_a_copy(dataset_dir, tmp_path):
+    copy = stage(dataset_dir, tmp_path / "disk", parts=[0])
+    victim, elsewhere = tmp_path / "victim", tmp_path / "elsewhere"
+    victim.write_text("kept")
+    elsewhere.mkdir()
+    for name in ("parts.json.copying", "manifest.json.copying", "part-00001/vip.npy.copying"):
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).symlink_to(victim)
+    (copy / "part-00002").symlink_to(elsewhere)
+    salientpp.load(stage(dataset_dir, tmp_path / "disk", parts=[1]), part_id=1, verify="full")
+    with pytest.raises(DatasetError, match="part-00002 is a symbolic link, and nothing is written through one"):
+        stage(dataset_dir, tmp_path / "disk", parts=[2])
+    assert victim.read_text() == "kept" and list(elsewhere.iterdir()) == []
+
+
+def test_a_copy_may_be_a_link_to_another_disk(dataset_dir, tmp_path):
+    (tmp_path / "large" / "folder").mkdir(parents=True)
+    (tmp_path / "parts").symlink_to(tmp_path / "large" / "folder")
+    for _ in range(2):
+        copy = stage(dataset_dir, tmp_path, parts=[2])
+        assert copy.is_symlink() and (tmp_path / "large" / "folder" / "manifest.json").is_file()
+        salientpp.load(copy, part_id=2, verify="full")
+        (copy / "manifest.json").unlink()  # and the next call begins again
 
 
 # --- the command ------------------------------------------------------------------------------------------

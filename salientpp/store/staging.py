@@ -7,24 +7,30 @@ directory is opened with :func:`salientpp.load` like any other; the parts that a
 Every rank of a host may call it, for the same parts or others: one copies at a time (a lock on the file ``.<name>.staging`` beside the copy), the next
 finds what is there and adds what it lacks. A file is copied under another name, read back and compared with its SHA-256, and renamed; the manifest comes
 last. So a copy that was broken off is never taken for a whole one, and the next call begins it again.
+
+A host's own disk is often open to others, who can guess these names. So nothing is written through a symbolic link that is found under one of them, and the
+lock's file is never emptied.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch.distributed as dist
 
 from salientpp.store.dataset_dir import STAGED, DatasetError, part_folder, parts_there, read_manifest, verify_file
 
 _TEMPORARY = ".copying"
+_COPY_BYTES = 16 * 2**20
 
 
 def parts_of(rank: int, world_size: int, num_parts: int) -> range:
@@ -67,7 +73,7 @@ def stage(
                 _write(copy / STAGED, json.dumps({"parts": sorted(have | wanted)}) + "\n")
                 _write(copy / "manifest.json", (root / "manifest.json").read_text())
     except OSError as error:
-        raise type(error)(error.errno, f"{root} cannot be staged to {to} ({error.strerror}); choose another directory") from None
+        raise type(error)(error.errno, f"{root} cannot be staged to {to} ({error.strerror or error}); choose another directory") from None
     return copy
 
 
@@ -90,9 +96,21 @@ def _wanted(root: Path, parts: Iterable[int] | None, num_parts: int) -> set[int]
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Alone on this host; the kernel takes the lock back from a process that is killed."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        # For writing, which some network file systems want for a lock.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        descriptor = None
+    try:
+        if descriptor is None or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DatasetError(f"{path} is to be the lock of this copy, and is no regular file; remove it, or stage elsewhere")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
@@ -104,8 +122,10 @@ def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
     if copy.exists():
         if not (copy / STAGED).exists() and any(copy.iterdir()):
             raise DatasetError(f"{copy} exists and is no copy of a dataset directory, so nothing is written there; stage elsewhere")
-        shutil.rmtree(copy)  # a copy that was broken off
-    copy.mkdir()
+        # A copy that was broken off. The directory itself may be a link to a disk with more room.
+        for path in copy.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    copy.mkdir(exist_ok=True)
     _write(copy / STAGED, json.dumps({"parts": []}) + "\n")
 
 
@@ -120,11 +140,16 @@ def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int
     for name, entry in files.items():
         on_step(f"{name}, {entry['bytes'] / 1e6:,.1f} MB")
         temporary = f"{name}{_TEMPORARY}"
-        (copy / name).parent.mkdir(exist_ok=True)
+        folder = (copy / name).parent
+        folder.mkdir(exist_ok=True)
+        if folder != copy and folder.is_symlink():
+            raise DatasetError(f"{folder} is a symbolic link, and nothing is written through one; remove it, or stage elsewhere")
         try:
-            shutil.copyfile(root / name, copy / temporary)
+            source = (root / name).open("rb")
         except FileNotFoundError:
             raise DatasetError(f"{root / name} is missing; copy the directory again, or partition again") from None
+        with source, _open_new(copy / temporary) as file:
+            shutil.copyfileobj(source, file, _COPY_BYTES)
         try:
             verify_file(copy, temporary, entry, full=True)
         except DatasetError:
@@ -135,5 +160,12 @@ def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int
 
 def _write(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + _TEMPORARY)
-    temporary.write_text(text)
+    with _open_new(temporary) as file:
+        file.write(text.encode())
     os.replace(temporary, path)
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """A file that was not there: what a broken-off copy has left under this name is removed, and a link is not followed."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
