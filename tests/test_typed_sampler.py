@@ -909,6 +909,7 @@ GOOD = dict(
         (dict(first_tree=[-1]), r"first_tree\[0\] must be in \[0, 0\], got -1"),
         (dict(num_vertices=[-1]), r"num_vertices\[0\] must be >= 0, got -1"),
         (dict(num_vertices=[4]), r"indptr\[0\] must have 5 entries, got 4"),
+        (dict(num_vertices=[2**63 - 1]), r"indptr\[0\] must have 9223372036854775808 entries, got 4"),
         (dict(indptr=[INDPTR.int()]), "indptr must have dtype Long, got Int"),
         (dict(indices=[INDICES.float()]), "indices must have dtype int32 or int64, got Float"),
         (dict(indices=[]), "must have one entry per relation, 1"),
