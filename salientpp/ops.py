@@ -182,7 +182,23 @@ def gather_rows(source: Tensor, source_index: Tensor, out: Tensor, out_index: Te
     Raises:
         RuntimeError: an index is out of range or shapes differ; then nothing was written.
     """
+    if source.dtype not in _KNOWN_DTYPES and source.dtype == out.dtype:
+        source, out = _as_bytes(source), _as_bytes(out)
     _ops.gather_rows(source, source_index, out, out_index)
+
+
+#: What every libtorch of the stable ABI can pass to a kernel; others are passed as bytes.
+_KNOWN_DTYPES = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+        torch.float64, torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
+
+
+def _as_bytes(rows: Tensor) -> Tensor:
+    """The same memory as uint8 [..., bytes of an entry]."""
+    return rows.unsqueeze(-1).view(torch.uint8)
 
 
 # --- minibatch -------------------------------------------------------------------------------------------

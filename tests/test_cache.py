@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+import shutil
+from pathlib import Path
 
+import distributed
 import numpy as np
 import pytest
 import reference
 import torch
+import torch.distributed as dist
 from graphs import random_data
 
-from salientpp import Graph
+import salientpp
+from salientpp import Graph, NeighborLoader
 from salientpp.plan.cache import POLICIES, Workload, cache_capacity, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import inclusion_probability
@@ -192,3 +198,72 @@ def test_random_is_an_order_of_all_vertices_that_differs_by_part():
 def test_an_unknown_policy_is_refused_with_the_names_of_those_there_are():
     with pytest.raises(ValueError, match=rf"policy must be one of {', '.join(sorted(POLICIES))}, got 'lru'"):
         score("lru", workload())
+
+
+# --- whose rows a cache holds -----------------------------------------------------------------------------
+
+
+def _dataset(root: Path, num_parts: int, shift: float = 0.0, seed: int = 0, assigned: torch.Tensor | None = None) -> str:
+    data = random_data(200, 900, seed=seed)
+    data.x = data.x + shift
+    data.z = data.x[:, 0].long()
+    assigned = torch.arange(200) % num_parts if assigned is None else assigned
+    salientpp.partition(data, num_parts, root, [4, 2], 16, method=assigned, overwrite=True)
+    return str(root)
+
+
+def _with_caches_of_others(rank: int, roots: dict[str, str]) -> dict[str, str]:
+    """What a loader says to each cache, and that every row is right where it says nothing."""
+    def make(root: str, **options):
+        graph = salientpp.load(root)
+        return NeighborLoader(graph, [4, 2], "train", batch_size=16, seed=3, uneven="exact", **options)
+
+    said = {}
+    caches = {name: make(root, replication_factor=0.5).cache for name, root in roots.items()}
+    caches["no rows"] = make(roots["own"]).cache
+    caches["of Data"] = NeighborLoader(random_data(200, 900), [4, 2], batch_size=16).cache
+    caches["x and z"] = make(roots["own"], replication_factor=0.5, gather=("z", "x")).cache
+    caches["z"] = make(roots["own"], replication_factor=0.5, gather="z").cache
+    other_part = dataclasses.replace(caches["own"], owner=(caches["own"].owner[0], 1 - rank))
+    for name, cache in {**caches, "other part": other_part, "nobody's": dataclasses.replace(caches["own"], owner=None)}.items():
+        try:
+            loader = make(roots["own"], cache=cache)
+        except ValueError as error:
+            said[name] = str(error)
+            continue
+        part = loader.data
+        for batch in loader:
+            assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id)), name
+        said[name] = "" if loader.stats().rows_cache or not len(cache) else "unused"
+    # In place: what was a cache of this directory is one no more.
+    dist.barrier()
+    if rank == 0:
+        _dataset(Path(roots["own"]), 2, assigned=(torch.arange(200) < 100).long())
+    dist.barrier()
+    with pytest.raises(ValueError, match="cache holds rows of another dataset"):
+        make(roots["own"], cache=caches["own"])
+    if rank == 0:
+        _dataset(Path(roots["own"]), 2)
+    dist.barrier()
+    make(roots["own"], cache=caches["own"])
+    data = random_data(200, 900)
+    with pytest.raises(ValueError, match="cache holds rows of another dataset"):
+        NeighborLoader(data, [4, 2], batch_size=16, cache=caches["own"])
+    return said
+
+
+def test_a_cache_serves_the_contents_and_the_part_that_it_was_filled_for_and_no_other(tmp_path):
+    roots = {
+        "own": _dataset(tmp_path / "own", 2),
+        "other rows": _dataset(tmp_path / "rows", 2, shift=1000.0),
+        "other edges": _dataset(tmp_path / "edges", 2, seed=1),
+        "other parts": _dataset(tmp_path / "parts", 2, assigned=(torch.arange(200) > 90).long()),
+    }
+    shutil.copytree(roots["own"], tmp_path / "copy")
+    roots["copy"] = str(tmp_path / "copy")
+    for said in distributed.run(_with_caches_of_others, 2, roots, seconds=240):
+        for name in ("other rows", "other edges", "other parts", "nobody's"):
+            assert "cache holds rows of another dataset" in said[name], name
+        assert "was chosen for part" in said["other part"] and "take the cache of a loader on that part" in said["other part"]
+        assert "holds no rows of 'x'; make it with gather=('x',)" in said["z"]
+        assert [said[name] for name in ("own", "copy", "x and z", "no rows", "of Data")] == [""] * 5

@@ -137,7 +137,8 @@ def test_indices_take_four_bytes_where_ids_fit(num_vertices):
 
 DTYPES = [
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32,
-    torch.int64, torch.bool, torch.complex64,
+    torch.int64, torch.bool, torch.complex64, torch.complex128, torch.complex32, torch.uint16, torch.uint32, torch.uint64,
+    torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
 ]  # fmt: skip
 # 1, 2 and 128 of every dtype meet the row lengths that the kernel has a special case for: 4, 8, 256 and 512 bytes.
 ROW_SHAPES = [(), (1,), (2,), (3,), (64,), (100,), (128,), (0,), (3, 5), (2, 0, 4)]
@@ -177,6 +178,27 @@ def test_gather_rows_equals_indexing_bit_for_bit(dtype):
                 want[places] = source[index]
                 ops.gather_rows(source, index.to(index_dtype), out, places)
                 assert same_bits(out, want), (shape, num_rows, index_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bits8, torch.bits16, torch.bits2x4, torch.uint4, torch.int3, torch.float4_e2m1fn_x2], ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0)], ids=str)
+def test_gather_rows_moves_what_torch_itself_can_hardly_read(dtype, shape):
+    source, out = (torch.randint(256, (6, *shape, dtype.itemsize), dtype=torch.uint8) for _ in range(2))
+    want = out.clone()
+    want[long(2, 0)] = source[long(5, 3)]
+    as_dtype = lambda rows: rows.view(dtype).reshape(6, *shape)  # noqa: E731
+    ops.gather_rows(as_dtype(source), long(5, 3), as_dtype(out), long(2, 0))
+    assert torch.equal(out, want)
+
+
+def test_gather_rows_of_an_uncommon_dtype_refuses_with_words():
+    for dtype in (torch.uint16, torch.float8_e5m2):
+        with pytest.raises(RuntimeError, match="out must have the dtype of source"):
+            ops.gather_rows(torch.zeros(4, dtype=dtype), long(1), torch.zeros(4, dtype=torch.int16))
+        with pytest.raises(RuntimeError, match="out must have rows of the same shape as source, expected size 2 in dimension 1, got 3"):
+            ops.gather_rows(torch.zeros(4, 2, dtype=dtype), long(1), torch.zeros(4, 3, dtype=dtype))
+        with pytest.raises(RuntimeError, match="contiguous"):
+            ops.gather_rows(torch.zeros(2, 4, dtype=dtype).T, long(1), torch.zeros(4, 2, dtype=dtype))
 
 
 @pytest.mark.parametrize("width", [1, 7, 128])
@@ -394,6 +416,11 @@ def test_sums_over_lists_are_products_with_the_adjacency_matrix():
         (dict(indptr=long(0, 2, 1, 3)), "indptr must not decrease, got 1 after 2"),
         (dict(indptr=long(0, 2, 3, 4)), "indptr must run from 0 to the number of indices, 3, got 0 to 4"),
         (dict(value=torch.zeros(3)), "value must have dtype Double, got Float"),
+        # Far from the vertex at hand, where lists are looked at ahead of their turn.
+        (dict(indptr=torch.arange(61), indices=torch.full((60,), 2**62)), "indices must be in"),
+        (dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59, dtype=torch.int64), long(2**62)])), "indices must be in"),
+        (dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59, dtype=torch.int64), long(-(2**63))])), "indices must be in"),
+        (dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59), torch.tensor([-(2.0**31)])]).int()), "indices must be in"),
     ],
 )
 def test_sum_over_lists_refuses_with_words(change, text):

@@ -377,6 +377,8 @@ def test_impossible_limits_end_in_an_answer():
         ("indices", [1, 5], r"indices\[1\] must be in \[0, 2\), got 5"),
         ("indptr", [0, 3, 2], "indptr must not decrease"),
         ("edge_weights", [1], "edge_weights must have one entry per edge, expected 2, got 1"),
+        ("edge_weights", [2**61, 1], r"the edge weights sum to more than 2\^61"),
+        ("edge_weights", [2**63 - 1, 2**63 - 1], r"the edge weights sum to more than 2\^61"),
         ("edge_weights", [1, 0], r"edge_weights\[1\] must be >= 1, got 0"),
     ],
 )

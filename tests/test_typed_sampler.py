@@ -463,6 +463,75 @@ def test_a_clock_keeps_the_order_of_its_times():
         Clock(True).read(torch.tensor([0.0, float("nan")]), "t")
 
 
+def seen_at(times: Tensor, now: Tensor) -> list[int]:
+    """The places of those edge times that a seed sees at ``now``."""
+    data = Data(edge_index=star(len(times)), num_nodes=len(times) + 1, edge_time=times)
+    return sorted(NeighborSampler(data, [-1], time_attr="edge_time").sample_from_nodes(NodeSamplerInput(None, long(0), now)).edge.tolist())
+
+
+NANOSECONDS = 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize("middle", [2**53, NANOSECONDS, -NANOSECONDS, 2**62, 2**63 - 200, -(2**63) + 200])
+def test_whole_and_real_times_compare_by_value_and_not_as_rounded(middle):
+    whole = [middle + step for step in (-130, -65, -64, -2, -1, 0, 1, 2, 3, 64, 65, 127, 130)]
+    real = sorted({float(time) for time in whole} | {float(middle - 1000)})
+    for now in real:  # a real clock in the hands of the seed
+        assert seen_at(long(*whole), torch.tensor([now], dtype=torch.float64)) == [k for k, time in enumerate(whole) if time <= now]
+    for now in whole:
+        assert seen_at(torch.tensor(real, dtype=torch.float64), long(now)) == [k for k, time in enumerate(real) if time <= now]
+
+
+def test_times_without_end_see_everything_and_nothing():
+    whole = long(-(2**63) + 1, 0, 2**62 + 1, 2**63 - 1)
+    for now, seen in ((float("inf"), [0, 1, 2, 3]), (1e300, [0, 1, 2, 3]), (2.0**62, [0, 1]), (-1e300, []), (-float("inf"), [])):
+        assert seen_at(whole, torch.tensor([now], dtype=torch.float64)) == seen
+
+
+@pytest.mark.parametrize("middle", [2**53, NANOSECONDS, 0])
+def test_a_graph_may_have_whole_times_on_one_type_and_real_ones_on_another(middle):
+    """Compared with Python's numbers, which compare a whole with a real one exactly."""
+    steps = [-300, -128, -64, -1, 0, 1, 63, 64, 65, 128, 300]
+    data = HeteroData()
+    data["a"].time = long(*(middle + step for step in steps))
+    data["b"].time = torch.tensor([float(middle + step) + (0.5 if middle == 0 else 0.0) for step in steps], dtype=torch.float64)
+    size = data["a"].num_nodes = data["b"].num_nodes = len(steps)
+    ends = torch.cartesian_prod(torch.arange(size), torch.arange(size)).T
+    for source, target in itertools.product("ab", "ab"):
+        data[source, "to", target].edge_index = ends
+    sampler = NeighborSampler(data, [-1], time_attr="time")
+    times = {name: data[name].time.tolist() for name in "ab"}
+    moments = {"a": long(middle - 5, middle + 5), "b": torch.tensor([float(middle) - 0.25, float(middle) + 0.25], dtype=torch.float64)}
+    for seeds, given in (("a", None), ("b", None), ("a", moments["a"]), ("a", moments["b"]), ("b", moments["a"]), ("b", moments["b"])):
+        ids = torch.arange(size) if given is None else torch.zeros(len(given), dtype=torch.int64)
+        out = sampler.sample_from_nodes(NodeSamplerInput(None, ids, given, seeds))
+        for source in "ab":
+            name = source, "to", seeds
+            for tree, now in enumerate((data[seeds].time if given is None else given).tolist()):
+                seen = out.node[source][out.row[name]][out.batch[seeds][out.col[name]] == tree]
+                assert set(seen.tolist()) == {v for v, time in enumerate(times[source]) if time <= now}, (seeds, source, now)
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        (torch.ones(3, dtype=torch.complex64), "'?edge_time'? must be a tensor of whole or real numbers, got torch.complex64"),
+        (torch.tensor([0, 2**63, 1], dtype=torch.uint64), r"must be < 2\^63, got 9223372036854775808 at position 1"),
+        (torch.tensor([0.0, 1.0, float("nan")]).half(), "must hold numbers, got NaN at position 2"),
+        ([0, 1, 2], "must be a tensor of whole or real numbers, got list"),
+    ],
+)
+def test_times_that_cannot_be_ordered_are_refused_in_words(time, text):
+    data = Data(edge_index=star(3), num_nodes=4)
+    data.edge_time = time
+    with pytest.raises(ValueError, match=text):
+        NeighborSampler(data, [-1], time_attr="edge_time")
+
+
+def test_unsigned_times_are_whole_times():
+    assert seen_at(torch.tensor([0, 5, 2**63 - 1], dtype=torch.uint64), torch.tensor([5], dtype=torch.uint8)) == [0, 1]
+
+
 def test_float_times_compare_as_floats():
     times = torch.tensor([0.0, -1.5, 0.25, 1e-30, 2.5])
     data = Data(edge_index=star(5), num_nodes=6, edge_time=times)
@@ -527,6 +596,80 @@ def test_arrivals_are_exact_to_one_in_a_trillion():
             weights[first] *= 1 + sooner
             data = Data(edge_index=star(2), num_nodes=3, weight=weights)
             assert typed(data, [1], weight_attr="weight").sample({None: long(0)}, key).edge.tolist() == [first]
+
+
+TINY = 5e-324  # the least of all positive numbers
+
+
+@pytest.mark.parametrize(
+    ("weights", "like", "fanout"),
+    [
+        ([1e-310, 2e-310, 3e-310, 4e-310], [1.0, 2.0, 3.0, 4.0], 2),
+        ([TINY, 2 * TINY, 3 * TINY], [1.0, 2.0, 3.0], 1),
+        ([TINY, TINY, TINY, TINY], [1.0] * 4, 2),
+        ([2e305, 1e305, 4e305], [2.0, 1.0, 4.0], 2),
+        ([1e300, 2e-300, 1e-300, 1e-300], None, 2),
+        ([8e305, 3 * TINY, TINY, 0.0], None, 2),
+        ([0.0, 2e-310, 1e-310, 0.0], None, 3),
+    ],
+    ids=str,
+)
+def test_only_the_ratios_of_weights_count_whatever_their_size(weights, like, fanout):
+    if like is None:  # the largest is drawn first for certain; then the others by their ratios, and what weighs nothing at the end
+        like = {2: [1e30, 2.0, 1.0, 1.0], 3: [0.0, 2.0, 1.0, 0.0]}[fanout] if weights[-1] != 0 or fanout == 3 else [1e30, 3.0, 1.0, 0.0]
+    draws = weighted_draws(weights, fanout)
+    chances = {row: chance for row, chance in reference.successive_sampling(like, fanout).items() if chance > 1e-20}
+    assert set(draws) <= set(chances)
+    assert len(chances) == 1 or reference.p_of_chances(draws, chances) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    ("weights", "shares"),
+    [
+        ([1e-310, 2e-310, 1e-310], [0.25, 0.5, 0.25]),
+        ([TINY, 3 * TINY], [0.25, 0.75]),
+        ([4e305, 2e305, 2e305], [0.5, 0.25, 0.25]),
+        ([1e-300, 1e300, 3e300, 0.0], [0.0, 0.25, 0.75, 0.0]),
+    ],
+    ids=str,
+)
+def test_with_replacement_too(weights, shares):
+    draws = weighted_draws(weights, 2, replace=True)
+    chances = {(a, b): p * q for a, p in enumerate(shares) for b, q in enumerate(shares) if p * q}
+    assert set(draws) <= set(chances) and reference.p_of_chances(draws, chances) > FALSE_ALARM
+
+
+def test_the_kernel_itself_draws_from_a_list_whose_sum_is_infinite():
+    copies, weights = 3000, torch.full((3,), 1.5e308, dtype=torch.float64)
+    indptr, indices = torch.tensor([0, 3, 3, 3, 3]), torch.tensor([1, 2, 3])
+    drawn = []
+    for key in range(copies):
+        out = ops.sample_typed_neighbors(
+            [indptr], [indices], [None], [weights], [None], [0], [0], [4], [None], [long(0)], [None], [0], [1], 1, key, replace=True
+        )
+        drawn += out[3][0].tolist()
+    assert reference.p_of_equal_counts(drawn, 3) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("exponent", [-900, -40, 0, 1, 900])
+def test_a_power_of_two_common_to_all_weights_changes_no_draw(exponent, replace):
+    data = random_data(31)
+    out = typed(data, [3, 2], weight_attr="weight", replace=replace).sample({None: torch.arange(60)}, 5)
+    data.weight = data.weight * 2.0**exponent
+    assert same_samples(out, typed(data, [3, 2], weight_attr="weight", replace=replace).sample({None: torch.arange(60)}, 5))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2])
+def test_the_least_weights_of_every_kind_are_drawn_by_their_ratios(kind):
+    least = torch.tensor([1, 2, 5], dtype={1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]).view(kind)
+    assert bool((least.double() > 0).all())
+    data, degree = weighted_stars([1.0] * 3, 200)
+    data.weight = least.repeat(200) if kind.itemsize > 1 else least.view(torch.uint8).repeat(200).view(kind)
+    sampler = typed(data, [1], weight_attr="weight")
+    drawn = torch.cat([sampler.sample({None: torch.arange(200)}, key).edge for key in range(100)]) % degree
+    shares = least.double() / least.double().sum()
+    assert reference.p_of_chances([(k,) for k in drawn.tolist()], {(k,): float(share) for k, share in enumerate(shares)}) > FALSE_ALARM
 
 
 def test_zero_weights_are_drawn_only_where_the_positive_ones_have_run_out():
@@ -597,6 +740,9 @@ def test_weights_and_times_together_draw_by_weight_from_what_may_be_seen():
         (torch.tensor([float("inf"), 1.0, 1.0]), "must be finite and >= 0, got inf at edge 0"),
         (torch.ones(3, 1), r"the weight of the edges must be a tensor of shape \[3\], got \[3, 1\]"),
         (torch.full((3,), 1e308, dtype=torch.float64), "the weight of the edges must have a finite sum"),
+        (torch.tensor([1.0, float("inf"), 1.0]).half(), "must be finite and >= 0, got inf at edge 1"),
+        (torch.tensor([1.0, -1e-320, 1.0], dtype=torch.float64), "must be finite and >= 0, got -1e-320 at edge 1"),
+        (torch.ones(3, dtype=torch.complex64), "the weight of the edges must be real numbers, got torch.complex64"),
     ],
 )
 def test_wrong_weights_are_refused_in_words(weight, text):
@@ -763,6 +909,7 @@ GOOD = dict(
         (dict(first_tree=[-1]), r"first_tree\[0\] must be in \[0, 0\], got -1"),
         (dict(num_vertices=[-1]), r"num_vertices\[0\] must be >= 0, got -1"),
         (dict(num_vertices=[4]), r"indptr\[0\] must have 5 entries, got 4"),
+        (dict(num_vertices=[2**63 - 1]), r"indptr\[0\] must have 9223372036854775808 entries, got 4"),
         (dict(indptr=[INDPTR.int()]), "indptr must have dtype Long, got Int"),
         (dict(indices=[INDICES.float()]), "indices must have dtype int32 or int64, got Float"),
         (dict(indices=[]), "must have one entry per relation, 1"),

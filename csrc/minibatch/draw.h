@@ -7,12 +7,15 @@
 //                                  exponential (Efraimidis and Spirakis, IPL 97(5), 2006).
 //   with replacement               independent draws; weighted ones by the running sum of the weights.
 //
-// A weight of zero is the limit of an ever smaller one: drawn only where the positive ones have run out.
+// A weight of zero is the limit of an ever smaller one: drawn only where the positive ones have run out. Only ratios of weights
+// count, whatever their size: E / w and the running sum are kept from leaving the range of a double, by powers of two.
 #pragma once
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -116,24 +119,62 @@ class WeightedDraw {
   }
 
  private:
-  // An exponential variable over a weight; infinite weights are not there, so zero is the only special one.
+  // An exponential variable over a weight, time * 2^exponent with time in [1, 2): over a weight near either end of the range of
+  // a double, the quotient itself would be infinite or zero. Infinite weights are not there, so zero is the only special one.
   struct Arrival {
-    bool weightless;
+    int64_t exponent;
     double time;
     int64_t position;
     bool operator<(const Arrival& other) const {
-      if (weightless != other.weightless) return other.weightless;
+      if (exponent != other.exponent) return exponent < other.exponent;
       return time != other.time ? time < other.time : position < other.position;
     }
   };
 
+  // After every arrival over a positive weight.
+  static constexpr int64_t kWeightless = int64_t{1} << 32;
+
+  static Arrival arrival(double exponential, double weight, int64_t position) {
+    if (weight == 0.0) {
+      const Arrival weightless = split(exponential, position);
+      return {weightless.exponent + kWeightless, weightless.time, position};
+    }
+    const Arrival divisor = split(weight, position);
+    Arrival found = split(exponential / divisor.time, position);
+    found.exponent -= divisor.exponent;
+    return found;
+  }
+
+  // A positive, finite x as time * 2^exponent.
+  static Arrival split(double x, int64_t position) {
+    int64_t bias = 1023;
+    if (x < std::numeric_limits<double>::min()) {  // subnormal: normal after this
+      x *= 0x1p54;
+      bias += 54;
+    }
+    const auto bits = std::bit_cast<uint64_t>(x);
+    return {static_cast<int64_t>(bits >> 52) - bias, std::bit_cast<double>((bits & 0x000fffffffffffffULL) | 0x3ff0000000000000ULL), position};
+  }
+
   // Uniform on the midpoints of 2^52 equal parts of (0, 1): never 0 and never 1.
   static double uniform(Stream& stream) { return (static_cast<double>(stream.next() >> 12) + 0.5) * 0x1p-52; }
 
-  void with_replacement(Stream& stream, const double* weights, int64_t begin, int64_t degree, int64_t count, int64_t* out) {
+  // Fills the running sums of the weights, scaled in two steps as one factor may be out of range; returns the last.
+  double add_up(const double* weights, int64_t degree, double scale, double again = 1.0) {
     sums_.resize(static_cast<size_t>(degree));
     double sum = 0.0;
-    for (int64_t i = 0; i < degree; ++i) sums_[static_cast<size_t>(i)] = sum += weights[begin + i];
+    for (int64_t i = 0; i < degree; ++i) sums_[static_cast<size_t>(i)] = sum += weights[i] * scale * again;
+    return sum;
+  }
+
+  void with_replacement(Stream& stream, const double* weights, int64_t begin, int64_t degree, int64_t count, int64_t* out) {
+    double sum = add_up(weights + begin, degree, 1.0);
+    if (sum != 0.0 && !(sum > 0x1p-900 && sum < 0x1p1000)) {
+      // The largest weight becomes about 2^900, so that 2^100 of them may follow; what is lost below is lost in the sum anyway.
+      const double largest = *std::max_element(weights + begin, weights + begin + degree);
+      const int shift = 900 - std::ilogb(largest);
+      sum = add_up(weights + begin, degree, std::ldexp(1.0, shift / 2), std::ldexp(1.0, shift - shift / 2));
+    }
     for (int64_t i = 0; i < count; ++i) {
       if (sum == 0.0) {
         out[i] = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree)));
@@ -150,15 +191,13 @@ class WeightedDraw {
     earliest_.clear();
     if (count == 0) return;
     for (int64_t i = 0; i < degree; ++i) {
-      const double weight = weights[begin + i];
-      const double exponential = -portable_log(uniform(stream));
-      const Arrival arrival{weight == 0.0, weight == 0.0 ? exponential : exponential / weight, begin + i};
+      const Arrival found = arrival(-portable_log(uniform(stream)), weights[begin + i], begin + i);
       if (static_cast<int64_t>(earliest_.size()) < count) {
-        earliest_.push_back(arrival);
+        earliest_.push_back(found);
         std::push_heap(earliest_.begin(), earliest_.end());
-      } else if (arrival < earliest_.front()) {
+      } else if (found < earliest_.front()) {
         std::pop_heap(earliest_.begin(), earliest_.end());
-        earliest_.back() = arrival;
+        earliest_.back() = found;
         std::push_heap(earliest_.begin(), earliest_.end());
       }
     }

@@ -62,6 +62,7 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indic
         // subtracted: a difference may overflow.
         check(begin >= 0 && begin <= end && end <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
         const int64_t count = num_draws(end - begin, fanout, replace);
+        check(count <= std::numeric_limits<int32_t>::max(), "vertex ", vertex, " has ", count, " neighbours, too many to draw all; use a fanout < 2^31");
         s.num_drawn.data()[i] = static_cast<int32_t>(count);
         block_edges += count;
       }
@@ -119,7 +120,7 @@ int64_t most_local_ids(const Topology& graph, int64_t num_seeds, const std::vect
   int64_t bound = num_seeds;
   int64_t frontier = num_seeds;
   for (const int64_t fanout : fanouts) {
-    if (fanout < 0 || frontier * fanout > whole_graph) return whole_graph;
+    if (fanout < 0 || (frontier > 0 && fanout > whole_graph / frontier)) return whole_graph;
     frontier *= fanout;
     bound += frontier;
   }

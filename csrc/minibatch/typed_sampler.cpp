@@ -308,7 +308,8 @@ TypedSample sample_typed_neighbors(
     check(in_range(source_type[r]) && in_range(target_type[r]), "source_type and target_type must be in [0, ", num_types, ")");
     relation.source = static_cast<size_t>(source_type[r]);
     relation.target = static_cast<size_t>(target_type[r]);
-    check(indptr[r].numel() == num_vertices[relation.target] + 1, "indptr[", r, "] must have ", num_vertices[relation.target] + 1, " entries, got ", indptr[r].numel());
+    const uint64_t num_offsets = static_cast<uint64_t>(num_vertices[relation.target]) + 1;  // may be 2^63
+    check(static_cast<uint64_t>(indptr[r].numel()) == num_offsets, "indptr[", r, "] must have ", num_offsets, " entries, got ", indptr[r].numel());
     relation.indptr = int64_data(indptr[r]);
     relation.indices = &indices[r];
     relation.num_edges = indices[r].numel();

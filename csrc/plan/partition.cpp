@@ -22,6 +22,8 @@ namespace {
 constexpr int kMaxPasses = 16;
 // Below this an improvement is rounding.
 constexpr double kLeastGain = 1e-12;
+// Of all edges together.
+constexpr int64_t kMostWeight = int64_t{1} << 61;
 
 template <class Index>
 class Rebalancer {
@@ -280,7 +282,8 @@ void check_problem(const int64_t* indptr, const Index* indices, const int64_t* e
     check(indices[e] >= 0 && indices[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ", indices[e]);
     if (edge_weights == nullptr) continue;
     check(edge_weights[e] >= 1, "edge_weights[", e, "] must be >= 1, got ", edge_weights[e]);
-    check(!__builtin_add_overflow(total, edge_weights[e], &total), "the edge weights sum to more than 2^63 - 1; scale them down");
+    // The cost of a move is a difference of two sums, to which each edge adds twice more.
+    check(!__builtin_add_overflow(total, edge_weights[e], &total) && total <= kMostWeight, "the edge weights sum to more than 2^61; scale them down");
   }
   for (int64_t c = 0; c < num_constraints; ++c) {
     check(limits[c] >= 0, "limits[", c, "] must be >= 0, got ", limits[c]);

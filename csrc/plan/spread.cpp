@@ -18,6 +18,10 @@ Tensor sum_over_lists(const Tensor& indptr, const Tensor& indices, const Tensor&
   check_offsets(indptr, indices.numel(), "indptr", "indices");
   Tensor out = new_vector(num_vertices, ScalarType::Double);
   const auto* x = static_cast<const double*>(value.const_data_ptr());
+  // What lies ahead is not checked yet, and a pointer may not be moved as far as a wrong id says; an integer may, and prefetching never faults.
+  const auto prefetch = [&](uint64_t id) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + id * sizeof(double)), 0, 3);
+  };
   auto* sum = static_cast<double*>(out.mutable_data_ptr());
   dispatch_index(indices, [&](auto* list) {
     std::atomic<bool> in_range{true};
@@ -32,7 +36,7 @@ Tensor sum_over_lists(const Tensor& indptr, const Tensor& indices, const Tensor&
         }
         double total = 0.0;
         for (int64_t e = ptr[v]; e < ptr[v + 1]; ++e) {
-          if (e + kPrefetchAhead < last) __builtin_prefetch(&x[list[e + kPrefetchAhead]], 0, 3);
+          if (e + kPrefetchAhead < last) prefetch(static_cast<uint64_t>(list[e + kPrefetchAhead]));
           total += x[list[e]];
         }
         sum[v] = total;

@@ -44,6 +44,7 @@ def _is_rows(value: object, num_rows: int) -> bool:
         and value.size(0) == num_rows
         and value.is_contiguous()
         and not value.requires_grad
+        and not value.is_quantized
     )
 
 

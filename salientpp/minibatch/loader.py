@@ -199,7 +199,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             if kwargs.get("batch_sampler") is None and (self.batch_size is None or not 1 <= self.batch_size <= _MOST_SEEDS):
                 raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
             place = self._comm.rank % self._exchange.ranks_per_part
-            _check_cache(cache, source)
+            _check_cache(cache, source, self._exchange.part_id)
             facts = self._facts(source, place, seed, kwargs.get("generator"))
         except Exception as raised:
             error = raised
@@ -375,13 +375,14 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """Fetch this rank's cache if any rank has one to fetch (that is collective), or take the given one."""
         source = self._source
         shard = next(iter(self._shards.values()))
-        if fill and self._exchange.book.num_parts > 1:
+        if fill and self._exchange.book.num_parts > 1 and source.exchanged:
             members = NO_IDS
             if self.replication_factor > 0:
                 scores = self._scores()
                 members = plan_cache(scores, source.book, self._exchange.part_id, self.replication_factor)
             chosen = IdSet.of(members, source.book.num_vertices)
             shard.cache = self._exchange.fetch_cache(shard, chosen, [name for _, name in source.exchanged])
+            shard.cache = dataclasses.replace(shard.cache, owner=(source.fingerprint, self._exchange.part_id))
             if len(members):
                 shard.cache = shard.cache.on_device(scores, self.gpu_cache_bytes, self.device)
         if cache is not None:
@@ -517,7 +518,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if permutation is not None:
             mfg.edge = _users_edge_ids(mfg.edge, permutation)
         n_id = mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
-        places = {type_: shard.look_up(n_id.get(type_, NO_IDS)) for type_, shard in self._shards.items()}
+        # Of a type of which no attribute is gathered no row is needed, so none is looked up, asked for or counted.
+        gathered = {type_ for type_, _ in self._source.exchanged}
+        places = {type_: shard.look_up(n_id.get(type_, NO_IDS) if type_ in gathered else NO_IDS) for type_, shard in self._shards.items()}
         return self._stages.prepare(Sampled(index, positions.numel(), mfg, places))
 
     def _draw(self, inputs: NodeSamplerInput | EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
@@ -719,9 +722,19 @@ def _completed(function: Callable[..., Any], *args: Any) -> Future:
     return future
 
 
-def _check_cache(cache: FeatureCache | None, source: Source) -> None:
-    """Refuse a given cache that lacks an attribute or has other rows."""
-    for column in source.exchanged if cache is not None and len(cache.members) else ():
+def _check_cache(cache: FeatureCache | None, source: Source, part_id: int) -> None:
+    """Refuse a given cache of other contents or of another part, or one that lacks an attribute."""
+    if cache is None or not len(cache):
+        return
+    fingerprint, owner = cache.owner or ("", None)
+    if fingerprint != source.fingerprint or owner is None:
+        raise ValueError(
+            f"the given cache holds rows of another dataset (its fingerprint is {fingerprint or 'none'}, this one's {source.fingerprint or 'none'}), "
+            "perhaps of before the directory was partitioned again; take the cache of a loader on the same dataset directory"
+        )
+    if owner != part_id:
+        raise ValueError(f"the given cache was chosen for part {owner} and this rank serves part {part_id}; take the cache of a loader on that part")
+    for column in source.exchanged:
         name = column[1]
         if name not in cache.rows:
             raise ValueError(f"the given cache holds no rows of {name!r}; make it with gather={tuple(name for _, name in source.exchanged)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -53,7 +53,8 @@ class NeighborLoader(BatchLoader):
         dtype: of delivered ``x``, which may be stored narrower: converted on ``device``, a plain cast. None: as stored.
         policy: how cached rows are chosen, a name in :data:`salientpp.plan.cache.POLICIES`.
         cache: the ``cache`` of another loader, instead of one of its own.
-        gather: on a partitioned graph, the attributes that every sampled vertex gets; others come for the seeds.
+        gather: on a partitioned graph, the attributes that every sampled vertex gets, each named once or more; others come for the
+            seeds. Without any, no row travels.
         device: where batches are delivered; None: the CPU.
         depth: batches in flight, 1 to 10. 1 turns the pipeline off.
         seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
@@ -91,7 +92,7 @@ class NeighborLoader(BatchLoader):
         dtype: torch.dtype | None = None,
         policy: str = "vip",
         cache: FeatureCache | None = None,
-        gather: Sequence[str] = ("x",),
+        gather: Iterable[str] = ("x",),
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
@@ -153,7 +154,7 @@ class NeighborLoader(BatchLoader):
             dtype=dtype, policy=policy, cache=cache, device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout,
         )  # fmt: skip
 
-    def _open_partition(self, part: PartitionedGraph, gather: Sequence[str], sampler: NeighborSampler) -> Source:
+    def _open_partition(self, part: PartitionedGraph, gather: Iterable[str], sampler: NeighborSampler) -> Source:
         self._exchange = Exchange(self._comm, part.book)
         if part.part_id is not None and part.part_id != self._exchange.part_id:
             raise ValueError(
@@ -162,14 +163,7 @@ class NeighborLoader(BatchLoader):
             )
         part_id = self._exchange.part_id
         rows = part.node_rows(part_id)
-        if not isinstance(gather, Iterable):
-            raise TypeError(f"gather must be the names of node attributes of {part.root}, got {type(gather).__name__}")
-        gather = [gather] if isinstance(gather, str) else list(gather)
-        if gather == ["x"] and "x" not in rows:
-            gather = []
-        for name in gather:
-            if name not in rows:
-                raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(sorted(rows))}), got {name!r}")
+        gather = _checked_gather(gather, list(rows), part)
         begin, end = part.book.range_of(part_id)
         nodes, input_id = self.input_nodes, None
         if nodes is None:
@@ -203,6 +197,20 @@ class NeighborLoader(BatchLoader):
             heat=None,
             fingerprint=part.fingerprint,
         )
+
+
+def _checked_gather(gather: Any, known: list[str], part: PartitionedGraph) -> list[str]:
+    """The attributes to gather, each once. Sets have an order of their own in every process, so theirs becomes the alphabet's."""
+    if not isinstance(gather, Iterable):
+        raise TypeError(f"gather must be the names of node attributes of {part.root}, got {type(gather).__name__}")
+    names = [gather] if isinstance(gather, (str, bytes)) else list(gather)
+    for name in names:
+        if not isinstance(name, str) or (name not in known and names != ["x"]):
+            raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(sorted(known))}), got {name!r}")
+    names = list(dict.fromkeys(map(str, names)))  # numpy has strings of its own
+    if isinstance(gather, Set):
+        names.sort()
+    return [name for name in names if name in known]
 
 
 def _checked_seeds(nodes: Any, num_vertices: int) -> Tensor | None:

@@ -60,12 +60,13 @@ def assemble_rows(sources: Sequence[Tensor], index: Tensor, out: Tensor) -> None
     if has_kernel() and out.device.type == "cuda":
         run_kernel(sources, index, out)
         return
+    words, out = _words_of(sources, out)
     begin = 0
-    for rows in sources:
+    for rows in words:
         row = index.long() - begin
         begin += rows.size(0)
         if rows.size(0):
-            inside = ((row >= 0) & (row < rows.size(0))).view(-1, *[1] * (rows.dim() - 1))
+            inside = ((row >= 0) & (row < rows.size(0))).unsqueeze(1)
             torch.where(inside, rows.index_select(0, row.clamp(0, rows.size(0) - 1)), out, out=out)
 
 
@@ -73,12 +74,19 @@ def run_kernel(sources: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
     """:func:`assemble_rows` by the kernel, also on the CPU under Triton's interpreter (``TRITON_INTERPRET=1``)."""
     from salientpp.store import assembly_kernel
 
+    nothing = out[:0]
+    words, out = _words_of([*sources, *[nothing] * (NUM_SOURCES - len(sources))], out)
+    assembly_kernel.launch([rows.view(-1) for rows in words], index, out.view(-1), out.size(1))
+
+
+def _words_of(sources: Sequence[Tensor], out: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The same memory as integers [rows, words per row], which torch can move whatever the dtype was; ``out`` has rows that are not empty."""
     row_bytes = out.nbytes // out.size(0)
     word = next(size for size in _WORDS if row_bytes % size == 0)
-    nothing = out[:0]
-    words = [_as_words(rows if len(rows) else nothing, word) for rows in (*sources, *[nothing] * (NUM_SOURCES - len(sources)))]
-    assembly_kernel.launch(words, index, _as_words(out, word), row_bytes // word)
 
+    def as_words(rows: Tensor) -> Tensor:
+        if not len(rows):  # views of nothing are refused where they are not aligned
+            return torch.empty((0, row_bytes // word), dtype=_WORDS[word], device=rows.device)
+        return rows.reshape(-1).view(torch.uint8).view(_WORDS[word]).view(len(rows), -1)
 
-def _as_words(rows: Tensor, word: int) -> Tensor:
-    return rows.reshape(-1).view(torch.uint8).view(_WORDS[word])
+    return [as_words(rows) for rows in sources], as_words(out)

@@ -66,6 +66,7 @@ _STORED_AS = {
     torch.float8_e4m3fnuz: torch.uint8,
     torch.float8_e5m2: torch.uint8,
     torch.float8_e5m2fnuz: torch.uint8,
+    torch.float8_e8m0fnu: torch.uint8,
 }
 
 
@@ -567,7 +568,7 @@ def collect_splits(
             if ids.numel() and (int(ids[0]) < 0 or int(ids[-1]) >= num_vertices):
                 bad = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])
                 raise ValueError(f"split {name!r} must hold ids in [0, {num_vertices}), got {bad}")
-        if labels is not None and not (labels.dtype.is_floating_point or labels.dtype.is_complex):
+        if labels is not None and labels.dtype.is_signed and not (labels.dtype.is_floating_point or labels.dtype.is_complex):
             known = labels[ids] >= 0
             ids = ids[known if known.dim() == 1 else known.flatten(1).any(dim=1)]
         splits[str(name)] = ids
@@ -648,9 +649,9 @@ def _write_parts(writer: _Writer, layout: Layout, node_attributes: Mapping[str, 
 
 
 def _num_classes(labels: Tensor | None) -> int:
-    if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or labels.numel() == 0:
+    if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or labels.dtype.is_complex or labels.numel() == 0:
         return 0
-    return max(0, int(labels.max()) + 1)
+    return max(0, int(labels.to(torch.int64).max()) + 1)  # not all integer types have a largest entry
 
 
 def _describe(rows: Tensor) -> dict[str, Any]:

@@ -77,12 +77,14 @@ class FeatureCache:
         rows: attribute name -> [len(members), ...] on the host, pinned where the device reads them there.
         device_rows: attribute name -> [d, ...], copies on the device.
         device_slot: int32 [len(members)], the slot's place in ``device_rows``, or -1; empty if there are none.
+        owner: for which part of which contents the rows were chosen: the dataset's fingerprint and a part. None: there are no rows.
     """
 
     members: IdSet
     rows: Mapping[str, Tensor]
     device_rows: Mapping[str, Tensor] = field(default_factory=dict)
     device_slot: Tensor = NO_IDS
+    owner: tuple[str, int] | None = None
 
     @classmethod
     def empty(cls) -> FeatureCache:
