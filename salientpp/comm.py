@@ -1,8 +1,13 @@
 """How do ranks talk, and how does one learn that another has failed?
 
-:class:`Comm` is a process group of the package's own, made from the user's initialised default group, so that
+:class:`Comm` is a process group of the package's own, beside the user's initialised default group and over its key-value store, so that
 its collectives never interleave with those of DDP. One rank needs no initialisation: it is the case
 ``Comm.size == 1``, where every collective is a copy.
+
+**On lease.** Connecting costs threads and descriptors, and taking a connection apart would have to wait for the others. So groups are kept:
+a Comm leases one, which is free again when nothing refers to the Comm any more. Ranks let go at different times. So each says,
+when a Comm is made, which of its groups are free, and all take the lowest that is free on every rank, or else make a new one: of two living
+Comms collectives never interleave. A group on which something failed is nobody's any more.
 
 **Waiting.** Every wait is bounded by the time-out and broken into slices. Between slices a rank looks for a
 failure note in the job's key-value store: a rank that fails in mid-epoch leaves one (who, where, why), so the
@@ -24,16 +29,19 @@ rank; waiting may happen anywhere.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import gc
 import json
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -55,6 +63,9 @@ _STORE_SECONDS = 5.0
 
 #: How long a rank whose group could not be made waits to hear from the others that could not make it either.
 _ROLL_SECONDS = 2.0
+
+#: From so many groups on lease on, before another is made, garbage is collected: loaders may be in it.
+_MANY_LEASED = 8
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
@@ -80,36 +91,73 @@ class Pending:
         return self.output
 
 
+@dataclass(eq=False)
+class Groups:
+    """The connections of one Comm at a time.
+
+    Attributes:
+        host: what travels from host to host, over gloo.
+        device: what travels from device to device, over NCCL; None where that goes over ``host``.
+        number: the same on all ranks, and no other group of these ranks has it.
+        free: no Comm has it.
+        broken: something failed; then it is kept for ever, because destroying it would wait for collectives that others no longer join.
+        under_way: collectives on the host that nobody has seen the end of.
+        held: collectives that are held a little longer than their users hold them.
+    """
+
+    host: dist.ProcessGroup
+    device: dist.ProcessGroup | None = None
+    number: int = 0
+    free: bool = False
+    broken: bool = False
+    under_way: set[dist.Work] = field(default_factory=set)
+    held: deque[dist.Work] = field(default_factory=lambda: deque(maxlen=_HELD))
+
+    def give_back(self) -> None:
+        """The Comm is gone. May run in any thread, at any time."""
+        if self.under_way:
+            self.abandon()
+        self.free = not self.broken
+
+    def abandon(self) -> None:
+        if not self.broken:
+            self.broken = True
+            for group in (self.host, self.device):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
 class Comm:
     """A process group with sizes and uneven all-to-all.
 
     Attributes:
-        rank, size: this rank's number in the group, and how many there are.
+        rank, size: this rank's number in the group, and how many there are. Texts name ranks by these numbers.
         device: where rows must be to be exchanged: the CPU, or a CUDA device under NCCL. All else is exchanged from the CPU.
         timeout: the longest wait for other ranks.
+        of: goes behind the number of a rank, and says which numbers are meant where they are not the job's.
     """
 
     made = False  # whether any group was
 
-    def __init__(
-        self, group: dist.ProcessGroup | None, timeout: timedelta, device: torch.device | None = None, device_group: dist.ProcessGroup | None = None
-    ) -> None:
-        self._group = group
-        self._device_group = device_group
+    def __init__(self, groups: Groups | None, timeout: timedelta, device: torch.device | None = None, roll: _Roll | None = None) -> None:
+        self._groups = groups
         self.timeout = timeout
         device = device or torch.device("cpu")
-        self.device = torch.device("cpu") if device_group is None else device
+        over_host = groups is None or groups.device is None
+        self.device = torch.device("cpu") if over_host else device
         # What comes over gloo goes on to the device.
-        self._pins = device.type != "cpu" and device_group is None
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.size = 1 if group is None else dist.get_world_size(group)
-        Comm.made |= group is not None
-        self._store = _job_store() if group is not None else None
-        self._held: deque[dist.Work] = deque(maxlen=_HELD)
+        self._pins = device.type != "cpu" and over_host
+        self.rank = 0 if groups is None else groups.host.rank()
+        self.size = 1 if groups is None else groups.host.size()
+        self.of = "" if roll is None else roll.of
+        self._store = None if groups is None else _job_store()
         self._probes: list[dist.Work] = []
-        self._abandoned = False
-        self._note = f"salientpp/failure/{group.group_name}" if group is not None else ""
-        self._waiting = f"salientpp/waiting/{group.group_name}" if group is not None else ""
+        # Notes are this Comm's, not its groups': those that have the groups next shall not find them.
+        prefix = "salientpp" if roll is None else roll.prefix
+        self._note, self._waiting = f"{prefix}/failure", f"{prefix}/waiting"
+        self._litter = [] if roll is None else roll.keys_of_this_rank
+        if groups is not None:
+            Comm.made = True
+            weakref.finalize(self, groups.give_back).atexit = False
 
     @classmethod
     def create(
@@ -117,43 +165,46 @@ class Comm:
         process_group: dist.ProcessGroup | None = None,
         timeout: timedelta = DEFAULT_TIMEOUT,
         device: torch.device | None = None,
+        error: Exception | None = None,
     ) -> Comm:
-        """A new group with the ranks of ``process_group`` (None: the default group, if initialised).
+        """Connections between the ranks of ``process_group`` (None: the default group, if initialised), in its order.
 
-        Collective: every rank of the default group calls it, in the same order.
+        Collective: every rank of that group calls it, in the same order; other ranks do not.
 
         Args:
             timeout: the longest that a collective may take.
             device: the loader's device; where the default group has NCCL, a CUDA device exchanges its rows itself.
+            error: this rank's mistake, by which it can make none: raised here, after the others were told.
 
         Raises:
             RankFailure: ranks did not come within the time-out; the text names them.
+            ValueError: ``process_group`` is none, or this rank is not in it; or another rank has made a mistake.
         """
-        if not (dist.is_available() and dist.is_initialized()):
-            return cls(None, timeout)
-        ranks = None if process_group is None else dist.get_process_group_ranks(process_group)
-        if dist.get_world_size(process_group) == 1:
-            return cls(None, timeout)
-        ranks = list(range(dist.get_world_size())) if ranks is None else ranks
-        roll = _Roll(ranks)
-        missing = roll.missing("before", timeout.total_seconds())
-        if missing:
-            raise RankFailure(
-                f"{_ranks(missing)} did not come to make a loader within {timeout.total_seconds():g} s; "
-                "every rank makes its loaders in the same order: look at its output first"
-            )
         try:
-            group = _connect(ranks, timeout)
-        except RuntimeError as error:
-            missing = roll.missing("after", _ROLL_SECONDS)
-            raise RankFailure(f"{_ranks(missing) or 'a rank'} went away while a loader was made") from error
-        roll.missing("after", 0)
-        device_group = None
-        if device is not None and device.type == "cuda" and "nccl" in str(dist.get_backend_config(process_group)):
-            # Its kernels are few and small, and the pipeline waits for them: they go before the model's.
-            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-            device_group = dist.new_group(ranks, timeout=timeout + _GRACE, backend="nccl", pg_options=options)
-        return cls(group, timeout, device, device_group)
+            ranks = _members(process_group)
+        except ValueError as mistake:
+            go_astray(mistake)
+            raise
+        if len(ranks) == 1:
+            if error is not None:
+                raise error
+            return cls(None, timeout)
+        over_nccl = device is not None and device.type == "cuda" and "nccl" in str(dist.get_backend_config(process_group))
+        circle = _Circle.of(ranks)
+        # new_group wants all ranks of the job.
+        over = "nccl" if over_nccl and ranks == tuple(range(dist.get_world_size())) else "gloo"
+        roll = _Roll(ranks, circle)
+        if error is not None:
+            roll.tell(error)
+            raise error
+        number = roll.agree(over, circle.free(over), timeout)
+        groups = circle.groups.get(number)
+        if groups is None:
+            groups = circle.groups[number] = _connect(roll, number, over, timeout)
+        groups.free = False
+        # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
+        groups.host._set_default_timeout(timeout + _GRACE)
+        return cls(groups, timeout, device, roll)
 
     # --- collectives --------------------------------------------------------------------------------------
 
@@ -168,40 +219,46 @@ class Comm:
         """
         on_host = send.device.type == "cpu"
         recv = torch.empty((sum(recv_counts), *send.shape[1:]), dtype=send.dtype, device=send.device, pin_memory=self._pins and on_host)
-        if self._group is None:
+        groups = self._groups
+        if groups is None:
             recv.copy_(send)
             return Pending(self, recv, None)
         # Bytes, because a backend's table of dtypes is shorter than torch's.
         row_bytes = recv.element_size()
         for size in recv.shape[1:]:
             row_bytes *= size
-        work = dist.all_to_all_single(
-            recv.view(-1).view(torch.uint8),
-            send.contiguous().view(-1).view(torch.uint8),
-            [count * row_bytes for count in recv_counts],
-            [count * row_bytes for count in send_counts],
-            group=self._group if on_host else self._device_group,
-            async_op=True,
-        )
+        received, sent = recv.view(-1).view(torch.uint8), send.contiguous().view(-1).view(torch.uint8)
+        recv_bytes, send_bytes = [count * row_bytes for count in recv_counts], [count * row_bytes for count in send_counts]
+        if not on_host:
+            work = dist.all_to_all_single(received, sent, recv_bytes, send_bytes, group=groups.device, async_op=True)
+            return Pending(self, recv, work)
+        work = groups.host.alltoall_base(received, sent, recv_bytes, send_bytes, dist.AllToAllOptions())
+        groups.under_way.add(work)
         # gloo's thread lets go of a collective a moment after `wait` has returned. Were it the last to hold it, it would need the
         # interpreter to free the tensors, and abort the process if that is exiting.
-        if on_host:
-            self._held.append(work)
+        groups.held.append(work)
         return Pending(self, recv, work)
 
     def gather_facts(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's ``facts`` (JSON values), by rank; blocks. For agreement at construction, not for data."""
         if self.size == 1:
             return [facts]
-        text = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8)
+        text = torch.frombuffer(bytearray(json.dumps(facts, default=repr).encode()), dtype=torch.uint8)
         lengths = [length for length, in self.gather_numbers([text.numel()])]
         everyone = self.all_to_all(text.repeat(self.size), [text.numel()] * self.size, lengths).wait()
+        self._clean_up()
         return [json.loads(bytes(piece.tolist())) for piece in everyone.split(lengths)]
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's ``numbers`` (equally many, 64 bits), by rank; blocks."""
         message = torch.tensor([list(numbers)] * self.size, dtype=torch.int64)
         return self.all_to_all(message, [1] * self.size, [1] * self.size).wait().tolist()
+
+    def _clean_up(self) -> None:
+        """Every rank has been in a collective, so all have read what this one wrote into the store when they met."""
+        keys, self._litter = self._litter, []
+        if keys:
+            self._ask_store(lambda store: [store.delete_key(key) for key in keys])
 
     # --- failure ------------------------------------------------------------------------------------------
 
@@ -252,14 +309,14 @@ class Comm:
         failure = self.failure()
         if failure is None:
             its = "its connection is" if len(gone) == 1 else "their connections are"
-            failure = RankFailure(f"{_ranks(gone)} went away, {its} closed; look there first" if gone else f"a rank went away: {error}")
+            failure = RankFailure(f"{_ranks(gone)}{self.of} went away, {its} closed; look there first" if gone else f"a rank went away: {error}")
             self.report_failure(str(failure))
         return failure
 
     def _reaches(self, rank: int) -> bool:
         try:
             # Nobody receives it: the collectives are over. A closed connection refuses at once, an open one takes a byte.
-            self._probes.append(dist.isend(torch.zeros(1, dtype=torch.uint8), group=self._group, group_dst=rank))
+            self._probes.append(self._groups.host.send([torch.zeros(1, dtype=torch.uint8)], rank, 0))
         except RuntimeError:
             return False
         return True
@@ -272,23 +329,20 @@ class Comm:
             return failure
         others = [rank for rank in range(self.size) if rank != self.rank]
         keys = [f"{self._waiting}/{rank}" for rank in others]
-        waiting = self._ask_store(lambda store: [store.check([key]) and store.get(key) == b"1" for key in keys])
+        waiting = self._ask_store(lambda store: [store.check([key]) for key in keys])
         seconds = f"within {self.timeout.total_seconds():g} s"
         if waiting is None:
             text = f"no answer from another rank {seconds}, nor from the job's key-value store (which rank 0 or torchrun hosts)"
         elif all(waiting):
             text = f"no answer {seconds} though every rank waits; is the network between them up?"
         else:
-            text = f"no answer from {_ranks([rank for rank, waits in zip(others, waiting) if not waits])} {seconds}"
+            text = f"no answer from {_ranks([rank for rank, waits in zip(others, waiting) if not waits])}{self.of} {seconds}"
         self.report_failure(text)
         return RankFailure(text)
 
     def _abandon(self) -> None:
-        """Keep the groups for ever: destroying them would wait for collectives that other ranks no longer join."""
-        if self._group is not None and not self._abandoned:
-            self._abandoned = True
-            for group in (self._group, self._device_group):
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        if self._groups is not None:
+            self._groups.abandon()
 
     def _wait(self, work: dist.Work) -> None:
         try:
@@ -296,6 +350,8 @@ class Comm:
         except RankFailure:
             self._abandon()
             raise
+        # After Ctrl-C it remains under way, until somebody waits to the end.
+        self._groups.under_way.discard(work)
 
     def _wait_in_slices(self, work: dist.Work) -> None:
         deadline = time.monotonic() + self.timeout.total_seconds()
@@ -306,7 +362,7 @@ class Comm:
                 break
             except RuntimeError as error:
                 self.check_script()
-                if self._abandoned:  # by another thread, which has told the others why
+                if self._groups is not None and self._groups.broken:  # by another thread, which has told the others why
                     raise RankFailure(f"rank {self.rank} has ended this") from None
                 failure = self.failure()
                 if failure is None and work.is_completed():
@@ -324,51 +380,202 @@ class Comm:
                     told = True
                     self._ask_store(lambda store: store.set(f"{self._waiting}/{self.rank}", "1"))
         if told:
-            self._ask_store(lambda store: store.set(f"{self._waiting}/{self.rank}", "0"))
+            self._ask_store(lambda store: store.delete_key(f"{self._waiting}/{self.rank}"))
 
 
-def _connect(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
-    # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
-    longest = timeout + _GRACE
-    set_timeout = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
-    if set_timeout is None:
-        return dist.new_group(ranks, timeout=longest, backend="gloo")
-    # gloo tries to connect five times, each for as long as it would wait in a collective. All ranks are here already.
-    group = dist.new_group(ranks, timeout=max(timeout / 5, timedelta(seconds=2)), backend="gloo")
-    set_timeout(longest, group)
-    return group
+def group_rank(process_group: dist.ProcessGroup | None = None) -> tuple[int, int]:
+    """This process's number among the ranks of a group (None: the default group), and how many there are; 0 of 1 without any.
+
+    Raises:
+        ValueError: it is no process group, or this process is not in it.
+    """
+    ranks = _members(process_group)
+    return (0 if len(ranks) == 1 else ranks.index(dist.get_rank())), len(ranks)
+
+
+def _members(process_group: Any) -> tuple[int, ...]:
+    """The ranks of a group, numbers of the default group, in the group's order; (0,) where torch.distributed is not initialised."""
+    is_initialized = dist.is_available() and dist.is_initialized()
+    if process_group is None:
+        return tuple(range(dist.get_world_size())) if is_initialized else (0,)
+    if not is_initialized:
+        raise ValueError("process_group= needs torch.distributed, which is not initialised (or no more)")
+    if process_group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"process_group must be a group that this rank is in, but rank {dist.get_rank()} is not in it; only its members call this"
+        )
+    if not isinstance(process_group, dist.ProcessGroup):
+        raise ValueError(f"process_group must be a torch.distributed.ProcessGroup or None, got {process_group!r}")
+    try:
+        ranks = tuple(dist.get_process_group_ranks(process_group))
+    except (KeyError, ValueError, RuntimeError):
+        raise ValueError("process_group must be a group of this job, got one that torch.distributed does not know (any more)") from None
+    if dist.get_rank() not in ranks:
+        raise ValueError(f"process_group must be a group that this rank is in, got ranks {list(ranks)} on rank {dist.get_rank()}")
+    return ranks
+
+
+def _connect(roll: _Roll, number: int, over: str, timeout: timedelta) -> Groups:
+    """New connections; all ranks are here already."""
+    store = dist.PrefixStore(f"{roll.prefix}/gloo", _job_store())
+    try:
+        # A backend alone, not dist.new_group's: that would want every rank of the job, find a name that ranks with other groups may
+        # not find, and be wrapped by torch's debugging, which keeps the time-out from it. gloo tries to connect five times, each
+        # for as long as it would wait in a collective.
+        host = dist.ProcessGroupGloo(store, roll.rank, len(roll.ranks), max(timeout / 5, timedelta(seconds=2)))
+    except RuntimeError as error:
+        missing = roll.missing("after", _ROLL_SECONDS)
+        raise RankFailure(f"{_ranks(missing) or 'a rank'}{roll.of} went away while a loader was made") from error
+    roll.missing("after", 0)
+    device = None
+    if over == "nccl":
+        # Its kernels are few and small, and the pipeline waits for them: they go before the model's.
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        device = dist.new_group(timeout=timeout + _GRACE, backend="nccl", pg_options=options)
+    return Groups(host, device, number)
+
+
+class _Circle:
+    """What this process knows of the Comms that the same ranks have made.
+
+    Attributes:
+        calls: how many they have made or begun to make.
+        groups: those made for them, by number.
+    """
+
+    #: By default group: after `destroy_process_group` all begins anew.
+    known: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], _Circle]] = weakref.WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.groups: dict[int, Groups] = {}
+        self._many = _MANY_LEASED
+
+    @classmethod
+    def of(cls, ranks: tuple[int, ...]) -> _Circle:
+        return cls.known.setdefault(dist.group.WORLD, {}).setdefault(ranks, cls())
+
+    def free(self, over: str) -> list[int]:
+        """The groups that nobody has, ascending."""
+        if not any(groups.free for groups in self.groups.values()) and self._num_leased() >= self._many:
+            gc.collect()
+            self._many = max(_MANY_LEASED, 2 * self._num_leased())
+        self.groups = {number: groups for number, groups in self.groups.items() if not groups.broken}
+        return sorted(number for number, groups in self.groups.items() if groups.free and (groups.device is not None) == (over == "nccl"))
+
+    def _num_leased(self) -> int:
+        return sum(not groups.free and not groups.broken for groups in self.groups.values())
 
 
 class _Roll:
-    """Which ranks are here to make a group? torch's own errors would not say who is missing."""
+    """Which ranks are here to make a Comm, and which groups can they take? torch's own errors would not say who is missing.
 
-    made: Counter[tuple[int, ...]] = Counter()
+    Attributes:
+        ranks: of the default group, in the group's order; ``rank`` is this process's number among them.
+        prefix: of what concerns this Comm in the store.
+        of: after a rank's number, says which numbers are meant.
+    """
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = list(ranks)
+    def __init__(self, ranks: tuple[int, ...], circle: _Circle) -> None:
+        self.ranks, self.rank = ranks, ranks.index(dist.get_rank())
+        self._circle = circle
         self._store = _job_store()
-        self.made[tuple(ranks)] += 1
-        self._prefix = f"salientpp/roll/{'-'.join(map(str, ranks))}/{self.made[tuple(ranks)]}"
+        circle.calls += 1
+        self._number = circle.calls
+        self.prefix = f"salientpp/{'-'.join(map(str, ranks))}/{self._number}"
+        self.of = "" if ranks == tuple(range(dist.get_world_size())) else f" of the process_group of ranks {list(ranks)}"
 
-    def missing(self, call: str, seconds: float) -> list[int]:
+    @property
+    def keys_of_this_rank(self) -> list[str]:
+        return [self._keys(call)[self.rank] for call in ("before", "after")]
+
+    def _keys(self, call: str) -> list[str]:
+        return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
+
+    def tell(self, error: Exception) -> None:
+        """Let all who come know of this rank's mistake, in place of an answer."""
+        text = f"rank {self.rank}{self.of} could not make its loader: {type(error).__name__}: {error}"
+        _try(lambda: self._store.compare_set(f"{self.prefix}/error", "", text))
+
+    def agree(self, over: str, free: list[int], timeout: timedelta) -> int:
+        """Answer, and hear the others; the number of the group to take or to make.
+
+        Args:
+            over: how rows of this rank travel, 'gloo' or 'nccl'.
+            free: numbers of the groups that are free here.
+        """
+        with _store_needed():
+            self._store.delete_key(_astray_key(dist.get_rank()))
+        missing = self.missing("before", timeout.total_seconds(), json.dumps([over, free]))
+        if missing:
+            raise RankFailure(
+                f"{_ranks(missing)}{self.of} did not come to make a loader within {timeout.total_seconds():g} s; "
+                "every rank makes its loaders in the same order: look at its output first"
+            )
+        with _store_needed():
+            answers = [json.loads(self._store.get(key)) for key in self._keys("before")]
+        for rank, (way, _) in enumerate(answers):
+            if way != answers[0][0]:
+                raise ValueError(
+                    f"all ranks must exchange rows in the same way, got {answers[0][0]} on rank 0 and {way} on rank {rank}{self.of}; "
+                    "give every rank a device of the same kind"
+                )
+        everywhere = set.intersection(*(set(numbers) for _, numbers in answers))
+        return min(everywhere, default=self._number)
+
+    def missing(self, call: str, seconds: float, answer: str = "") -> list[int]:
         """Answer a call of the roll, and wait for the others to; the ranks that have not within that time.
 
         Raises:
             RankFailure: the store is gone.
+            ValueError: a rank has made a mistake, by which it does not come.
         """
-        if self._store is None:
-            return []
-        keys = [f"{self._prefix}/{call}/{rank}" for rank in self._ranks]
-        deadline, pause = time.monotonic() + seconds, 0.005
-        try:
-            self._store.set(keys[self._ranks.index(dist.get_rank())], "")
+        keys = self._keys(call)
+        started, pause = time.monotonic(), 0.005
+        with _store_needed():
+            self._store.set(keys[self.rank], answer)
             # Looking now and then, because a wait of torch's store complains on stderr when it ends without an answer.
-            while time.monotonic() < deadline and not self._store.check(keys):
+            while time.monotonic() < started + seconds and not self._store.check(keys):
+                if call == "before":
+                    self._look_for_mistakes(keys, also_astray=time.monotonic() > started + _SLICE_SECONDS)
                 time.sleep(pause)
                 pause = min(2 * pause, _SLICE_SECONDS)
-            return [rank for rank, key in zip(self._ranks, keys) if seconds and not self._store.check([key])]
-        except dist.DistError as error:
-            raise RankFailure("the job's key-value store (which rank 0 or torchrun hosts) went away while loaders were made") from error
+            return [rank for rank, key in enumerate(keys) if seconds and not self._store.check([key])]
+
+    def _look_for_mistakes(self, keys: list[str], also_astray: bool) -> None:
+        if self._store.check([f"{self.prefix}/error"]):
+            raise ValueError(self._store.get(f"{self.prefix}/error").decode())
+        for rank, key in enumerate(keys) if also_astray else ():
+            astray = _astray_key(self.ranks[rank])
+            if not self._store.check([key]) and self._store.check([astray]):
+                text = self._store.get(astray).decode()
+                # That rank has not counted this call.
+                self._circle.calls -= 1
+                self._store.delete_key(keys[self.rank])
+                raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
+
+
+def go_astray(error: Exception) -> None:
+    """Let ranks that wait for this one to make a loader know why it does not come, where its mistake hides who they are."""
+    if dist.is_available() and dist.is_initialized():
+        _try(lambda: _job_store().set(_astray_key(dist.get_rank()), f"{type(error).__name__}: {error}"))
+
+
+def _astray_key(rank: int) -> str:
+    return f"salientpp/astray/{rank}"
+
+
+@contextlib.contextmanager
+def _store_needed() -> Iterator[None]:
+    try:
+        yield
+    except dist.DistError as error:
+        raise RankFailure("the job's key-value store (which rank 0 or torchrun hosts) went away while loaders were made") from error
+
+
+def _try(action: Callable[[], Any]) -> None:
+    with contextlib.suppress(RuntimeError):  # the store is gone: the others find that out themselves
+        action()
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -407,9 +614,6 @@ def _linger() -> None:
 atexit.register(_linger)  # on import, so that it runs after whatever users of Comm do at exit
 
 
-def _job_store() -> dist.Store | None:
-    """The default group's key-value store; None where torch hides it, and failures then show as time-outs."""
-    try:
-        return dist.distributed_c10d._get_default_store()
-    except Exception:
-        return None
+def _job_store() -> dist.Store:
+    """The default group's key-value store."""
+    return dist.distributed_c10d._get_default_store()

@@ -20,7 +20,7 @@ from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.comm import Comm
+from salientpp.comm import Comm, Groups
 from salientpp.store.assembly import assemble_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available() and os.environ.get("FAIL_WITHOUT_CUDA") != "1", reason="needs a GPU")
@@ -196,7 +196,7 @@ def test_two_ranks_on_one_gpu_over_gloo(tmp_path):
 
 def _over_nccl(rank: int, root: str) -> list[float]:
     timeout = timedelta(seconds=60)
-    comm = Comm(dist.new_group([0], backend="gloo"), timeout, CUDA, dist.new_group([0], backend="nccl"))
+    comm = Comm(Groups(dist.new_group([0], backend="gloo"), dist.new_group([0], backend="nccl")), timeout, CUDA)
     assert comm.device == CUDA
     rows = torch.arange(12.0, device=CUDA).view(4, 3)
     pending = comm.all_to_all(rows, [4], [4])

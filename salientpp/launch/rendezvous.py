@@ -6,6 +6,9 @@ that all ranks see: in the directory from which the job was submitted, unless an
 restart, written under another name and renamed, and removed as soon as all ranks have met. Where rank 0 fails meanwhile, it stays and says why, so that no
 rank waits in vain.
 
+The port is open only where ranks come from: on loopback if all are on one host, else on the interface in ``GLOO_SOCKET_IFNAME`` or that of the
+host's name.
+
 Which network gloo and NCCL use is the user's choice (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``): nothing is set here, but the
 error of ranks that cannot reach each other says so.
 """
@@ -13,9 +16,12 @@ error of ranks that cannot reach each other says so.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import ipaddress
 import itertools
 import os
 import socket
+import struct
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +33,10 @@ from salientpp.launch.environment import Launch, LaunchError, detect
 
 #: Ranks may meet several times in one process, each time in a file of its own.
 _meetings = itertools.count()
+
+#: Linux's request for the address of an interface, and how many ranks may be knocking at once.
+_SIOCGIFADDR = 0x8915
+_BACKLOG = 4096
 
 #: What rank 0 publishes in place of its address when it could not start.
 _FAILED = "failed: "
@@ -66,7 +76,7 @@ def init_process_group(
     else:
         directory = Path(directory or os.environ.get("SLURM_SUBMIT_DIR") or ".").absolute()
         file = directory / f".salientpp-{launch.job}-{next(_meetings)}"
-        store, address = _host(file, timeout) if launch.rank == 0 else _find(file, launch, timeout)
+        store, address = _host(file, launch, timeout) if launch.rank == 0 else _find(file, launch, timeout)
         try:
             _connect(launch, address, backend, timeout, store=store, rank=launch.rank, world_size=launch.world_size)
         except BaseException as error:
@@ -78,12 +88,68 @@ def init_process_group(
     return launch
 
 
-def _host(file: Path, timeout: timedelta) -> tuple[dist.Store, str]:
-    """Rank 0: host the store at a port that is free, and say where."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
-    address = f"{socket.gethostname()}:{store.port}"
+def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
+    """Rank 0: host the store at a port that is free, at the address that the other ranks need and no other, and say where."""
+    listener, host = _listen(launch)
+    bound, port = listener.getsockname()[:2]
+    own = "127.0.0.1" if bound in ("0.0.0.0", "::") else bound  # a host need not know its own name
+    # The store takes the socket over, and connects to it like every other rank.
+    store = dist.TCPStore(own, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach())
+    address = f"{host}:{port}"
     _publish(file, address)
     return store, address
+
+
+def _listen(launch: Launch) -> tuple[socket.socket, str]:
+    """A listening socket of this host, and the name or address by which the other ranks reach it.
+
+    Where all ranks are on this host, it is reached from this host alone. Else it listens where gloo does: on the interface in
+    ``GLOO_SOCKET_IFNAME``, or at the address that the host's name leads to. Where that is none to be reached from outside, on all interfaces.
+    """
+    interface = (os.environ.get("GLOO_SOCKET_IFNAME") or "").partition(",")[0]
+    if launch.ranks_per_host == launch.world_size:
+        return _bound("127.0.0.1"), "127.0.0.1"
+    name = socket.gethostname()
+    for address in [_address_of(interface)] if interface else _addresses_of(name):
+        with contextlib.suppress(OSError):
+            return _bound(address), address
+    return _bound(""), name
+
+
+def _bound(address: str) -> socket.socket:
+    """A socket that listens at a free port of this address; '' are all of this host."""
+    if address:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    else:
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if not address and family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, 0))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _address_of(interface: str) -> str:
+    """The IPv4 address of a network interface; '' (all) if it has none, or is not there."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    return ""
+
+
+def _addresses_of(name: str) -> list[str]:
+    """The addresses that a name leads to, but for those that lead nowhere from other hosts."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    addresses = dict.fromkeys(entry[4][0] for entry in found)
+    return [address for address in addresses if not (ip := ipaddress.ip_address(address.partition("%")[0])).is_loopback and not ip.is_link_local]
 
 
 def _publish(file: Path, text: str) -> None:

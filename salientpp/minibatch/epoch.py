@@ -1,8 +1,8 @@
 """Who turns the crank of an epoch, and how does a rank leave one?
 
 ``next()`` moves the pipeline on, in the caller's thread. When the user stops asking (the epoch is over here but not elsewhere, an
-early ``break``, an exception), a background thread goes on answering the other ranks until all have finished or left; the next
-epoch waits for it. So loops may differ in length without anyone waiting for ever.
+early ``break``, an exception), a background thread goes on answering the other ranks until all have finished or left, and runs
+none of the user's code; the next epoch waits for it. So loops may differ in length without anyone waiting for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from salientpp.comm import RankFailure
 from salientpp.minibatch.stages import Finished, Request
 from salientpp.minibatch.state import Disagreement, Point, Progress, first_point
 from salientpp.ops import join_key
-from salientpp.pipeline import StageError
+from salientpp.pipeline import StageError, traced
 
 if TYPE_CHECKING:
     from salientpp.minibatch.loader import BatchLoader
@@ -43,6 +43,7 @@ class Run:
         self._positions = loader._positions(epoch)
         self._rounds = loader._schedule.num_rounds if loader._orders_itself else len(self._positions)
         self._pipeline = loader._new_pipeline()
+        self._transform = loader.transform
         self._ahead: deque[Request] = deque()
         self._most_ahead = 1 + loader.num_workers * (loader.prefetch_factor or 2)
         self._first = resume or 0  # batch to be given first
@@ -73,10 +74,31 @@ class Run:
             if self._entered == self._rounds and not self._pipeline.in_flight and self._is_open:
                 raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
             finished = self._tick()
+        batch = self._transformed(finished)
         self.progress.batches += 1
         self._loader._batches_given += 1
         self._loader._seconds_waiting += time.perf_counter() - started
-        return finished.batch
+        return batch
+
+    def _transformed(self, finished: Finished) -> Data:
+        """The batch after the user's ``transform``: here and not in a stage, because whoever answers the others shall run none of the user's code.
+
+        Its time and its errors count as those of the last stage.
+        """
+        if self._transform is None:
+            return finished.batch
+        stage, started = self._pipeline.stages[-1].name, time.perf_counter()
+        try:
+            with traced(self._loader._stages.trace, stage, finished.index):
+                batch = self._transform(finished.batch)
+        except BaseException as error:
+            self._failure = StageError.of(error, self._comm.rank, finished.index, stage)
+            self._comm.report_failure(str(self._failure))
+            if isinstance(error, Exception):
+                raise self._failure from error
+            raise
+        self._loader._seconds_by_stage[stage] += time.perf_counter() - started
+        return batch
 
     def _tick(self) -> Finished | None:
         try:

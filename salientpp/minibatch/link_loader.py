@@ -19,7 +19,7 @@ from salientpp.comm import DEFAULT_TIMEOUT
 from salientpp.graph import count_vertices, read_edge_index
 from salientpp.minibatch.batch import keep_link_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
-from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.state import digest
 from salientpp.plan.vip import link_start
 
@@ -44,6 +44,9 @@ class LinkNeighborLoader(BatchLoader):
     Raises:
         ValueError: an argument is wrong.
     """
+
+    _kinds_of_data = (Data, HeteroData)
+    _kinds_in_words = "a torch_geometric.data.Data, a HeteroData or a pair of FeatureStore and GraphStore"
 
     def __init__(
         self,
@@ -76,12 +79,9 @@ class LinkNeighborLoader(BatchLoader):
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         **kwargs: Any,
     ) -> None:
-        if neg_sampling_ratio is not None and neg_sampling_ratio != 0.0:
-            neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
         self.num_neighbors = num_neighbors
         self.edge_label_index = edge_label_index
         self.filter_per_worker = filter_per_worker
-        self.neg_sampling = NegativeSampling.cast(neg_sampling)
         how = {
             "replace": replace,
             "subgraph_type": subgraph_type,
@@ -95,10 +95,8 @@ class LinkNeighborLoader(BatchLoader):
         input_id, custom_cls = kwargs.pop("input_id", None), kwargs.pop("custom_cls", None)
 
         def open_source() -> Source:
-            if not isinstance(data, (Data, HeteroData)) and not is_remote(data):
-                raise TypeError(
-                    f"data must be a torch_geometric.data.Data, a HeteroData or a pair of FeatureStore and GraphStore, got {type(data).__name__}"
-                )
+            by_ratio = neg_sampling_ratio is not None and neg_sampling_ratio != 0.0
+            self.neg_sampling = NegativeSampling.cast(NegativeSampling("binary", neg_sampling_ratio) if by_ratio else neg_sampling)
             if (edge_label_time is not None) != (time_attr is not None):
                 one, other = ("edge_label_time", "time_attr") if time_attr is None else ("time_attr", "edge_label_time")
                 raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")

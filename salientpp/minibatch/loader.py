@@ -30,7 +30,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
-from salientpp.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
 from salientpp.graph import count_vertices
 from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate
 from salientpp.minibatch.epoch import Epoch, Run
@@ -39,6 +39,7 @@ from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
 from salientpp.ops import use_huge_pages
 from salientpp.pipeline import Pipeline, Trace, traced
+from salientpp.plan.arguments import as_integer, as_real
 from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
@@ -100,6 +101,7 @@ class Source:
         heat: per vertex type, how probably a batch needs each row; called if rows are to be kept on the device. None: rows are in
             that order.
         fingerprint: of the dataset.
+        split: the name of the seeds, if they have one that means the same on every rank.
     """
 
     inputs: NodeSamplerInput | EdgeSamplerInput
@@ -114,6 +116,7 @@ class Source:
     seed_columns: Sequence[Column]
     heat: Callable[[], Mapping[str | None, Tensor]] | None
     fingerprint: str
+    split: str | None = None
 
     @property
     def book(self) -> PartitionBook:
@@ -133,6 +136,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     The others are as in :class:`NeighborLoader`.
     """
+
+    #: What ``data`` may be, beside a pair of stores.
+    _kinds_of_data: tuple[type, ...]
+    _kinds_in_words: str
 
     def __init__(
         self,
@@ -156,7 +163,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         uneven: str = "wrap",
         process_group: Any = None,
     ) -> None:
-        timeout = _checked_timeout(timeout)
         self.data = data
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
@@ -168,21 +174,34 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self.zero_copy = zero_copy
         self.dtype = dtype
         self.gpu_cache_bytes = gpu_cache_bytes
-        self.device = _checked_device(device)
         # As in PyG, for the sake of Lightning, which passes on what it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
 
+        error = None
+        try:
+            if not isinstance(data, self._kinds_of_data) and not is_remote(data):
+                raise TypeError(f"data must be {self._kinds_in_words}, got {type(data).__name__}")
+        except TypeError as raised:
+            go_astray(raised)  # nobody can know which ranks would have made this loader
+            raise
+        try:
+            self.device, checked_timeout = _checked_device(device), _checked_timeout(timeout)
+        except Exception as raised:
+            self.device, checked_timeout, error = torch.device("cpu"), DEFAULT_TIMEOUT, raised
         partitioned = isinstance(data, PartitionedGraph)
         if partitioned:
-            self._comm = Comm.create(process_group, timeout, self.device)
+            self._comm = Comm.create(process_group, checked_timeout, self.device, error)
+        elif error is not None:
+            raise error
         else:
-            self._comm = Comm(None, timeout)
+            self._comm = Comm(None, checked_timeout)
 
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
-        error, source, facts = None, None, {}
+        source, facts = None, {}
         try:
-            self._check_arguments(cache, seed)
+            seed = self._check_arguments(cache, seed)
+            _normalise(kwargs)
             source = open_source()
             # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
             shuffle = bool(kwargs.pop("shuffle", None) or False)
@@ -196,17 +215,22 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 # torch counts workers as processes and warns about more than there are cores; ours are threads.
                 warnings.filterwarnings("ignore", message="This DataLoader will create")
                 super().__init__(range(source.num_inputs), shuffle=shuffle and source.num_inputs > 0, **kwargs)
-            if kwargs.get("batch_sampler") is None and (self.batch_size is None or not 1 <= self.batch_size <= _MOST_SEEDS):
+            if kwargs.get("batch_sampler") is None and (as_integer(self.batch_size) is None or not 1 <= self.batch_size <= _MOST_SEEDS):
                 raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
-            place = self._comm.rank % self._exchange.ranks_per_part
             _check_cache(cache, source, self._exchange.part_id)
-            facts = self._facts(source, place, seed, kwargs.get("generator"))
+            facts = self._facts(source, seed, shuffle, kwargs.get("generator"))
         except Exception as raised:
             error = raised
+        except BaseException as raised:  # Ctrl-C
+            self._comm.report_failure(f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(raised).__name__}")
+            raise
         everyone = self._comm.gather_facts({**facts, "error": None if error is None else f"{type(error).__name__}: {error}"})
-        if error is not None:
-            raise error
-        _check_agreement(everyone)
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None  # else this loader and its traceback would hold each other
+        _check_agreement(everyone, self._comm)
         self.seed = everyone[0]["seed"]
         self._seed_is_given = seed is not None
         self._epoch_number = 0
@@ -214,6 +238,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._progress: Progress | None = None  # of the epoch begun last
         self._calls = 0
         self._source = source
+        place = self._comm.rank % self._exchange.ranks_per_part
         self._schedule = Schedule(
             num_seeds=source.num_inputs,
             part_id=self._exchange.part_id,
@@ -230,10 +255,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         try:
             self._shards = self._make_shards()
             self._set_cache(cache, fill=any(facts["fills_cache"] for facts in everyone))
+            self._start_threads()
         except BaseException as error:
-            self._comm.report_failure(f"rank {self._comm.rank} could not make its loader: {type(error).__name__}: {error}")
+            self._comm.report_failure(f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(error).__name__}: {error}")
             raise
 
+    def _start_threads(self) -> None:
         large = [rows for shard in self._shards.values() for rows in shard.host_rows.values() if rows.nbytes >= _LARGE_BYTES]
         if large:
             # It takes seconds for gigabytes, and batches need not wait for it.
@@ -244,17 +271,16 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._stages = BatchStages(
             shards=self._shards,
             exchange=self._exchange,
-            template=source.template,
-            keep_books=source.keep_books,
-            exchanged=source.exchanged,
-            seed_columns=source.seed_columns,
+            template=self._source.template,
+            keep_books=self._source.keep_books,
+            exchanged=self._source.exchanged,
+            seed_columns=self._source.seed_columns,
             submit=partial(_submit, host),
             device=self.device,
             staged=self.device.type != "cpu",
             serves_staged=self._comm.device.type != "cpu",
             dtype=self.dtype,
             pin_memory=bool(self.pin_memory) and torch.accelerator.is_available(),
-            transform=self.transform,
         )
         pools = [pool for pool in (self._workers, host) if pool is not None]
         # Not at exit: a rank whose script has ended may still be answering others.
@@ -265,33 +291,36 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     # --- construction -------------------------------------------------------------------------------------
 
-    def _check_arguments(self, cache: FeatureCache | None, seed: int | None) -> None:
-        gpu_fraction, depth = self.gpu_fraction, self.depth
-        if not (isinstance(gpu_fraction, (int, float)) and 0 <= gpu_fraction <= 1):
-            raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {gpu_fraction!r}")
-        check_replication_factor(self.replication_factor)
+    def _check_arguments(self, cache: FeatureCache | None, seed: int | None) -> int | None:
+        """Raise on a wrong argument; numbers become Python's. The seed."""
+        gpu_fraction, gpu_cache_bytes, depth = as_real(self.gpu_fraction), as_integer(self.gpu_cache_bytes), as_integer(self.depth)
+        if gpu_fraction is None or not 0 <= gpu_fraction <= 1:
+            raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {self.gpu_fraction!r}")
+        self.replication_factor = check_replication_factor(self.replication_factor)
         if not isinstance(self.policy, str) or self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
         if cache is not None and not isinstance(cache, FeatureCache):
             raise TypeError(f"cache must be the cache of another loader (loader.cache), got {type(cache).__name__}")
         if cache is not None and self.replication_factor > 0:
             raise ValueError("pass either cache= or replication_factor=, not both: the size of a given cache is its maker's")
-        if cache is not None and self.gpu_cache_bytes:
-            raise ValueError("gpu_cache_bytes is for a cache that the loader makes; a given cache has its device rows from its maker")
-        if isinstance(self.gpu_cache_bytes, bool) or not isinstance(self.gpu_cache_bytes, int) or self.gpu_cache_bytes < 0:
+        if gpu_cache_bytes is None or gpu_cache_bytes < 0:
             raise ValueError(f"gpu_cache_bytes must be an integer >= 0 (device memory for cached rows), got {self.gpu_cache_bytes!r}")
+        if cache is not None and gpu_cache_bytes:
+            raise ValueError("gpu_cache_bytes is for a cache that the loader makes; a given cache has its device rows from its maker")
         if not isinstance(self.zero_copy, bool):
             raise ValueError(f"zero_copy must be True or False, got {self.zero_copy!r}")
         if self.zero_copy and self.device.type == "cuda" and not has_kernel():
             raise ValueError("zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out")
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
             raise ValueError(f"dtype must be a torch.dtype (of delivered x) or None, got {self.dtype!r}")
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-            raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {depth!r}")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        if depth is None or depth < 1:
+            raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {self.depth!r}")
+        if seed is not None and as_integer(seed) is None:
             raise ValueError(f"seed must be an integer or None, got {seed!r}")
-        if self.uneven not in UNEVEN:
+        if not isinstance(self.uneven, str) or self.uneven not in UNEVEN:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
+        self.gpu_fraction, self.gpu_cache_bytes, self.depth = gpu_fraction, gpu_cache_bytes, depth
+        return None if seed is None else as_integer(seed)
 
     @staticmethod
     def _check_sampler(kwargs: dict[str, Any], partitioned: bool) -> None:
@@ -333,22 +362,30 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             return self.batch_size
         return max(1, -(-len(self.dataset) // max(1, len(self.batch_sampler))))
 
-    def _facts(self, source: Source, place: int, seed: int | None, generator: torch.Generator | None) -> dict[str, Any]:
-        """What ranks tell each other at construction; all but the per-rank entries must be equal."""
-        if seed is None:
-            seed = int(torch.randint(2**62, (), generator=generator))
+    def _facts(self, source: Source, seed: int | None, shuffle: bool, generator: torch.Generator | None) -> dict[str, Any]:
+        """What ranks tell each other at construction, see :func:`_check_agreement`; JSON values."""
+        exchange = self._exchange
+        # Ranks of one part split its seeds between them.
+        digest = inputs_digest(source.inputs) if exchange.ranks_per_part > 1 else ""
+        settings = source.sampler.settings() if isinstance(source.sampler, NeighborSampler) else {}
         return {
-            "seed": int(seed),
-            "num_seeds": share_size(source.num_inputs, place, self._exchange.ranks_per_part),
+            "seed": int(torch.randint(2**62, (), generator=generator)) if seed is None else seed,
+            "seed_is_given": seed is not None,
+            "num_seeds": share_size(source.num_inputs, self._comm.rank % exchange.ranks_per_part, exchange.ranks_per_part),
             "fills_cache": self.replication_factor > 0,
             "same": {
                 "dataset": source.fingerprint,
+                "input_nodes": source.split or "ids or a mask",
+                **{name: bool(value) if name == "replace" else value for name, value in settings.items()},
                 "batch_size": self.batch_size,
-                "drop_last": self.drop_last,
+                "shuffle": shuffle,
+                "drop_last": bool(self.drop_last),
                 "uneven": self.uneven,
                 "depth": self.depth,
+                "dtype": str(self.dtype),
                 "gather": [[column[1], str(source.rows_of(column).dtype), list(source.rows_of(column).shape[1:])] for column in source.exchanged],
             },
+            "same_in_part": {"part": exchange.part_id, "input_nodes": digest},
         }
 
     def _make_shards(self) -> dict[str | None, Shard]:
@@ -409,10 +446,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
         positions = torch.as_tensor(index, dtype=torch.int64).flatten()
         self._calls += 1
-        self._stages.transform = self.transform
         pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
         # Epochs count up from 0, so the draws of calls are their own.
-        return pipeline.tick(Request(0, _completed(self._sample, -self._calls, 0, positions))).batch
+        batch = pipeline.tick(Request(0, _completed(self._sample, -self._calls, 0, positions))).batch
+        return batch if self.transform is None else self.transform(batch)
 
     # --- iteration ----------------------------------------------------------------------------------------
 
@@ -476,7 +513,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._finish_epoch()
         if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
             self._greeting = _OncePerThread(self.worker_init_fn)
-        self._stages.transform = self.transform  # it may have been set since
         run = Run(self, self._epoch_number, self._resume)
         self._progress, self._resume = run.progress, None
         self._epoch_number += 1
@@ -636,11 +672,12 @@ def heat_of(sampler: BaseSampler, start: Mapping[str | None, Tensor], seeds: Ten
 
 
 def _checked_timeout(timeout: Any) -> timedelta:
-    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout == 0:
+    seconds = as_real(timeout)
+    if seconds == 0:
         return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
     try:
-        found = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    except (TypeError, ValueError, OverflowError):  # not a number, nan, inf
+        found = timeout if isinstance(timeout, timedelta) else timedelta(seconds=seconds)
+    except (TypeError, OverflowError):  # no finite number, or too large a one
         found = timedelta(0)
     if found <= timedelta(0):
         raise ValueError(f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {timeout!r}")
@@ -655,7 +692,7 @@ def _checked_device(device: torch.device | str | int | None) -> torch.device:
     there = "the CPU" if number == 0 else f"the CPU or one of {number} CUDA device{'s' if number > 1 else ''}"
     try:
         found = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be {there}, got {device!r}") from error
     if found.type == "cuda" and found.index is None and number:
         found = torch.device("cuda", torch.cuda.current_device())
@@ -694,15 +731,40 @@ class _OncePerThread:
             self._done.yes = True
 
 
-def _check_agreement(everyone: list[dict[str, Any]]) -> None:
+def _check_agreement(everyone: list[dict[str, Any]], comm: Comm) -> None:
     """Raise on every rank what one of them found, or where they differ."""
     for rank, facts in enumerate(everyone):
         if facts["error"] is not None:
-            raise ValueError(f"rank {rank} could not make its loader: {facts['error']}")
+            raise ValueError(f"rank {rank}{comm.of} could not make its loader: {facts['error']}")
+    first = everyone[0]
     for rank, facts in enumerate(everyone):
         for name, value in facts["same"].items():
-            if value != everyone[0]["same"][name]:
-                raise ValueError(f"all ranks must have the same {name}, got {everyone[0]['same'][name]} on rank 0 and {value} on rank {rank}")
+            if value != first["same"][name]:
+                raise ValueError(
+                    f"all ranks must have the same {name}, got {first['same'][name]} on rank 0 and {value} on rank {rank}{comm.of}"
+                )
+        if facts["seed_is_given"] and facts["seed"] != first["seed"]:
+            theirs = first["seed"] if first["seed_is_given"] else f"none (so {first['seed']} was drawn)"
+            raise ValueError(f"all ranks must have the same seed, got {theirs} on rank 0 and {facts['seed']} on rank {rank}{comm.of}")
+    leaders: dict[int, tuple[int, str]] = {}
+    for rank, facts in enumerate(everyone):
+        part, digest = facts["same_in_part"].values()
+        leader, expected = leaders.setdefault(part, (rank, digest))
+        if digest != expected:
+            raise ValueError(
+                f"the ranks of a part share its seeds, so all must give the same input_nodes, but rank {leader} and rank {rank}{comm.of}, "
+                f"both of part {part}, give different ones"
+            )
+
+
+def _normalise(kwargs: dict[str, Any]) -> None:
+    """Numbers for torch's DataLoader become Python's."""
+    for name in ("batch_size", "num_workers", "prefetch_factor"):
+        number = as_integer(kwargs.get(name))
+        if number is not None:
+            kwargs[name] = number
+        elif kwargs.get(name) is not None and name != "batch_size":
+            raise ValueError(f"{name} must be an integer, got {kwargs[name]!r}")
 
 
 def _submit(pool: ThreadPoolExecutor, function: Callable[..., Any], *args: Any) -> Future:

@@ -17,7 +17,7 @@ from salientpp.comm import DEFAULT_TIMEOUT
 from salientpp.graph import count_vertices
 from salientpp.minibatch.batch import PartitionTemplate, keep_node_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
-from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.plan.vip import uniform_start
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange
@@ -65,6 +65,9 @@ class NeighborLoader(BatchLoader):
     Raises:
         ValueError: an argument is wrong; with several ranks every rank raises, naming the one at fault.
     """
+
+    _kinds_of_data = (Data, HeteroData, PartitionedGraph)
+    _kinds_in_words = "a torch_geometric.data.Data, a HeteroData, a pair of FeatureStore and GraphStore, or the result of salientpp.load"
 
     def __init__(
         self,
@@ -127,11 +130,6 @@ class NeighborLoader(BatchLoader):
                 )  # fmt: skip
                 kind = "induced" if not directed else subgraph_type
                 return self._open_partition(data, gather, NeighborSampler.of(data.graph, num_neighbors, subgraph_type=kind, replace=replace))
-            if not isinstance(data, (Data, HeteroData)) and not is_remote(data):
-                raise TypeError(
-                    "data must be a torch_geometric.data.Data, a HeteroData, a pair of FeatureStore and GraphStore, or the result of "
-                    f"salientpp.load, got {type(data).__name__}"
-                )
             if input_time is not None and time_attr is None:
                 raise ValueError("Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set.")
             sampler = checked_sampler(neighbor_sampler, "sample_from_nodes") or NeighborSampler(data, num_neighbors, **how)
@@ -196,6 +194,7 @@ class NeighborLoader(BatchLoader):
             seed_columns=[(None, name) for name in rows if name not in gather],
             heat=None,
             fingerprint=part.fingerprint,
+            split=nodes if isinstance(nodes, str) else None,
         )
 
 

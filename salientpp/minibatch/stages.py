@@ -195,7 +195,6 @@ class BatchStages:
         serves_staged: so too the rows for other ranks, which then travel from device to device.
         pin_memory: put finished batches into pinned host memory.
         dtype: of delivered ``x``; None: as it is stored.
-        transform: the user's, applied to the finished batch.
         row_counts: kept up to date.
         buffers: where host rows are put, but for another device.
         batch_bytes: the most that a batch has taken on the device, with all that it is made from.
@@ -214,7 +213,6 @@ class BatchStages:
     serves_staged: bool = False
     pin_memory: bool = False
     dtype: torch.dtype | None = None
-    transform: Callable[[Data], Data] | None = None
     row_counts: RowCounts = field(default_factory=RowCounts)
     buffers: BufferPool = field(default_factory=BufferPool)
     batch_bytes: int = 0
@@ -362,7 +360,6 @@ class BatchStages:
         self._count(sampled)
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and loading it takes seconds
             _mark_sizes(batch)
-        batch = batch if self.transform is None else self.transform(batch)
         return Finished(sampled.index, batch, False, counts.all_left)
 
     def _assemble_in_place(self, state: Gathered, arrived: dict[Column, Tensor]) -> dict[Column, Tensor]:

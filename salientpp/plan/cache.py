@@ -7,7 +7,6 @@ as the replication factor α allows: ``floor(α N / K)`` rows per part. Policies
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,12 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph import Graph
 from salientpp.plan.accesses import count_accesses, shuffled_batches
+from salientpp.plan.arguments import as_real
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import inclusion_probability
+
+#: More than any number of parts; α N stays a number.
+_LARGEST_ALPHA = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,22 +164,29 @@ def score(policy: str, workload: Workload) -> Tensor:
     return POLICIES[policy](workload)
 
 
-def check_replication_factor(replication_factor: float) -> None:
-    """Raise ValueError if α is negative or not a finite number."""
-    is_number = isinstance(replication_factor, numbers.Real) and not isinstance(replication_factor, bool)
-    if not (is_number and math.isfinite(replication_factor) and replication_factor >= 0):
+def check_replication_factor(replication_factor: float) -> float:
+    """α as a float.
+
+    Raises:
+        ValueError: it is negative, not a finite number, or beyond all sense (K caches everything).
+    """
+    number = as_real(replication_factor)
+    if number is None or number < 0:
         raise ValueError(f"replication_factor must be >= 0 (cached rows per part over N / K), got {replication_factor!r}")
+    if number > _LARGEST_ALPHA:
+        raise ValueError(f"replication_factor must be at most {_LARGEST_ALPHA:g} (with the number of parts all rows are cached), got {number:g}")
+    return number
 
 
 def cache_capacity(replication_factor: float, book: PartitionBook) -> int:
     """Rows per part: ``floor(α N / K)``.
 
     Raises:
-        ValueError: α is negative or not a finite number.
+        ValueError: as :func:`check_replication_factor`.
     """
-    check_replication_factor(replication_factor)
+    alpha = check_replication_factor(replication_factor)
     # Rounded first: 0.29 * 100 is a little less than 29 in floating point.
-    return math.floor(round(replication_factor * book.num_vertices / book.num_parts, 6))
+    return math.floor(round(alpha * book.num_vertices / book.num_parts, 6))
 
 
 def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_factor: float) -> Tensor:

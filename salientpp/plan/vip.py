@@ -25,7 +25,6 @@ a cache needs, stays near the best.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -33,6 +32,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph import Graph, Relation, TypedGraph
+from salientpp.plan.arguments import as_integer, as_real
 
 
 def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list[int]:
@@ -45,14 +45,14 @@ def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list
         raise ValueError(f"num_neighbors must be a list of integers, one per hop, got {fanouts!r}")
     checked = []
     for hop, fanout in enumerate(fanouts):
-        whole = isinstance(fanout, numbers.Real) and not isinstance(fanout, bool) and float(fanout).is_integer()
-        if not whole or fanout < -1:
+        number = as_real(fanout)
+        if number is None or not number.is_integer() or number < -1:
             raise ValueError(
                 f"num_neighbors[{hop}] must be an integer >= 0, or -1 for all neighbours, got {fanout!r}"
             )
-        if fanout >= 2**31:
+        if number >= 2**31:
             raise ValueError(f"num_neighbors[{hop}] must be < 2^31, got {fanout!r}; -1 takes all neighbours")
-        checked.append(int(fanout))
+        checked.append(int(number))
     if not checked and not may_be_empty:
         raise ValueError("num_neighbors must have one entry per hop, got an empty list")
     return checked
@@ -64,11 +64,12 @@ def check_batch_size(batch_size: int) -> int:
     Raises:
         ValueError: it is no integer of at least 1, or needs more than 64 bits.
     """
-    if not isinstance(batch_size, numbers.Integral) or isinstance(batch_size, bool):
+    number = as_integer(batch_size)
+    if number is None:
         raise ValueError(f"batch_size must be an integer >= 1, got {batch_size!r}")
-    if not 1 <= batch_size < 2**63:
-        raise ValueError(f"batch_size must be {'>= 1' if batch_size < 1 else '< 2^63'}, got {batch_size}")
-    return int(batch_size)
+    if not 1 <= number < 2**63:
+        raise ValueError(f"batch_size must be {'>= 1' if number < 1 else '< 2^63'}, got {number}")
+    return number
 
 
 def inclusion_probability(

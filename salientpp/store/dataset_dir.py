@@ -44,6 +44,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data
 
+from salientpp.comm import group_rank
 from salientpp.graph import Graph
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition_book import PartitionBook
@@ -189,7 +190,9 @@ class PartitionedGraph:
         )
 
 
-def load(root: str | Path, *, part_id: int | None = None, verify: str = "quick") -> PartitionedGraph:
+def load(
+    root: str | Path, *, part_id: int | None = None, verify: str = "quick", process_group: dist.ProcessGroup | None = None
+) -> PartitionedGraph:
     """Open a dataset directory; every rank calls it.
 
     Args:
@@ -197,10 +200,11 @@ def load(root: str | Path, *, part_id: int | None = None, verify: str = "quick")
         part_id: the part to serve. None: rank r of an initialised process group serves part
             ``r // ranks_per_part``; without a group, part 0 if it is the only one.
         verify: 'quick' checks sizes, headers and sampled checksums; 'full' reads every byte.
+        process_group: the ranks that serve the parts, as given to the loaders; None: the default group.
 
     Raises:
         DatasetError: missing, half-written, truncated, altered, of a newer format, or a copy for one host without this part.
-        ValueError: the number of ranks does not fit the number of parts, or no such part.
+        ValueError: the number of ranks does not fit the number of parts, or no such part; or this rank is not in the group.
     """
     if verify not in ("quick", "full"):
         raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
@@ -214,9 +218,8 @@ def load(root: str | Path, *, part_id: int | None = None, verify: str = "quick")
             verify_file(root, name, entry, full=verify == "full")
     num_parts = len(manifest["offsets"]) - 1
     if part_id is None:
-        world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        rank, world_size = group_rank(process_group)
         if world_size % num_parts == 0:
-            rank = dist.get_rank() if world_size > 1 else 0
             part_id = rank // (world_size // num_parts)
         elif world_size > 1:
             raise ValueError(

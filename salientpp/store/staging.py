@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 import torch.distributed as dist
 
+from salientpp.comm import group_rank
 from salientpp.store.dataset_dir import STAGED, DatasetError, part_folder, parts_there, read_manifest, verify_file
 
 _TEMPORARY = ".copying"
@@ -39,7 +40,12 @@ def parts_of(rank: int, world_size: int, num_parts: int) -> range:
 
 
 def stage(
-    root: str | Path, to: str | Path, *, parts: Iterable[int] | None = None, on_step: Callable[[str], None] = lambda step: None
+    root: str | Path,
+    to: str | Path,
+    *,
+    parts: Iterable[int] | None = None,
+    on_step: Callable[[str], None] = lambda step: None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Copy what this rank needs of a dataset directory to a disk nearby, and verify the copy; safe when several ranks of a host call it.
 
@@ -48,6 +54,7 @@ def stage(
         to: a directory of this host, such as the value of ``TMPDIR``; it is made if need be.
         parts: the parts to copy. None: that of this rank of the initialised process group; without one, part 0 if it is the only one.
         on_step: called with a short description before each step.
+        process_group: the ranks that serve the parts, as given to the loaders; None: the default group.
 
     Returns:
         The copy, ``to/<name of root>``, for :func:`salientpp.load`.
@@ -59,7 +66,7 @@ def stage(
     """
     root, to = Path(root), Path(to)
     manifest = read_manifest(root)
-    wanted = _wanted(root, parts, len(manifest["offsets"]) - 1)
+    wanted = _wanted(root, parts, len(manifest["offsets"]) - 1, process_group)
     copy = to / root.resolve().name
     if copy.resolve() == root.resolve():
         raise ValueError(f"{root} cannot be staged onto itself; choose another directory than {to}")
@@ -77,15 +84,16 @@ def stage(
     return copy
 
 
-def _wanted(root: Path, parts: Iterable[int] | None, num_parts: int) -> set[int]:
+def _wanted(root: Path, parts: Iterable[int] | None, num_parts: int, process_group: dist.ProcessGroup | None) -> set[int]:
     if parts is None:
+        rank, world_size = group_rank(process_group)
         in_group = dist.is_available() and dist.is_initialized()
         if not in_group and num_parts > 1:
             raise ValueError(
                 f"{root} has {num_parts} parts and this process serves none of them: initialise torch.distributed before staging, or name "
                 "them with parts="
             )
-        parts = parts_of(dist.get_rank(), dist.get_world_size(), num_parts) if in_group else [0]
+        parts = parts_of(rank, world_size, num_parts)
     wanted = set(parts)
     wrong = [part for part in wanted if not 0 <= part < num_parts]
     if wrong or not wanted:

@@ -1,0 +1,37 @@
+"""Which values are numbers? Those of Python, NumPy and torch alike, as long as nothing is lost; booleans are none."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from typing import Any
+
+from torch import Tensor
+
+
+def as_integer(value: Any) -> int | None:
+    """An integer of Python, NumPy (also an array without dimensions) or torch (a tensor without dimensions); None for anything else."""
+    if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def as_real(value: Any) -> float | None:
+    """As :func:`as_integer`, for finite real numbers."""
+    whole = as_integer(value)
+    dtype = getattr(value, "dtype", None)
+    if isinstance(value, Tensor):
+        is_real = value.ndim == 0 and dtype.is_floating_point
+    else:
+        is_real = isinstance(value, numbers.Real) and not isinstance(value, bool) or (getattr(value, "ndim", 1) == 0 and getattr(dtype, "kind", "") == "f")
+    if whole is None and not is_real:
+        return None
+    try:
+        number = float(value if whole is None else whole)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
