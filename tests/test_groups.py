@@ -1,0 +1,298 @@
+"""Laws of the connections between ranks: loaders that come and go leave nothing behind, and the ranks of a process group need no others."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from pathlib import Path
+
+import distributed
+import pytest
+import torch
+import torch.distributed as dist
+from graphs import random_data
+
+import salientpp
+from salientpp import NeighborLoader
+
+FANOUTS, BATCH = [3, 2], 8
+
+
+def _partition(root: Path, num_parts: int, **options) -> str:
+    salientpp.partition(random_data(**options), num_parts, root, FANOUTS, BATCH)
+    return str(root)
+
+
+def _loader(part: salientpp.PartitionedGraph, **options) -> NeighborLoader:
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": 20, **options}
+    return NeighborLoader(part, FANOUTS, options.pop("input_nodes", "train"), **options)
+
+
+def _batches(loader: NeighborLoader) -> list:
+    """The batches of an epoch, checked."""
+    given = []
+    for batch in loader:
+        assert torch.equal(batch.x[:, 0].long(), loader.data.original_id(batch.n_id))
+        given.append((batch.n_id.tolist(), batch.edge_index.tolist()))
+    assert len(given) == len(loader) > 0
+    return given
+
+
+# --- loaders come and go ----------------------------------------------------------------------------------
+
+
+def _usage() -> tuple[int, int, int, int]:
+    """Descriptors, threads, resident bytes, and keys in the store."""
+    gc.collect()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    keys = dist.distributed_c10d._get_default_store().num_keys()
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), resident, keys
+
+
+def _sweep(rank: int, root: str, number: int) -> list[tuple[int, int, int, int]]:
+    """Loaders of every fate, dropped in every way, another one on each rank; what is in use after a third and at the end."""
+    part = salientpp.load(root)
+    mine = random.Random(rank)
+    usages = []
+    for index in range(number):
+        loader = _loader(part, num_workers=index % 2, replication_factor=0.1 * (index % 3 == 0))
+        if index % 4 == 0:
+            for given, _ in enumerate(loader):
+                if given == mine.randrange(3):
+                    break
+        if mine.random() < 0.3:
+            loader.itself = loader  # only the garbage collector can let go of it
+        del loader
+        if index in (number // 3, number - 1):
+            dist.barrier()
+            usages.append(_usage())
+    return usages
+
+
+def _check_sweep(root: str, number: int, seconds: float) -> None:
+    if not Path("/proc/self/statm").is_file():
+        pytest.skip("needs /proc")
+    for early, late in distributed.run(_sweep, 2, root, number, seconds=seconds):
+        print(early, late)
+        # Garbage is collected at other times on each rank, so that a few more groups may be on lease.
+        assert late[0] <= early[0] + 20, "descriptors leak"
+        assert late[1] <= early[1] + 15, "threads leak"
+        assert late[2] - early[2] < 16 * 2**20, "memory grows"
+        assert late[3] <= early[3] + 40, "keys stay in the store"
+
+
+def test_loaders_that_are_dropped_leave_no_descriptors_threads_or_keys(tmp_path):
+    _check_sweep(_partition(tmp_path / "parts", 2), 150, seconds=240)
+
+
+@pytest.mark.faults
+def test_a_thousand_loaders_that_are_dropped_leave_no_descriptors_threads_or_keys(tmp_path):
+    _check_sweep(_partition(tmp_path / "parts", 2), 1000, seconds=900)
+
+
+def _come_and_go(rank: int, root: str, number: int) -> int:
+    """Loaders live and die at other times on each rank, and iterate nested in each other; how many groups were made?"""
+    part = salientpp.load(root)
+    plan, mine = random.Random("the same"), random.Random(rank)
+    expected = _batches(_loader(part))
+    living: list[NeighborLoader] = []
+    kept: list[NeighborLoader] = []
+    for _ in range(number):
+        if plan.random() < 0.6 or not living:
+            living.append(_loader(part, depth=plan.choice([1, 10])))
+        else:
+            gone = living.pop(plan.randrange(len(living)))
+            if mine.random() < 0.4:
+                kept.append(gone)  # this rank lets go of it later, if ever
+            del gone
+            if mine.random() < 0.3:
+                kept.clear()
+        if len(living) > 1 and plan.random() < 0.3:
+            outer, inner = plan.sample(living, 2)
+            outer.set_epoch(0)
+            for index, _ in enumerate(outer):
+                if index == 1:
+                    inner.set_epoch(0)
+                    assert _batches(inner) == expected
+        elif living:
+            chosen = plan.choice(living)
+            chosen.set_epoch(0)
+            assert _batches(chosen) == expected
+    return len({id(loader._comm._groups) for loader in living})
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_loaders_that_live_at_the_same_time_never_share_connections(tmp_path, world):
+    made = distributed.run(_come_and_go, world, _partition(tmp_path / "parts", world), 40, seconds=200)
+    assert len(set(made)) == 1 and made[0] > 1
+
+
+def _fail_and_go_on(rank: int, root: str) -> tuple[list[str], int]:
+    part = salientpp.load(root)
+    texts = []
+    for index in range(3):
+        loader = _loader(part, transform=_explode if rank == 1 else None, num_workers=0)
+        try:
+            for _ in loader:
+                pass
+        except RuntimeError as error:
+            texts.append(str(error))
+        groups = loader._comm._groups
+        assert groups.broken and not groups.free
+        del loader
+        gc.collect()
+        assert not groups.free
+        dist.barrier()
+        again = _loader(part)
+        assert again._comm._groups is not groups
+        assert _batches(again), index
+    return texts, len(texts)
+
+
+def _explode(batch):
+    raise ZeroDivisionError("division by zero")
+
+
+def test_connections_on_which_something_failed_are_not_used_again_and_no_note_reaches_the_next_loader(tmp_path):
+    for texts, count in distributed.run(_fail_and_go_on, 2, _partition(tmp_path / "parts", 2)):
+        assert count == 3
+        assert all("rank 1, batch 0, stage assemble: division by zero" in text for text in texts)
+
+
+# --- process groups of some ranks -------------------------------------------------------------------------
+
+
+def _train_apart(rank: int, roots: list[str], members: list[list[int]], counts: list[int], locally: bool) -> list:
+    """Each group on a directory of its own, at a pace of its own; everything that it was given."""
+    ours = next(index for index, ranks in enumerate(members) if rank in ranks)
+    if locally:
+        group = dist.new_group(members[ours], use_local_synchronization=True, sort_ranks=False)
+    else:
+        group = [dist.new_group(ranks, sort_ranks=False) for ranks in members][ours]
+    given = []
+    for index in range(counts[ours]):
+        part = salientpp.load(roots[ours], process_group=group)
+        assert part.part_id == members[ours].index(rank) * part.num_parts // len(members[ours])
+        loader = _loader(part, process_group=group, replication_factor=0.1, seed=index)
+        given += [_batches(loader) for _ in range(2)]
+        time.sleep(0.02 * ours)
+    return given
+
+
+def _train_alone(rank: int, root: str, count: int) -> list:
+    return [_batches(loader) for index in range(count) for loader in [_loader(salientpp.load(root), seed=index)] for _ in range(2)]
+
+
+@pytest.mark.parametrize("locally", [False, True], ids=["all-make-groups", "members-make-groups"])
+@pytest.mark.parametrize(
+    ("members", "counts", "same"),
+    [([[0, 1], [2, 3]], [2, 7], False), ([[0, 2], [1, 3]], [5, 1], True), ([[3, 0], [2, 1]], [3, 3], False)],
+)
+def test_two_groups_of_ranks_train_apart_as_if_each_were_alone(tmp_path, members, counts, same, locally):
+    roots = [_partition(tmp_path / "0", 2, seed=0)] * 2
+    if not same:
+        roots[1] = _partition(tmp_path / "1", 2, seed=1)
+    results = distributed.run(_train_apart, 4, roots, members, counts, locally, seconds=200)
+    for ours, ranks in enumerate(members):
+        alone = distributed.run(_train_alone, 2, roots[ours], counts[ours])
+        assert [results[rank] for rank in ranks] == alone
+
+
+def test_the_ranks_of_a_group_share_parts_by_their_numbers_in_it(tmp_path):
+    """Three ranks out of four, in no order, on one part; the fourth does something else."""
+    root = _partition(tmp_path / "parts", 1)
+    seeds = distributed.run(_share_one_part, 4, root, [3, 1, 0])
+    assert seeds[2] is None
+    given = [seed for rank in (3, 1, 0) for seed in seeds[rank]]
+    assert sorted(given) == salientpp.load(root, part_id=0).split("train").tolist()
+
+
+def _share_one_part(rank: int, root: str, ranks: list[int]) -> list[int] | None:
+    group = dist.new_group(ranks, sort_ranks=False)
+    if rank not in ranks:
+        return None
+    loader = _loader(salientpp.load(root, process_group=group), process_group=group, uneven="exact")
+    assert loader._comm.rank == ranks.index(rank)
+    return [seed for batch in loader for seed in batch.input_id.tolist()]
+
+
+def _stage(rank: int, root: str, to: str, members: list[list[int]]) -> list[int]:
+    groups = [dist.new_group(ranks) for ranks in members]
+    ours = next(index for index, ranks in enumerate(members) if rank in ranks)
+    copy = salientpp.stage(root, Path(to) / str(rank), process_group=groups[ours])
+    part = salientpp.load(copy, process_group=groups[ours])
+    loader = _loader(part, process_group=groups[ours])
+    assert _batches(loader)
+    return [part.part_id, sorted(int(path.name.rpartition("-")[2]) for path in copy.glob("part-*"))]
+
+
+def test_a_rank_stages_what_it_serves_in_its_group(tmp_path):
+    root = _partition(tmp_path / "parts", 2)
+    out = distributed.run(_stage, 4, root, str(tmp_path / "copies"), [[0, 3], [1, 2]])
+    assert [part for part, _ in out] == [0, 0, 1, 1]
+    assert all(staged in ([], [part]) for part, staged in out)
+
+
+def _fail_in_group(rank: int, root: str, ranks: list[int]) -> str:
+    group = dist.new_group(ranks)
+    if rank not in ranks:
+        return ""
+    part = salientpp.load(root, process_group=group)
+    try:
+        _loader(part, process_group=group, depth=1 + (rank == ranks[-1]))
+    except ValueError as error:
+        return str(error)
+    return "made"
+
+
+def test_texts_say_which_numbers_of_ranks_they_mean(tmp_path):
+    texts = distributed.run(_fail_in_group, 4, _partition(tmp_path / "parts", 2), [1, 3])
+    assert texts[0] == texts[2] == ""
+    for rank in (1, 3):
+        assert texts[rank] == "all ranks must have the same depth, got 1 on rank 0 and 2 on rank 1 of the process_group of ranks [1, 3]"
+
+
+def _wrong_group(rank: int, root: str, what: str) -> str:
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    ours, others = groups[rank // 2], groups[1 - rank // 2]
+    part = salientpp.load(root, process_group=ours)
+    wrong = {"type": "the first two", "other": others, "size": 2}[what]
+    started = time.monotonic()
+    try:
+        _loader(part, process_group=wrong if rank == 1 else ours, timeout=60)
+    except (ValueError, RuntimeError) as error:
+        assert time.monotonic() - started < 30, "told at once"
+        return f"{type(error).__name__}: {error}"
+    return "made"
+
+
+@pytest.mark.parametrize("what", ["type", "other", "size"])
+def test_a_rank_with_a_wrong_process_group_is_named_to_those_who_wait_for_it(tmp_path, what):
+    texts = distributed.run(_wrong_group, 4, _partition(tmp_path / "parts", 2), what)
+    assert texts[2:] == ["made", "made"], "the other group has nothing to do with it"
+    assert texts[1].startswith("ValueError: process_group must be a ")
+    assert texts[0].startswith("ValueError: rank 1 of the process_group of ranks [0, 1] could not make its loader: ValueError: process_group must be a ")
+
+
+# --- torch's own debugging --------------------------------------------------------------------------------
+
+
+def _be_busy(rank: int, root: str, seconds: float) -> int:
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    assert "Wrapper" in type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, "torch's debugging is on"
+    given = 0
+    for given, _ in enumerate(_loader(salientpp.load(root), timeout=3 * seconds), 1):
+        if given == 1 and rank == 0:
+            time.sleep(seconds)  # more than the fifth of the time-out that connecting may take
+    return given
+
+
+def test_under_torchs_debugging_a_rank_may_be_busy_for_most_of_the_timeout(tmp_path, capfd):
+    assert min(distributed.run(_be_busy, 2, _partition(tmp_path / "parts", 2), 6.0)) > 2
+    assert "timeout" not in capfd.readouterr().err
