@@ -37,7 +37,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -64,8 +64,8 @@ _STORE_SECONDS = 5.0
 #: How long a rank whose group could not be made waits to hear from the others that could not make it either.
 _ROLL_SECONDS = 2.0
 
-#: From so many groups on lease on, before another is made, garbage is collected: loaders may be in it.
-_MANY_LEASED = 8
+#: From so many groups on lease on, before another is leased, garbage is collected: loaders may be in it.
+_MANY_LEASED = 4
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
@@ -191,11 +191,12 @@ class Comm:
             return cls(None, timeout)
         over_nccl = device is not None and device.type == "cuda" and "nccl" in str(dist.get_backend_config(process_group))
         circle = _Circle.of(ranks)
+        _own_up(ranks, circle)
         # new_group wants all ranks of the job.
         over = "nccl" if over_nccl and ranks == tuple(range(dist.get_world_size())) else "gloo"
         roll = _Roll(ranks, circle)
         if error is not None:
-            roll.tell(error)
+            roll.tell(_words(error))
             raise error
         number = roll.agree(over, circle.free(over), timeout)
         groups = circle.groups.get(number)
@@ -441,6 +442,7 @@ class _Circle:
     Attributes:
         calls: how many they have made or begun to make.
         groups: those made for them, by number.
+        told: by rank, how many mistakes have been heard of that it made elsewhere.
     """
 
     #: By default group: after `destroy_process_group` all begins anew.
@@ -449,6 +451,7 @@ class _Circle:
     def __init__(self) -> None:
         self.calls = 0
         self.groups: dict[int, Groups] = {}
+        self.told: Counter[int] = Counter()
         self._many = _MANY_LEASED
 
     @classmethod
@@ -457,9 +460,9 @@ class _Circle:
 
     def free(self, over: str) -> list[int]:
         """The groups that nobody has, ascending."""
-        if not any(groups.free for groups in self.groups.values()) and self._num_leased() >= self._many:
+        if self._num_leased() >= self._many:
             gc.collect()
-            self._many = max(_MANY_LEASED, 2 * self._num_leased())
+            self._many = max(_MANY_LEASED, 2 * self._num_leased())  # those that live shall not cost a collection each time
         self.groups = {number: groups for number, groups in self.groups.items() if not groups.broken}
         return sorted(number for number, groups in self.groups.items() if groups.free and (groups.device is not None) == (over == "nccl"))
 
@@ -492,10 +495,9 @@ class _Roll:
     def _keys(self, call: str) -> list[str]:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
-    def tell(self, error: Exception) -> None:
-        """Let all who come know of this rank's mistake, in place of an answer."""
-        text = f"rank {self.rank}{self.of} could not make its loader: {type(error).__name__}: {error}"
-        _try(lambda: self._store.compare_set(f"{self.prefix}/error", "", text))
+    def tell(self, mistake: str, astray: bool = False) -> None:
+        """Let all who come know of this rank's mistake, in place of an answer; ``astray``: see :func:`go_astray`."""
+        _try(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
     def agree(self, over: str, free: list[int], timeout: timedelta) -> int:
         """Answer, and hear the others; the number of the group to take or to make.
@@ -504,8 +506,6 @@ class _Roll:
             over: how rows of this rank travel, 'gloo' or 'nccl'.
             free: numbers of the groups that are free here.
         """
-        with _store_needed():
-            self._store.delete_key(_astray_key(dist.get_rank()))
         missing = self.missing("before", timeout.total_seconds(), json.dumps([over, free]))
         if missing:
             raise RankFailure(
@@ -543,22 +543,53 @@ class _Roll:
             return [rank for rank, key in enumerate(keys) if seconds and not self._store.check([key])]
 
     def _look_for_mistakes(self, keys: list[str], also_astray: bool) -> None:
+        told = self._circle.told
         if self._store.check([f"{self.prefix}/error"]):
-            raise ValueError(self._store.get(f"{self.prefix}/error").decode())
+            rank, text, astray = json.loads(self._store.get(f"{self.prefix}/error"))
+            told[rank] += astray
+            raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
         for rank, key in enumerate(keys) if also_astray else ():
-            astray = _astray_key(self.ranks[rank])
-            if not self._store.check([key]) and self._store.check([astray]):
-                text = self._store.get(astray).decode()
-                # That rank has not counted this call.
-                self._circle.calls -= 1
-                self._store.delete_key(keys[self.rank])
-                raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
+            astray_key = _astray_key(self.ranks[rank])
+            if not self._store.check([key]) and self._store.check([astray_key]):
+                count, text = json.loads(self._store.get(astray_key))
+                if count > told[rank]:
+                    told[rank] += 1
+                    raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
+
+
+class _Mistakes:
+    """What this rank did wrong where it could not know which ranks would wait for it, and how much of it the next ones to meet have been told."""
+
+    made: weakref.WeakKeyDictionary[dist.ProcessGroup, _Mistakes] = weakref.WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.num_told = 0
 
 
 def go_astray(error: Exception) -> None:
-    """Let ranks that wait for this one to make a loader know why it does not come, where its mistake hides who they are."""
+    """Let ranks that wait for this one to make a loader know why it does not come, where its mistake hides who they are.
+
+    It leaves a note, and they look for one. Should this rank go on, it makes up for the call that the others have counted and it
+    has not.
+    """
     if dist.is_available() and dist.is_initialized():
-        _try(lambda: _job_store().set(_astray_key(dist.get_rank()), f"{type(error).__name__}: {error}"))
+        mistakes = _Mistakes.made.setdefault(dist.group.WORLD, _Mistakes())
+        mistakes.texts.append(_words(error))
+        _try(lambda: _job_store().set(_astray_key(dist.get_rank()), json.dumps([len(mistakes.texts), mistakes.texts[-1]])))
+
+
+def _own_up(ranks: tuple[int, ...], circle: _Circle) -> None:
+    mistakes = _Mistakes.made.get(dist.group.WORLD)
+    if mistakes is not None and mistakes.num_told < len(mistakes.texts):
+        for text in mistakes.texts[mistakes.num_told :]:
+            _Roll(ranks, circle).tell(text, astray=True)
+        mistakes.num_told = len(mistakes.texts)
+        _try(lambda: _job_store().delete_key(_astray_key(dist.get_rank())))
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _astray_key(rank: int) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import re
 import signal
+import threading
 import time
 from pathlib import Path
 
 import distributed
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from graphs import random_data
 from torch.distributed.algorithms.join import Join
 from torch_geometric.nn import GraphSAGE
@@ -293,10 +298,6 @@ def test_a_rank_whose_script_has_ended_goes_on_serving(tmp_path, depth):
 # --- law 7: failing ranks ----------------------------------------------------------------------------------
 
 
-def _explode(batch):
-    raise ZeroDivisionError("a user's transform")
-
-
 def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -> None:
     loader = _loader(root, depth=depth, timeout=10, batch_size=4)  # enough batches to need the failing rank in later ones
     assert len(loader) > 2 + 5
@@ -454,3 +455,344 @@ def test_two_loaders_share_a_cache_and_interleave(tmp_path):
 def test_ranks_outside_the_parts_are_refused(tmp_path):
     with pytest.raises(AssertionError, match="world size 4 does not fit 3 parts"):
         distributed.run(_wrong_world, 4, _partition(tmp_path / "parts", 3))
+
+
+# --- whose code runs where ---------------------------------------------------------------------------------
+
+
+def _leave_with_functions(rank: int, root: str, workers: int, depth: int) -> tuple[list[list], int, bool]:
+    """Rank 1 leaves each epoch after one batch; from then on its functions would raise."""
+    left, ran = False, []
+
+    def users_own(name):
+        def function(value):
+            ran.append((name, threading.current_thread() is threading.main_thread()))
+            if left:
+                raise LookupError(f"{name} runs after break")
+            return value
+
+        return function
+
+    loader = _loader(root, num_workers=workers, depth=depth, batch_size=4, transform=users_own("transform"), uneven="exact", timeout=20)
+    counts = []
+    for _ in range(3):
+        left = False
+        for index, _ in enumerate(loader, 1):
+            if rank == 1:
+                break
+            time.sleep(0.02)
+        left, before = True, len(ran)
+        if rank == 1:
+            time.sleep(0.5)  # while rank 0 goes on
+        counts.append((index, len(ran) - before))
+    return counts, len(loader), all(in_main for _, in_main in ran)
+
+
+@pytest.mark.parametrize(("workers", "depth"), [(0, 1), (0, 10), (2, 10)])
+def test_a_rank_that_has_left_answers_the_others_without_running_its_users_code(tmp_path, workers, depth):
+    first, second = distributed.run(_leave_with_functions, 2, _partition(tmp_path / "parts", 2), workers, depth)
+    assert first == ([(first[1], 0)] * 3, first[1], True)
+    assert second == ([(1, 0)] * 3, second[1], True)
+
+
+def _leave_with_sampler_output(rank: int, root: str) -> tuple[int, int, int]:
+    """How many samples were begun before leaving, a moment later, and after the epoch?"""
+    begun = []
+
+    def transform_sampler_output(out):
+        begun.append(out)
+        time.sleep(0.01)
+        return out
+
+    loader = _loader(root, num_workers=1, prefetch_factor=30, batch_size=2, transform_sampler_output=transform_sampler_output if rank == 1 else None)
+    iterator = iter(loader)
+    next(iterator)
+    if rank == 1:
+        iterator.close()
+    before = len(begun)
+    rest = sum(1 for _ in iterator)
+    time.sleep(0.2)
+    after = len(begun)
+    dist.barrier()
+    return rest, before, after
+
+
+def test_a_rank_that_has_left_begins_no_more_samples(tmp_path):
+    (rest, _, _), (_, before, after) = distributed.run(_leave_with_sampler_output, 2, _partition(tmp_path / "parts", 2))
+    assert rest > 20 and after - before <= 1, "the one that was under way"
+
+
+def _transform_raises(rank: int, root: str, failing: int, workers: int) -> tuple[int, str, str, str]:
+    calls = 0
+
+    def transform(batch):
+        nonlocal calls
+        calls += 1
+        if calls == 3 and rank == failing:
+            raise ZeroDivisionError("division by zero")
+        return batch.n_id
+
+    loader = _loader(root, transform=transform, num_workers=workers, timeout=60, batch_size=4)
+    given, iterator = 0, iter(loader)
+    try:
+        for n_id in iterator:
+            assert isinstance(n_id, torch.Tensor)
+            given += 1
+    except RuntimeError as error:
+        again = ""
+        try:
+            next(iterator)
+        except RuntimeError as second:
+            again = str(second)
+        return given, str(error), type(error.__cause__).__name__, again
+    return given, "", "", ""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_raises_ends_every_rank_with_rank_batch_and_stage(tmp_path, workers):
+    started = time.monotonic()
+    results = distributed.run(_transform_raises, 3, _partition(tmp_path / "parts", 3), 1, workers)
+    text = "rank 1, batch 2, stage assemble: division by zero"
+    assert results[1] == (2, text, "ZeroDivisionError", text)
+    assert text in results[0][1] and text in results[2][1]
+    assert time.monotonic() - started < 40, "without the time-out"
+
+
+# --- mistakes before the ranks have met ---------------------------------------------------------------------
+
+
+def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> tuple[str, float]:
+    part = salientpp.load(root)
+    options = {"batch_size": BATCH, "timeout": 120, "input_nodes": "train", "num_neighbors": FANOUTS, "data": part, **wrong.get(rank, {})}
+    started = time.monotonic()
+    try:
+        getattr(salientpp, options.pop("loader", "NeighborLoader"))(**options)
+        text = "made"
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - started
+    # Afterwards the ranks are in step again.
+    loader = _loader(root, timeout=60)
+    assert sum(1 for _ in loader) == len(loader) > 0
+    return text, seconds
+
+
+_MISTAKES = [
+    ("device", {"device": "cuda:77"}, "device must be "),
+    ("device type", {"device": 3.5}, "device must be "),
+    ("timeout", {"timeout": -1}, "timeout must be > 0"),
+    ("timeout type", {"timeout": "long"}, "timeout must be > 0"),
+    ("process_group", {"process_group": 3}, "process_group must be "),
+    ("data", {"data": "a path"}, "data must be "),
+    ("data None", {"data": None}, "data must be "),
+    ("loader", {"loader": "LinkNeighborLoader", "input_nodes": None}, "data must be "),
+    ("num_neighbors", {"num_neighbors": [5, -2]}, "num_neighbors[1] must be "),
+    ("num_neighbors type", {"num_neighbors": None}, "num_neighbors must be "),
+    ("input_nodes", {"input_nodes": "trian"}, "trian"),
+    ("keyword", {"batchsize": 3}, "unexpected keyword argument 'batchsize'"),
+    ("batch_size", {"batch_size": 0}, "batch_size"),
+    ("batch_size type", {"batch_size": 2.5}, "batch_size"),
+    ("num_workers", {"num_workers": -1}, "num_workers"),
+    ("num_workers type", {"num_workers": 1.5}, "num_workers must be an integer"),
+    ("prefetch_factor", {"prefetch_factor": 2}, "prefetch_factor"),
+    ("generator", {"generator": 3}, "generator"),
+    ("cache", {"cache": "none"}, "cache must be "),
+    ("policy", {"policy": ["vip"]}, "policy must be one of "),
+    ("uneven", {"uneven": ["wrap"]}, "uneven must be one of "),
+    ("gather", {"gather": 7}, "gather must be "),
+    ("alpha", {"replication_factor": 1e308}, "replication_factor must be at most "),
+    ("disjoint", {"disjoint": True}, "disjoint=True is not available"),
+    ("sampler", {"sampler": [1, 2]}, "sampler= is for a Data"),
+    ("subgraph_type", {"subgraph_type": "some"}, "some"),
+]  # fmt: skip
+
+
+def _make_all(rank: int, root: str, mistakes: list, culprit: int) -> list[tuple[str, float]]:
+    return [_make_with(rank, root, name, {culprit: {k: v for k, v in wrong.items()}}) for name, wrong, _ in mistakes]
+
+
+@pytest.mark.parametrize(("world", "culprit"), [(2, 1), (3, 0)])
+def test_a_mistake_in_any_argument_of_one_rank_is_told_to_all_at_once(tmp_path, world, culprit):
+    results = distributed.run(_make_all, world, _partition(tmp_path / "parts", world), _MISTAKES, culprit, seconds=200)
+    for index, (name, _, text) in enumerate(_MISTAKES):
+        for rank, (got, seconds) in enumerate(result[index] for result in results):
+            print(name, rank, got, f"{seconds:.2f}")
+            assert text in got, name
+            assert rank == culprit or got.startswith(f"ValueError: rank {culprit} could not make its loader: "), name
+            assert seconds < 30, name
+
+
+# --- what must agree ----------------------------------------------------------------------------------------
+
+
+def _same(value):
+    return value
+
+
+#: For each argument two values that the ranks may be given; the third says whether that is an error, and what it names.
+_DIFFERENT = {
+    "num_neighbors": ([3, 2], [3, 3], "num_neighbors"),
+    "input_nodes": ("train", "val", "input_nodes"),
+    "replace": (False, True, "replace"),
+    "subgraph_type": ("directional", "induced", "subgraph_type"),
+    "directed": (True, False, "subgraph_type"),
+    "batch_size": (8, 9, "batch_size"),
+    "shuffle": (True, False, "shuffle"),
+    "drop_last": (True, False, "drop_last"),
+    "uneven": ("wrap", "exact", "uneven"),
+    "depth": (3, 4, "depth"),
+    "dtype": (None, torch.float16, "dtype"),
+    "gather": (("x",), ("x", "y"), "gather"),
+    "seed": (1, 2, "seed"),
+    "transform": (None, _same, None),
+    "transform_sampler_output": (None, _same, None),
+    "is_sorted": (False, True, None),
+    "filter_per_worker": (None, True, None),
+    "replication_factor": (0.0, 0.3, None),
+    "gpu_fraction": (0.0, 0.5, None),
+    "gpu_cache_bytes": (0, 1000, None),
+    "zero_copy": (False, True, None),
+    "policy": ("vip", "degree", None),
+    "timeout": (20, 60, None),
+    "num_workers": (0, 2, None),
+    "prefetch_factor": ({"num_workers": 1, "prefetch_factor": 3}, {"num_workers": 1, "prefetch_factor": 1}, None),
+    "worker_init_fn": (None, _same, None),
+    "persistent_workers": ({"num_workers": 1, "persistent_workers": True}, {}, None),
+    "pin_memory": (False, True, None),
+    "pin_memory_device": ("", "cuda", None),
+    "generator": (None, "one", None),
+    "in_order": (True, False, None),
+}
+#: What cannot differ like that: what is drawn from, what is refused or ignored, what no other rank could see, and device and cache, which
+#: tests of their own give to some ranks.
+_APART = {
+    "data", "input_time", "disjoint", "temporal_strategy", "time_attr", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
+    "sampler", "batch_sampler", "multiprocessing_context", "cache", "device",
+}  # fmt: skip
+
+
+def _differ_in_each(rank: int, root: str) -> dict[str, str]:
+    texts = {}
+    for name, (first, second, _) in _DIFFERENT.items():
+        value = second if rank == 1 else first
+        options = {name: value} if not isinstance(value, dict) else dict(value)
+        if options.get("generator") == "one":
+            options["generator"] = torch.Generator()
+        options = {"input_nodes": "train", "batch_size": 8, "timeout": 60, **({} if name in ("seed", "generator") else {"seed": 0}), **options}
+        try:
+            loader = NeighborLoader(salientpp.load(root), **{"num_neighbors": [3, 2], **options})
+            for batch in loader:
+                assert torch.equal(batch.x[:, 0].long(), loader.data.original_id(batch.n_id))
+            texts[name] = ""
+        except ValueError as error:
+            texts[name] = str(error)
+    return texts
+
+
+def test_every_argument_is_known_to_agree_or_to_be_each_ranks_own():
+    ours = set(inspect.signature(NeighborLoader.__init__).parameters) - {"self", "kwargs"}
+    torchs = set(inspect.signature(torch.utils.data.DataLoader.__init__).parameters) - {"self"}
+    assert ours | torchs == set(_DIFFERENT) | _APART
+
+
+def test_arguments_that_must_agree_are_compared_and_the_others_may_differ(tmp_path):
+    first, second = distributed.run(_differ_in_each, 2, _partition(tmp_path / "parts", 2, edge_attributes=True), seconds=200)
+    assert first == second, "all ranks raise the same"
+    for name, (_, _, named) in _DIFFERENT.items():
+        expected = "" if named is None else f"all ranks must have the same {named}, got "
+        assert first[name].startswith(expected) and bool(first[name]) == bool(named), name
+
+
+def test_the_documented_table_says_what_is_compared():
+    text = (Path(__file__).parents[1] / "docs" / "loader.md").read_text()
+    table = text.split("| all ranks alike |", 1)[1].split("\n\n")[0]
+    alike, own = (set(re.findall(r"`(\w+)`", row)) for row in re.findall(r"^\| \*\*(?:yes|no)\*\* \|(.*)\|.*\|$", table, re.MULTILINE))
+    assert alike >= {name for name, (_, _, named) in _DIFFERENT.items() if named}
+    assert own >= {name for name, (_, _, named) in _DIFFERENT.items() if not named}
+    assert not alike & own
+
+
+def _differ_in_one(rank: int, root: str, cases: list[list[dict]]) -> list[str]:
+    texts = []
+    for case in cases:
+        options = {name: torch.tensor(value) if name == "input_nodes" and not isinstance(value, str) else value for name, value in case[rank].items()}
+        try:
+            _loader(root, timeout=60, **{"seed": None, **options})
+            texts.append("")
+        except ValueError as error:
+            texts.append(str(error))
+    return texts
+
+
+def test_ranks_of_one_part_must_give_the_same_seeds(tmp_path):
+    root = _partition(tmp_path / "parts", 2)
+    begin = int(salientpp.load(root, part_id=0).book.offsets[1])
+    mine, theirs = [1, 2, 3, 4], [begin, begin + 1, begin + 2, begin + 3]
+    cases = [
+        [{"input_nodes": seeds} for seeds in (mine, mine, theirs, theirs)],
+        [{"input_nodes": seeds} for seeds in (mine, mine[:2], theirs, theirs)],
+        [{"input_nodes": seeds} for seeds in (mine, mine, theirs, theirs[::-1])],
+        [{"input_nodes": seeds} for seeds in ("train", "train", "train", theirs)],
+        [{"shuffle": rank != 3} for rank in range(4)],
+    ]
+    texts = distributed.run(_differ_in_one, 4, root, cases)
+    assert all(each == texts[0] for each in texts)
+    assert texts[0][0] == ""
+    assert "rank 0 and rank 1, both of part 0, give different ones" in texts[0][1]
+    assert "rank 2 and rank 3, both of part 1, give different ones" in texts[0][2]
+    assert texts[0][3] == "all ranks must have the same input_nodes, got train on rank 0 and ids or a mask on rank 3"
+    assert texts[0][4] == "all ranks must have the same shuffle, got True on rank 0 and False on rank 3"
+
+
+def test_a_seed_that_some_ranks_give_must_be_that_of_rank_0(tmp_path):
+    cases = [[{"seed": a}, {"seed": b}] for a, b in [(5, 5), (5, None), (None, None), (None, 5), (5, 6)]]
+    texts, others = distributed.run(_differ_in_one, 2, _partition(tmp_path / "parts", 2), cases)
+    assert texts == others and texts[:3] == ["", "", ""]
+    assert re.fullmatch(r"all ranks must have the same seed, got none \(so \d+ was drawn\) on rank 0 and 5 on rank 1", texts[3])
+    assert texts[4] == "all ranks must have the same seed, got 5 on rank 0 and 6 on rank 1"
+
+
+# --- numbers of NumPy and torch -----------------------------------------------------------------------------
+
+_NUMBERS = {
+    "replication_factor": ([0.25, 1], "real"), "gpu_fraction": ([0.5, 1], "real"), "timeout": ([30, 20.5], "real"),
+    "gpu_cache_bytes": ([1000], "whole"), "depth": ([3], "whole"), "seed": ([7], "whole"), "batch_size": ([16], "whole"),
+    "num_workers": ([1], "whole"), "num_neighbors": ([5], "whole"),
+}  # fmt: skip
+_WHOLE = [np.int8, np.uint8, np.int32, np.int64, np.uint64, lambda v: np.array(v), lambda v: torch.tensor(v), lambda v: torch.tensor(v, dtype=torch.uint8)]
+_REAL = [np.float16, np.float32, np.float64, lambda v: np.array(float(v)), lambda v: torch.tensor(float(v)), lambda v: torch.tensor(v, dtype=torch.float64)]
+
+
+def _give_numbers(rank: int, root: str) -> int:
+    """Each numeric argument as each kind of number: the batches are those of Python's number."""
+    made = 0
+    for name, (values, kind) in _NUMBERS.items():
+        for value in values:
+            expected = None
+            for convert in [lambda v: v, *(_WHOLE if value == int(value) else []), *(_REAL if kind == "real" else [])]:
+                if value > 127 and convert in (np.int8, np.uint8, _WHOLE[-1]):
+                    continue
+                given = {name: [convert(value), 2] if name == "num_neighbors" else convert(value)}
+                loader = NeighborLoader(salientpp.load(root), **{"num_neighbors": [5, 2], "input_nodes": "train", "batch_size": 16, "seed": 1, **given})
+                digest = _digest(next(iter(loader))), len(loader), loader.cache.nbytes, repr(getattr(loader, name, None)) * (name in _OWN)
+                expected = expected or digest
+                assert digest == expected, (name, convert)
+                made += 1
+    return made
+
+
+_OWN = {"depth", "seed", "gpu_cache_bytes", "batch_size", "num_workers"}
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(tmp_path):
+    assert min(distributed.run(_give_numbers, 2, _partition(tmp_path / "parts", 2), seconds=200)) > 80
+
+
+@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), np.array([3]), torch.tensor([3]), "3", 3j, None, np.float64("nan"), 2**5000])
+def test_other_things_are_no_numbers(value):
+    data = random_data()
+    for name in ("depth", "replication_factor", "gpu_fraction", "gpu_cache_bytes"):
+        if name in ("depth", "gpu_cache_bytes") and isinstance(value, int) and value > 1:
+            continue
+        with pytest.raises(ValueError, match=f"{name} must be "):
+            NeighborLoader(data, FANOUTS, **{name: value})
