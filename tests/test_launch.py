@@ -5,6 +5,7 @@ SLURM itself is played by environment variables and small scripts; tests/slurm h
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ import torch.distributed as dist
 
 import salientpp
 from salientpp import cli
+from salientpp.launch import rendezvous
 from salientpp.launch.environment import Launch, LaunchError, detect, first_host, tasks_per_host
 from salientpp.launch.sbatch import Batch, Partitioning, script
 
@@ -181,6 +183,62 @@ def _meet_once():
     word = torch.tensor([2**launch.rank])
     dist.all_reduce(word)
     return int(word)
+
+
+def _listening() -> set[str]:
+    """The addresses at which sockets of this process listen, as the kernel writes them."""
+    mine = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            mine.add(os.readlink(f"/proc/self/fd/{entry}"))
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine}
+
+
+def _meet_and_look():
+    assert _meet_once() == 3
+    return _listening()
+
+
+LOOPBACK = "0100007F"
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="needs /proc")
+def test_the_port_at_which_tasks_of_one_host_meet_is_open_on_loopback_alone(tmp_path):
+    first, second = as_tasks(_meet_and_look, 2, tmp_path)
+    assert first == {LOOPBACK} and second <= {LOOPBACK}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("interface", "name", "resolved", "expected"),
+    [
+        ("lo", "host", "10.1.2.3", (LOOPBACK, "127.0.0.1")),
+        ("lo,eth7", "host", "10.1.2.3", (LOOPBACK, "127.0.0.1")),
+        (None, "host", "127.0.1.1", ("0" * 8, "host")),
+        (None, "host", None, ("0" * 8, "host")),
+        (None, "host", "192.0.2.1", ("0" * 8, "host")),  # no address of this host
+        ("nosuch0", "host", "192.0.2.1", ("0" * 8, "host")),
+    ],
+)
+def test_the_port_at_which_hosts_meet_is_open_where_the_others_come_from(monkeypatch, interface, name, resolved, expected):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if interface is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+
+    def getaddrinfo(host, port, *args, **options):
+        if resolved is None:
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (resolved, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    before = _listening()
+    listener, host = rendezvous._listen(Launch("slurm", world_size=2, ranks_per_host=1))
+    with listener:
+        (address,) = {listener.getsockname()[0]}
+        assert {"127.0.0.1": LOOPBACK, "0.0.0.0": "0" * 8, "::": "0" * 8}[address] == expected[0] and host == expected[1]
+        assert {row[:8] for row in _listening() - before} <= {expected[0]}
 
 
 def _wait_for_rank_0():

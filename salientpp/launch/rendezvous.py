@@ -110,7 +110,7 @@ def _listen(launch: Launch) -> tuple[socket.socket, str]:
     if launch.ranks_per_host == launch.world_size:
         return _bound("127.0.0.1"), "127.0.0.1"
     name = socket.gethostname()
-    for address in [_address_of(interface)] if interface else _addresses_of(name):
+    for address in filter(None, [_address_of(interface)] if interface else _addresses_of(name)):
         with contextlib.suppress(OSError):
             return _bound(address), address
     return _bound(""), name
@@ -135,7 +135,7 @@ def _bound(address: str) -> socket.socket:
 
 
 def _address_of(interface: str) -> str:
-    """The IPv4 address of a network interface; '' (all) if it has none, or is not there."""
+    """The IPv4 address of a network interface; '' if it has none, or is not there."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])
