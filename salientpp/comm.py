@@ -485,8 +485,9 @@ class _Roll:
         self._store = _job_store()
         circle.calls += 1
         self._number = circle.calls
-        self.prefix = f"salientpp/{'-'.join(map(str, ranks))}/{self._number}"
-        self.of = "" if ranks == tuple(range(dist.get_world_size())) else f" of the process_group of ranks {list(ranks)}"
+        are_all = ranks == tuple(range(dist.get_world_size()))
+        self.prefix = f"salientpp/{'all' if are_all else '-'.join(map(str, ranks))}/{self._number}"
+        self.of = "" if are_all else f" of the process_group of ranks {list(ranks)}"
 
     @property
     def keys_of_this_rank(self) -> list[str]:

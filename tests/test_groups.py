@@ -254,6 +254,21 @@ def test_texts_say_which_numbers_of_ranks_they_mean(tmp_path):
         assert texts[rank] == "all ranks must have the same depth, got 1 on rank 0 and 2 on rank 1 of the process_group of ranks [1, 3]"
 
 
+def _load_for_all(rank: int, root: str) -> str:
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    try:
+        _loader(salientpp.load(root), process_group=groups[rank // 2])  # part 0 on ranks 0 and 1
+    except ValueError as error:
+        return str(error)
+    return "made"
+
+
+def test_a_graph_that_was_loaded_for_other_ranks_is_refused(tmp_path):
+    texts = distributed.run(_load_for_all, 4, _partition(tmp_path / "parts", 2))
+    words = "its graph was loaded with part_id={}; leave part_id out of salientpp.load, and give it the loader's process_group"
+    assert [words.format(part) in text for text, part in zip(texts, [0, 0, 1, 1])] == [True] * 4
+
+
 def _wrong_group(rank: int, root: str, what: str) -> str:
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     ours, others = groups[rank // 2], groups[1 - rank // 2]

@@ -157,7 +157,7 @@ class NeighborLoader(BatchLoader):
         if part.part_id is not None and part.part_id != self._exchange.part_id:
             raise ValueError(
                 f"rank {self._comm.rank} serves part {self._exchange.part_id} of {part.num_parts}, but its graph was loaded with "
-                f"part_id={part.part_id}; leave part_id out of salientpp.load"
+                f"part_id={part.part_id}; leave part_id out of salientpp.load, and give it the loader's process_group"
             )
         part_id = self._exchange.part_id
         rows = part.node_rows(part_id)
