@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import re
@@ -41,7 +42,7 @@ from salientpp.store.staging import parts_of, stage
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with contextlib.suppress(AttributeError):  # no stdout, or one that is no file
+    with contextlib.suppress(AttributeError, ValueError):  # no stdout, a closed one, or one that is no file
         sys.stdout.reconfigure(errors="replace")  # an α on a terminal that has none
     command, written = "", []
     try:
@@ -103,11 +104,22 @@ def _print(what: str | bytes) -> None:
 
 def _show(*what: RenderableType) -> None:
     """Lines and tables on stdout; users' paths in them may have brackets and colons, which are no markup."""
-    console = Console(markup=False, emoji=False, highlight=False)
-    with console.capture() as capture:
-        for renderable in what:
-            console.print(renderable)
-    _print(capture.get())
+    text = _Terminal()
+    console = Console(file=text, markup=False, emoji=False, highlight=False)
+    for renderable in what:
+        console.print(renderable)
+    _print(text.getvalue())
+
+
+class _Terminal(io.StringIO):
+    """Collects what is meant for stdout, and passes for it: with its letters, and colours where it has them."""
+
+    @property
+    def encoding(self) -> str:
+        return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
 
 
 def _complain(text: str) -> None:
@@ -434,10 +446,13 @@ def _slurm(arguments: argparse.Namespace) -> int:
         raise ValueError("--dataset and --root go together: what to partition, and the directory to write")
     first = None
     if arguments.dataset is not None:
+        options = _split(arguments.partition_options)
+        # What that job would refuse is refused now.
+        _parser().parse_args(["partition", "--parts", str(arguments.parts), *options, "--", arguments.dataset, arguments.root])
         first = sbatch.Partitioning(
             arguments.dataset,
             arguments.root,
-            options=_split(arguments.partition_options),
+            options=options,
             cpus=arguments.partition_cpus,
             time=arguments.partition_time,
             partition=arguments.partition_queue,

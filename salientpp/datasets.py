@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import GlobalStorage
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 __all__ = ["load_dataset", "synthetic"]
 
@@ -438,13 +438,13 @@ def _load_pyg(file: Path) -> Data:
     _check_file(file)
     try:
         # PyG registers its data classes with torch, but not the containers that a Data of its 2.7 and later holds.
-        with torch.serialization.safe_globals([DataTensorAttr, DataEdgeAttr, GlobalStorage]):
+        with torch.serialization.safe_globals([DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage]):
             stored = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
     except Exception as error:
         # torch's own text advises to read the file unsafely.
-        needed = re.search(r"Unsupported (?:global: GLOBAL |class |operand )([\w.]+?)(?:\.?\s|\.?$)", str(error))
+        needed = re.search(r"unsupported (?:global: )?(?:global|class|operand) ([\w.]+?)(?:\.?\s|\.?$)", str(error), re.IGNORECASE)
         if needed is None:
             raise ValueError(f"{file}: damaged, or not a file that torch.save wrote ({type(error).__name__})") from error
         raise ValueError(
@@ -760,6 +760,8 @@ def synthetic(
     ):
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise ValueError(f"{name} must be a number, got {value!r}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{name} must be a number below 2^63, got {value}")
     for name, value in (
         ("homophily", homophily),
         ("locality", locality),

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
+import inspect
+import io
+import json
+import os
+import random
+import resource
 import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +27,10 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp import cli
+from salientpp.analysis import report
 from salientpp.datasets import synthetic
 
+ROOT = Path(__file__).parents[1]
 DATASET = "synthetic:num_vertices=2000,num_features=8"
 
 
@@ -325,3 +340,260 @@ def test_the_promised_options_exist(capsys, command, options):
 def test_the_command_is_installed():
     (entry,) = [e for e in importlib.metadata.entry_points(group="console_scripts") if e.name == "salientpp"]
     assert entry.load() is cli.main
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"salientpp {importlib.metadata.version('salientpp')}\n"
+    assert salientpp.__version__ == importlib.metadata.version("salientpp")
+
+
+def test_a_percent_sign_in_the_interpreters_path_breaks_no_help(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/opt/100%sure/python")
+    assert "/opt/100%sure/python" in help_of(capsys, "slurm").replace("\n", "").replace(" ", "")
+
+
+# --- where results go ------------------------------------------------------------------------------------
+
+ANALYZE = ["analyze", "synthetic:num_vertices=200,average_degree=4,num_features=2", "--parts", "2", "--fanouts", "2", "--batch-size", "8",
+           "--epochs", "1", "--policies", "vip", "--replication-factors", "0,1", "--partition", "random"]  # fmt: skip
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(capsys, tmp_path):
+    real, link, dangling = tmp_path / "results" / "real.json", tmp_path / "link.json", tmp_path / "link.csv"
+    real.parent.mkdir()
+    real.write_text("old")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    dangling.symlink_to(tmp_path / "results" / "new.csv")
+    assert run(capsys, *ANALYZE, "--json", link, "--csv", dangling)[0] == 0
+    assert link.is_symlink() and json.loads(real.read_text())["schema"] == 1
+    assert real.stat().st_mode & 0o777 == 0o600, "a file keeps its mode"
+    assert dangling.is_symlink() and (tmp_path / "results" / "new.csv").read_text().startswith("fanouts,policy")
+    assert sorted(path.name for path in real.parent.iterdir()) == ["new.csv", "real.json"]
+
+
+def test_pipes_are_written_and_not_replaced(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    pipes = {option: tmp_path / f"pipe.{suffix}" for option, suffix in (("--json", "json"), ("--csv", "csv"), ("--plot", "png"))}
+    for pipe in pipes.values():
+        os.mkfifo(pipe)
+    with ThreadPoolExecutor(3) as pool:
+        read = {option: pool.submit(pipe.read_bytes) for option, pipe in pipes.items()}
+        assert run(capsys, *ANALYZE, *(word for pair in pipes.items() for word in pair))[0] == 0
+        assert json.loads(read["--json"].result())["schema"] == 1
+        assert read["--csv"].result().startswith(b"fanouts,policy") and read["--plot"].result().startswith(b"\x89PNG")
+    assert all(pipe.is_fifo() for pipe in pipes.values())
+
+
+def test_a_device_is_written_and_not_replaced(capsys, tmp_path):
+    node = tmp_path / "null"
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        node.write_bytes(b"")
+    except OSError:
+        pytest.skip("device nodes are made by root, and on some file systems only")
+    code, _, err = run(capsys, "slurm", "--parts", 1, "--time", 1, "--output", node, "--", "t.py")
+    assert code == 0, err
+    assert run(capsys, *ANALYZE, "--json", node, "--csv", node)[0] == 0
+    assert node.is_char_device() and [path.name for path in tmp_path.iterdir()] == ["null"]
+
+
+def test_what_is_no_regular_file_needs_no_directory_to_write_in(tmp_path, monkeypatch):
+    """As an ordinary user in /dev."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(tempfile, "TemporaryFile", None)
+    report.check_output(tmp_path / "pipe")
+
+
+def test_a_file_that_is_also_stdout_is_not_replaced_under_it(tmp_path, monkeypatch):
+    """`--json /dev/stdout > FILE`: both go to the file, one after the other."""
+    with (tmp_path / "out").open("w+b", buffering=0) as file:
+        monkeypatch.setattr(report, "_standard_stream", lambda found: file.fileno() if os.path.samestat(found, os.fstat(file.fileno())) else None)
+        (tmp_path / "stdout").symlink_to(f"/proc/self/fd/{file.fileno()}")
+        report.write_whole(tmp_path / "stdout", lambda out: out.write(b"results\n"))
+        file.write(b"table\n")
+    assert (tmp_path / "out").read_text() == "results\ntable\n"
+
+
+def test_two_results_are_not_written_over_each_other(capsys, tmp_path):
+    (tmp_path / "link").symlink_to("same")
+    line = mistake(capsys, *ANALYZE, "--json", tmp_path / "same", "--csv", tmp_path / "link")
+    assert "--json and --csv name the same file" in line
+
+
+@pytest.mark.parametrize("command", ["slurm", "analyze"])
+def test_a_full_disk_leaves_the_files_of_before(capsys, tmp_path, command):
+    json_file, script = tmp_path / "out.json", tmp_path / "train.sbatch"
+    json_file.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))  # Python ignores the signal
+    try:
+        if command == "slurm":
+            code, out, err = run(capsys, "slurm", "--parts", 1, "--time", 1, "--output", script, "--", "t.py")
+        else:
+            code, out, err = run(capsys, *ANALYZE, "--json", json_file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2 and err.count("\n") == 1 and "cannot be written (File too large)" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and json_file.read_text() == "old"
+    if command == "slurm":
+        assert run(capsys, "slurm", "--parts", 1, "--time", 1, "--output", script, "--", "t.py")[0] == 0, "nothing is in the way"
+    else:
+        assert "200 vertices" in out, "a file that cannot be written does not take the table along"
+
+
+@pytest.mark.parametrize("kind", ["closed", "full", "broken pipe"])
+def test_a_table_that_cannot_be_printed_takes_no_file_along(capsys, monkeypatch, tmp_path, kind):
+    if kind == "broken pipe":
+        read, write = os.pipe()
+        os.close(read)
+        out = os.fdopen(write, "w")
+    else:
+        out = None if kind == "closed" else open("/dev/full", "w")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert cli.main([*ANALYZE, "--json", str(tmp_path / "out.json")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "the result could not be printed" in said
+    assert json.loads((tmp_path / "out.json").read_text())["schema"] == 1
+    assert out is None or out.closed, "Python does not try again when it ends"
+    assert cli.main(["slurm", "--parts", "1", "--time", "1", "--", "t.py"]) == 2, "no script was given"
+
+
+def test_a_full_stdout_is_one_line_and_exit_code_2_also_of_help(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "salientpp.cli", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 2 and done.stderr == "salientpp: the result could not be printed: stdout cannot be written (No space left on device)\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("command", [ANALYZE, ["info"], ["analyze", "--help"]], ids=["analyze", "info", "help"])
+def test_a_terminal_without_greek_letters_gets_replacements(monkeypatch, dataset_dir, encoding, command):
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    try:
+        assert cli.main([*command, *([str(dataset_dir)] if command == ["info"] else [])]) == 0
+    except SystemExit as end:
+        assert end.code == 0
+    out.flush()
+    text = out.buffer.getvalue().decode(encoding)
+    assert ("?=0" in text or "factor ? " in text) or command == ["info"] and "+---" in text
+
+
+def test_names_that_are_no_text_are_one_line_and_arrive_as_they_are(capsysbinary, tmp_path, dataset_dir):
+    odd = os.fsdecode(b"caf\xe9 \n \x1b[2J")
+    assert cli.main(["info", odd]) == 2
+    err = capsysbinary.readouterr().err
+    assert err.count(b"\n") == 1 and b"\x1b" not in err and rb"caf\udce9 \n \x1b[2J is not a dataset directory" in err
+    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path / odd), "--part", "0"]) == 0
+    assert capsysbinary.readouterr().out == os.fsencode(tmp_path / odd / "d") + b"\n"
+    script = [("slurm", "--parts", "1", "--time", "1", "--", odd), ("slurm", "--parts", "1", "--time", "1", "--output", str(tmp_path / "s"), "--", odd)]
+    assert [cli.main(words) for words in script] == [0, 0]
+    assert b"caf\xe9 \n" in capsysbinary.readouterr().out and b"caf\xe9 \n" in (tmp_path / "s").read_bytes()
+    assert subprocess.run(["bash", "-n", tmp_path / "s"]).returncode == 0
+
+
+def test_an_interrupt_says_what_had_been_written(capsys, monkeypatch, tmp_path):
+    def interrupt(*what):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_show", interrupt)
+    code, _, err = run(capsys, *ANALYZE, "--json", tmp_path / "out.json")
+    assert code == 130 and err == f"salientpp analyze: interrupted; {tmp_path / 'out.json'} had been written\n"
+
+
+def test_too_little_memory_is_one_line(capsys, monkeypatch, dataset_dir):
+    def numpy_fails(*args, **kwargs):
+        raise MemoryError("Unable to allocate 1.2 TiB for an array")
+
+    for broken in (numpy_fails, lambda *args, **kwargs: torch.empty(2**55)):
+        monkeypatch.setattr(cli, "load", broken)
+        assert mistake(capsys, "info", dataset_dir).startswith("salientpp info: not enough memory (")
+
+
+# --- every option, with values that nobody meant ---------------------------------------------------------
+
+ODD = ["nan", "inf", "-inf", "-1", "0", "1", "2", "2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 400, "9" * 5000, "1e308",
+       "-1e308", "5e-324", "0.1", "", "ü→α", "x" * 300, "x" * 5000, "--", "-", "a\nb", "\udcff", "\ud800", "..", "/proc", "/proc/x", "none", "true",
+       "1,2", "0,nan", "0,1e308", ",", "1" + ",1" * 300, "１２", "{}", "%s", "[/red]", "$HOME", " 1 ", "1_0", "d", "d/manifest.json", "g.npz", "npz:g.npz",
+       "npz:d", "npz:", "npz:g.pt", "pyg:g.pt", "pyg:g.npz", "pyg:d", "python:mod:f", "python:mod", "python::", "parts.npy", "train", "all", "vip",
+       "oracle", "metis-vip", "lru", "a\0b", "new", "new/x", "out.png", "-h"]  # fmt: skip
+KEYS = [*inspect.signature(synthetic).parameters, "no_such_key", ""]
+
+
+def odd_command(rng: random.Random) -> list[str]:
+    """A command that is right, but for one to three of its arguments."""
+    name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "stage", "slurm"])
+    of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--partition": rng.choice(["random", "metis", "metis-vip"])}
+    values = {
+        "partition": {"dataset": "npz:g.npz", "root": f"root-{rng.random()}", "--parts": "2", **of_graph},
+        "analyze": {"dataset": "npz:g.npz", "--parts": "2", "--epochs": "1", **of_graph},
+        "info": {"root": "d"},
+        "stage": {"root": "d", "--to": f"to-{rng.randrange(5)}", "--part": "0"},
+        "slurm": {"--parts": "2", "--time": "10", "script": "train.py"},
+    }[name]
+    flags = []
+    actions = [action for action in subcommands()[name]._actions if not isinstance(action, argparse._HelpAction)]
+    for action in rng.sample(actions, min(len(actions), rng.choice([1, 1, 1, 2, 3]))):
+        key = action.option_strings[0] if action.option_strings else action.dest
+        if action.nargs == 0:
+            flags.append(key)
+        elif key == "dataset" and rng.random() < 0.7:
+            keys = rng.sample(KEYS, rng.choice([1, 1, 2, 3]))
+            small = "" if {"num_vertices", "average_degree"} & set(keys) else "num_vertices=120,average_degree=6,"
+            values[key] = f"synthetic:{small}" + ",".join(f"{key}={rng.choice(ODD)}" for key in keys)
+        else:
+            values[key] = rng.choice(ODD)
+    words = [name, *(value for key, value in values.items() if not key.startswith("--") and key != "script")]
+    for key, value in values.items():
+        if key.startswith("--"):
+            words += [f"{key}={value}"] if rng.random() < 0.6 else [key, value]
+    return [*words, *flags, *(["--", values["script"]] if "script" in values else [])]
+
+
+def check_odd_command(words: list[str], encoding: str) -> int:
+    """The exit code; AssertionError or another exception if it does not end as it is documented."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors, newline="") for errors in ("strict", "backslashreplace"))
+    asked_for_help_or_malformed = False
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = cli.main(words)
+        except SystemExit as end:
+            asked_for_help_or_malformed, code = True, end.code
+    out.flush(), err.flush()
+    printed, said = (stream.buffer.getvalue().decode(encoding, "replace") for stream in (out, err))
+    said = [line for line in said.splitlines() if line[7:9] != " s" and not line.startswith("copying ")]
+    assert code in (0, 2), code
+    if not asked_for_help_or_malformed:
+        assert len(said) == (code == 2) and all(line.startswith(f"salientpp {words[0]}: ") for line in said), said
+        assert code == 0 or printed == ""
+    return code
+
+
+def odd_files(root: Path) -> None:
+    data = synthetic(num_vertices=120, average_degree=6, num_features=4, community_size=20)
+    ids = {f"{split}_idx": data[f"{split}_mask"].nonzero().flatten().numpy() for split in ("train", "val", "test")}
+    np.savez(root / "g.npz", edge_index=data.edge_index.numpy(), x=data.x.numpy(), y=data.y.numpy(), **ids)
+    np.save(root / "parts.npy", np.arange(120) % 2)
+    torch.save(data, root / "g.pt")
+    (root / "mod.py").write_text("def f():\n    return 1\n")
+    salientpp.partition(data, 2, root / "d", [2, 2], 8, method="random")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_whatever_the_arguments_are_a_command_ends_with_0_or_2_and_a_line(tmp_path, monkeypatch, num_cases=150):
+    place = tmp_path / "some" / "place"  # what '..' means stays in here
+    place.mkdir(parents=True)
+    odd_files(place)
+    monkeypatch.chdir(place)
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    ended = Counter()
+    for case in range(num_cases):
+        words, encoding = odd_command(rng), rng.choice(["utf-8", "ascii", "latin-1"])
+        try:
+            ended[check_odd_command(words, encoding)] += 1
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, case {case}: {[word[:100] for word in words]}, {encoding}") from error
+    assert ended[0] and ended[2]

@@ -5,7 +5,12 @@ Real graphs (.npz) are read from the folder that SALIENTPP_TEST_DATA names.
 """
 
 import gzip
+import inspect
+import math
 import os
+import pickle
+import random
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.utils import is_undirected, to_undirected
 
 from salientpp import datasets
@@ -299,6 +304,239 @@ def test_real_graphs_load_with_their_published_sizes(file, num_vertices, num_edg
     assert data.x.shape == (num_vertices, num_features) and data.x.dtype == dtype
     assert tuple(int(data[f"{split}_mask"].sum()) for split in ("train", "val", "test")) == splits
     assert is_undirected(data.edge_index) == (file != "debian_full")
+
+
+def damaged(contents: bytes, rng: random.Random) -> bytes:
+    """A file that was cut off, or some of whose bytes are others."""
+    data = bytearray(contents)
+    if rng.random() < 0.2:
+        return bytes(data[: rng.randrange(len(data))])
+    for _ in range(rng.choice([1, 1, 2, 5, 30])):
+        data[rng.randrange(len(data))] = rng.choice([rng.randrange(256), 0, 255, 128])
+    return bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["npz", "npz compressed", "pyg", "pyg legacy", "pyg dict", "pyg adj_t"])
+def test_a_damaged_file_is_a_sound_graph_or_an_error_that_names_it(tmp_path, kind, num_cases=100):
+    file = tmp_path / "graph"
+    data = small_data(adj_t=torch.eye(5).to_sparse_csr(), edge_index=None) if kind == "pyg adj_t" else small_data()
+    with file.open("wb") as out:
+        if kind.startswith("npz"):
+            (np.savez_compressed if "compressed" in kind else np.savez)(out, **small_arrays(num_nodes=np.int64(5), directed=np.array(False)))
+        else:
+            torch.save(data.to_dict() if kind == "pyg dict" else data, out, _use_new_zipfile_serialization=kind != "pyg legacy")
+    whole, dataset = file.read_bytes(), f"{kind.split()[0]}:{file}"
+    assert load_dataset(dataset).num_nodes == 5
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    refused = 0
+    for case in range(num_cases):
+        file.write_bytes(damaged(whole, rng))
+        try:
+            loaded = load_dataset(dataset)
+        except ValueError as error:
+            assert str(error).startswith(f"{file}: "), (seed, case)
+            refused += 1
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, case {case}") from error
+        else:
+            assert isinstance(loaded, Data) and load_dataset(loaded) is loaded
+    assert refused
+
+
+@pytest.mark.parametrize("prefix", ["npz", "pyg"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, prefix):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    for name, words in (("nowhere", "no such file"), ("", "a directory; expected a file"), ("pipe", "a device or a pipe; expected a file"), ("empty", "not a")):
+        with pytest.raises((ValueError, FileNotFoundError), match=words):
+            load_dataset(f"{prefix}:{tmp_path / name}")
+
+
+def test_numbers_beyond_int64_are_no_negative_labels(npz):
+    for key in ("y", "train_idx", "edge_index"):
+        array = np.abs(small_arrays()[key]).astype(np.uint64)
+        array[..., 0] = 2**63 + 5
+        with pytest.raises(ValueError, match=rf"{key} must hold numbers below 2\^63, got 9223372036854775813"):
+            load_dataset(npz(**{key: array}))
+
+
+# --- PyG's own files --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pt(tmp_path):
+    def write(stored, **options):
+        torch.save(stored, tmp_path / "graph.pt", **options)
+        return f"pyg:{tmp_path / 'graph.pt'}"
+
+    return write
+
+
+class OfTheUser:
+    """A class that torch.load does not know."""
+
+
+class RunsCode:
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.witness),)
+
+
+def test_every_form_in_which_pyg_writes_a_graph_is_read(pt, tmp_path):
+    data = small_data()
+    InMemoryDataset.save([data], str(tmp_path / "processed.pt"))
+    # As PyG before 2.4 wrote it.
+    forms = [pt(data), f"pyg:{tmp_path / 'processed.pt'}"]
+    loaded = [load_dataset(form) for form in forms]
+    loaded += [load_dataset(pt(data.to_dict())), load_dataset(pt((data, None))), load_dataset(pt(data, _use_new_zipfile_serialization=False))]
+    for read in loaded:
+        assert isinstance(read, Data) and set(read.keys()) == set(data.keys())
+        assert all(torch.equal(read[key], data[key]) for key in data.keys())
+
+
+def test_a_sparse_adjacency_in_a_file_is_read(pt):
+    typing = pytest.importorskip("torch_sparse")
+    adj_t = typing.SparseTensor(row=torch.tensor([0, 1]), col=torch.tensor([1, 2]), sparse_sizes=(5, 5))
+    assert load_dataset(pt(small_data(edge_index=None, adj_t=adj_t))).adj_t.nnz() == 2
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_file_that_would_run_code_is_refused_and_runs_none(pt, tmp_path, legacy):
+    for stored in (RunsCode(tmp_path / "ran"), small_data(extra=RunsCode(tmp_path / "ran"))):
+        dataset = pt(stored, _use_new_zipfile_serialization=not legacy)
+        with pytest.raises(ValueError, match=r"graph.pt: not read, since it holds more than tensors .*mkdir.* weights_only=False.*python:MODULE:FUNCTION"):
+            load_dataset(dataset)
+    for protocol in range(6):
+        (tmp_path / "raw.pt").write_bytes(pickle.dumps(RunsCode(tmp_path / "ran"), protocol=protocol))
+        with pytest.raises(ValueError, match="raw.pt: (not read, since|damaged, or not a file that torch.save wrote)"):
+            load_dataset(f"pyg:{tmp_path / 'raw.pt'}")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_advice_for_a_file_that_needs_more_is_right(pt, tmp_path):
+    with pytest.raises(ValueError) as error:
+        load_dataset(pt(small_data(extra=OfTheUser())))
+    assert "(test_datasets.OfTheUser)" in str(error.value)
+    advice = re.search("in Python: (.*?)[.] Or", str(error.value))[1].replace("'new.pt'", repr(str(tmp_path / "new.pt")))
+    exec(advice, {"torch": torch})
+    assert set(load_dataset(f"pyg:{tmp_path / 'new.pt'}").keys()) == set(small_data().keys())
+
+
+@pytest.mark.parametrize(
+    "stored, words",
+    [
+        ([1, 2], "expected a homogeneous torch_geometric Data, got a list"),
+        (torch.zeros(3), r"expected a homogeneous torch_geometric Data, got float32 \[3\]"),
+        ({1: torch.zeros(3)}, "expected the attributes of a Data by name"),
+        ({}, "expected edge_index or adj_t, got only nothing"),
+        (HeteroData(), r"got a HeteroData; data.to_homogeneous\(\) makes one"),
+        ((Data(), {"x": torch.tensor([0, 1, 2])}), "expected one graph, got a dataset of several"),
+        (small_data(x=torch.full((5, 2), np.nan)), "x must be finite, got nan or infinity in row 0"),
+        (small_data(edge_index=torch.ones(2, 3, dtype=torch.int16)), r"edge_index must be int64 or int32, got int16 \[2, 3\]"),
+        (small_data(edge_index=torch.ones(2, 3, dtype=torch.long).to_sparse()), "edge_index must be dense and have values"),
+        (small_data(edge_index=None, adj_t=[1]), "adj_t must be a sparse matrix, got a list"),
+    ],
+)
+def test_a_file_without_one_sound_graph_is_refused(pt, stored, words):
+    with pytest.raises(ValueError, match=f"graph.pt: .*{words}"):
+        load_dataset(pt(stored))
+
+
+def test_features_of_any_strides_are_checked():
+    x = torch.zeros(3, 4, 5).permute(2, 0, 1)
+    assert load_dataset(small_data(x=x)).x is x
+    x[4, 2, 3] = np.nan
+    with pytest.raises(ValueError, match="in row 4"):
+        load_dataset(small_data(x=x))
+
+
+# --- a function of the user's ------------------------------------------------------------------------------
+
+MODULE = """
+import sys, torch
+from torch_geometric.data import Data, HeteroData
+
+print("printed while importing")
+
+def make():
+    print("printed by make")
+    return Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+
+def inner():
+    raise LookupError("no such table\\nmore of it")
+
+def fails():
+    return inner()
+
+def leaves():
+    sys.exit("enough")
+
+def asks(path):
+    return None
+
+def nothing():
+    pass
+
+def hetero():
+    return HeteroData()
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of a name of its own, since Python imports each only once."""
+    name = f"graph_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_a_function_of_the_users_gives_the_graph_and_prints_to_stderr(module, capsys):
+    before = list(sys.path)
+    data = load_dataset(f"python:{module}:make")
+    assert data.num_nodes == 2 and data.edge_index.tolist() == [[0, 1], [1, 0]]
+    out, err = capsys.readouterr()
+    assert out == "" and err == "printed while importing\nprinted by make\n"
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    "function, words",
+    [
+        ("fails", r"fails\(\) raised LookupError: no such table \(.*graph_.*\.py, line 12, in inner, called from .*, line 15, in fails\)"),
+        ("leaves", r"leaves\(\) raised SystemExit: enough \(.*line 18, in leaves\)"),
+        ("asks", r"asks\(\) raised TypeError: asks\(\) missing 1 required positional argument: 'path'"),
+        ("nothing", "expected a homogeneous torch_geometric Data, got a NoneType"),
+        ("hetero", r"got a HeteroData; data.to_homogeneous\(\) makes one"),
+        ("number", "has no function 'number'; it has asks, fails, hetero, inner, leaves, make, nothing"),
+        ("mak", "has no function 'mak'.*Did you mean make"),
+    ],
+)
+def test_what_a_function_does_wrong_is_said_with_its_place(module, function, words):
+    with pytest.raises(ValueError, match=f"^python:{module}:{function}: .*{words}"):
+        load_dataset(f"python:{module}:{function}")
+
+
+def test_a_module_that_cannot_be_imported_is_said_with_its_place(module, tmp_path):
+    (tmp_path / "broken_graph.py").write_text("x = 1\nx.y\n")
+    (tmp_path / "unfinished_graph.py").write_text("def f(:\n")
+    with pytest.raises(ValueError, match=r"importing broken_graph raised AttributeError: .* \(.*broken_graph.py, line 2, in <module>\)"):
+        load_dataset("python:broken_graph:f")
+    with pytest.raises(ValueError, match=r"importing unfinished_graph raised SyntaxError: .*\(unfinished_graph.py, line 1\)"):
+        load_dataset("python:unfinished_graph:f")
+    with pytest.raises(ValueError, match="importing no_such_graph raised ModuleNotFoundError: No module named 'no_such_graph'"):
+        load_dataset("python:no_such_graph:f")
+    for wrong in ("graph", "graph.py:make", "graph:make:more", "graph:", ":make", "../graph:make"):
+        with pytest.raises(ValueError, match="expected python:MODULE:FUNCTION such as|has no|No module named"):
+            load_dataset(f"python:{wrong}")
 
 
 # --- OGB --------------------------------------------------------------------------------------------------
@@ -624,3 +862,38 @@ def test_arguments_out_of_range_are_refused(arguments, words):
     with pytest.raises(ValueError) as error:
         synthetic(**arguments)
     assert words in str(error.value)
+
+
+# --- synthetic, from the command line -----------------------------------------------------------------------
+
+ODD_VALUES = [None, True, math.nan, math.inf, -math.inf, -1, 0, 2**31, 2**63, 10**400, 1e308, -1e308, 5e-324, "", "many"]
+
+
+@pytest.mark.parametrize("key", list(inspect.signature(synthetic).parameters))
+def test_an_odd_value_of_any_parameter_is_a_graph_or_an_error_that_names_it(key):
+    sizes = {"num_vertices": 60, "average_degree": 4, "num_features": 2, "community_size": 20}
+    refused = 0
+    for value in ODD_VALUES:
+        try:
+            assert_looks_as_promised(synthetic(**{**sizes, key: value}))
+        except ValueError as error:
+            assert key in str(error) or "GB of memory" in str(error) or "distinct edges" in str(error), (value, error)
+            refused += 1
+    assert refused >= 5
+
+
+def test_a_graph_that_this_machine_cannot_hold_is_refused_before_it_is_made():
+    with pytest.raises(ValueError, match=r"need at least [\d,]+ GB of memory, and this machine has \d+ GB; ask for a smaller graph"):
+        synthetic(num_vertices=2**31)
+    with pytest.raises(ValueError, match="num_vertices must be at most 3037000499, got 4294967296"):
+        load_dataset("synthetic:num_vertices=4294967296")
+
+
+@pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/node-label.csv.gz", "split/time/train.csv.gz"])
+@pytest.mark.parametrize("contents", [b"no gzip", b"\x1f\x8b\x08\x00cut off", gzip.compress(b"a,b\nc\n")])
+def test_a_damaged_file_of_an_ogb_folder_is_an_error_that_names_the_folder(tmp_path, file, contents):
+    write_ogb_folder(tmp_path / "ogbn_arxiv", split="time", node_year=True)
+    assert load_dataset("ogbn-arxiv", root=tmp_path).num_nodes == 5
+    (tmp_path / "ogbn_arxiv" / file).write_bytes(contents)
+    with pytest.raises(ValueError, match=f"{tmp_path / 'ogbn_arxiv'}"):
+        load_dataset("ogbn-arxiv", root=tmp_path)

@@ -450,6 +450,11 @@ def test_a_chain_submits_both_jobs_and_only_the_training_where_the_directory_is(
         ({"launcher": "mpirun"}, "--launcher must be srun or torchrun, got 'mpirun'"),
         ({"command": ["python", "train.py"]}, "expected the training script and its arguments, as in .*, got python train.py"),
         ({"options": ["account"]}, "--sbatch takes an option of sbatch"),
+        ({"command": ["--"]}, "expected the training script and its arguments, as in .*, got --"),
+        ({"options": ["--account=a\rb"]}, "--sbatch takes an option of sbatch"),
+        ({"python": ""}, "--python must not be empty"),
+        ({"time": "１２"}, "--time must be minutes"),
+        ({"first": replace(FIRST, root="")}, "--root must not be empty"),
         ({"first": replace(FIRST, time="soon")}, "--partition-time must be minutes"),
     ],
 )
@@ -472,3 +477,19 @@ def test_the_command_prints_or_writes_the_script(tmp_path, capsys):
     assert "exists, and you may have changed it" in capsys.readouterr().err
     assert cli.main([*words, "--root", "parts", "--", *COMMAND]) == 2
     assert "--dataset and --root go together" in capsys.readouterr().err
+
+
+def test_what_the_job_that_partitions_would_refuse_is_refused_when_the_script_is_made(capsys):
+    chain = ["slurm", "--parts", "2", "--time", "5", "--dataset", "synthetic", "--root", "parts"]
+    assert cli.main([*chain, "--partition-options", "--fanouts 'no end", "--", *COMMAND]) == 2
+    assert "--partition-options must be arguments as in a shell, got \"--fanouts 'no end\" (No closing quotation)" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        cli.main([*chain, "--partition-options", "--fanouts x", "--", *COMMAND])
+    assert end.value.code == 2 and "salientpp partition: error: argument --fanouts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--sbatch", "--parts", "--output", "--json"])
+def test_dashes_alone_are_no_value(capsys, option):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["slurm", f"{option}=--", "--", "t.py", "--x=--"])
+    assert end.value.code == 2 and f"argument {option}: expected a value, got '--'" in capsys.readouterr().err

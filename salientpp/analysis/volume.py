@@ -41,6 +41,8 @@ ORACLES = ("oracle", "oracle-heldout")
 LEARNED = (*ORACLES, "simulation")
 #: Batches per part that calibrate the forecast.
 CALIBRATION_BATCHES = 20
+#: More than anyone waits for.
+MOST_EPOCHS = 1_000_000
 
 #: Called with (what, total steps) before a long step; returns a function to call after each of them.
 Track = Callable[[str, int], Callable[[], None]]
@@ -226,6 +228,8 @@ def check_request(
         raise ValueError(f"batch_size must be >= 1, got {batch_size}")
     if epochs < 1 and not predict_only:
         raise ValueError(f"epochs must be >= 1, got {epochs}")
+    if epochs > MOST_EPOCHS:
+        raise ValueError(f"epochs must be at most {MOST_EPOCHS:,}, got {epochs}: counts are kept for each; ten are enough for most graphs")
     for alpha in replication_factors:
         check_replication_factor(alpha)
     return checked, _check_policies(policies, predict_only)

@@ -88,18 +88,21 @@ class Batch:
         for name, text in (("--job-name", self.job_name), ("--partition", self.partition), ("--partition-queue", self.first and self.first.partition)):
             if text is not None and not re.fullmatch(r"[\w.,+-]+", text):
                 raise ValueError(f"{name} must be a name without blanks, got {text!r}")
+        for name, text in (("--python", self.python), ("--dataset", self.first and self.first.dataset), ("--root", self.first and self.first.root)):
+            if text == "":
+                raise ValueError(f"{name} must not be empty")
         if self.launcher not in LAUNCHERS:
             raise ValueError(f"--launcher must be srun or torchrun, got {self.launcher!r}")
-        if not self.command or self.command[0] in ("python", "python3", "srun", "torchrun"):
+        if not self.command or self.command[0] in ("", "--", "python", "python3", "srun", "torchrun"):
             raise ValueError(
                 "after -- expected the training script and its arguments, as in `-- train.py --epochs 10`, got "
                 f"{shlex.join(self.command) or 'nothing'}"
             )
         for name, time in (("--time", self.time), ("--partition-time", self.first.time if self.first else None)):
-            if time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+            if time is not None and not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time, re.ASCII):
                 raise ValueError(f"{name} must be minutes, H:MM:SS or D-HH:MM:SS as sbatch takes them, got {time!r}")
         for option in self.options:
-            if not re.match(r"-\w|--\w", option) or "\n" in option:
+            if not re.match(r"-\w|--\w", option) or not option.isprintable():
                 raise ValueError(f"--sbatch takes an option of sbatch such as --sbatch=--account=NAME, got {option!r}")
 
     @property

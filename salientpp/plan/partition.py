@@ -53,6 +53,9 @@ _BALANCING_SHARE = 0.9
 _MOST_EDGE_ENDS = 2**26
 _EDGES_KEPT = 32
 
+#: Every part has tables of its own, and a folder of five digits on disk.
+MOST_PARTS = 100_000
+
 #: Edges looked at together when the cut is counted: bounds memory, and memory-mapped graphs stay on disk.
 _EDGES_AT_ONCE = 2**24
 
@@ -128,6 +131,7 @@ def assign_parts(
     check_num_parts(num_parts)
     if not (isinstance(tolerance, (int, float)) and math.isfinite(tolerance) and tolerance >= 0):
         raise ValueError(f"tolerance must be a number >= 0, got {tolerance!r}; 0.05 allows 5 % above the mean")
+    tolerance = min(tolerance, num_parts)  # with all in one part the excess is num_parts - 1
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
     if not isinstance(method, Tensor) and not (isinstance(method, str) and method in ("metis", "random")):
@@ -167,6 +171,8 @@ def check_num_parts(num_parts: int) -> None:
     """Raise ValueError unless K is an integer >= 1."""
     if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
         raise ValueError(f"num_parts must be an integer >= 1, got {num_parts!r}")
+    if num_parts > MOST_PARTS:
+        raise ValueError(f"num_parts must be at most {MOST_PARTS}, got {num_parts}")
 
 
 def _constraint_weights(graph: Graph, seed_sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
