@@ -5,7 +5,6 @@ Real graphs (.npz) are read from the folder that SALIENTPP_TEST_DATA names.
 """
 
 import gzip
-import os
 import shutil
 import subprocess
 import sys
