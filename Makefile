@@ -7,7 +7,7 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # Where it names a folder, its wheels (pyg-lib, torch_sparse, torch_scatter) are installed before tests, which then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-faults test-slurm test-wheel sanitize bench gpu-check paper docs build peers clean
+.PHONY: demo test test-faults test-slurm test-wheel lint format sanitize bench gpu-check paper docs build peers clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -27,6 +27,18 @@ test-slurm: build
 # The wheel, in an empty environment and away from the sources.
 test-wheel: build
 	tests/wheel.sh $(BIN)/python
+
+# Style and types, in the versions that requirements.txt fixes.
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --python-executable $(BIN)/python
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CSRC)
 
 # The C++ once more under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (GCC), in build/address and build/thread.
 sanitize: build
