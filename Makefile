@@ -1,25 +1,44 @@
-# `make demo`, `make test`, `make test-faults` and `make test-slurm` set up what they need (.venv, locked requirements, the extension) and then run.
+# `make demo` and every `make test...` set up what they need (.venv, locked requirements, the extension) and then run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-faults test-slurm sanitize bench gpu-check paper docs build clean
+# Where it names a folder, its wheels (pyg-lib, torch_sparse, torch_scatter) are installed before tests, which then fail without them.
+SALIENTPP_PEER_WHEELS ?=
+
+.PHONY: demo test test-faults test-slurm test-wheel lint format sanitize bench gpu-check paper docs build peers clean
 
 demo: build
 	$(BIN)/python examples/demo.py
 
-test: build
+test: build peers
 	$(BIN)/python -m pytest
 
 # Random faults and load, for a quarter of an hour; `make test` runs short versions.
-test-faults: build
+test-faults: build peers
 	$(BIN)/python -m pytest -m faults
 
 # Jobs of a real SLURM, which the tests start on this machine and stop again; as root, and with Debian's slurmctld, slurmd, slurm-client, munge and
 # shellcheck installed. Without them the tests skip, or fail if FAIL_WITHOUT_SLURM is set.
 test-slurm: build
 	$(BIN)/python -m pytest -m slurm tests/slurm
+
+# The wheel, in an empty environment and away from the sources.
+test-wheel: build
+	tests/wheel.sh $(BIN)/python
+
+# Style and types, in the versions that requirements.txt fixes.
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --python-executable $(BIN)/python
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CSRC)
 
 # The C++ once more under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (GCC), in build/address and build/thread.
 sanitize: build
@@ -55,6 +74,12 @@ $(VENV)/docs/installed: docs/requirements.txt
 	touch $@
 
 build: $(VENV)/built
+
+peers: $(if $(SALIENTPP_PEER_WHEELS),$(VENV)/peers)
+
+$(VENV)/peers: $(VENV)/installed $(wildcard $(SALIENTPP_PEER_WHEELS)/*.whl)
+	$(BIN)/python -m pip install --quiet --no-deps --no-index $(SALIENTPP_PEER_WHEELS)/*.whl
+	touch $@
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

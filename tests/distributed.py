@@ -1,8 +1,11 @@
-"""How do tests run several ranks? Real processes, gloo on the loopback interface, short time-outs.
+"""How do tests run several ranks? Real processes, gloo on the loopback interface, and a time-out that only a hang reaches.
 
 ``run(function, world_size, ...)`` starts ``function(rank, *args)`` in fresh processes whose default process group is
 initialised, and returns what each rank returned. Processes are forked from a server that has imported torch once, so a
 run costs a fraction of a second.
+
+Time is short on a busy machine and no test is about how fast it is. So whatever is still running after ``HANG`` seconds hangs, and a wait that must
+end for another reason than its time-out gets ``NEVER`` seconds: were it to wait them out, the test would be declared hung first.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+
+#: Seconds after which a test calls it a hang, and a time-out that no test lives to see.
+HANG = 300.0
+NEVER = 3600.0
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch_geometric.loader", "salientpp", "distributed"])
@@ -38,14 +45,16 @@ def run(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    seconds: float = 90,
+    seconds: float = HANG,
     may_fail: bool = False,
-    group_seconds: float = 30,
+    group_seconds: float = NEVER,
     rank_0_hosts: bool = False,
 ) -> list[Any]:
     """Results of all ranks; with ``may_fail`` a rank that raised gives a :class:`Failed` instead of failing the test.
 
     A rank that has not ended after ``seconds`` is killed and fails the test in any case: nothing may hang.
+
+    ``group_seconds`` is the time-out of the default group.
 
     With ``rank_0_hosts`` the key-value store lives in rank 0, as without torchrun, and dies with it; else in the calling process.
     """
@@ -68,7 +77,7 @@ def run(
             if pipe.poll(max(0.0, deadline - time.monotonic())):
                 results.append(pipe.recv())
             else:
-                results.append(Failed("Hang", f"rank {rank} did not answer within {seconds} s"))
+                results.append(Failed("Hang", f"rank {rank} did not answer within {seconds:g} s"))
         except EOFError:
             process.join(5)
             results.append(Failed("Died", f"rank {rank} ended with exit code {process.exitcode}"))
@@ -77,7 +86,7 @@ def run(
         if process.is_alive():
             process.kill()
             process.join()
-            results[rank] = Failed("Hang", f"rank {rank} did not end within {seconds} s")
+            results[rank] = Failed("Hang", f"rank {rank} did not end within {seconds:g} s")
     hung = [result for result in results if isinstance(result, Failed) and result.kind == "Hang"]
     failed = [result for result in results if isinstance(result, Failed)]
     if hung or (failed and not may_fail):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
-import pytest
 import torch
+from peers import real_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import to_undirected
@@ -84,11 +81,8 @@ def star(num_leaves: int) -> Tensor:
 
 
 def real_data(name: str) -> Data:
-    """A real graph from the folder in ``SALIENTPP_TEST_DATA``, symmetrised, with identity features; else skip."""
-    folder = os.environ.get("SALIENTPP_TEST_DATA")
-    if not folder or not (Path(folder) / f"{name}.npz").is_file():
-        pytest.skip(f"SALIENTPP_TEST_DATA has no {name}.npz")
-    with np.load(Path(folder) / f"{name}.npz", allow_pickle=False) as arrays:
+    """A real graph from the folder in ``SALIENTPP_TEST_DATA``, symmetrised, with identity features."""
+    with np.load(real_graph(name), allow_pickle=False) as arrays:
         num_vertices = arrays["x"].shape[0]
         data = Data(
             x=identity_features(num_vertices, 1),

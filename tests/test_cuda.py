@@ -12,6 +12,7 @@ import distributed
 import pytest
 import torch
 import torch.distributed as dist
+from distributed import HANG
 from graphs import RELATIONS, random_data, random_hetero
 from test_assembly import random_rows
 from test_loader import assert_same_batches, known_data, make
@@ -195,7 +196,7 @@ def test_two_ranks_on_one_gpu_over_gloo(tmp_path):
 
 
 def _over_nccl(rank: int, root: str) -> list[float]:
-    timeout = timedelta(seconds=60)
+    timeout = timedelta(seconds=HANG)
     comm = Comm(Groups(dist.new_group([0], backend="gloo"), dist.new_group([0], backend="nccl")), timeout, CUDA)
     assert comm.device == CUDA
     rows = torch.arange(12.0, device=CUDA).view(4, 3)

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peers import real_graph
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.utils import is_undirected, to_undirected
 
@@ -295,10 +296,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path):
     ],
 )
 def test_real_graphs_load_with_their_published_sizes(file, num_vertices, num_edges, num_features, dtype, splits):
-    folder = os.environ.get("SALIENTPP_TEST_DATA")
-    if not folder or not (Path(folder) / f"{file}.npz").exists():
-        pytest.skip(f"{file}.npz is not there: set SALIENTPP_TEST_DATA to the folder that holds it")
-    data = load_dataset(f"npz:{Path(folder) / file}.npz")
+    data = load_dataset(f"npz:{real_graph(file)}")
     assert_looks_as_promised(data)
     assert (data.num_nodes, data.num_edges) == (num_vertices, num_edges)
     assert data.x.shape == (num_vertices, num_features) and data.x.dtype == dtype

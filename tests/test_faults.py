@@ -22,13 +22,18 @@ import distributed
 import pytest
 import torch
 import torch.distributed as dist
+from distributed import HANG, NEVER
 from graphs import random_data
 
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.comm import Comm
 
-FANOUTS, BATCH, TIMEOUT = [4, 3], 8, 5
+FANOUTS, BATCH = [4, 3], 8
+
+#: How long ranks wait for one that is gone. A rank that is alive but slow must not be taken for gone.
+TIMEOUT = 20
+STOPPED_TIMEOUT = 5
 
 
 def _partition(root: Path, num_parts: int) -> str:
@@ -59,7 +64,7 @@ def _until_killed(rank: int, root: str, victim: int, moment: float, depth: int, 
     started, batches, wrong = time.monotonic(), 0, 0
     try:
         loader = _loader(root, depth=depth)
-        while time.monotonic() < started + moment + 60:
+        while time.monotonic() < started + moment + HANG / 2:
             for batch in loader:
                 batches += 1
                 wrong += not _is_right(part, batch)
@@ -82,7 +87,7 @@ def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> No
         case = f"seed {seed}: {parts} ranks, rank {victim} {how} after {moment:.4f} s, depth {depth}, rank 0 hosts the store: {hosts}"
         print(case)
         results = distributed.run(
-            _until_killed, parts, roots[parts], victim, moment, depth, how, may_fail=True, group_seconds=20, rank_0_hosts=hosts, seconds=60
+            _until_killed, parts, roots[parts], victim, moment, depth, how, may_fail=True, rank_0_hosts=hosts
         )
         assert results[victim].kind == "Died", case
         for rank, result in enumerate(results):
@@ -93,7 +98,7 @@ def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> No
                 gone = hosts and "key-value store (which rank 0 or torchrun hosts) went away while loaders were made" in text
                 assert gone or re.search(rf"ranks? (\d, )*{victim}(, \d)* ", text.replace(f"rank {rank}, batch", "")), case
                 named["store" if gone else "alone" if f"rank {victim} " in text else "among others"] += 1
-                assert seconds < TIMEOUT + 8, case
+                assert seconds < TIMEOUT + 60, case
                 assert wrong == 0, case
                 batches += given
     print(f"{number} killed; named by the survivors: {dict(named)}; {batches} batches, none wrong")
@@ -112,14 +117,14 @@ def test_many_ranks_killed_at_random_moments_are_named_by_all_others(tmp_path, s
 
 def _stopped(rank: int, root: str, victim: int, depth: int) -> tuple[str, float]:
     """All ranks iterate; one is stopped (not killed) in mid-epoch, so its connections stay open."""
-    loader = _loader(root, depth=depth, timeout=2)
+    loader = _loader(root, depth=depth, timeout=STOPPED_TIMEOUT)
     started = time.monotonic()
     try:
         for index in itertools.count():
             for batch in loader:
                 if rank == victim and index == 2:
                     pid = os.getpid()
-                    os.system(f"(sleep 9; kill -9 {pid}) > /dev/null 2>&1 &")
+                    os.system(f"(sleep {5 * STOPPED_TIMEOUT}; kill -9 {pid}) > /dev/null 2>&1 &")
                     os.kill(pid, signal.SIGSTOP)
             started = time.monotonic()
     except RuntimeError as error:
@@ -134,16 +139,16 @@ def _stopped(rank: int, root: str, victim: int, depth: int) -> tuple[str, float]
 )
 def test_a_rank_that_is_stopped_is_named_after_the_timeout(tmp_path, victim, depth, rank_0_hosts):
     results = distributed.run(
-        _stopped, 3, _partition(tmp_path / "parts", 3), victim, depth, may_fail=True, group_seconds=20, rank_0_hosts=rank_0_hosts
+        _stopped, 3, _partition(tmp_path / "parts", 3), victim, depth, may_fail=True, rank_0_hosts=rank_0_hosts
     )
     for rank, result in enumerate(results):
         if rank != victim:
             text, seconds = result
             print(text, seconds)
             # A stopped host of the store answers no questions either.
-            named = f"no answer from rank {victim} within 2 s" in text
+            named = f"no answer from rank {victim} within {STOPPED_TIMEOUT} s" in text
             assert named or (rank_0_hosts and victim == 0 and "nor from the job's key-value store (which rank 0" in text)
-            assert 2 <= seconds < 8
+            assert STOPPED_TIMEOUT <= seconds < 4 * STOPPED_TIMEOUT, "the stopped process is killed after 5"
 
 
 def _make_none(rank: int, root: str, absent: int) -> str:
@@ -234,7 +239,7 @@ def test_after_leaving_at_any_point_in_any_way_the_next_epoch_is_whole(tmp_path,
 @pytest.mark.parametrize("seed", range(8))
 def test_after_leaving_at_very_many_points_the_next_epoch_is_whole(tmp_path, seed):
     depth, uneven = [1, 2, 4, 10][seed % 4], ["wrap", "exact", "drop"][seed % 3]
-    out = distributed.run(_leave_often, 4, _partition(tmp_path / "parts", 4), depth, 150, seed, {"uneven": uneven}, seconds=200)
+    out = distributed.run(_leave_often, 4, _partition(tmp_path / "parts", 4), depth, 150, seed, {"uneven": uneven})
     assert out == [0] * 4
 
 
@@ -261,7 +266,7 @@ def _ctrl_c(tmp_path: Path, number: int, seed: int) -> None:
     for _ in range(number):
         moment, depth = rng.random() * 0.5, rng.choice([1, 3, 10])
         print(f"seed {seed}: Ctrl-C on rank 1 after {moment:.4f} s, depth {depth}")
-        results = distributed.run(_press_ctrl_c, 3, root, moment, depth, group_seconds=20, seconds=75)
+        results = distributed.run(_press_ctrl_c, 3, root, moment, depth)
         assert results[1][0] == "interrupted"
         for rank in (0, 2):
             print("  ", results[rank])
@@ -296,7 +301,7 @@ class _LateWork:
 
 
 def test_a_collective_that_ends_while_a_rank_looks_for_a_note_is_no_failure():
-    comm, work = Comm(None, timedelta(seconds=5)), _LateWork()
+    comm, work = Comm(None, timedelta(seconds=HANG)), _LateWork()
     comm._wait_in_slices(work)
     assert work.waits == 2
 
@@ -315,7 +320,7 @@ def _descriptors() -> int:
 def _work(rank: int, root: str, num_batches: int, seed: int) -> dict:
     """Batches with random delays and early leaves; memory, descriptors and threads after a quarter of them and at the end."""
     part = salientpp.load(root)
-    loader = _loader(root, timeout=60, num_workers=2)
+    loader = _loader(root, timeout=NEVER, num_workers=2)
     plan = random.Random(seed)  # the same on every rank: who leaves which epoch after how many batches
     mine = random.Random(f"{seed} {rank}")
     totals = [0] * dist.get_world_size()
@@ -338,7 +343,7 @@ def _work(rank: int, root: str, num_batches: int, seed: int) -> dict:
     return {"batches": batches, "epochs": epochs, "wrong": wrong, "marks": marks}
 
 
-def _check_load(tmp_path: Path, world: int, num_batches: int, seconds: float) -> None:
+def _check_load(tmp_path: Path, world: int, num_batches: int, seconds: float = HANG) -> None:
     if not Path("/proc/self/statm").is_file():
         pytest.skip("needs /proc")
     data = random_data(num_vertices=4000, num_edges=24000)
@@ -354,9 +359,9 @@ def _check_load(tmp_path: Path, world: int, num_batches: int, seconds: float) ->
 
 
 def test_two_ranks_need_no_more_and_more_memory_and_descriptors(tmp_path):
-    _check_load(tmp_path, 2, 240, seconds=90)
+    _check_load(tmp_path, 2, 240)
 
 
 @pytest.mark.faults
 def test_eight_ranks_need_no_more_and_more_memory_and_descriptors(tmp_path):
-    _check_load(tmp_path, 8, 2000, seconds=600)
+    _check_load(tmp_path, 8, 2000, seconds=1800)

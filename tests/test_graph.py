@@ -9,6 +9,7 @@ import pytest
 import reference
 import torch
 from graphs import random_data, star
+from peers import peer
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
@@ -172,7 +173,7 @@ def test_from_data_with_torchs_csr_adj_t(dtype):
 
 
 def test_from_data_with_torch_sparse_adj_t():
-    torch_sparse = pytest.importorskip("torch_sparse")
+    torch_sparse = peer("torch_sparse")
     plain = Graph.from_edge_index(SMALL, 5)
     adj_t = torch_sparse.SparseTensor(rowptr=plain.indptr, col=plain.indices.long(), sparse_sizes=(5, 5))
     graph = Graph.from_data(Data(adj_t=adj_t))

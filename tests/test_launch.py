@@ -24,6 +24,7 @@ import distributed
 import pytest
 import torch
 import torch.distributed as dist
+from distributed import HANG, NEVER
 
 import salientpp
 from salientpp import cli
@@ -121,7 +122,7 @@ def test_tasks_of_each_host():
 # --- how do ranks meet? -----------------------------------------------------------------------------------
 
 
-def as_tasks(function: Callable[..., Any], size: int, directory: Path, seconds: float = 60, **environ: str) -> list[Any]:
+def as_tasks(function: Callable[..., Any], size: int, directory: Path, seconds: float = HANG, **environ: str) -> list[Any]:
     """What ``function()`` returns, or the text that it raises, in tasks that srun might have started."""
     context = multiprocessing.get_context("forkserver")
     pipes, processes = [], []
@@ -156,7 +157,7 @@ def _task(pipe, function, environ):
 def _meet_twice():
     sums = []
     for _ in range(2):
-        launch = salientpp.init_process_group(timeout=timedelta(seconds=30))
+        launch = salientpp.init_process_group(timeout=timedelta(seconds=NEVER))
         word = torch.tensor([2**launch.rank])
         dist.all_reduce(word)
         sums.append((dist.get_rank(), dist.get_world_size(), int(word)))
@@ -179,7 +180,7 @@ def test_tasks_meet_at_a_port_that_they_were_told(tmp_path):
 
 
 def _meet_once():
-    launch = salientpp.init_process_group(timeout=timedelta(seconds=20))
+    launch = salientpp.init_process_group(timeout=timedelta(seconds=NEVER))
     word = torch.tensor([2**launch.rank])
     dist.all_reduce(word)
     return int(word)

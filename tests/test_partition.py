@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peers import real_graph
 from torch import Tensor
 
 from salientpp import ops
@@ -450,10 +449,7 @@ def test_without_pymetis_the_error_names_the_ways_out(monkeypatch):
 
 @pytest.mark.parametrize(("name", "largest_cut"), [("debian_full", 0.19), ("facebook_pages", 0.12), ("tolokers", 0.36)])
 def test_real_graphs_are_cut_little_and_balanced(name, largest_cut):
-    folder = os.environ.get("SALIENTPP_TEST_DATA")
-    if not folder:
-        pytest.skip("SALIENTPP_TEST_DATA does not name the folder of the real graphs")
-    with np.load(Path(folder) / f"{name}.npz") as file:
+    with np.load(real_graph(name)) as file:
         edge_index = torch.from_numpy(file["edge_index"])
         num_vertices = file["x"].shape[0]
         seed_sets = {split: torch.from_numpy(file[f"{split}_idx"]) for split in ("train", "val", "test")}

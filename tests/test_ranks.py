@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from distributed import NEVER
 from graphs import random_data
 from torch.distributed.algorithms.join import Join
 from torch_geometric.nn import GraphSAGE
@@ -177,7 +178,7 @@ def test_uneven_ranks_never_wait_for_ever(tmp_path, seeds, depth):
     root = _skewed(tmp_path / "parts", seeds)
     batches = [-(-count // BATCH) for count in seeds]
     for uneven, expected in {"wrap": [max(batches)] * 2, "drop": [min(batches)] * 2, "exact": batches}.items():
-        out = distributed.run(_count, 2, root, {"uneven": uneven, "depth": depth}, group_seconds=20)
+        out = distributed.run(_count, 2, root, {"uneven": uneven, "depth": depth})
         assert [length for length, _ in out] == expected
         sizes = [[[len(batch) for batch in epoch] for epoch in given] for _, given in out]
         if uneven == "wrap":
@@ -222,7 +223,7 @@ def _train_with_ddp(rank: int, root: str, uneven: str) -> list[float]:
 def test_ddp_trains_on_uneven_ranks(tmp_path, uneven):
     """Under 'exact' with torch's Join, the ranks that are done go on serving rows in the background."""
     root = _skewed(tmp_path / "parts", [120, 20])
-    first, second = distributed.run(_train_with_ddp, 2, root, uneven, group_seconds=20)
+    first, second = distributed.run(_train_with_ddp, 2, root, uneven)
     assert all(torch.tensor(first).isfinite())
     if uneven != "exact":
         assert first == second
@@ -251,7 +252,7 @@ def _leave(rank: int, root: str, stops: list[int | None], depth: int, how: str) 
 @pytest.mark.parametrize("stops", [[1, 1], [2, 3], [None, 1], [3, None]])
 def test_after_leaving_early_the_next_epoch_is_whole(tmp_path, stops, depth, how):
     root = _partition(tmp_path / "parts", 2)
-    out = distributed.run(_leave, 2, root, stops, depth, how, group_seconds=20)
+    out = distributed.run(_leave, 2, root, stops, depth, how)
     whole = distributed.run(_second_epoch, 2, root)
     for rank, (given, second) in enumerate(out):
         assert given == (stops[rank] or len(second))
@@ -276,7 +277,7 @@ def _abandon(rank: int, root: str) -> int:
 
 def test_a_rank_may_end_its_script_in_mid_epoch(tmp_path):
     root = _partition(tmp_path / "parts", 2)
-    _, rest = distributed.run(_abandon, 2, root, group_seconds=20)
+    _, rest = distributed.run(_abandon, 2, root)
     assert rest > 2
 
 
@@ -292,14 +293,14 @@ def _be_slow(rank: int, root: str, slow: int, depth: int) -> int:
 @pytest.mark.parametrize("depth", [1, 10])
 def test_a_rank_whose_script_has_ended_goes_on_serving(tmp_path, depth):
     root = _skewed(tmp_path / "parts", [16, 160])
-    assert distributed.run(_be_slow, 2, root, 1, depth, group_seconds=20) == [1, 10]
+    assert distributed.run(_be_slow, 2, root, 1, depth) == [1, 10]
 
 
 # --- law 7: failing ranks ----------------------------------------------------------------------------------
 
 
 def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -> None:
-    loader = _loader(root, depth=depth, timeout=10, batch_size=4)  # enough batches to need the failing rank in later ones
+    loader = _loader(root, depth=depth, timeout=NEVER, batch_size=4)  # enough batches to need the failing rank in later ones
     assert len(loader) > 2 + 5
     if rank == failing:
         original, calls = getattr(loader._stages, stage), 0
@@ -329,17 +330,16 @@ def test_the_stages_are_all_there(tmp_path):
 @pytest.mark.parametrize("depth", [1, 10, *(pytest.param(depth, marks=pytest.mark.faults) for depth in (2, 3, 4, 7))])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_that_raises_ends_every_rank_with_rank_batch_and_stage(tmp_path, stage, depth):
+    """A reported failure does not cost the time-out, which is longer than the test may take."""
     root = _partition(tmp_path / "parts", 3)
-    started = time.monotonic()
-    results = distributed.run(_fail_in_stage, 3, root, 0, stage, depth, may_fail=True, group_seconds=20)
+    results = distributed.run(_fail_in_stage, 3, root, 0, stage, depth, may_fail=True)
     for rank, failed in enumerate(results):
         assert failed.kind == "StageError" and f"rank 0, batch 2, stage {stage}: injected" in failed.text
         assert failed.text.startswith(f"rank {rank}, batch ")
-    assert time.monotonic() - started < 10, "a reported failure must not cost the time-out"
 
 
 def _interrupted(rank: int, root: str) -> str:
-    loader = _loader(root, timeout=10)
+    loader = _loader(root, timeout=NEVER)
     if rank == 1:
         loader._stages.localize_ids = _press_ctrl_c
     try:
@@ -361,7 +361,7 @@ def test_ctrl_c_on_one_rank_ends_the_others(tmp_path):
 
 
 def _die(rank: int, root: str) -> None:
-    loader = _loader(root, timeout=20)
+    loader = _loader(root, timeout=NEVER)
     for index, _ in enumerate(loader):
         if rank == 1 and index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -371,33 +371,37 @@ def _die(rank: int, root: str) -> None:
 
 
 def test_a_killed_rank_ends_the_others_without_the_timeout(tmp_path):
-    started = time.monotonic()
-    waiting, killed = distributed.run(_die, 2, _partition(tmp_path / "parts", 2), may_fail=True, group_seconds=60)
+    """The time-out is longer than the test may take."""
+    waiting, killed = distributed.run(_die, 2, _partition(tmp_path / "parts", 2), may_fail=True)
     assert killed.kind == "Died"
     assert waiting.kind == "StageError" and waiting.text.startswith("rank 0, batch ") and "rank 1 went away, its connection is closed" in waiting.text
-    assert time.monotonic() - started < 15
 
 
 def _silent(rank: int, root: str) -> None:
-    loader = _loader(root, timeout=2)
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    loader = _loader(root, timeout=5)
     if rank == 0:
-        time.sleep(6)
+        store.wait(["rank 1 has its answer"])
         return
-    for _ in loader:
-        pass
+    try:
+        for _ in loader:
+            pass
+    finally:
+        store.set("rank 1 has its answer", "")
 
 
 def test_a_rank_that_does_not_answer_is_an_error_after_the_timeout(tmp_path):
-    _, waiting = distributed.run(_silent, 2, _partition(tmp_path / "parts", 2), may_fail=True, group_seconds=60)
+    _, waiting = distributed.run(_silent, 2, _partition(tmp_path / "parts", 2), may_fail=True)
     assert waiting.kind == "StageError"
-    assert "rank 1, batch 0, stage open_epoch: no answer from rank 0 within 2 s" in waiting.text
+    assert "rank 1, batch 0, stage open_epoch: no answer from rank 0 within 5 s" in waiting.text
 
 
 # --- construction ------------------------------------------------------------------------------------------
 
 
 def _differ(rank: int, root: str, options: list[dict]) -> None:
-    _loader(root, timeout=10, **options[rank])
+    _loader(root, timeout=NEVER, **options[rank])
 
 
 @pytest.mark.parametrize(
@@ -449,7 +453,7 @@ def _share_cache(rank: int, root: str) -> None:
 
 
 def test_two_loaders_share_a_cache_and_interleave(tmp_path):
-    distributed.run(_share_cache, 4, _partition(tmp_path / "parts", 4), group_seconds=20)
+    distributed.run(_share_cache, 4, _partition(tmp_path / "parts", 4))
 
 
 def test_ranks_outside_the_parts_are_refused(tmp_path):

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from distributed import HANG
 from graphs import random_data
 
 import salientpp
@@ -22,10 +23,11 @@ rank, root, meet = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
 from salientpp import NeighborLoader, load
 """
-MAKE = 'loader = NeighborLoader(load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=60)\n'
+#: The loaders' time-outs are longer than a script may take: none of these ends because of its time-out.
+MAKE = 'loader = NeighborLoader(load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=3600)\n'
 
 
-def _run_script(tmp_path: Path, body: str, seconds: float = 60) -> list[subprocess.CompletedProcess]:
+def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subprocess.CompletedProcess]:
     salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(body))
@@ -69,7 +71,7 @@ BAD_ENDS = re.compile("Exception ignored|Traceback|terminate called|destroyed|pe
     ],
 )
 def test_a_script_may_end_with_an_iterator_alive(tmp_path, which, destroy, taken, depth):
-    body = MAKE.replace("timeout=60", f"timeout=60, num_workers=1, depth={depth}") + f"""
+    body = MAKE.replace("timeout=3600", f"timeout=3600, num_workers=1, depth={depth}") + f"""
 iterator = iter(loader)
 for _ in range({taken}):
     next(iterator)
@@ -87,14 +89,14 @@ if not ({which}):
 
 @pytest.mark.parametrize("depth", [1, 10])
 def test_an_uncaught_exception_on_one_rank_ends_the_other_with_its_text(tmp_path, depth):
-    body = MAKE.replace("timeout=60", f"timeout=60, depth={depth}") + """
+    body = MAKE.replace("timeout=3600", f"timeout=3600, depth={depth}") + """
 import torch
 for epoch in range(3):
     for index, batch in enumerate(loader):
         if rank == 0 and (epoch, index) == (1, 2):
             raise LookupError("the user's mistake")
 """
-    failing, waiting = _run_script(tmp_path, body, seconds=40)
+    failing, waiting = _run_script(tmp_path, body)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
     assert "rank 0 ended in mid-epoch: LookupError: the user's mistake" in waiting.stderr
@@ -108,14 +110,14 @@ for index, batch in enumerate(loader):
         raise LookupError("the user's mistake")
     dist.all_reduce(torch.ones(1))  # as DDP does in every step
 """
-    failing, waiting = _run_script(tmp_path, body, seconds=40)
+    failing, waiting = _run_script(tmp_path, body)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
 
 
 @pytest.mark.parametrize("end", ["", "dist.destroy_process_group()"])
 def test_a_failed_stage_ends_every_process_at_once(tmp_path, end):
-    body = MAKE.replace("timeout=60", "timeout=60, transform=fail") + f"""
+    body = MAKE.replace("timeout=3600", "timeout=3600, transform=fail") + f"""
 import torch
 try:
     for batch in loader:
@@ -124,14 +126,14 @@ finally:
     {end or "pass"}
 """
     fail = "def fail(batch):\n    if rank == 0 and batch.n_id.numel() % 3 == 0:\n        1 / 0\n    return batch\n"
-    for done in _run_script(tmp_path, fail + body, seconds=40):
+    for done in _run_script(tmp_path, fail + body):
         assert done.returncode == 1
         assert "stage assemble: division by zero" in done.stderr and "rank 0, batch" in done.stderr
 
 
 def test_wrong_arguments_on_one_rank_are_every_ranks_error(tmp_path):
-    body = 'NeighborLoader(load(root), [5, 3], "train", depth=rank, timeout=60)\n'
-    for done in _run_script(tmp_path, body, seconds=40):
+    body = 'NeighborLoader(load(root), [5, 3], "train", depth=rank, timeout=3600)\n'
+    for done in _run_script(tmp_path, body):
         assert done.returncode == 1 and "depth must be an integer >= 1 (batches in flight), got 0" in done.stderr
 
 
@@ -142,7 +144,7 @@ from salientpp import NeighborLoader, load
 
 def work(rank, root, meet):
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
-    loader = NeighborLoader(load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=60)
+    loader = NeighborLoader(load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=3600)
     for index, batch in enumerate(loader):
         if rank == 0 and index == 2:
             raise LookupError("the user's mistake")
@@ -171,7 +173,7 @@ def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path,
     script.write_text(PROCESSES.replace("START", start.replace("METHOD", method)))
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
-        capture_output=True, text=True, timeout=55, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=HANG, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 1 and "LookupError: the user's mistake" in done.stderr
     if start == PROCESS:
@@ -184,7 +186,7 @@ def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
     script.write_text(PROCESSES.replace("START", PROCESS.replace("METHOD", "spawn")).replace("dist.all_reduce(torch.ones(1))", "time.sleep(rank / 2)"))
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
-        capture_output=True, text=True, timeout=55, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=HANG, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert "rank 0 ended in mid-epoch: its process ended with exit code 1" in done.stderr
 
@@ -200,6 +202,6 @@ for index, batch in enumerate(loader):
     if index < 8:
         time.sleep(1.5)
 """
-    over, slow = _run_script(tmp_path, body, seconds=50)  # the loader's time-out is 60
+    over, slow = _run_script(tmp_path, body)
     assert slow.returncode == 1 and "rank 0 ended in mid-epoch: KeyboardInterrupt" in slow.stderr
     assert not re.search("terminate called|Fatal|FATAL|Segmentation", over.stderr), over.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import distributed
 import pytest
 import torch
+from distributed import NEVER
 from graphs import random_data
 from torch_geometric.nn import GraphSAGE
 
@@ -36,7 +37,7 @@ def _give(rank: int, root: str, cases: list[dict]) -> list:
         options = {name: case[name] for name in ("batch_size", "drop_last", "uneven", "depth", "num_workers")}
         seeds = torch.arange(begin, begin + case["seeds"][rank])
         try:
-            loader = NeighborLoader(part, [3, 2], seeds, shuffle=True, seed=case["seed"], timeout=20, **options)
+            loader = NeighborLoader(part, [3, 2], seeds, shuffle=True, seed=case["seed"], timeout=NEVER, **options)
         except ValueError as error:
             out.append(str(error))
             continue
@@ -95,7 +96,7 @@ def _check(case: dict, given: list) -> None:
 )
 def test_any_distribution_of_seeds_gives_what_the_mode_promises(tmp_path, world, number, seed):
     cases = _cases(world, number, seed)
-    results = distributed.run(_give, world, _directory(tmp_path / "parts", world), cases, seconds=200)
+    results = distributed.run(_give, world, _directory(tmp_path / "parts", world), cases)
     for case, given in zip(cases, zip(*results), strict=True):
         print(case)
         _check(case, list(given))
@@ -103,7 +104,7 @@ def test_any_distribution_of_seeds_gives_what_the_mode_promises(tmp_path, world,
 
 def _lengths(rank: int, root: str, plans: list[list[int]]) -> list[int]:
     """Loops of any length, other ones on each rank and in each epoch."""
-    loader = NeighborLoader(salientpp.load(root), [3, 2], "train", batch_size=4, shuffle=True, uneven="exact", seed=1, timeout=20)
+    loader = NeighborLoader(salientpp.load(root), [3, 2], "train", batch_size=4, shuffle=True, uneven="exact", seed=1, timeout=NEVER)
     given = []
     for plan in plans:
         given.append(0)
@@ -188,7 +189,7 @@ def test_the_example_with_join_gives_every_seed_once(tmp_path):
     assignment = torch.arange(data.num_nodes) % 3
     train = torch.cat([(assignment == part).nonzero().flatten()[:count] for part, count in enumerate([130, 40, 0])])
     part = salientpp.partition(data, 3, tmp_path / "parts", [10, 5], 32, method=assignment, split={"train": train})
-    results = distributed.run(_run_example, 3, str(tmp_path / "parts"), group_seconds=20)
+    results = distributed.run(_run_example, 3, str(tmp_path / "parts"))
     assert [[len(seeds) for seeds in epochs] for epochs, _ in results] == [[130] * 2, [40] * 2, [0] * 2]
     for epoch in range(2):
         given = torch.tensor([seed for epochs, _ in results for seed in epochs[epoch]])

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from distributed import HANG
+
 NODES = ("n1", "n2")
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "setpriv", "shellcheck")
 
@@ -86,7 +88,7 @@ class Cluster:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *command: object, cwd: Path | None = None, environment: dict[str, str] | None = None, seconds: float = 90) -> str:
+    def run(self, *command: object, cwd: Path | None = None, environment: dict[str, str] | None = None, seconds: float = HANG) -> str:
         """stdout of one of SLURM's commands, or of a script that calls them."""
         done = subprocess.run(
             [str(word) for word in command], cwd=cwd or self.folder, env={**self.environment, **(environment or {})},
@@ -100,7 +102,7 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, job: str, log: Path | None = None, seconds: float = 120) -> Job:
+    def wait(self, job: str, log: Path | None = None, seconds: float = HANG) -> Job:
         """The job, ended. One that does not is cancelled and fails the test."""
         deadline = time.monotonic() + seconds
         while True:
@@ -117,7 +119,7 @@ class Cluster:
         path = log or Path(facts.get("StdOut", "/dev/null"))
         return path.read_text() if path.exists() else f"({path} was not written)"
 
-    def wait_for(self, text: str, log: Path, seconds: float = 90) -> None:
+    def wait_for(self, text: str, log: Path, seconds: float = HANG) -> None:
         """Return when the file has the text."""
         deadline = time.monotonic() + seconds
         while not (log.exists() and text in log.read_text()):
@@ -168,10 +170,10 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def _output(command: list[str], environment: dict[str, str]) -> str:
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30).stdout
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG).stdout
 
 
-def _wait(condition, daemons: list[subprocess.Popen], folder: Path, seconds: float = 60) -> None:
+def _wait(condition, daemons: list[subprocess.Popen], folder: Path, seconds: float = HANG) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         ended = [str(daemon.args[2]) for daemon in daemons if daemon.poll() is not None]
@@ -185,7 +187,7 @@ def _stop(daemons: list[subprocess.Popen], made: Cluster) -> None:
     if len(daemons) > 1:
         with contextlib.suppress(subprocess.SubprocessError, OSError):
             _output(["scancel", "--signal=KILL", "--user=root"], made.environment)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while _output(["squeue", "--noheader", "--states=RUNNING,COMPLETING"], made.environment).strip() and time.monotonic() < deadline:
                 time.sleep(0.2)
     for daemon in reversed(daemons):

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -154,7 +153,7 @@ def uninterrupted(slurm, datasets) -> tuple[list[str], dict]:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", TRAIN, datasets / "parts-2", *WORKLOAD, "--epochs", EPOCHS
     ]  # fmt: skip
-    out = slurm.run(*command, cwd=folder, environment=ENVIRONMENT, seconds=120)
+    out = slurm.run(*command, cwd=folder, environment=ENVIRONMENT)
     return [re.sub(r" seconds=.*", "", line) for line in out.splitlines() if line.startswith("epoch=")], read_checkpoint(folder)
 
 
@@ -224,10 +223,12 @@ def waiting_job(slurm: Cluster) -> str:
 
 DIES = """
 import os, signal, sys
+from datetime import timedelta
 import torch.distributed as dist
 import salientpp
-launch = salientpp.init_process_group()
-loader = salientpp.NeighborLoader(salientpp.load(sys.argv[1]), [5, 3], "train", batch_size=8, shuffle=True, seed=0)
+# Time-outs are longer than the test waits for the job.
+launch = salientpp.init_process_group(timeout=timedelta(hours=1))
+loader = salientpp.NeighborLoader(salientpp.load(sys.argv[1]), [5, 3], "train", batch_size=8, shuffle=True, seed=0, timeout=3600)
 with salientpp.Preemption() as preemption:
     for epoch in range(1000):
         for batch in loader:
@@ -243,10 +244,8 @@ def test_a_rank_that_dies_ends_the_job_at_once_and_is_named(slurm, datasets, fol
     script = make_script(
         capsys, folder / "dies.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 10, "--launcher", launcher, "--", "dies.py", datasets / "parts-2"
     )
-    started = time.monotonic()
     job = run(slurm, script)
-    # The time-outs of loaders and groups are 5 and 10 minutes.
-    assert job.state == "FAILED" and time.monotonic() - started < 90, job.log
+    assert job.state == "FAILED", job.log
     named = r"task 1: Killed" if launcher == "srun" else r"rank +: 1 \(local_rank: 0\)\s.*\s*exitcode +: -9"
     assert re.search(named, job.log), job.log
     assert job.facts["Restarts"] == "0"
@@ -291,7 +290,7 @@ def test_submitit_starts_ranks_that_find_each_other(slurm, datasets, folder):
         print(type(job).__name__, job.results())
     """)
     (folder / "launch.py").write_text(program)
-    out = slurm.run(sys.executable, "launch.py", cwd=folder, environment=ENVIRONMENT, seconds=120)
+    out = slurm.run(sys.executable, "launch.py", cwd=folder, environment=ENVIRONMENT)
     # submitit complains on stdout that there is no accounting.
     assert out.splitlines()[-1] == "SlurmJob [(0, True), (1, True)]"
 
@@ -300,7 +299,7 @@ def test_submitit_starts_ranks_that_find_each_other(slurm, datasets, folder):
 
 
 def test_slurm_itself_sends_the_signal_before_the_time_is_up(slurm, waiting_job):
-    job = slurm.wait(waiting_job, seconds=240)
+    job = slurm.wait(waiting_job)
     assert job.state == "COMPLETED", job.log
     counts = re.findall(r"^(\d): steps=(\d+)$", job.log, re.MULTILINE)
     assert sorted(rank for rank, _ in counts) == ["0", "1"] and len({steps for _, steps in counts}) == 1, job.log

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Does a wheel hold all that users need? Built from the sources and installed into an empty environment that sees only what salientpp requires,
+# it must serve away from the source tree.  tests/wheel.sh PYTHON: PYTHON is one with the requirements and the tools to build.
+set -euo pipefail
+python=$(realpath --no-symlinks "$1")
+work=$(mktemp --directory)
+trap 'rm -rf "$work"' EXIT
+
+"$python" -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work" .
+"$python" -m venv "$work/venv"
+here=$work/venv/bin/python
+"$here" -m pip install --quiet --no-deps --no-index "$work"/*.whl
+
+# The requirements, without the editable install of the source tree that lies among them.
+"$python" - "$work/requirements" <<'END'
+import importlib.metadata, os, sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+folder.mkdir()
+for site in {importlib.metadata.distribution("torch").locate_file(""), importlib.metadata.distribution("numpy").locate_file("")}:
+    for entry in os.scandir(site):
+        if "salientpp" not in entry.name and not entry.name.endswith(".pth"):
+            (folder / entry.name).symlink_to(entry.path)
+END
+"$here" -c "import site; print(site.getsitepackages()[0])" | while read -r site; do echo "$work/requirements" > "$site/requirements.pth"; done
+
+cd "$work"
+"$here" - "$work/venv" <<'END'
+import sys
+from pathlib import Path
+
+import torch
+
+import salientpp
+from salientpp.datasets import load_dataset
+
+assert Path(salientpp.__file__).is_relative_to(sys.argv[1]), salientpp.__file__
+assert (Path(salientpp.__file__).parent / "py.typed").is_file(), "no py.typed in the wheel"
+data = load_dataset("synthetic:num_vertices=2000,num_features=8")
+salientpp.partition(data, num_parts=1, root="parts", num_neighbors=[5, 3], batch_size=32)
+for graph, seeds in ((data, data.train_mask), (salientpp.load("parts"), "train")):
+    batches = list(salientpp.NeighborLoader(graph, [5, 3], seeds, batch_size=32, num_workers=1))
+    assert batches and all(batch.x.shape == (batch.num_nodes, 8) for batch in batches)
+batch = next(iter(salientpp.NeighborLoader(data, [-1], torch.arange(10), batch_size=10)))
+assert torch.equal(batch.x, data.x[batch.n_id])
+END
+"$work/venv/bin/salientpp" --help >/dev/null
+"$work/venv/bin/salientpp" partition synthetic:num_vertices=2000 parts-2 --parts 2 --fanouts 5,3 --batch-size 32 >/dev/null
+"$work/venv/bin/salientpp" info parts-2 >/dev/null
+echo "$(basename "$work"/*.whl): installed, imported, partitioned and loaded batches away from its sources"
