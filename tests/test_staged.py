@@ -20,14 +20,15 @@ from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.store.fetch import InPlace, Packed
 
 N = 250
 
 
 def staged(loader: NeighborLoader, serves: bool = False) -> NeighborLoader:
     """Let a loader on the CPU put its batches together as for a device; with ``serves`` the rows for other ranks too."""
-    loader._stages.staged = True
-    loader._stages.serves_staged = serves
+    loader._fetch.own = Packed(loader.device)
+    loader._fetch.served = Packed(loader.device) if serves else InPlace()
     return loader
 
 
@@ -168,8 +169,8 @@ def test_only_what_travels_is_pinned_unless_rows_are_read_in_place(data, monkeyp
         pinned.append(tensor.nbytes)
         return tensor
 
-    monkeypatch.setattr("salientpp.store.shard.pinned", pin)
-    monkeypatch.setattr("salientpp.minibatch.stages.pinned", pin)
+    for module in ("tiers", "cache", "fetch"):
+        monkeypatch.setattr(f"salientpp.store.{module}.pinned", pin)
     data = Data(x=torch.zeros(N, 500), edge_index=data.edge_index)
     loader = staged(make(data, zero_copy=zero_copy))
     assert pinned == ([data.x.nbytes] if zero_copy else []), "nothing is pinned before there is a batch"
@@ -196,7 +197,7 @@ def test_no_more_batches_are_on_the_device_than_the_statement_says(data):
     def copy_to_device(state):
         nonlocal most
         result = original(state)
-        alive.add(result.rows.own[None, "x"])
+        alive.add(result.taken.own[None, "x"])
         most = max(most, len(alive))
         return result
 

@@ -19,11 +19,10 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.loader.utils import filter_custom_hetero_store, filter_custom_store, filter_edge_store_, index_select
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from salientpp.store.shard import NO_IDS, take_rows
+from salientpp.store.fetch import Column
+from salientpp.store.rows import take_rows
+from salientpp.store.tiers import NO_IDS
 
-
-#: An attribute of the vertices of one type; the type is None where there is only one.
-Column = tuple[str | None, str]
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:

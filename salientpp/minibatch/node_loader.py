@@ -19,9 +19,10 @@ from salientpp.minibatch.batch import PartitionTemplate, keep_node_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.plan.vip import uniform_start
+from salientpp.store.cache import FeatureCache
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange
-from salientpp.store.shard import FeatureCache
+from salientpp.store.rows import TensorRows
 
 
 class NeighborLoader(BatchLoader):
@@ -187,7 +188,7 @@ class NeighborLoader(BatchLoader):
             sampler=sampler,
             draw=sampler.sample_from_nodes,
             books={None: part.book},
-            host_rows={None: rows},
+            rows={None: {name: TensorRows(tensor) for name, tensor in rows.items()}},
             template=PartitionTemplate(part.edge_rows()),
             keep_books=partial(keep_node_books, input_type=None),
             exchanged=[(None, name) for name in gather],

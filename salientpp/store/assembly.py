@@ -1,19 +1,17 @@
-"""How do rows of several tiers become one tensor, in the batch's order, on the device?
+"""How do rows of several tensors become one, in the batch's order, on the device?
 
-A batch's rows come from up to five **sources**: the device's own rows, the cached rows on the device, the rows of the host (staged: gathered
-in pinned memory and copied; or with ``zero_copy`` read where they lie), the host's cached rows (``zero_copy`` only), and what
-arrived from other ranks. A :class:`Recipe` says for every place of the batch which row of which source it takes, as if the sources lay
-one after the other. :func:`assemble_rows` then writes every row once, in its place: no concatenation, no permutation afterwards.
+The rows of a batch lie in up to five **tensors**: those of the tiers that the device reads where they are, the packed rows, and what arrived from
+other ranks. An index says for every place of the batch which row it takes, as if the tensors lay one after the other. :func:`assemble_rows`
+then writes every row once, in its place: no concatenation, no permutation afterwards.
 
 The kernel is Triton's (:mod:`salientpp.store.assembly_kernel`), compiled when it is first used. It moves rows as words
-whatever their dtype. Where there is no Triton, torch does the same with a pass per source. Neither makes the host wait for the device.
+whatever their dtype. Where there is no Triton, torch does the same with a pass per tensor. Neither makes the host wait for the device.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -23,21 +21,6 @@ from torch import Tensor
 NUM_SOURCES = 5
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-
-
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """How the rows of a batch are put together.
-
-    Attributes:
-        index: int32 or int64 [n], for every place the row of the sources laid end to end; None: the staged rows are the batch.
-        cpu_row: int64 [s], rows of the part to be staged first.
-        cache_slot: int64 [c], cached rows to be staged after them.
-    """
-
-    index: Tensor | None
-    cpu_row: Tensor
-    cache_slot: Tensor
 
 
 @cache
