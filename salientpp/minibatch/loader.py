@@ -15,7 +15,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,7 +40,7 @@ from salientpp.minibatch.state import Progress, check_state, data_digest, inputs
 from salientpp.ops import use_huge_pages
 from salientpp.pipeline import Pipeline, Trace, traced
 from salientpp.plan.arguments import as_integer, as_real
-from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, plan_cache, score
+from salientpp.plan.cache import Policy, Workload, check_policy, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
 from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
@@ -50,7 +50,7 @@ from salientpp.store.cache import FeatureCache
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
 from salientpp.store.fetch import Fetch, InPlace, Packed
-from salientpp.store.rows import RowSource, TensorRows
+from salientpp.store.rows import RowSource, TensorRows, checked_rows
 from salientpp.store.tiers import NO_IDS, IdSet, Tiers
 
 #: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
@@ -162,8 +162,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         dtype: torch.dtype | None,
         gpu_cache_bytes: int = 0,
         replication_factor: float = 0.0,
-        policy: str = "vip",
+        policy: Policy = "vip",
         cache: FeatureCache | None = None,
+        rows: Mapping[Any, Any] | None = None,
         uneven: str = "wrap",
         process_group: Any = None,
     ) -> None:
@@ -173,6 +174,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self.replication_factor = replication_factor
         self.gpu_fraction = gpu_fraction
         self.policy = policy
+        self.rows = rows
         self.depth = depth
         self.uneven = uneven
         self.zero_copy = zero_copy
@@ -306,8 +308,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if gpu_fraction is None or not 0 <= gpu_fraction <= 1:
             raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {self.gpu_fraction!r}")
         self.replication_factor = check_replication_factor(self.replication_factor)
-        if not isinstance(self.policy, str) or self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
+        check_policy(self.policy)
         if cache is not None and not isinstance(cache, FeatureCache):
             raise TypeError(f"cache must be the cache of another loader (loader.cache), got {type(cache).__name__}")
         if cache is not None and self.replication_factor > 0:
@@ -346,14 +347,18 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if custom_cls is not None and not is_remote(data):
             raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is")
         books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
+        own = self._own_rows({type_: book.num_vertices for type_, book in books.items()})
+        if own and is_remote(data):
+            raise ValueError("rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store")
         if isinstance(data, HeteroData):
-            template = HeteroTemplate(data)
+            template = HeteroTemplate(data, own)
         else:
-            template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data)
+            template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data, own)
         self._exchange = Exchange(self._comm, next(iter(books.values())))
         rows: dict[str | None, dict[str, RowSource]] = {type_: {} for type_ in books}
         for type_, name in template.gathered:
-            rows[type_][name] = TensorRows(data[name] if type_ is None else data[type_][name])
+            given = own.get((type_, name))
+            rows[type_][name] = TensorRows(data[name] if type_ is None else data[type_][name]) if given is None else given
         return Source(
             sampler=sampler,
             books=books,
@@ -364,6 +369,19 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             fingerprint="",
             **rest,
         )
+
+    def _own_rows(self, sizes: Mapping[str | None, int]) -> dict[Column, RowSource]:
+        """The user's ``rows``, checked; ``sizes`` says how many each vertex type must have."""
+        if self.rows is not None and not isinstance(self.rows, Mapping):
+            raise TypeError(f"rows must map names of attributes to tensors or sources of rows, got {type(self.rows).__name__}")
+        own = {}
+        for key, value in (self.rows or {}).items():
+            type_, name = key if isinstance(key, tuple) and len(key) == 2 else (None, key)
+            if type_ not in sizes or not isinstance(name, str):
+                known = "names of attributes" if None in sizes else f"(node type, name) with a node type of the data ({', '.join(sizes)})"
+                raise ValueError(f"the keys of rows must be {known}, got {key!r}")
+            own[type_, name] = checked_rows(value, f"rows[{key!r}]", sizes[type_])
+        return own
 
     @property
     def _mean_batch_size(self) -> int:
@@ -512,7 +530,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             "uneven": self.uneven,
             "world_size": self._comm.size,
             "rank": self._comm.rank,
+            **({"rows": self._describe(self.rows)} if self.rows else {}),
         }
+
+    def _describe(self, names: Iterable[Any]) -> list[Any]:
+        """Plain values: dtype and shape of the rows of these attributes."""
+        columns = {name: name if isinstance(name, tuple) else (None, name) for name in names}
+        return [[str(name), str(self._source.rows_of(column).dtype), list(self._source.rows_of(column).shape)] for name, column in columns.items()]
 
     def __iter__(self) -> Iterator[Data]:
         self._finish_epoch()
