@@ -17,7 +17,7 @@ from test_tiers import FRACTIONS, random_case, sources
 
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.store import fetch
-from salientpp.store.assembly import NUM_SOURCES, assemble_rows, run_kernel
+from salientpp.store.assembly import NUM_TENSORS, assemble_rows, run_kernel
 from salientpp.store.cache import FeatureCache
 from salientpp.store.fetch import Packed
 from salientpp.store.tiers import IdSet, Places, Tier, Tiers
@@ -63,6 +63,11 @@ def test_rows_come_from_the_sources_laid_end_to_end(interpreted, dtype, shape, i
             assert torch.equal(out, want), function.__name__
 
 
+def test_more_tensors_than_the_kernel_takes_are_refused():
+    with pytest.raises(ValueError, match=r"at most 5 tensors, got 6"):
+        run_kernel([torch.ones(1)] * 6, torch.tensor([0]), torch.empty(1))
+
+
 def test_nothing_is_written_beside_the_output(interpreted):
     whole = torch.full((20, 3), -1.0)
     run_kernel([identity_features(10)], torch.arange(10, dtype=torch.int32), whole[5:15])
@@ -77,8 +82,8 @@ def test_the_kernel_compiles_for_gpus_and_moves_16_bytes_where_rows_allow(capabi
 
     from salientpp.store import assembly_kernel
 
-    pointers = ["out", "index", *(f"source_{i}" for i in range(NUM_SOURCES))]
-    sizes = [*(f"end_{i}" for i in range(NUM_SOURCES - 1)), "num_rows"]
+    pointers = ["out", "index", *(f"source_{i}" for i in range(NUM_TENSORS))]
+    sizes = [*(f"end_{i}" for i in range(NUM_TENSORS - 1)), "num_rows"]
     columns = min(triton.next_power_of_2(words), 128)
     constants = {"WORDS": words, "ROWS": 1024 // columns, "COLUMNS": columns}
     signature = {**dict.fromkeys(pointers, "*i64"), "index": "*i32", **dict.fromkeys(sizes, "i32"), **dict.fromkeys(constants, "constexpr")}

@@ -15,7 +15,7 @@ import torch
 from graphs import RELATIONS, identity_features, random_data, random_hetero
 from laws.row_source import RowSourceLaws
 from test_loader import assert_same_batches
-from test_staged import staged
+from test_packed import packed
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -135,7 +135,7 @@ def test_rows_of_a_data_may_come_from_elsewhere(tmp_path, kept, on_device):
         for batch in want:
             batch.num_nodes = batch.n_id.numel()
     loader = NeighborLoader(data, [4, 3], data.train_mask, rows={"x": source}, **OPTIONS)
-    assert_same_batches(list(staged(loader) if on_device else loader), want)
+    assert_same_batches(list(packed(loader) if on_device else loader), want)
     assert source.taken == loader.stats().rows_cpu > 0
     assert loader.memory()["cpu"] == sum(data[name].nbytes for name in data.node_attrs() if name != "x")
 
@@ -180,14 +180,14 @@ def _compare_on_ranks(rank: int, folder: str) -> tuple[int, int]:
     for options in ({}, {"replication_factor": 0.3, "gpu_fraction": 0.3}, {"gather": ["x", "new"], "replication_factor": 0.1, "num_workers": 2}):
         for on_device in (False, True):
             loader = NeighborLoader(part, [4, 3], "train", rows=rows, **options, **OPTIONS)
-            for batch, expected in zip(staged(loader, on_device) if on_device else loader, want, strict=True):
+            for batch, expected in zip(packed(loader, on_device) if on_device else loader, want, strict=True):
                 assert torch.equal(batch.x, expected.x) and torch.equal(batch.y, expected.y)
                 size = batch.num_nodes if "gather" in options else batch.batch_size
                 assert len(batch.new) == size and torch.equal(batch.new[: batch.batch_size], batch.y + 1)
     SharedCacheLoader.folder = folder
     loader = SharedCacheLoader(part, [4, 3], "train", replication_factor=0.1, **OPTIONS)
     assert_same_batches(list(loader), want)
-    assert_same_batches(list(staged(SharedCacheLoader(part, [4, 3], "train", replication_factor=0.1, **OPTIONS))), want)
+    assert_same_batches(list(packed(SharedCacheLoader(part, [4, 3], "train", replication_factor=0.1, **OPTIONS))), want)
     plain = NeighborLoader(part, [4, 3], "train", replication_factor=0.1, **OPTIONS)
     list(plain)
     return loader.stats().rows_remote, plain.stats().rows_remote

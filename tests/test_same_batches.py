@@ -17,7 +17,7 @@ import distributed
 import pytest
 import torch
 from graphs import RELATIONS, random_data, random_hetero
-from test_staged import staged
+from test_packed import packed
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -118,7 +118,7 @@ def digest(batches: Iterable[Data | HeteroData], loader: Any) -> str:
 
 
 def run(loader: Any, on_device: bool = False) -> str:
-    loader = staged(loader, on_device) if on_device else loader
+    loader = packed(loader, on_device) if on_device else loader
     return digest([batch for _ in range(2) for batch in loader], loader)
 
 

@@ -111,7 +111,7 @@ class Packed:
         packed = [NO_IDS if tier.on_device else slot for tier, _, slot in tiers.groups(places)]
         if any(position is None and not tier.on_device for tier, position, _ in tiers.groups(places)):
             return Recipe(None, packed)
-        # Which places each source fills, from which of its rows (None: all, in order), and how many rows it has.
+        # Which places each tensor fills, from which of its rows (None: all, in order), and how many rows it has.
         takes = [(position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device]
         takes += [(position, None, slot.numel()) for tier, position, slot in tiers.groups(places) if not tier.on_device]
         takes.append((places.remote_position, None, places.remote_id.numel()))
@@ -142,10 +142,10 @@ class Packed:
     def put_together(self, tiers: Tiers, name: str, plan: Recipe, taken: Tensor, arrived: Tensor | None) -> Tensor:
         if plan.index is None:
             return taken
-        sources = [tier.tensor(name) for tier in tiers.all if tier.on_device]
-        sources += [taken, taken[:0] if arrived is None else self.to_device(arrived)]
+        tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
+        tensors += [taken, taken[:0] if arrived is None else arrived]
         out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
-        assemble_rows([rows for rows in sources if len(rows)], plan.index, out)
+        assemble_rows([rows for rows in tensors if len(rows)], plan.index, out)
         return out
 
     def pin(self, batch: Any) -> Any:
