@@ -45,10 +45,10 @@ def main() -> None:
 
         return call
 
-    stages, shard = loader._stages, next(iter(loader._shards.values()))
+    stages, fetch = loader._stages, loader._fetch
     loader._draw = timed(loader._draw, "sampling")
-    shard.look_up = timed(shard.look_up, "look-up")
-    stages._own_rows = timed(stages._own_rows, lambda column, _: "gathering x" if column[1] == "x" else "gathering labels and masks")
+    fetch.look_up = timed(fetch.look_up, "look-up")
+    fetch.own.take = timed(fetch.own.take, lambda tiers, name, plan: "gathering x" if name == "x" else "gathering labels and masks")
     stages.template.build = timed(stages.template.build, "assembling")
     stages.keep_books = timed(stages.keep_books, "assembling")
     steps: dict[str, list[float]] = defaultdict(list)

@@ -6,7 +6,7 @@ training vertices, 128 features). A 3-layer GraphSAGE, fanouts (15, 10, 5), batc
 of them; the device is waited for only at their ends.
 
   floor       the same model on batches that lie on the device already
-  epoch       whole epochs by β, pipeline on and off, rows staged and read in place; and PyG's loader where it can sample
+  epoch       whole epochs by β, pipeline on and off, rows packed and read in place; and PyG's loader where it can sample
   tier        time and rows from the host over β, in VIP order and in random order (Figure 6 of the paper)
   assembly    one pass over all sources against concatenation and permutation in torch
 
@@ -185,25 +185,25 @@ def random_heat(sampler, *_) -> dict[None, Tensor]:
 
 
 def time_assembly(data: Data, arguments: argparse.Namespace, device: torch.device) -> list[dict]:
-    """Rows of a batch, a tenth of them staged and a tenth arrived, the others on the device."""
+    """Rows of a batch, a tenth of them packed and a tenth arrived, the others on the device."""
     rows = []
     num_rows = min(500_000, data.num_nodes)
     for dtype in (torch.float32, torch.float16, torch.int8):
         x = data.x[: min(1_000_000, data.num_nodes)].to(dtype).to(device)
-        staged, arrived = x[: num_rows // 10].clone(), x[: num_rows // 10].clone()
-        index = torch.cat([torch.randint(len(x), (num_rows - 2 * len(staged),)), len(x) + torch.arange(2 * len(staged))])
+        packed, arrived = x[: num_rows // 10].clone(), x[: num_rows // 10].clone()
+        index = torch.cat([torch.randint(len(x), (num_rows - 2 * len(packed),)), len(x) + torch.arange(2 * len(packed))])
         permutation = torch.randperm(num_rows)
         permuted = permutation.to(device)
-        slots = index[: num_rows - 2 * len(staged)].to(device)
+        slots = index[: num_rows - 2 * len(packed)].to(device)
         mixed = index[permutation].int().to(device)
         out = torch.empty(num_rows, x.size(1), dtype=dtype, device=device)
 
         def fused() -> Tensor:
-            assemble_rows([x, staged, arrived], mixed, out)
+            assemble_rows([x, packed, arrived], mixed, out)
             return out
 
         def in_torch() -> Tensor:
-            return torch.cat([x.index_select(0, slots), staged, arrived]).index_select(0, permuted)
+            return torch.cat([x.index_select(0, slots), packed, arrived]).index_select(0, permuted)
 
         assert torch.equal(fused(), in_torch())
         times = {function.__name__: time_on_device(function, device) for function in (fused, in_torch)}

@@ -35,7 +35,6 @@ def main() -> None:
     cached = torch.randint(n, (int(arguments.alpha * n / k),), generator=generator).unique()
     cached = cached[book.owner(cached) != 1]
     words = ops.pack_id_set(cached, n)
-    empty = torch.empty(0, dtype=torch.int64)
     # A third local, a third cached, a third remote.
     third = arguments.ids // 3
     ids = torch.cat([
@@ -50,7 +49,7 @@ def main() -> None:
         return torch.where(cached[at] == ids, at, -1)
 
     candidates = {
-        "salientpp, all of look_up": lambda: ops.look_up(ids, book.offsets, 1, empty, words),
+        "salientpp, all of look_up": lambda: ops.look_up(ids, book.offsets, 1, [], [words]),
         "searchsorted, cache only": binary_search,
     }
     nbytes = {"salientpp, all of look_up": words.nbytes, "searchsorted, cache only": cached.nbytes}
@@ -59,7 +58,8 @@ def main() -> None:
         peer = LinearProbing(library, cached)
         if huge:
             ops.use_huge_pages(peer.table)
-        ours = ops.look_up(ids, book.offsets, 1, empty, words)[2:]
+        position, slot, counts = ops.look_up(ids, book.offsets, 1, [], [words])
+        ours = [*(tensor for group in zip(position, slot) for tensor in group), counts]
         if not all(torch.equal(a, b) for a, b in zip(ours, peer.look_up(ids, book.offsets, 1), strict=True)):
             raise RuntimeError("the peer and ours disagree about where rows are")
         candidates[name] = lambda peer=peer: peer.look_up(ids, book.offsets, 1)

@@ -16,7 +16,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("sum_over_lists(Tensor indptr, Tensor indices, Tensor value) -> Tensor");
   // store
   m.def("pack_id_set(Tensor ids, int num_ids) -> Tensor");
-  m.def("look_up(Tensor n_id, Tensor offsets, int part_id, Tensor gpu_set, Tensor cache_set) -> (Tensor gpu_position, Tensor gpu_slot, Tensor cpu_position, Tensor cpu_row, Tensor cache_position, Tensor cache_slot, Tensor remote_position, Tensor remote_id, Tensor remote_counts)");
+  m.def("look_up(Tensor n_id, Tensor offsets, int part_id, Tensor[] local_sets, Tensor[] remote_sets) -> (Tensor[] position, Tensor[] slot, Tensor remote_counts)");
   m.def("gather_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index) -> ()");
   // minibatch
   m.def("permutation(int size, int key) -> Tensor");

@@ -151,23 +151,23 @@ def pack_id_set(ids: Tensor, num_ids: int) -> Tensor:
 
 
 def look_up(
-    n_id: Tensor, offsets: Tensor, part_id: int, gpu_set: Tensor, cache_set: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Say for every id of a batch which tier its row is in.
+    n_id: Tensor, offsets: Tensor, part_id: int, local_sets: Sequence[Tensor], remote_sets: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Say for every id of a batch where its row is: in the first set that has it, else in the part or at its owner.
 
     Args:
         n_id: int64 [n], global ids.
         offsets: int64 [K + 1], the partition book: part p owns [offsets[p], offsets[p + 1]).
         part_id: the part that is local.
-        gpu_set: packed set of local ids (rows of the part) that live on the device.
-        cache_set: packed set of global ids that are cached.
+        local_sets: packed sets of local ids (rows of the part), looked through in this order.
+        remote_sets: packed sets of global ids, for ids of other parts.
 
     Returns:
-        ``gpu_position, gpu_slot, cpu_position, cpu_row, cache_position, cache_slot, remote_position, remote_id``,
-        int64 vectors, and ``remote_counts`` int64 [K]. Positions are places in ``n_id``; together the four
-        groups hold each place once. Remote ids are grouped by owner.
+        ``position`` and ``slot``, two lists of int64 vectors, and ``remote_counts`` int64 [K]. Their entries are one group for each local
+        set, the rest of the part (slot: local id), one group for each remote set, and what is left (slot: global id), grouped by owner.
+        Positions are places in ``n_id``; together the groups hold each place once. The slot of an id in a set is how many members are smaller.
     """
-    return _ops.look_up(n_id, offsets, part_id, gpu_set, cache_set)
+    return _ops.look_up(n_id, offsets, part_id, local_sets, remote_sets)
 
 
 def gather_rows(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
@@ -356,10 +356,9 @@ def _(ids, num_ids):
 
 
 @torch.library.register_fake("salientpp::look_up")
-def _(n_id, offsets, part_id, gpu_set, cache_set):
-    gpu, cpu, cache, remote = _dynamic(n_id), _dynamic(n_id), _dynamic(n_id), _dynamic(n_id)
-    pairs = [torch.empty_like(group) for group in (gpu, gpu, cpu, cpu, cache, cache, remote, remote)]
-    return (*pairs, n_id.new_empty([offsets.shape[0] - 1]))
+def _(n_id, offsets, part_id, local_sets, remote_sets):
+    position = [_dynamic(n_id) for _ in range(len(local_sets) + len(remote_sets) + 2)]
+    return position, [torch.empty_like(group) for group in position], n_id.new_empty([offsets.shape[0] - 1])
 
 
 @torch.library.register_fake("salientpp::gather_rows")

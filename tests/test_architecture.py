@@ -114,11 +114,11 @@ def test_imports_follow_the_table(path):
         ("launch.sbatch", "from salientpp.store.dataset_dir import load"),
         ("minibatch.loader", "from salientpp.launch.environment import detect"),
         ("graph", "from salientpp import pipeline"),
-        ("plan.vip", "def f():\n    from salientpp.store import shard"),
+        ("plan.vip", "def f():\n    from salientpp.store import tiers"),
         ("plan.vip", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from salientpp.comm import Comm"),
-        ("plan.vip", "from ..store.shard import Shard"),
-        ("store.shard", "from salientpp.minibatch.sampler import Sampler"),
-        ("store.shard", "from .. import pipeline"),
+        ("plan.vip", "from ..store.tiers import Tiers"),
+        ("store.tiers", "from salientpp.minibatch.sampler import Sampler"),
+        ("store.tiers", "from .. import pipeline"),
         ("minibatch.loader", "from salientpp import NeighborLoader"),
         ("minibatch.loader", "import salientpp"),
         ("minibatch.loader", "from salientpp.datasets import load_dataset"),
@@ -138,7 +138,7 @@ def test_a_wrong_arrow_is_seen(module, source):
     [
         ("ops", "from salientpp import _C"),
         ("plan.cache", "from salientpp.plan.vip import inclusion_probability\nfrom . import partition_book\nfrom ..graph import Graph"),
-        ("minibatch.loader", "from salientpp import ops\nfrom salientpp.pipeline import Stage\nimport salientpp.store.shard"),
+        ("minibatch.loader", "from salientpp import ops\nfrom salientpp.pipeline import Stage\nimport salientpp.store.tiers"),
         ("analysis", "from salientpp.minibatch import sampler\nfrom salientpp.minibatch.sampler import Sampler"),
         ("cli", "import salientpp\nfrom salientpp.minibatch.loader import NeighborLoader"),
         ("__init__", "from salientpp.minibatch.loader import NeighborLoader"),
@@ -150,7 +150,7 @@ def test_a_right_arrow_is_let_through(module, source):
 
 
 def test_the_package_was_read():
-    assert {"ops", "graph", "comm", "pipeline", "plan.vip", "store.shard", "minibatch.sampler", "__init__"} <= MODULES
+    assert {"ops", "graph", "comm", "pipeline", "plan.vip", "store.tiers", "minibatch.sampler", "__init__"} <= MODULES
 
 
 # --- names ------------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""Laws of `salientpp.store.assembly` and of recipes: rows of all tiers end up in the batch's order, by the kernel and without it.
+"""Laws of `salientpp.store.assembly` and of the recipes of `salientpp.store.fetch`: rows of all tiers end up in the batch's order, by the kernel and without it.
 
 Without a GPU the kernel runs in Triton's interpreter, and is compiled for GPUs that are not there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 from graphs import identity_features
-from test_shard import FRACTIONS, random_case
+from test_tiers import FRACTIONS, random_case, sources
 
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.store.assembly import NUM_SOURCES, assemble_rows, run_kernel
-from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Shard
+from salientpp.store import fetch
+from salientpp.store.assembly import NUM_TENSORS, assemble_rows, run_kernel
+from salientpp.store.cache import FeatureCache
+from salientpp.store.fetch import Packed
+from salientpp.store.tiers import IdSet, Places, Tier, Tiers
 
 triton = pytest.importorskip("triton")
 CPU = torch.device("cpu")
@@ -59,6 +63,11 @@ def test_rows_come_from_the_sources_laid_end_to_end(interpreted, dtype, shape, i
             assert torch.equal(out, want), function.__name__
 
 
+def test_more_tensors_than_the_kernel_takes_are_refused():
+    with pytest.raises(ValueError, match=r"at most 5 tensors, got 6"):
+        run_kernel([torch.ones(1)] * 6, torch.tensor([0]), torch.empty(1))
+
+
 def test_nothing_is_written_beside_the_output(interpreted):
     whole = torch.full((20, 3), -1.0)
     run_kernel([identity_features(10)], torch.arange(10, dtype=torch.int32), whole[5:15])
@@ -73,8 +82,8 @@ def test_the_kernel_compiles_for_gpus_and_moves_16_bytes_where_rows_allow(capabi
 
     from salientpp.store import assembly_kernel
 
-    pointers = ["out", "index", *(f"source_{i}" for i in range(NUM_SOURCES))]
-    sizes = [*(f"end_{i}" for i in range(NUM_SOURCES - 1)), "num_rows"]
+    pointers = ["out", "index", *(f"source_{i}" for i in range(NUM_TENSORS))]
+    sizes = [*(f"end_{i}" for i in range(NUM_TENSORS - 1)), "num_rows"]
     columns = min(triton.next_power_of_2(words), 128)
     constants = {"WORDS": words, "ROWS": 1024 // columns, "COLUMNS": columns}
     signature = {**dict.fromkeys(pointers, "*i64"), "index": "*i32", **dict.fromkeys(sizes, "i32"), **dict.fromkeys(constants, "constexpr")}
@@ -89,40 +98,40 @@ def test_the_kernel_compiles_for_gpus_and_moves_16_bytes_where_rows_allow(capabi
 # --- recipes ----------------------------------------------------------------------------------------------
 
 
-def random_shard(seed: int, gpu_fraction: float, cache_fraction: float, zero_copy: bool, cache_share: float) -> tuple[Shard, torch.Tensor]:
+def random_tiers(seed: int, gpu_fraction: float, cache_fraction: float, zero_copy: bool, cache_share: float) -> tuple[Tiers, torch.Tensor]:
     book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
     begin, end = book.range_of(part_id)
     x = identity_features(book.num_vertices, 2)
-    shard = Shard(book, part_id, {"x": x[begin:end].clone()}, gpu_ids=gpu_ids, device=CPU, zero_copy=zero_copy)
+    tiers = Tiers.of(book, part_id, sources(x=x[begin:end].clone()), gpu_ids=gpu_ids, device=CPU, zero_copy=zero_copy)
     if len(cache_ids):
         cache = FeatureCache(IdSet.of(cache_ids, book.num_vertices), {"x": x[cache_ids]})
         scores = torch.from_numpy(np.random.default_rng(seed).random(book.num_vertices))
-        shard.cache = cache.on_device(scores, int(cache_share * len(cache_ids)) * x[0].nbytes, CPU)
-    return shard, n_id
+        cache = cache.on_device(scores, int(cache_share * len(cache_ids)) * x[0].nbytes, CPU)
+        tiers = dataclasses.replace(tiers, copies=cache.tiers(zero_copy))
+    return tiers, n_id
 
 
 @pytest.mark.parametrize("kernel", ["kernel", "torch"])
 @pytest.mark.parametrize("cache_share", [0, 0.4, 1])
 @pytest.mark.parametrize("zero_copy", [False, True])
 @FRACTIONS
-def test_a_recipe_puts_every_row_in_its_place(interpreted, gpu_fraction, cache_fraction, zero_copy, cache_share, kernel):
+def test_a_recipe_puts_every_row_in_its_place(interpreted, monkeypatch, gpu_fraction, cache_fraction, zero_copy, cache_share, kernel):
+    if kernel == "kernel":
+        monkeypatch.setattr(fetch, "assemble_rows", lambda tensors, index, out: run_kernel(tensors, index, out) if out.numel() else None)
+    way = Packed(CPU)
     for seed in range(4):
-        shard, n_id = random_shard(seed, gpu_fraction, cache_fraction, zero_copy, cache_share)
-        places = shard.look_up(n_id)
-        recipe = shard.recipe(places)
-        staged = torch.full((recipe.cpu_row.numel() + recipe.cache_slot.numel(), 2), -1.0)
-        shard.stage("x", recipe, staged)
+        tiers, n_id = random_tiers(seed, gpu_fraction, cache_fraction, zero_copy, cache_share)
+        places = tiers.look_up(n_id)
+        recipe = way.plan(tiers, places)
+        packed = way.take(tiers, "x", recipe)
         arrived = places.remote_id.float().view(-1, 1).repeat(1, 2)
-        out = staged
-        if recipe.index is not None:
-            out = torch.full((recipe.index.numel(), 2), -1.0)
-            (run_kernel if kernel == "kernel" and out.numel() else assemble_rows)(shard.sources("x", staged, arrived), recipe.index, out)
+        out = way.put_together(tiers, "x", recipe, packed, arrived)
         assert torch.equal(out[:, 0].long(), n_id) and torch.equal(out[:, 1], out[:, 0])
         if zero_copy:
-            assert staged.numel() == 0
+            assert packed.numel() == 0
         else:
-            on_device = 0 if not len(shard.cache.device_slot) else int((shard.cache.device_slot[places.cache_slot] >= 0).sum())
-            assert len(staged) == len(n_id) - len(arrived) - places.gpu_slot.numel() - on_device, "nothing is staged that need not be"
+            on_device = sum(slot.numel() for tier, _, slot in tiers.groups(places) if tier.memory == "gpu")
+            assert len(packed) == len(n_id) - len(arrived) - on_device, "nothing is packed that need not be"
 
 
 def test_the_highest_scores_go_to_the_device_until_it_is_full():
@@ -136,28 +145,24 @@ def test_the_highest_scores_go_to_the_device_until_it_is_full():
         assert tiered.num_device_rows == len(kept)
         if kept:
             assert tiered.device_rows["y"].tolist() == tiered.device_rows["x"][:, 0].tolist() == kept
-            assert [int(tiered.device_slot[ids.tolist().index(v)]) for v in kept] == list(range(len(kept)))
-            assert int((tiered.device_slot >= 0).sum()) == len(kept)
+            assert tiered.device_members.ids.tolist() == kept
+            assert [tier.members for tier in tiered.tiers(False)] == [tiered.device_members, cache.members], "the device's come first"
         assert tiered.rows is cache.rows
     assert cache.on_device(scores, 10**6, CPU).device_rows["y"].tolist() == ids.tolist()
 
 
-def test_one_part_without_device_rows_is_staged_as_it_is():
-    shard = Shard(PartitionBook.trivial(10), 0, {"x": identity_features(10)}, device=CPU)
-    recipe = shard.recipe(shard.look_up(torch.tensor([3, 3, 9])))
-    assert recipe.index is None and recipe.cpu_row.tolist() == [3, 3, 9] and recipe.cache_slot is NO_IDS
+def test_one_part_without_device_rows_is_packed_as_it_is():
+    tiers = Tiers.of(PartitionBook.trivial(10), 0, sources(x=identity_features(10)), device=CPU)
+    recipe = Packed(CPU).plan(tiers, tiers.look_up(torch.tensor([3, 3, 9])))
+    assert recipe.index is None and [slot.tolist() for slot in recipe.packed] == [[3, 3, 9]]
 
 
 @pytest.mark.parametrize("sizes, dtype", [((2**31 - 3, 2), torch.int32), ((2**31 - 2, 2), torch.int64)])
 def test_places_beyond_two_billion_rows_get_a_wide_index(sizes, dtype):
     # Rows without columns: they are numbered, and take no memory.
     book = PartitionBook(torch.tensor([0, sizes[0], sum(sizes)]))
-    shard = Shard.__new__(Shard)
-    shard.book, shard.part_id, shard.zero_copy = book, 0, True
-    shard.gpu, shard.cache = IdSet.of(NO_IDS, 1), FeatureCache.empty()
-    from salientpp.store.shard import Places
-
+    tiers = Tiers(book, 0, Tier("cpu", None, sources(x=torch.empty(sizes[0], 0)), True, "cpu"))
     last = torch.tensor([sizes[0] - 1])
-    places = Places(NO_IDS, NO_IDS, torch.tensor([0]), last, NO_IDS, NO_IDS, torch.tensor([1, 2]), torch.tensor([5, 6]), torch.tensor([0, 2]))
-    index = shard.recipe(places).index
+    places = Places([torch.tensor([0])], [last], torch.tensor([1, 2]), torch.tensor([5, 6]), torch.tensor([0, 2]))
+    index = Packed(CPU).plan(tiers, places).index
     assert index.dtype == dtype and index.tolist() == [sizes[0] - 1, sizes[0], sizes[0] + 1]

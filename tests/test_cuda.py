@@ -23,6 +23,7 @@ import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.comm import Comm, Groups
 from salientpp.store.assembly import assemble_rows
+from salientpp.store.fetch import Packed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available() and os.environ.get("FAIL_WITHOUT_CUDA") != "1", reason="needs a GPU")
 CUDA = torch.device("cuda", 0)
@@ -203,7 +204,7 @@ def _over_nccl(rank: int, root: str) -> list[float]:
     pending = comm.all_to_all(rows, [4], [4])
     Comm.create = classmethod(lambda cls, *_: comm)  # of one rank it would need no group
     loader = NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1, device=CUDA, gpu_fraction=0.3)
-    assert loader._stages.serves_staged
+    assert isinstance(loader._fetch.served, Packed)
     assert_same_batches(on_cpu(loader), list(NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1)))
     return pending.wait().cpu().flatten().tolist()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from graphs import random_data
 from test_ops import rows_of, same_bits
-from test_staged import staged
+from test_packed import packed
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -53,11 +53,11 @@ def assert_rows_are_those_of(batch: Data, ids: Tensor, names: list[str], data: D
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-@pytest.mark.parametrize("way", ["in place", "staged", "device rows"])
+@pytest.mark.parametrize("way", ["in place", "packed", "device rows"])
 def test_batches_of_a_data_object(way):
     data = colourful([*STORABLE, torch.complex32])
     loader = NeighborLoader(data, [3, 2], batch_size=16, gpu_fraction=0.4 if way == "device rows" else 0.0)
-    for batch in staged(loader) if way == "staged" else loader:
+    for batch in packed(loader) if way == "packed" else loader:
         assert_rows_are_those_of(batch, batch.n_id, list(columns(STORABLE)), data)
         assert_rows_are_those_of(batch, batch.e_id, [f"edge_{str(dtype)[6:]}" for dtype in STORABLE], data)
 
@@ -68,11 +68,11 @@ def _check_part(rank: int, root: str, num_parts: int) -> tuple[int, int]:
     names = list(columns(STORABLE))
     part = salientpp.load(root)
     from_cache = from_others = 0
-    for alpha, beta, is_staged in [(0.0, 0.0, False), (0.4, 0.3, False), (0.4, 0.3, True)]:
+    for alpha, beta, is_packed in [(0.0, 0.0, False), (0.4, 0.3, False), (0.4, 0.3, True)]:
         loader = NeighborLoader(
             part, [4, 2], "all", batch_size=16, seed=1, gather=names, replication_factor=alpha, gpu_fraction=beta, uneven="exact"
         )
-        for batch in staged(loader, serves=True) if is_staged else loader:
+        for batch in packed(loader, serves=True) if is_packed else loader:
             assert_rows_are_those_of(batch, part.original_id(batch.n_id), names, data)
         from_cache += loader.stats().rows_cache
         from_others += loader.stats().rows_remote

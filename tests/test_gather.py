@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import random_data, random_hetero
-from test_staged import staged
+from test_packed import packed
 
 import salientpp
 from salientpp import NeighborLoader
@@ -38,9 +38,9 @@ BOTH = {
 def _exchanged(rank: int, root: str) -> tuple[dict, dict, list, list[str]]:
     part = salientpp.load(root)
 
-    def bytes_and_rows(gather: Any, is_staged: bool = False, **options) -> tuple:
+    def bytes_and_rows(gather: Any, is_packed: bool = False, **options) -> tuple:
         loader = NeighborLoader(part, [4, 2], "train", batch_size=16, seed=1, gather=gather, uneven="exact", **options)
-        for batch in staged(loader, serves=True) if is_staged else loader:
+        for batch in packed(loader, serves=True) if is_packed else loader:
             original = part.original_id(batch.n_id)
             assert batch.x.size(0) != batch.num_nodes or torch.equal(batch.x[:, 0].long(), original)
             assert batch.z.size(0) != batch.num_nodes or torch.equal(batch.z, original)
@@ -52,7 +52,7 @@ def _exchanged(rank: int, root: str) -> tuple[dict, dict, list, list[str]]:
 
     one = {name: shown(gather(), replication_factor=0.1) for name, gather in WAYS.items()}
     both = {name: shown(gather(), replication_factor=0.1) for name, gather in BOTH.items()}
-    none = [shown((), **options) for options in ({}, {"replication_factor": 0.3}, {"gpu_fraction": 0.5}, {"is_staged": True})]
+    none = [shown((), **options) for options in ({}, {"replication_factor": 0.3}, {"gpu_fraction": 0.5}, {"is_packed": True})]
     batches = [len(NeighborLoader(part, [4, 2], "train", batch_size=16, uneven="exact"))]
     return one, both, none, batches
 

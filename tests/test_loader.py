@@ -33,7 +33,7 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.datasets import synthetic
 from salientpp.pipeline import StageError
-from salientpp.store.shard import FeatureCache
+from salientpp.store.cache import FeatureCache
 
 # torch counts worker processes; ours are threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

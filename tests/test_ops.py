@@ -78,10 +78,10 @@ CASES = {
     ],
     "pack_id_set": [lambda: (long(0, 31, 32, 99), 100), lambda: (NONE, 100), lambda: (NONE, 0), lambda: (long(0), 1)],
     "look_up": [
-        lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 1, ops.pack_id_set(long(1), 3), ops.pack_id_set(long(0, 9), 10)),
-        lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 0, NONE, NONE),
-        lambda: (NONE, long(0, 3, 6, 10), 2, NONE, NONE),
-        lambda: (long(1, 0), long(0, 2), 0, NONE, NONE),
+        lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 1, [ops.pack_id_set(long(1), 3)], [ops.pack_id_set(long(0, 9), 10), ops.pack_id_set(long(2), 10)]),
+        lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 0, [], [NONE]),
+        lambda: (NONE, long(0, 3, 6, 10), 2, [NONE, NONE], []),
+        lambda: (long(1, 0), long(0, 2), 0, [], []),
     ],
     "use_huge_pages": [lambda: (torch.zeros(5),), lambda: (torch.zeros(0),), lambda: (torch.ones(2**20),), lambda: (torch.ones(4, 3).t(),)],
     "sample_typed_neighbors": [
@@ -322,13 +322,13 @@ def test_pack_id_set_refuses_ids_in_the_last_words_unused_bits(bad_id):
         (dict(offsets=long(10)), r"offsets must have num_parts \+ 1 >= 2 entries, got 1"),
         (dict(part_id=3), r"part_id must be in \[0, 3\), got 3"),
         (dict(part_id=-1), r"part_id must be in \[0, 3\), got -1"),
-        (dict(offsets=long(0, 3, 60, 100), part_id=1, gpu_set=long(1)), r"gpu_set must cover the 57 rows of the part"),
-        (dict(offsets=long(0, 3, 60, 100), cache_set=long(1)), r"cache_set must cover the 100 vertices of the graph"),
-        (dict(gpu_set=ints(1)), r"gpu_set must have dtype Long, got Int"),
+        (dict(offsets=long(0, 3, 60, 100), part_id=1, local_sets=[NONE, long(1)]), r"local_sets\[1\] must cover the 57 rows of the part"),
+        (dict(offsets=long(0, 3, 60, 100), remote_sets=[long(1)]), r"remote_sets\[0\] must cover the 100 vertices of the graph"),
+        (dict(local_sets=[ints(1)]), r"local_sets must have dtype Long, got Int"),
     ],
 )
 def test_look_up_refuses_with_words(change, text):
-    arguments = dict(n_id=long(0), offsets=long(0, 3, 6, 10), part_id=0, gpu_set=NONE, cache_set=NONE) | change
+    arguments = dict(n_id=long(0), offsets=long(0, 3, 6, 10), part_id=0, local_sets=[], remote_sets=[]) | change
     with pytest.raises(RuntimeError, match=text):
         ops.look_up(**arguments)
 
@@ -445,7 +445,7 @@ def test_a_permutation_has_a_size():
 def test_look_up_refuses_a_book_that_is_none(offsets, text):
     empty = torch.empty(0, dtype=torch.int64)
     with pytest.raises(RuntimeError, match=text):
-        ops.look_up(torch.tensor([0, 1, 7]), torch.tensor(offsets), 0, empty, empty)
+        ops.look_up(torch.tensor([0, 1, 7]), torch.tensor(offsets), 0, [empty], [empty])
 
 
 @pytest.mark.parametrize(

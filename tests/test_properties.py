@@ -683,12 +683,13 @@ def test_the_tier_of_any_id_equals_the_reference(data, sizes):
     n_id = data.draw(ids_below(num_vertices, 40))
     gpu = data.draw(ids_below(sizes[part_id], 20)).unique()
     cache = data.draw(ids_below(num_vertices, 40)).unique()
-    out = ops.look_up(n_id, offsets, part_id, ops.pack_id_set(gpu, sizes[part_id]), ops.pack_id_set(cache, num_vertices))
+    sets = [ops.pack_id_set(gpu, sizes[part_id])], [ops.pack_id_set(cache, num_vertices)]
+    position, slot, counts = ops.look_up(n_id, offsets, part_id, *sets)
     want = reference.look_up(n_id.tolist(), offsets.tolist(), part_id, gpu.tolist(), cache.tolist())
-    for tier, (position, slot) in zip(("gpu", "cpu", "cache"), zip(out[0:6:2], out[1:6:2])):
-        assert list(zip(position.tolist(), slot.tolist())) == want[tier], tier
-    assert list(zip(out[6].tolist(), out[7].tolist())) == [pair for owner in want["remote"] for pair in owner]
-    assert out[8].tolist() == [len(owner) for owner in want["remote"]]
+    want["others"] = [pair for owner in want["remote"] for pair in owner]
+    for tier, at, row in zip(("gpu", "cpu", "cache", "others"), position, slot, strict=True):
+        assert list(zip(at.tolist(), row.tolist())) == want[tier], tier
+    assert counts.tolist() == [len(owner) for owner in want["remote"]]
 
 
 @given(st.integers(0, 300), keys)

@@ -44,7 +44,7 @@ TASKS = {
     ),
     "sample a hub": lambda key: ops.sample_neighbors(GRAPH.indptr, GRAPH.indices, None, torch.tensor([key % 7]), [60, 60], key),
     "permute": lambda key: [ops.permutation(5000, key)],
-    "look up": lambda key: ops.look_up(ops.permutation(3000, key), BOOK, 1, HOT, CACHED),
+    "look up": lambda key: ops.look_up(ops.permutation(3000, key), BOOK, 1, [HOT], [CACHED]),
     "pack": lambda key: [ops.pack_id_set(ops.permutation(3000, key)[:700].sort().values, 3000)],
     "gather": lambda key: [gather(key)],
     "inclusion": lambda key: [

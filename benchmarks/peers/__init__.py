@@ -41,7 +41,7 @@ class LinearProbing:
         library.build(_pointer(ids), ctypes.c_int64(ids.numel()), _pointer(self.table), ctypes.c_int(self._shift))
 
     def look_up(self, ids: Tensor, offsets: Tensor, part_id: int) -> list[Tensor]:
-        """What ``ops.look_up`` gives from ``cpu_position`` on: position and row of each group, and the remote ids per owner."""
+        """What ``ops.look_up`` gives for the part, one remote set and the others: position and row of each group, and the remote ids per owner."""
         groups = [torch.empty_like(ids) for _ in range(6)]
         counts, sizes = torch.empty(offsets.numel() - 1, dtype=torch.int64), torch.empty(3, dtype=torch.int64)
         self._library.look_up(

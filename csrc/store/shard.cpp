@@ -100,8 +100,20 @@ Tensor to_tensor(const std::vector<int64_t>& values, int64_t size) {
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> look_up(
-    const Tensor& n_id, const Tensor& offsets, int64_t part_id, const Tensor& gpu_set, const Tensor& cache_set) {
+// Sets of `sets`, each of ids in [0, num_ids).
+std::vector<IdSet> open_sets(const std::vector<Tensor>& sets, int64_t num_ids, const char* name, const char* ids) {
+  std::vector<IdSet> opened;
+  for (size_t i = 0; i < sets.size(); ++i) {
+    opened.emplace_back(sets[i], name);
+    check(opened.back().covers(num_ids), name, "[", i, "] must cover the ", num_ids, " ", ids);
+  }
+  return opened;
+}
+
+// Every id goes to the first set that has it: local ids to one of local_sets or else to the rows of the part, others to one of
+// remote_sets or else to their owner. The groups come in this order, each as (position in the batch, slot).
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(
+    const Tensor& n_id, const Tensor& offsets, int64_t part_id, const std::vector<Tensor>& local_sets, const std::vector<Tensor>& remote_sets) {
   check_vector(n_id, ScalarType::Long, "n_id");
   check_vector(offsets, ScalarType::Long, "offsets");
   const int64_t num_parts = offsets.numel() - 1;
@@ -113,17 +125,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   const int64_t num_vertices = offset[num_parts];
   const int64_t begin = offset[part_id];
   const int64_t end = offset[part_id + 1];
-  const IdSet gpu(gpu_set, "gpu_set");
-  const IdSet cache(cache_set, "cache_set");
-  check(gpu.covers(end - begin), "gpu_set must cover the ", end - begin, " rows of the part");
-  check(cache.covers(num_vertices), "cache_set must cover the ", num_vertices, " vertices of the graph");
+  const std::vector<IdSet> near = open_sets(local_sets, end - begin, "local_sets", "rows of the part");
+  const std::vector<IdSet> copies = open_sets(remote_sets, num_vertices, "remote_sets", "vertices of the graph");
 
   const int64_t size = n_id.numel();
   const int64_t* id = int64_data(n_id);
   // Local and foreign first, without touching the sets: then each look-up loop runs over ids that need it,
   // and can prefetch the words ahead.
-  static thread_local Group local, foreign, gpu_rows, cpu_rows, cached, remote;
-  for (Group* group : {&local, &foreign, &gpu_rows, &cpu_rows, &cached, &remote}) group->clear(size + 1);
+  static thread_local Group local, foreign, others;
+  static thread_local std::vector<Group> groups;
+  const size_t num_groups = near.size() + copies.size() + 2;
+  groups.resize(std::max(groups.size(), num_groups));
+  local.clear(size + 1);
+  foreign.clear(size + 1);
   uint64_t largest = 0;
   {
     Writer here(local), elsewhere(foreign);
@@ -145,31 +159,39 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
   }
 
   constexpr int64_t kAhead = 32;
-  const auto split = [](const Group& from, const IdSet& set, Group& members, Group& others) {
-    const int64_t* position = from.position.data();
-    const int64_t* row = from.row.data();
-    Writer in(members), out(others);
-    for (int64_t i = 0; i < from.size; ++i) {
-      if (i + kAhead < from.size) set.prefetch_word(row[i + kAhead]);
-      const int64_t slot = set.slot(row[i]);
-      in.add_if(slot >= 0, position[i], slot);
-      out.add_if(slot < 0, position[i], row[i]);
+  // Moves the members of each set from `rest` to a group of their own, and what is left to one more.
+  const auto split = [](Group& rest, const std::vector<IdSet>& sets, Group* to) {
+    for (const IdSet& set : sets) {
+      Group& members = *to++;
+      members.clear(rest.size + 1);
+      if (set.empty()) continue;
+      others.clear(rest.size + 1);
+      const int64_t* position = rest.position.data();
+      const int64_t* row = rest.row.data();
+      Writer in(members), out(others);
+      for (int64_t i = 0; i < rest.size; ++i) {
+        if (i + kAhead < rest.size) set.prefetch_word(row[i + kAhead]);
+        const int64_t slot = set.slot(row[i]);
+        in.add_if(slot >= 0, position[i], slot);
+        out.add_if(slot < 0, position[i], row[i]);
+      }
+      members.size = in.size;
+      others.size = out.size;
+      std::swap(rest, others);
     }
-    members.size = in.size;
-    others.size = out.size;
+    std::swap(*to, rest);
   };
-  if (gpu.empty()) {
-    std::swap(cpu_rows, local);
-  } else {
-    split(local, gpu, gpu_rows, cpu_rows);
-  }
-  if (cache.empty()) {
-    std::swap(remote, foreign);
-  } else {
-    split(foreign, cache, cached, remote);
+  split(local, near, groups.data());
+  split(foreign, copies, groups.data() + near.size() + 1);
+
+  std::vector<Tensor> positions, slots;
+  for (size_t g = 0; g + 1 < num_groups; ++g) {
+    positions.push_back(to_tensor(groups[g].position, groups[g].size));
+    slots.push_back(to_tensor(groups[g].row, groups[g].size));
   }
 
   // Group the remote ids by owner, keeping their order inside a group.
+  const Group& remote = groups[num_groups - 1];
   const int64_t num_remote = remote.size;
   Tensor remote_position = new_vector(num_remote, ScalarType::Long);
   Tensor remote_id = new_vector(num_remote, ScalarType::Long);
@@ -200,11 +222,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
     position_out[at] = remote.position[i];
     id_out[at] = remote.row[i];
   }
-  return {to_tensor(gpu_rows.position, gpu_rows.size), to_tensor(gpu_rows.row, gpu_rows.size),
-          to_tensor(cpu_rows.position, cpu_rows.size), to_tensor(cpu_rows.row, cpu_rows.size),
-          to_tensor(cached.position, cached.size),     to_tensor(cached.row, cached.size),
-          remote_position,                             remote_id,
-          remote_counts};
+  positions.push_back(remote_position);
+  slots.push_back(remote_id);
+  return {positions, slots, remote_counts};
 }
 
 // out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +19,10 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.loader.utils import filter_custom_hetero_store, filter_custom_store, filter_edge_store_, index_select
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from salientpp.store.shard import NO_IDS, take_rows
+from salientpp.store.fetch import Column
+from salientpp.store.rows import take_rows
+from salientpp.store.tiers import NO_IDS
 
-
-#: An attribute of the vertices of one type; the type is None where there is only one.
-Column = tuple[str | None, str]
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
@@ -54,14 +53,18 @@ class _NodeAttributes:
     Attributes:
         gathered: names of those whose rows the pipeline brings; others (on another device, strided, not tensors, with the
             vertices in another dimension) are left to PyG's ``index_select``.
+
+    Args:
+        own: names of those whose rows come from elsewhere; they may be missing in the storage.
     """
 
-    def __init__(self, data: Data | HeteroData, store: BaseStorage, num_vertices: int) -> None:
+    def __init__(self, data: Data | HeteroData, store: BaseStorage, num_vertices: int, own: Sequence[str]) -> None:
         self._store = store
-        names = [name for name in store if name != "num_nodes" and store.is_node_attr(name)]
+        names = [name for name in store if name != "num_nodes" and name not in own and store.is_node_attr(name)]
         self._dim = {name: data.__cat_dim__(name, store[name], store) for name in names}
         self.gathered = [name for name in names if self._dim[name] == 0 and _is_rows(store[name], num_vertices)]
         self._other = [name for name in names if name not in self.gathered]
+        self.gathered += own
 
     def fill(self, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
         """Set the attributes of the vertices ``n_id``; ``rows`` holds the gathered ones."""
@@ -116,14 +119,15 @@ class DataTemplate:
 
     Args:
         data: the whole; N vertices, E edges.
+        own: columns whose rows come from elsewhere.
 
     Attributes:
         gathered: columns whose rows the pipeline brings.
     """
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Data, own: Iterable[Column] = ()) -> None:
         self._data = data
-        self._nodes = _NodeAttributes(data, data._store, data.num_nodes)
+        self._nodes = _NodeAttributes(data, data._store, data.num_nodes, [name for _, name in own])
         self._edges = _EdgeAttributes(data, data._store)
         self.gathered: list[Column] = [(None, name) for name in self._nodes.gathered]
 
@@ -138,13 +142,17 @@ class DataTemplate:
 class HeteroTemplate:
     """Batches of a ``HeteroData`` object; every type is there, also those that nothing was sampled of.
 
+    Args:
+        own: columns whose rows come from elsewhere.
+
     Attributes:
         gathered: columns whose rows the pipeline brings.
     """
 
-    def __init__(self, data: HeteroData) -> None:
+    def __init__(self, data: HeteroData, own: Iterable[Column] = ()) -> None:
         self._data = data
-        self._nodes = {name: _NodeAttributes(data, data[name], data[name].num_nodes) for name in data.node_types}
+        names = {type_: [name for owner, name in own if owner == type_] for type_ in data.node_types}
+        self._nodes = {type_: _NodeAttributes(data, data[type_], data[type_].num_nodes, names[type_]) for type_ in data.node_types}
         self._edges = {name: _EdgeAttributes(data, data[name]) for name in data.edge_types}
         self.gathered: list[Column] = [(name, attribute) for name, nodes in self._nodes.items() for attribute in nodes.gathered]
 

@@ -22,6 +22,7 @@ from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, hea
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.state import digest
 from salientpp.plan.vip import link_start
+from salientpp.store.rows import RowSource
 
 
 class LinkNeighborLoader(BatchLoader):
@@ -37,7 +38,7 @@ class LinkNeighborLoader(BatchLoader):
         neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' random
             destinations for every edge.
         neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
-        gpu_fraction, zero_copy, dtype, device, depth, seed: as in :class:`~salientpp.NeighborLoader`, as are all others.
+        gpu_fraction, zero_copy, dtype, rows, device, depth, seed: as in :class:`~salientpp.NeighborLoader`, as are all others.
 
     Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG.
 
@@ -73,6 +74,7 @@ class LinkNeighborLoader(BatchLoader):
         gpu_fraction: float = 0.0,
         zero_copy: bool = False,
         dtype: torch.dtype | None = None,
+        rows: Mapping[Any, Tensor | RowSource] | None = None,
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
@@ -116,7 +118,7 @@ class LinkNeighborLoader(BatchLoader):
 
         super().__init__(
             data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output, gpu_fraction=gpu_fraction,
-            zero_copy=zero_copy, dtype=dtype, device=device, depth=depth, seed=seed, timeout=timeout,
+            zero_copy=zero_copy, dtype=dtype, rows=rows, device=device, depth=depth, seed=seed, timeout=timeout,
         )  # fmt: skip
 
     @property

@@ -15,7 +15,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,14 +40,18 @@ from salientpp.minibatch.state import Progress, check_state, data_digest, inputs
 from salientpp.ops import use_huge_pages
 from salientpp.pipeline import Pipeline, Trace, traced
 from salientpp.plan.arguments import as_integer, as_real
-from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, plan_cache, score
+from salientpp.plan.cache import Policy, Workload, check_policy, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
 from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
 from salientpp.store.assembly import has_kernel
+from salientpp.store.buffers import BufferPool
+from salientpp.store.cache import FeatureCache
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
-from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Shard
+from salientpp.store.fetch import Fetch, InPlace, Packed
+from salientpp.store.rows import RowSource, TensorRows, checked_rows
+from salientpp.store.tiers import NO_IDS, IdSet, Tiers
 
 #: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
 _LARGE_BYTES = 64 * 2**20
@@ -94,7 +98,7 @@ class Source:
         sampler: knows the graph and how to draw from it.
         draw: its method for such inputs; makes an MFG of a batch of them.
         books: per vertex type, who owns which vertex. Only a graph of one type has several parts.
-        host_rows: per vertex type, the rows of this part by name.
+        rows: per vertex type, the rows of this part by name.
         template, keep_books: make a batch of an MFG and rows.
         exchanged: columns that every sampled vertex gets.
         seed_columns: columns that only seeds get.
@@ -109,7 +113,7 @@ class Source:
     sampler: BaseSampler
     draw: Callable[..., SamplerOutput | HeteroSamplerOutput]
     books: Mapping[str | None, PartitionBook]
-    host_rows: Mapping[str | None, dict[str, Tensor]]
+    rows: Mapping[str | None, Mapping[str, RowSource]]
     template: DataTemplate | HeteroTemplate | StoreTemplate | PartitionTemplate
     keep_books: Callable[[Any, Any], None]
     exchanged: Sequence[Column]
@@ -122,8 +126,8 @@ class Source:
     def book(self) -> PartitionBook:
         return next(iter(self.books.values()))
 
-    def rows_of(self, column: Column) -> Tensor:
-        return self.host_rows[column[0]][column[1]]
+    def rows_of(self, column: Column) -> RowSource:
+        return self.rows[column[0]][column[1]]
 
 
 class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
@@ -158,8 +162,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         dtype: torch.dtype | None,
         gpu_cache_bytes: int = 0,
         replication_factor: float = 0.0,
-        policy: str = "vip",
+        policy: Policy = "vip",
         cache: FeatureCache | None = None,
+        rows: Mapping[Any, Any] | None = None,
         uneven: str = "wrap",
         process_group: Any = None,
     ) -> None:
@@ -169,6 +174,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self.replication_factor = replication_factor
         self.gpu_fraction = gpu_fraction
         self.policy = policy
+        self.rows = rows
         self.depth = depth
         self.uneven = uneven
         self.zero_copy = zero_copy
@@ -253,34 +259,39 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             seed=self.seed,
         )
         try:
-            self._shards = self._make_shards()
-            self._set_cache(cache, fill=any(facts["fills_cache"] for facts in everyone))
-            self._start_threads()
+            self._cache = FeatureCache.empty()
+            tiers = self._make_tiers(cache, fill=any(facts["fills_cache"] for facts in everyone))
+            self._start_threads(tiers)
         except BaseException as error:
             self._comm.report_failure(f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(error).__name__}: {error}")
             raise
 
-    def _start_threads(self) -> None:
-        large = [rows for shard in self._shards.values() for rows in shard.host_rows.values() if rows.nbytes >= _LARGE_BYTES]
+    def _start_threads(self, tiers: Mapping[str | None, Tiers]) -> None:
+        sources = [rows for of_type in tiers.values() for rows in of_type.home.rows.values()]
+        large = [rows.tensor for rows in sources if isinstance(rows, TensorRows) and rows.nbytes >= _LARGE_BYTES]
         if large:
             # It takes seconds for gigabytes, and batches need not wait for it.
             threading.Thread(target=_use_huge_pages, args=(large,), name="salientpp-pages", daemon=True).start()
         self._workers = ThreadPoolExecutor(self.num_workers, thread_name_prefix="salientpp-sample") if self.num_workers else None
         self._greeting: _OncePerThread | None = None
         host = ThreadPoolExecutor(1, thread_name_prefix="salientpp-gather")
-        self._stages = BatchStages(
-            shards=self._shards,
+        on_host = self.device.type == "cpu"
+        self._fetch = Fetch(
+            tiers=tiers,
             exchange=self._exchange,
+            columns=self._source.exchanged,
+            seed_columns=self._source.seed_columns,
+            own=InPlace(BufferPool()) if on_host else Packed(self.device),
+            served=InPlace() if self._comm.device.type == "cpu" else Packed(self._comm.device),
+        )
+        self._stages = BatchStages(
+            fetch=self._fetch,
             template=self._source.template,
             keep_books=self._source.keep_books,
-            exchanged=self._source.exchanged,
-            seed_columns=self._source.seed_columns,
             submit=partial(_submit, host),
             device=self.device,
-            staged=self.device.type != "cpu",
-            serves_staged=self._comm.device.type != "cpu",
             dtype=self.dtype,
-            pin_memory=bool(self.pin_memory) and torch.accelerator.is_available(),
+            pin_memory=bool(self.pin_memory) and on_host and torch.accelerator.is_available(),
         )
         pools = [pool for pool in (self._workers, host) if pool is not None]
         # Not at exit: a rank whose script has ended may still be answering others.
@@ -297,8 +308,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if gpu_fraction is None or not 0 <= gpu_fraction <= 1:
             raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {self.gpu_fraction!r}")
         self.replication_factor = check_replication_factor(self.replication_factor)
-        if not isinstance(self.policy, str) or self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {self.policy!r}")
+        check_policy(self.policy)
         if cache is not None and not isinstance(cache, FeatureCache):
             raise TypeError(f"cache must be the cache of another loader (loader.cache), got {type(cache).__name__}")
         if cache is not None and self.replication_factor > 0:
@@ -337,24 +347,41 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if custom_cls is not None and not is_remote(data):
             raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is")
         books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
+        own = self._own_rows({type_: book.num_vertices for type_, book in books.items()})
+        if own and is_remote(data):
+            raise ValueError("rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store")
         if isinstance(data, HeteroData):
-            template = HeteroTemplate(data)
+            template = HeteroTemplate(data, own)
         else:
-            template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data)
+            template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data, own)
         self._exchange = Exchange(self._comm, next(iter(books.values())))
-        host_rows: dict[str | None, dict[str, Tensor]] = {type_: {} for type_ in books}
+        rows: dict[str | None, dict[str, RowSource]] = {type_: {} for type_ in books}
         for type_, name in template.gathered:
-            host_rows[type_][name] = data[name] if type_ is None else data[type_][name]
+            given = own.get((type_, name))
+            rows[type_][name] = TensorRows(data[name] if type_ is None else data[type_][name]) if given is None else given
         return Source(
             sampler=sampler,
             books=books,
-            host_rows=host_rows,
+            rows=rows,
             template=template,
             exchanged=template.gathered,
             seed_columns=[],
             fingerprint="",
             **rest,
         )
+
+    def _own_rows(self, sizes: Mapping[str | None, int]) -> dict[Column, RowSource]:
+        """The user's ``rows``, checked; ``sizes`` says how many each vertex type must have."""
+        if self.rows is not None and not isinstance(self.rows, Mapping):
+            raise TypeError(f"rows must map names of attributes to tensors or sources of rows, got {type(self.rows).__name__}")
+        own = {}
+        for key, value in (self.rows or {}).items():
+            type_, name = key if isinstance(key, tuple) and len(key) == 2 else (None, key)
+            if type_ not in sizes or not isinstance(name, str):
+                known = "names of attributes" if None in sizes else f"(node type, name) with a node type of the data ({', '.join(sizes)})"
+                raise ValueError(f"the keys of rows must be {known}, got {key!r}")
+            own[type_, name] = checked_rows(value, f"rows[{key!r}]", sizes[type_])
+        return own
 
     @property
     def _mean_batch_size(self) -> int:
@@ -388,44 +415,40 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             "same_in_part": {"part": exchange.part_id, "input_nodes": digest},
         }
 
-    def _make_shards(self) -> dict[str | None, Shard]:
+    def _make_tiers(self, cache: FeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
+        """The tiers by vertex type, with the given cache, or with one of this loader's own if any rank has one to ``fill`` (that is collective)."""
         source, part_id = self._source, self._exchange.part_id
-        books = source.books
-        some = any(int(self.gpu_fraction * book.size_of(part_id)) for book in books.values())
-        heat = source.heat() if some and source.heat is not None else None
-        shards = {}
-        for type_, book in books.items():
-            num_hot = int(self.gpu_fraction * book.size_of(part_id))
-            if num_hot == 0:
-                hot = NO_IDS
-            elif heat is None:
-                hot = torch.arange(num_hot)
-            else:
-                hot = torch.sort(heat[type_], descending=True, stable=True).indices[:num_hot].sort().values
-            rows = {name: source.host_rows[type_][name] for owner, name in source.exchanged if owner == type_}
-            shards[type_] = Shard(book, part_id, rows, gpu_ids=hot, device=self.device, zero_copy=self.zero_copy)
-        for type_, name in source.seed_columns:
-            shards[type_].host_rows[name] = source.host_rows[type_][name]
-        return shards
-
-    def _set_cache(self, cache: FeatureCache | None, fill: bool) -> None:
-        """Fetch this rank's cache if any rank has one to fetch (that is collective), or take the given one."""
-        source = self._source
-        shard = next(iter(self._shards.values()))
-        if fill and self._exchange.book.num_parts > 1 and source.exchanged:
-            members = NO_IDS
-            if self.replication_factor > 0:
-                scores = self._scores()
-                members = plan_cache(scores, source.book, self._exchange.part_id, self.replication_factor)
-            chosen = IdSet.of(members, source.book.num_vertices)
-            shard.cache = self._exchange.fetch_cache(shard, chosen, [name for _, name in source.exchanged])
-            shard.cache = dataclasses.replace(shard.cache, owner=(source.fingerprint, self._exchange.part_id))
-            if len(members):
-                shard.cache = shard.cache.on_device(scores, self.gpu_cache_bytes, self.device)
+        num_hot = {type_: int(self.gpu_fraction * book.size_of(part_id)) for type_, book in source.books.items()}
+        heat = source.heat() if source.heat is not None and any(num_hot.values()) else None
+        made = {}
+        for type_, book in source.books.items():
+            hot = torch.arange(num_hot[type_])
+            if heat is not None:
+                hot = torch.sort(heat[type_], descending=True, stable=True).indices[: len(hot)].sort().values
+            seeds_only = [name for owner, name in source.seed_columns if owner == type_]
+            made[type_] = Tiers.of(
+                book, part_id, source.rows[type_], device=self.device, gpu_ids=hot, zero_copy=self.zero_copy, seeds_only=seeds_only
+            )  # fmt: skip
+        has_others = source.book.num_parts > 1  # then there is one type
+        if fill and has_others and source.exchanged:
+            self._cache = self._fetch_cache(made[None])
         if cache is not None:
-            shard.cache = cache
+            self._cache = cache
         if self.zero_copy:
-            shard.cache = shard.cache.pinned()
+            self._cache = self._cache.pinned()
+        if has_others:
+            made[None] = dataclasses.replace(made[None], copies=self._cache.tiers(self.zero_copy))
+        return made
+
+    def _fetch_cache(self, tiers: Tiers) -> FeatureCache:
+        source, members, scores = self._source, NO_IDS, None
+        if self.replication_factor > 0:
+            scores = self._scores()
+            members = plan_cache(scores, source.book, tiers.part_id, self.replication_factor)
+        home = {name: tiers.home.rows[name] for _, name in source.exchanged}
+        cache = self._exchange.fetch_cache(home, IdSet.of(members, source.book.num_vertices))
+        cache = dataclasses.replace(cache, owner=(source.fingerprint, tiers.part_id))
+        return cache.on_device(scores, self.gpu_cache_bytes, self.device) if len(members) else cache
 
     def _scores(self) -> Tensor:
         source, part = self._source, self.data
@@ -507,7 +530,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             "uneven": self.uneven,
             "world_size": self._comm.size,
             "rank": self._comm.rank,
+            **({"rows": self._describe(self.rows)} if self.rows else {}),
         }
+
+    def _describe(self, names: Iterable[Any]) -> list[Any]:
+        """Plain values: dtype and shape of the rows of these attributes."""
+        columns = {name: name if isinstance(name, tuple) else (None, name) for name in names}
+        return [[str(name), str(self._source.rows_of(column).dtype), list(self._source.rows_of(column).shape)] for name, column in columns.items()]
 
     def __iter__(self) -> Iterator[Data]:
         self._finish_epoch()
@@ -553,11 +582,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         permutation = self._source.sampler.edge_permutation
         if permutation is not None:
             mfg.edge = _users_edge_ids(mfg.edge, permutation)
-        n_id = mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
-        # Of a type of which no attribute is gathered no row is needed, so none is looked up, asked for or counted.
-        gathered = {type_ for type_, _ in self._source.exchanged}
-        places = {type_: shard.look_up(n_id.get(type_, NO_IDS) if type_ in gathered else NO_IDS) for type_, shard in self._shards.items()}
-        return self._stages.prepare(Sampled(index, positions.numel(), mfg, places))
+        return self._stages.prepare(index, mfg, positions.numel())
 
     def _draw(self, inputs: NodeSamplerInput | EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of a batch's inputs; a sampler of the user's takes no key."""
@@ -568,15 +593,14 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return mfg
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
-        places = {type_: shard.look_up(NO_IDS) for type_, shard in self._shards.items()}
-        return Request(index, _completed(Sampled, index, 0, None, places, leaving))
+        return Request(index, _completed(Sampled, index, self._fetch.look_up({}), leaving))
 
     # --- reports ------------------------------------------------------------------------------------------
 
     @property
     def cache(self) -> FeatureCache:
         """The cached rows; give it to another loader as ``cache=``."""
-        return next(iter(self._shards.values())).cache
+        return self._cache
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by tier, of the topology (memory-mapped arrays count in full), and of ``batches`` under way.
@@ -584,29 +608,29 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         The latter on the CPU is what the pool of buffers holds; on another device what the largest batch so far took there, times the
         batches that are on the device at once, at most.
         """
-        shards, stages = [shard.memory() for shard in self._shards.values()], self._stages
+        memory = [tiers.memory() for tiers in self._fetch.tiers.values()]
         held = self._new_pipeline().num_past("copy_to_device") + 1  # and the one that the caller has
         return {
-            **{tier: sum(memory[tier] for memory in shards) for tier in shards[0]},
+            **{tier: sum(of_type[tier] for of_type in memory) for tier in memory[0]},
             "graph": getattr(self._source.sampler, "nbytes", 0),
-            "batches": held * stages.batch_bytes if stages.staged else stages.buffers.bytes_allocated,
+            "batches": self._fetch.own.bytes_under_way(held),
         }
 
     def _new_pipeline(self) -> Pipeline:
         stages = self._stages
         return Pipeline(
-            stages.list(), depth=self.depth, device=self.device, rank=self._comm.rank, trace=stages.trace, hold=stages.staged
+            stages.list(), depth=self.depth, device=self.device, rank=self._comm.rank, trace=stages.trace, hold=self._fetch.own.holds
         )  # fmt: skip
 
     def stats(self) -> LoaderStats:
         """What happened since construction or ``reset_stats``; filling the cache is not counted."""
-        rows, traffic = self._stages.row_counts, self._exchange.traffic
+        rows, traffic = self._fetch.counts, self._exchange.traffic
         return LoaderStats(
             batches=self._batches_given,
-            rows_gpu=rows.gpu,
-            rows_cpu=rows.cpu,
-            rows_cache=rows.cache,
-            rows_remote=rows.remote,
+            rows_gpu=rows["gpu"],
+            rows_cpu=rows["cpu"],
+            rows_cache=rows["cache"],
+            rows_remote=rows["remote"],
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             seconds_by_stage=dict(self._seconds_by_stage),
@@ -616,7 +640,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def reset_stats(self) -> None:
         """Start counting anew; between epochs."""
         self._finish_epoch()
-        self._stages.row_counts = type(self._stages.row_counts)()
+        self._fetch.counts.clear()
         self._exchange.traffic = Traffic()
         self._batches_given = 0
         self._seconds_waiting = 0.0

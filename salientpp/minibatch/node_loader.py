@@ -18,10 +18,12 @@ from salientpp.graph import count_vertices
 from salientpp.minibatch.batch import PartitionTemplate, keep_node_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.plan.cache import Policy
 from salientpp.plan.vip import uniform_start
+from salientpp.store.cache import FeatureCache
 from salientpp.store.dataset_dir import PartitionedGraph
 from salientpp.store.exchange import Exchange
-from salientpp.store.shard import FeatureCache
+from salientpp.store.rows import RowSource, TensorRows
 
 
 class NeighborLoader(BatchLoader):
@@ -51,8 +53,12 @@ class NeighborLoader(BatchLoader):
         zero_copy: on a CUDA device, keep the part's rows and the cached ones in page-locked host memory and let the device read them there,
             instead of gathering them in staging buffers; takes host memory for all of them, and needs Triton.
         dtype: of delivered ``x``, which may be stored narrower: converted on ``device``, a plain cast. None: as stored.
-        policy: how cached rows are chosen, a name in :data:`salientpp.plan.cache.POLICIES`.
+        policy: how cached rows are chosen: a name in :data:`salientpp.plan.cache.POLICIES`, or a function that scores the vertices of a
+            :class:`~salientpp.plan.cache.Workload`, float [N], the higher the sooner cached, 0 never.
         cache: the ``cache`` of another loader, instead of one of its own.
+        rows: name -> where the rows of that vertex attribute come from, instead of the data: a tensor, or an object with ``shape``, ``dtype`` and
+            ``take`` (a :class:`~salientpp.store.rows.RowSource`). Row i is vertex i's; on a partitioned graph that of the part's i-th vertex.
+            Of a ``HeteroData``, (node type, name) -> rows.
         gather: on a partitioned graph, the attributes that every sampled vertex gets, each named once or more; others come for the
             seeds. Without any, no row travels.
         device: where batches are delivered; None: the CPU.
@@ -93,8 +99,9 @@ class NeighborLoader(BatchLoader):
         gpu_cache_bytes: int = 0,
         zero_copy: bool = False,
         dtype: torch.dtype | None = None,
-        policy: str = "vip",
+        policy: Policy = "vip",
         cache: FeatureCache | None = None,
+        rows: Mapping[Any, Tensor | RowSource] | None = None,
         gather: Iterable[str] = ("x",),
         device: torch.device | str | None = None,
         depth: int = 10,
@@ -149,7 +156,7 @@ class NeighborLoader(BatchLoader):
         super().__init__(
             data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output,
             replication_factor=replication_factor, gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy,
-            dtype=dtype, policy=policy, cache=cache, device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout,
+            dtype=dtype, policy=policy, cache=cache, rows=rows, device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout,
         )  # fmt: skip
 
     def _open_partition(self, part: PartitionedGraph, gather: Iterable[str], sampler: NeighborSampler) -> Source:
@@ -160,7 +167,9 @@ class NeighborLoader(BatchLoader):
                 f"part_id={part.part_id}; leave part_id out of salientpp.load, and give it the loader's process_group"
             )
         part_id = self._exchange.part_id
-        rows = part.node_rows(part_id)
+        rows: dict[str, RowSource] = {name: TensorRows(tensor) for name, tensor in part.node_rows(part_id).items()}
+        own = {name: source for (_, name), source in self._own_rows({None: part.book.size_of(part_id)}).items()}
+        rows |= own
         gather = _checked_gather(gather, list(rows), part)
         begin, end = part.book.range_of(part_id)
         nodes, input_id = self.input_nodes, None
@@ -187,13 +196,14 @@ class NeighborLoader(BatchLoader):
             sampler=sampler,
             draw=sampler.sample_from_nodes,
             books={None: part.book},
-            host_rows={None: rows},
+            rows={None: rows},
             template=PartitionTemplate(part.edge_rows()),
             keep_books=partial(keep_node_books, input_type=None),
             exchanged=[(None, name) for name in gather],
             seed_columns=[(None, name) for name in rows if name not in gather],
             heat=None,
-            fingerprint=part.fingerprint,
+            # Contents of rows that come from elsewhere are not known; which these are must agree.
+            fingerprint=part.fingerprint + "".join(f", {name} {own[name].dtype} {list(own[name].shape[1:])}" for name in sorted(own)),
             split=nodes if isinstance(nodes, str) else None,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -153,15 +154,34 @@ POLICIES: dict[str, Callable[[Workload], Tensor]] = {
 }
 
 
-def score(policy: str, workload: Workload) -> Tensor:
-    """The scores float32 [N] of a policy by name.
+#: A policy by name, or a function that scores the vertices of a workload: float [N], the higher the sooner cached, 0 never.
+Policy = Literal["degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr"] | Callable[[Workload], Tensor]
+
+
+def check_policy(policy: Policy) -> None:
+    """Raise ValueError if it is neither a function nor a name in ``POLICIES``."""
+    if not callable(policy) and not (isinstance(policy, str) and policy in POLICIES):
+        raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}; or pass a function of a Workload")
+
+
+def score(policy: Policy, workload: Workload) -> Tensor:
+    """The scores float [N] of a policy.
 
     Raises:
-        ValueError: no such policy.
+        ValueError: no such policy, or its scores are not one number for every vertex.
     """
-    if policy not in POLICIES:
-        raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
-    return POLICIES[policy](workload)
+    check_policy(policy)
+    if not callable(policy):
+        return POLICIES[policy](workload)
+    scores = policy(workload)
+    if not isinstance(scores, Tensor):
+        raise ValueError(f"policy must return a tensor of scores [{workload.graph.num_vertices}], got {type(scores).__name__}")
+    if scores.shape != (workload.graph.num_vertices,):
+        raise ValueError(f"policy must return scores of shape [{workload.graph.num_vertices}], got {list(scores.shape)}")
+    if scores.dtype.is_complex:
+        raise ValueError(f"policy must return real scores, got {scores.dtype}")
+    scores = scores.detach().cpu()
+    return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float64)
 
 
 def check_replication_factor(replication_factor: float) -> float:

@@ -1,43 +1,26 @@
-"""How do rows of several tiers become one tensor, in the batch's order, on the device?
+"""How do rows of several tensors become one, in the batch's order, on the device?
 
-A batch's rows come from up to five **sources**: the device's own rows, the cached rows on the device, the rows of the host (staged: gathered
-in pinned memory and copied; or with ``zero_copy`` read where they lie), the host's cached rows (``zero_copy`` only), and what
-arrived from other ranks. A :class:`Recipe` says for every place of the batch which row of which source it takes, as if the sources lay
-one after the other. :func:`assemble_rows` then writes every row once, in its place: no concatenation, no permutation afterwards.
+The rows of a batch lie in up to five **tensors**: those of the tiers that the device reads where they are, the packed rows, and what arrived from
+other ranks. An index says for every place of the batch which row it takes, as if the tensors lay one after the other. :func:`assemble_rows`
+then writes every row once, in its place: no concatenation, no permutation afterwards.
 
 The kernel is Triton's (:mod:`salientpp.store.assembly_kernel`), compiled when it is first used. It moves rows as words
-whatever their dtype. Where there is no Triton, torch does the same with a pass per source. Neither makes the host wait for the device.
+whatever their dtype. Where there is no Triton, torch does the same with a pass per tensor. Neither makes the host wait for the device.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-#: Sources of a batch, at most.
-NUM_SOURCES = 5
+#: Tensors of a batch, at most.
+NUM_TENSORS = 5
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-
-
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """How the rows of a batch are put together.
-
-    Attributes:
-        index: int32 or int64 [n], for every place the row of the sources laid end to end; None: the staged rows are the batch.
-        cpu_row: int64 [s], rows of the part to be staged first.
-        cache_slot: int64 [c], cached rows to be staged after them.
-    """
-
-    index: Tensor | None
-    cpu_row: Tensor
-    cache_slot: Tensor
 
 
 @cache
@@ -46,11 +29,11 @@ def has_kernel() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def assemble_rows(sources: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
-    """``out[i]`` = row ``index[i]`` of the sources laid end to end, in one pass on the device's current stream.
+def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
+    """``out[i]`` = row ``index[i]`` of the tensors laid end to end, in one pass on the device's current stream.
 
     Args:
-        sources: at most five, contiguous [s, ...], of the dtype and row shape of ``out``; on its device or in pinned host memory (the
+        tensors: at most five, contiguous [s, ...], of the dtype and row shape of ``out``; on its device or in pinned host memory (the
             latter needs Triton). Their bytes are aligned to the row's largest power of two up to 8.
         index: int32 or int64 [n] on the device, in [0, sum of s); not checked, as that would make the host wait.
         out: contiguous [n, ...].
@@ -58,9 +41,9 @@ def assemble_rows(sources: Sequence[Tensor], index: Tensor, out: Tensor) -> None
     if out.numel() == 0:
         return
     if has_kernel() and out.device.type == "cuda":
-        run_kernel(sources, index, out)
+        run_kernel(tensors, index, out)
         return
-    words, out = _words_of(sources, out)
+    words, out = _words_of(tensors, out)
     begin = 0
     for rows in words:
         row = index.long() - begin
@@ -70,16 +53,18 @@ def assemble_rows(sources: Sequence[Tensor], index: Tensor, out: Tensor) -> None
             torch.where(inside, rows.index_select(0, row.clamp(0, rows.size(0) - 1)), out, out=out)
 
 
-def run_kernel(sources: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
+def run_kernel(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
     """:func:`assemble_rows` by the kernel, also on the CPU under Triton's interpreter (``TRITON_INTERPRET=1``)."""
     from salientpp.store import assembly_kernel
 
+    if len(tensors) > NUM_TENSORS:
+        raise ValueError(f"the rows of a batch may lie in at most {NUM_TENSORS} tensors, got {len(tensors)}; keep fewer tiers on the device")
     nothing = out[:0]
-    words, out = _words_of([*sources, *[nothing] * (NUM_SOURCES - len(sources))], out)
+    words, out = _words_of([*tensors, *[nothing] * (NUM_TENSORS - len(tensors))], out)
     assembly_kernel.launch([rows.view(-1) for rows in words], index, out.view(-1), out.size(1))
 
 
-def _words_of(sources: Sequence[Tensor], out: Tensor) -> tuple[list[Tensor], Tensor]:
+def _words_of(tensors: Sequence[Tensor], out: Tensor) -> tuple[list[Tensor], Tensor]:
     """The same memory as integers [rows, words per row], which torch can move whatever the dtype was; ``out`` has rows that are not empty."""
     row_bytes = out.nbytes // out.size(0)
     word = next(size for size in _WORDS if row_bytes % size == 0)
@@ -89,4 +74,4 @@ def _words_of(sources: Sequence[Tensor], out: Tensor) -> tuple[list[Tensor], Ten
             return torch.empty((0, row_bytes // word), dtype=_WORDS[word], device=rows.device)
         return rows.reshape(-1).view(torch.uint8).view(_WORDS[word]).view(len(rows), -1)
 
-    return [as_words(rows) for rows in sources], as_words(out)
+    return [as_words(rows) for rows in tensors], as_words(out)

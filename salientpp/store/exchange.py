@@ -13,6 +13,7 @@ part, which spreads the load. Rank r serves part ``r // ranks_per_part``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,9 @@ from torch import Tensor
 
 from salientpp.comm import Comm, Pending
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.store.shard import FeatureCache, IdSet, Shard, take_rows
+from salientpp.store.cache import FeatureCache
+from salientpp.store.rows import RowSource, empty_rows, take_rows
+from salientpp.store.tiers import IdSet
 
 #: The cache is filled by requests for about this many bytes of rows, so that filling needs little memory.
 FILL_CHUNK_BYTES = 64 * 2**20
@@ -137,13 +140,13 @@ class Exchange:
         self.traffic.bytes_received += pending.output.nbytes
         return pending
 
-    def fetch_cache(self, shard: Shard, members: IdSet, attributes: list[str]) -> FeatureCache:
+    def fetch_cache(self, home: Mapping[str, RowSource], members: IdSet) -> FeatureCache:
         """Fetch the rows of ``members`` (global ids of other parts) from their owners, in bounded chunks.
 
-        Collective: all ranks call it, each with its own members.
+        Collective: all ranks call it, each with its own members and the rows of its own part by attribute.
         """
-        rows = {name: _empty_rows(shard.host_rows[name], len(members)) for name in attributes}
-        row_bytes = sum(_empty_rows(shard.host_rows[name], 1).nbytes for name in attributes)
+        rows = {name: empty_rows(source, len(members)) for name, source in home.items()}
+        row_bytes = sum(empty_rows(source, 1).nbytes for source in home.values())
         chunk = max(1, FILL_CHUNK_BYTES // max(1, row_bytes))
         first = 0
         while True:
@@ -151,13 +154,9 @@ class Exchange:
             wanted = torch.bincount(self.book.owner(ids), minlength=self.book.num_parts)
             counts = self.read_counts(self.send_counts(wanted, leaving=first + chunk >= len(members)))
             asked = self.read_ids(counts, self.send_ids(counts, ids))
-            for name in attributes:
-                served = take_rows(shard.host_rows[name], asked).to(self.comm.device)
+            for name, source in home.items():
+                served = take_rows(source, asked).to(self.comm.device)
                 rows[name][first : first + chunk] = self.send_rows(counts, served).wait()
             first += chunk
             if counts.all_left:  # the rank with the most members is done too
                 return FeatureCache(members, rows)
-
-
-def _empty_rows(like: Tensor, num_rows: int) -> Tensor:
-    return like.new_empty((num_rows, *like.shape[1:]))

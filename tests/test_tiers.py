@@ -1,6 +1,8 @@
-"""Laws of `salientpp.store.shard`: every row of a batch has one place, and the place holds that very row."""
+"""Laws of `salientpp.store.tiers` and `salientpp.store.cache`: every row of a batch has one place, and the place holds that very row."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from graphs import identity_features
 
 from salientpp import ops
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Places, Shard, put_rows, take_rows
+from salientpp.store.cache import FeatureCache
+from salientpp.store.rows import TensorRows, put_rows, take_rows
+from salientpp.store.tiers import NO_IDS, IdSet, Places, Tier, Tiers
 
 CPU = torch.device("cpu")
 
@@ -39,13 +43,24 @@ def random_case(seed: int, gpu_fraction: float, cache_fraction: float):
 FRACTIONS = pytest.mark.parametrize("gpu_fraction, cache_fraction", [(0, 0), (0.3, 0), (0, 0.3), (0.4, 0.4), (1, 1)])
 
 
-def shard_of(book, part_id, gpu_ids, cache_ids) -> Shard:
+def sources(**rows: torch.Tensor) -> dict[str, TensorRows]:
+    return {name: TensorRows(tensor) for name, tensor in rows.items()}
+
+
+def tiers_of(book, part_id, gpu_ids, cache_ids) -> Tiers:
     begin, end = book.range_of(part_id)
     x = identity_features(book.num_vertices, 2)
-    shard = Shard(book, part_id, {"x": x[begin:end].clone()}, gpu_ids=gpu_ids, device=CPU)
-    if len(cache_ids):
-        shard.cache = FeatureCache(IdSet.of(cache_ids, book.num_vertices), {"x": x[cache_ids]})
-    return shard
+    tiers = Tiers.of(book, part_id, sources(x=x[begin:end].clone()), gpu_ids=gpu_ids, device=CPU)
+    cache = FeatureCache(IdSet.of(cache_ids, book.num_vertices), {"x": x[cache_ids]})
+    return dataclasses.replace(tiers, copies=cache.tiers(zero_copy=False))
+
+
+def pairs(tiers: Tiers, places: Places) -> dict[str, list[tuple[int, int]]]:
+    """(position, slot) by name of the tier, without what is remote."""
+    found = {"gpu": [], "cpu": [], "cache": []}
+    for tier, position, slot in tiers.groups(places):
+        found[tier.name] += zip(range(len(slot)) if position is None else position.tolist(), slot.tolist())
+    return found
 
 
 # --- look-up ----------------------------------------------------------------------------------------------
@@ -55,35 +70,32 @@ def shard_of(book, part_id, gpu_ids, cache_ids) -> Shard:
 @pytest.mark.parametrize("seed", range(15))
 def test_look_up_equals_the_slow_reference(seed, gpu_fraction, cache_fraction):
     book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
-    gpu, cache = IdSet.of(gpu_ids, book.size_of(part_id)), IdSet.of(cache_ids, book.num_vertices)
-    places = Places(*ops.look_up(n_id, book.offsets, part_id, gpu.words, cache.words))
+    tiers = tiers_of(book, part_id, gpu_ids, cache_ids)
+    places = tiers.look_up(n_id)
     want = reference.look_up(n_id.tolist(), book.offsets.tolist(), part_id, gpu_ids.tolist(), cache_ids.tolist())
-    assert list(zip(places.gpu_position.tolist(), places.gpu_slot.tolist())) == want["gpu"]
-    assert list(zip(places.cpu_position.tolist(), places.cpu_row.tolist())) == want["cpu"]
-    assert list(zip(places.cache_position.tolist(), places.cache_slot.tolist())) == want["cache"]
+    found = pairs(tiers, places)
+    assert found["gpu"] == want["gpu"] and found["cpu"] == want["cpu"] and found["cache"] == want["cache"]
     # Remote ids come grouped by owner, in the order of the batch inside a group.
     assert list(zip(places.remote_position.tolist(), places.remote_id.tolist())) == sum(want["remote"], [])
     assert places.remote_counts.tolist() == [len(group) for group in want["remote"]]
-    assert all(tensor.dtype == torch.int64 for tensor in vars(places).values())
+    assert all(tensor.dtype == torch.int64 for tensor in tensors_of(places))
 
 
 @FRACTIONS
 @pytest.mark.parametrize("seed", range(15))
 def test_the_four_groups_hold_every_position_once_and_lead_to_the_right_rows(seed, gpu_fraction, cache_fraction):
     book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
-    shard = shard_of(book, part_id, gpu_ids, cache_ids)
-    places = shard.look_up(n_id)
-    cpu_position = torch.arange(len(n_id)) if places.cpu_position is None else places.cpu_position
-    positions = torch.cat([places.gpu_position, cpu_position, places.cache_position, places.remote_position])
+    tiers = tiers_of(book, part_id, gpu_ids, cache_ids)
+    places = tiers.look_up(n_id)
+    groups = [(tier, torch.arange(len(slot)) if at is None else at, slot) for tier, at, slot in tiers.groups(places)]
+    positions = torch.cat([*(position for _, position, _ in groups), places.remote_position])
     assert positions.sort().values.tolist() == list(range(len(n_id)))
+    assert places.num_rows == len(n_id)
 
     # Features that know who they are: x[v] = v.
     x = torch.full((len(n_id), 2), -1.0)
-    if len(shard.gpu):
-        x[places.gpu_position] = shard.gpu_rows["x"][places.gpu_slot]
-    x[cpu_position] = shard.host_rows["x"][places.cpu_row]
-    if len(shard.cache.members):
-        x[places.cache_position] = shard.cache.rows["x"][places.cache_slot]
+    for tier, position, slot in groups:
+        x[position] = tier.tensor("x")[slot]
     x[places.remote_position] = places.remote_id.float().view(-1, 1)
     assert torch.equal(x[:, 0].long(), n_id)
 
@@ -94,33 +106,65 @@ def test_the_four_groups_hold_every_position_once_and_lead_to_the_right_rows(see
 
 
 def test_one_part_without_device_rows_takes_the_batch_as_it_is():
-    shard = shard_of(PartitionBook.trivial(10), 0, NO_IDS, NO_IDS)
+    tiers = tiers_of(PartitionBook.trivial(10), 0, NO_IDS, NO_IDS)
     n_id = torch.tensor([3, 3, 9])
-    places = shard.look_up(n_id)
-    assert places.cpu_position is None and places.cpu_row is n_id
+    places = tiers.look_up(n_id)
+    assert list(places.position) == [None] and places.slot[0] is n_id
     assert places.remote_counts.tolist() == [0]
-    assert len(places.gpu_position) == len(places.cache_position) == len(places.remote_position) == 0
+    assert len(places.remote_position) == len(places.remote_id) == 0
 
 
 def test_look_up_holds_for_a_million_ids():
     # Ids beyond one word and one block of the set, and ranks above 2^16.
     book = PartitionBook(torch.tensor([0, 400_000, 1_000_000]))
     cache_ids = torch.arange(400_000, 1_000_000, 3)
-    places = shard_of(book, 0, torch.arange(0, 400_000, 2), cache_ids).look_up(torch.arange(1_000_000))
-    assert torch.equal(places.gpu_slot, torch.arange(200_000)) and torch.equal(places.gpu_position, torch.arange(0, 400_000, 2))
-    assert torch.equal(places.cpu_row, torch.arange(1, 400_000, 2))
-    assert torch.equal(places.cache_slot, torch.arange(200_000)) and torch.equal(places.cache_position, cache_ids)
+    places = tiers_of(book, 0, torch.arange(0, 400_000, 2), cache_ids).look_up(torch.arange(1_000_000))
+    gpu, cpu, cache = zip(places.position, places.slot, strict=True)
+    assert torch.equal(gpu[1], torch.arange(200_000)) and torch.equal(gpu[0], torch.arange(0, 400_000, 2))
+    assert torch.equal(cpu[1], torch.arange(1, 400_000, 2))
+    assert torch.equal(cache[1], torch.arange(200_000)) and torch.equal(cache[0], cache_ids)
     assert places.remote_counts.tolist() == [0, 400_000]
 
 
 def test_looking_up_twice_gives_the_same_after_an_error():
     book, part_id, gpu_ids, cache_ids, n_id = random_case(3, 0.4, 0.4)
-    shard = shard_of(book, part_id, gpu_ids, cache_ids)
-    before = shard.look_up(n_id)
+    tiers = tiers_of(book, part_id, gpu_ids, cache_ids)
+    before = tiers.look_up(n_id)
     with pytest.raises(RuntimeError, match=r"n_id\[1\] must be in \[0, "):
-        shard.look_up(torch.tensor([0, book.num_vertices]))
-    after = shard.look_up(n_id)
-    assert all(torch.equal(a, b) for a, b in zip(vars(before).values(), vars(after).values()))
+        tiers.look_up(torch.tensor([0, book.num_vertices]))
+    after = tiers.look_up(n_id)
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(before), tensors_of(after), strict=True))
+
+
+def tensors_of(places: Places) -> list[torch.Tensor]:
+    return [*(at for at in places.position if at is not None), *places.slot, places.remote_position, places.remote_id, places.remote_counts]
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_the_first_of_any_number_of_tiers_serves_a_row(seed):
+    generator = np.random.default_rng(seed)
+    book, part_id, _, _, n_id = random_case(seed, 0, 0)
+    begin, end = book.range_of(part_id)
+    foreign = np.setdiff1d(np.arange(book.num_vertices), np.arange(begin, end))
+    near = [some_of(generator, np.arange(end - begin), 0.3) for _ in range(seed % 4)]
+    copies = [some_of(generator, foreign, 0.3) for _ in range(seed % 3)]
+    tier = lambda ids, size: Tier("cache", IdSet.of(ids, size), {}, False, "cache")  # noqa: E731
+    tiers = dataclasses.replace(
+        tiers_of(book, part_id, NO_IDS, NO_IDS),
+        near=[tier(ids, end - begin) for ids in near],
+        copies=[tier(ids, book.num_vertices) for ids in copies],
+    )
+    places = tiers.look_up(n_id)
+    for position, v in enumerate(n_id.tolist()):
+        sets, among = (near, v - begin) if begin <= v < end else (copies, v)
+        first = next((number for number, ids in enumerate(sets) if among in ids.tolist()), None)
+        if first is None and sets is copies:
+            assert position in places.remote_position.tolist()
+            continue
+        group = len(near) if first is None else first + (0 if sets is near else len(near) + 1)
+        at = places.position[group]
+        row = places.slot[group][position if at is None else at.tolist().index(position)]
+        assert row == (among if first is None else sets[first].tolist().index(among))
 
 
 # --- sets and caches --------------------------------------------------------------------------------------
@@ -130,8 +174,8 @@ def test_slot_i_of_a_set_is_its_ith_id():
     ids = torch.tensor([0, 31, 32, 63, 64, 99])
     members = IdSet.of(ids, 100)
     assert len(members) == 6 and members.ids is ids
-    cached = ops.look_up(torch.arange(100), torch.tensor([0, 0, 100]), 0, NO_IDS, members.words)
-    assert cached[4].tolist() == ids.tolist() and cached[5].tolist() == list(range(6))
+    position, slot, _ = ops.look_up(torch.arange(100), torch.tensor([0, 0, 100]), 0, [], [members.words])
+    assert position[1].tolist() == ids.tolist() and slot[1].tolist() == list(range(6))
 
 
 @pytest.mark.parametrize("ids", [[3, 3], [4, 2], [100], [-1]], ids=str)
@@ -150,41 +194,43 @@ def test_a_cache_says_how_many_bytes_it_takes():
     assert cache.nbytes == 4 * 8 + 2 * 8 * 4 + 2 * 8  # four words of 32 ids each, then the rows
 
 
-# --- the shard --------------------------------------------------------------------------------------------
+# --- the tiers --------------------------------------------------------------------------------------------
 
 
 def test_the_device_tier_holds_copies_of_its_rows():
     book = PartitionBook(torch.tensor([0, 4, 10]))
-    rows = {"x": identity_features(10, 3)[4:], "y": torch.arange(4, 10)}
-    shard = Shard(book, 1, rows, gpu_ids=torch.tensor([0, 2, 5]), device=CPU)
-    assert (shard.begin, shard.end) == (4, 10)
-    assert shard.gpu_rows["x"][:, 0].tolist() == [4, 6, 9] and shard.gpu_rows["y"].tolist() == [4, 6, 9]
-    assert shard.gpu_rows["x"].data_ptr() != rows["x"].data_ptr()
+    rows = sources(x=identity_features(10, 3)[4:], y=torch.arange(4, 10), label=torch.arange(6))
+    tiers = Tiers.of(book, 1, rows, gpu_ids=torch.tensor([0, 2, 5]), device=CPU, seeds_only=["label"])
+    gpu, home = tiers.all
+    assert gpu.tensor("x")[:, 0].tolist() == [4, 6, 9] and gpu.tensor("y").tolist() == [4, 6, 9]
+    assert gpu.tensor("x").data_ptr() != home.tensor("x").data_ptr() == rows["x"].tensor.data_ptr()
+    assert gpu.rows.keys() == {"x", "y"} and home.rows.keys() == {"x", "y", "label"}
 
 
 def test_memory_counts_the_bytes_of_each_tier():
     book = PartitionBook(torch.tensor([0, 4, 104]))
-    shard = Shard(book, 1, {"x": torch.zeros(100, 2), "y": torch.zeros(100, dtype=torch.int8)}, gpu_ids=torch.arange(10), device=CPU)
-    assert shard.memory() == {"gpu": 4 * 8 + 10 * 8 + 10, "cpu": 100 * 8 + 100, "cache": 0}
-    shard.cache = FeatureCache(IdSet.of(torch.tensor([1]), 104), {"x": torch.zeros(1, 2), "y": torch.zeros(1, dtype=torch.int8)})
-    assert shard.memory()["cache"] == 4 * 8 + 8 + 1
-    assert Shard(book, 0, {}, device=CPU).memory() == {"gpu": 0, "cpu": 0, "cache": 0}
+    rows = sources(x=torch.zeros(100, 2), y=torch.zeros(100, dtype=torch.int8))
+    tiers = Tiers.of(book, 1, rows, gpu_ids=torch.arange(10), device=CPU)
+    assert tiers.memory() == {"gpu": 4 * 8 + 10 * 8 + 10, "cpu": 100 * 8 + 100, "cache": 0}
+    cache = FeatureCache(IdSet.of(torch.tensor([1]), 104), {"x": torch.zeros(1, 2), "y": torch.zeros(1, dtype=torch.int8)})
+    assert dataclasses.replace(tiers, copies=cache.tiers(False)).memory()["cache"] == 4 * 8 + 8 + 1 == cache.nbytes
+    assert Tiers.of(book, 0, {}, device=CPU).memory() == {"gpu": 0, "cpu": 0, "cache": 0}
 
 
 def test_an_attribute_needs_a_row_for_every_vertex_of_the_part():
     book = PartitionBook(torch.tensor([0, 4, 10]))
     with pytest.raises(ValueError, match=r"attribute 'y' must have one row per vertex of part 1, expected 6, got 5"):
-        Shard(book, 1, {"x": torch.zeros(6, 1), "y": torch.zeros(5)}, device=CPU)
+        Tiers.of(book, 1, sources(x=torch.zeros(6, 1), y=torch.zeros(5)), device=CPU)
 
 
 def test_the_part_must_exist():
     with pytest.raises(ValueError, match=r"part_id must be in \[0, 2\), got 2"):
-        Shard(PartitionBook(torch.tensor([0, 4, 10])), 2, {}, device=CPU)
+        Tiers.of(PartitionBook(torch.tensor([0, 4, 10])), 2, {}, device=CPU)
 
 
 def test_device_rows_must_be_rows_of_the_part():
     with pytest.raises(RuntimeError, match=r"\[0, 6\), got 6"):
-        Shard(PartitionBook(torch.tensor([0, 4, 10])), 1, {"x": torch.zeros(6, 1)}, gpu_ids=torch.tensor([6]), device=CPU)
+        Tiers.of(PartitionBook(torch.tensor([0, 4, 10])), 1, sources(x=torch.zeros(6, 1)), gpu_ids=torch.tensor([6]), device=CPU)
 
 
 # --- rows -------------------------------------------------------------------------------------------------

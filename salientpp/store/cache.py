@@ -1,0 +1,84 @@
+"""Which copies of remote rows does a rank keep?
+
+The plan (:mod:`salientpp.plan.cache`) says whose; :meth:`salientpp.store.exchange.Exchange.fetch_cache` fetches them once. The hottest of them may
+have a second copy on the device; statistics count both as ``cache``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from salientpp.store.rows import TensorRows, pinned, take_rows
+from salientpp.store.tiers import NO_IDS, IdSet, Tier
+
+_NO_SET = IdSet(NO_IDS, NO_IDS)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureCache:
+    """Copies of remote rows: whose (a packed set of global ids), and the rows of each attribute.
+
+    Attributes:
+        members: the cached global ids; slot i of every attribute is the row of ``members.ids[i]``.
+        rows: attribute name -> [len(members), ...] on the host, pinned where the device reads them there.
+        device_members: those that have a second copy on the device.
+        device_rows: attribute name -> [len(device_members), ...], these copies.
+        owner: for which part of which contents the rows were chosen: the dataset's fingerprint and a part. None: there are no rows.
+    """
+
+    members: IdSet
+    rows: Mapping[str, Tensor]
+    device_members: IdSet = _NO_SET
+    device_rows: Mapping[str, Tensor] = field(default_factory=dict)
+    owner: tuple[str, int] | None = None
+
+    @classmethod
+    def empty(cls) -> FeatureCache:
+        return cls(_NO_SET, {})
+
+    def on_device(self, heat: Tensor, num_bytes: int, device: torch.device) -> FeatureCache:
+        """This cache with as many of its rows on ``device`` too as fit into ``num_bytes``: the hottest, by ``heat``, float [N]."""
+        row_bytes = sum(rows.nbytes for rows in self.rows.values()) // max(1, len(self))
+        number = min(len(self), num_bytes // max(1, row_bytes))
+        if number == 0:
+            return self
+        slots = torch.sort(heat[self.members.ids], descending=True, stable=True).indices[:number].sort().values
+        return dataclasses.replace(
+            self,
+            device_members=IdSet.of(self.members.ids[slots], heat.numel()),
+            device_rows={name: take_rows(rows, slots).to(device) for name, rows in self.rows.items()},
+        )
+
+    def pinned(self) -> FeatureCache:
+        """This cache with its host rows where a device can read them."""
+        return dataclasses.replace(self, rows={name: pinned(rows) for name, rows in self.rows.items()})
+
+    def tiers(self, zero_copy: bool) -> Sequence[Tier]:
+        """Its tiers, nearest first; with ``zero_copy`` the device reads those of the host too."""
+        found = []
+        if len(self.device_members):
+            found.append(Tier("cache", self.device_members, _sources(self.device_rows), True, "gpu"))
+        if len(self):
+            found.append(Tier("cache", self.members, _sources(self.rows), zero_copy, "cache"))
+        return found
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def num_device_rows(self) -> int:
+        return len(self.device_members)
+
+    @property
+    def nbytes(self) -> int:
+        """On the host."""
+        return self.members.words.nbytes + self.device_members.words.nbytes + sum(rows.nbytes for rows in self.rows.values())
+
+
+def _sources(rows: Mapping[str, Tensor]) -> dict[str, TensorRows]:
+    return {name: TensorRows(tensor) for name, tensor in rows.items()}

@@ -1,0 +1,284 @@
+"""How do the rows of a batch come together, from the tiers of this rank and from other ranks?
+
+A worker thread takes rows from the tiers of the host, for this rank's batch and for what other ranks asked for; those that arrive from other ranks
+come last. There are two ways, one of which a loader chooses when it is made:
+
+* :class:`InPlace`, on the CPU: the worker writes every row to its place, with gaps for those that will arrive.
+* :class:`Packed`, for another device: the worker packs the rows that the device lacks, one after the other, into pinned memory. They are
+  copied, and the device puts all rows in their places in one pass (:mod:`salientpp.store.assembly`).
+
+:class:`Fetch` does so for all attributes and all vertex types of a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salientpp.comm import Pending
+from salientpp.store.assembly import assemble_rows
+from salientpp.store.buffers import BufferPool
+from salientpp.store.exchange import Counts, Exchange
+from salientpp.store.rows import RowSource, pinned, put_rows, take_rows
+from salientpp.store.tiers import NO_IDS, Places, Tiers
+
+#: An attribute of the vertices of one type; the type is None where there is only one.
+Column = tuple[str | None, str]
+
+
+class InPlace:
+    """Every row is written to its place in a tensor on the host.
+
+    Args:
+        buffers: where the memory of large tensors comes from; None: torch.
+
+    Attributes:
+        holds: a finished batch should stay in the pipeline for one more tick.
+    """
+
+    holds = False
+
+    def __init__(self, buffers: BufferPool | None = None) -> None:
+        self._buffers = buffers
+
+    def plan(self, tiers: Tiers, places: Places) -> Places:
+        return places
+
+    def plan_for_others(self, tiers: Tiers, row: Tensor) -> Places:
+        return tiers.at_home(row)
+
+    def take(self, tiers: Tiers, name: str, plan: Places) -> Tensor:
+        like = tiers.home.rows[name]
+        empty = torch.empty if self._buffers is None else self._buffers.empty
+        out = empty((plan.num_rows, *like.shape[1:]), dtype=like.dtype)
+        for tier, position, slot in tiers.groups(plan):
+            if slot.numel():
+                tier.rows[name].take(slot, out, position)
+        return out
+
+    def put_together(self, tiers: Tiers, name: str, plan: Places, taken: Tensor, arrived: Tensor | None) -> Tensor:
+        if plan.remote_position.numel():
+            put_rows(arrived, torch.arange(len(arrived)), taken, plan.remote_position)
+        return taken
+
+    def pin(self, batch: Any) -> Any:
+        return batch
+
+    def to_device(self, value: Any) -> Any:
+        return value
+
+    def measure(self, parts: Iterable[Tensor]) -> None:
+        pass
+
+    def bytes_under_way(self, num_batches: int) -> int:
+        """What batches take at most: here, what the pool has taken for as many as there were."""
+        return 0 if self._buffers is None else self._buffers.bytes_allocated
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How a device puts rows together.
+
+    Attributes:
+        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed ones and the arrived ones, laid end
+            to end in this order; None: the packed rows, as they are.
+        packed: int64, by tier, the slots whose rows are packed first.
+    """
+
+    index: Tensor | None
+    packed: Sequence[Tensor]
+
+    def to(self, device: torch.device, non_blocking: bool) -> Recipe:
+        return self if self.index is None else dataclasses.replace(self, index=self.index.to(device, non_blocking=non_blocking))
+
+
+class Packed:
+    """Rows are put together on ``device``."""
+
+    holds = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._largest = 0
+
+    def plan(self, tiers: Tiers, places: Places) -> Recipe:
+        packed = [NO_IDS if tier.on_device else slot for tier, _, slot in tiers.groups(places)]
+        if any(position is None and not tier.on_device for tier, position, _ in tiers.groups(places)):
+            return Recipe(None, packed)
+        # Which places each tensor fills, from which of its rows (None: all, in order), and how many rows it has.
+        takes = [(position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device]
+        takes += [(position, None, slot.numel()) for tier, position, slot in tiers.groups(places) if not tier.on_device]
+        takes.append((places.remote_position, None, places.remote_id.numel()))
+        num_rows = sum(size for _, _, size in takes)
+        index = torch.empty(places.num_rows, dtype=torch.int32 if num_rows < 2**31 else torch.int64)
+        begin = 0
+        for position, row, size in takes:
+            row = torch.arange(size) if row is None else row
+            index[slice(None) if position is None else position] = (row + begin).to(index.dtype)
+            begin += size
+        return Recipe(pinned(index), packed)
+
+    def plan_for_others(self, tiers: Tiers, row: Tensor) -> Recipe:
+        return self.plan(tiers, tiers.look_up(row + tiers.book.range_of(tiers.part_id)[0]))
+
+    def take(self, tiers: Tiers, name: str, plan: Recipe) -> Tensor:
+        like = tiers.home.rows[name]
+        # torch's pool of pinned memory gives it to nobody else before the copy out of it is done.
+        num_rows = sum(slot.numel() for slot in plan.packed)
+        out = torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, pin_memory=torch.accelerator.is_available())
+        begin = 0
+        for tier, slot in zip(tiers.all, plan.packed, strict=True):
+            if slot.numel():
+                tier.rows[name].take(slot, out[begin : begin + slot.numel()])
+                begin += slot.numel()
+        return out
+
+    def put_together(self, tiers: Tiers, name: str, plan: Recipe, taken: Tensor, arrived: Tensor | None) -> Tensor:
+        if plan.index is None:
+            return taken
+        tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
+        tensors += [taken, taken[:0] if arrived is None else arrived]
+        out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
+        assemble_rows([rows for rows in tensors if len(rows)], plan.index, out)
+        return out
+
+    def pin(self, batch: Any) -> Any:
+        """The batch with its tensors in pinned memory."""
+        return batch.apply(lambda value: pinned(value) if _is_plain(value) else value)
+
+    def to_device(self, value: Any) -> Any:
+        """A copy on the device, from pinned memory without waiting for it, of what has ``to``, or of a dictionary of such."""
+        if isinstance(value, Mapping):
+            return {name: self.to_device(item) for name, item in value.items()}
+        return None if value is None else value.to(self._device, non_blocking=True)
+
+
+    def measure(self, parts: Iterable[Tensor]) -> None:
+        """Note what a batch takes on the device, with all that it is made from."""
+        on_device = {id(part): part.nbytes for part in parts if part.device == self._device}
+        self._largest = max(self._largest, sum(on_device.values()))
+
+    def bytes_under_way(self, num_batches: int) -> int:
+        """What so many batches take on the device at most."""
+        return num_batches * self._largest
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu" and value.layout == torch.strided
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """What the worker has taken from the tiers of the host.
+
+    Attributes:
+        own: by column, for this rank's batch; by the way of :class:`InPlace` or :class:`Packed`.
+        served: by column, for the other ranks.
+        plan: how ``served`` is put together.
+    """
+
+    own: Mapping[Column, Tensor]
+    served: Mapping[Column, Tensor]
+    plan: Places | Recipe
+
+
+@dataclass
+class Fetch:
+    """The rows of one loader's batches.
+
+    Attributes:
+        tiers: by vertex type. Only a graph of one type has remote rows.
+        exchange: how to get these.
+        columns: the attributes that every sampled vertex gets; the same on all ranks.
+        seed_columns: those that only seeds get.
+        own, served: the way for this rank's batches, and for the rows that other ranks asked for.
+        counts: rows delivered, by the name of the tier that served them.
+    """
+
+    tiers: Mapping[str | None, Tiers]
+    exchange: Exchange
+    columns: Sequence[Column]
+    seed_columns: Sequence[Column]
+    own: InPlace | Packed
+    served: InPlace | Packed
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def rows_of(self, column: Column) -> RowSource:
+        """The rows of the part."""
+        return self.tiers[column[0]].home.rows[column[1]]
+
+    def placeholder(self, column: Column, num_rows: int) -> Tensor:
+        """Of the shape that the rows will have, for those who ask; it takes no memory."""
+        like = self.rows_of(column)
+        return torch.empty((), dtype=like.dtype).expand(num_rows, *like.shape[1:])
+
+    def seed_rows(self, seeds: Tensor) -> dict[Column, Tensor]:
+        """What only seeds get, of these global ids of this part."""
+        found = {}
+        for type_, name in self.seed_columns:
+            begin, _ = self.tiers[type_].book.range_of(self.tiers[type_].part_id)
+            found[type_, name] = take_rows(self.rows_of((type_, name)), seeds - begin)
+        return found
+
+    def look_up(self, n_id: Mapping[str | None, Tensor]) -> dict[str | None, Places]:
+        """The place of every row that is needed, by vertex type: none of a type without ``columns``, or that is not there."""
+        needed = {type_ for type_, _ in self.columns}
+        return {type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS) for type_, tiers in self.tiers.items()}
+
+    def plan(self, places: Mapping[str | None, Places]) -> dict[str | None, Places | Recipe]:
+        """How the rows at these places are put together, by vertex type."""
+        return {type_: self.own.plan(self.tiers[type_], of_type) for type_, of_type in places.items()}
+
+    def take(self, plan: Mapping[str | None, Places | Recipe], asked: Tensor) -> Taken:
+        """Take from the host; for a worker thread.
+
+        Args:
+            plan: of this rank's batch; empty without one.
+            asked: int64 [a], rows of this part that the others want, by rank.
+        """
+        own = {(type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan}
+        tiers = next(iter(self.tiers.values()))
+        for_others = self.served.plan_for_others(tiers, asked)
+        return Taken(own, {column: self.served.take(tiers, column[1], for_others) for column in self.columns}, for_others)
+
+    def to_device(self, taken: Taken) -> Taken:
+        """Copy what is packed to where it is put together."""
+        return Taken(self.own.to_device(taken.own), self.served.to_device(taken.served), self.served.to_device(taken.plan))
+
+    def put_served_together(self, taken: Taken) -> Taken:
+        """Complete the rows for the other ranks."""
+        tiers = next(iter(self.tiers.values()))
+        served = {column: self.served.put_together(tiers, column[1], taken.plan, rows, None) for column, rows in taken.served.items()}
+        return dataclasses.replace(taken, served=served)
+
+    def send(self, counts: Counts, taken: Taken) -> dict[Column, Pending]:
+        """Start to send the rows that the others asked for; pending are those that this rank asked for."""
+        return {column: self.exchange.send_rows(counts, taken.served[column]) for column in self.columns}
+
+    def put_together(
+        self, plan: Mapping[str | None, Places | Recipe], taken: Taken, pending: Mapping[Column, Pending]
+    ) -> tuple[dict[Column, Tensor], dict[Column, Tensor]]:
+        """Wait for the rows that were asked for and complete this rank's batch.
+
+        Returns:
+            The rows of the batch, and those that arrived for it.
+        """
+        arrived = {column: self.own.to_device(of_column.wait()) for column, of_column in pending.items()}
+        rows = {
+            (type_, name): self.own.put_together(self.tiers[type_], name, plan[type_], rows, arrived[type_, name])
+            for (type_, name), rows in taken.own.items()
+        }
+        return rows, arrived
+
+    def count(self, places: Mapping[str | None, Places]) -> None:
+        """Add the rows of a delivered batch to ``counts``."""
+        for type_, of_type in places.items():
+            for tier, _, slot in self.tiers[type_].groups(of_type):
+                self.counts[tier.name] += slot.numel()
+            self.counts["remote"] += of_type.remote_id.numel()

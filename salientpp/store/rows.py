@@ -1,0 +1,114 @@
+"""Where does a feature row come from?
+
+A :class:`RowSource` copies rows, by number, into memory that it is given. Tiers, the exchange and batches ask sources for rows and do not
+know what these are made of: a tensor in memory or in a memory-mapped file (:class:`TensorRows`), or another storage, for which a user
+writes a class with these two attributes and this one method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+
+
+class RowSource(Protocol):
+    """S rows of one shape and dtype.
+
+    Several threads may call ``take`` at once.
+
+    Attributes:
+        shape: [S, ...], the number of rows and the shape of one.
+        dtype: of the rows.
+    """
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
+        """``out[out_index] = rows[index]``.
+
+        Args:
+            index: int64 [n] on the CPU, in [0, S); in any order, with repeats.
+            out: contiguous, on the CPU, of this dtype and row shape. Its other rows are to stay as they are.
+            out_index: int64 [n], distinct rows of ``out``; None: its n rows in order.
+        """
+
+
+class TensorRows:
+    """The rows of a contiguous tensor, which may be memory-mapped. One on a device is there for the device alone: ``take`` is for the CPU."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
+
+    def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
+        put_rows(self.tensor, index, out, out_index)
+
+
+def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
+    """A user's tensor or source as a source of ``num_rows`` rows; ``name`` is for errors.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: it has another number of rows, or is a tensor whose rows do not lie one after the other on the CPU.
+    """
+    if isinstance(value, Tensor):
+        if value.device.type != "cpu" or value.layout != torch.strided or not value.is_contiguous():
+            raise ValueError(f"{name} must be a contiguous tensor on the CPU, got {value.layout} on {value.device} with strides {_strides(value)}")
+        value = TensorRows(value.detach())
+    elif not callable(getattr(value, "take", None)) or not hasattr(value, "shape"):
+        raise TypeError(f"{name} must be a tensor, or have shape, dtype and take(index, out, out_index), got {type(value).__name__}")
+    if not isinstance(getattr(value, "dtype", None), torch.dtype):
+        raise TypeError(f"{name}.dtype must be a torch.dtype, got {getattr(value, 'dtype', None)!r}")
+    shape = value.shape
+    if not isinstance(shape, Sequence) or not shape or not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise TypeError(f"{name}.shape must be [number of rows, ...], whole numbers >= 0, got {shape!r}")
+    if shape[0] != num_rows:
+        raise ValueError(f"{name} must have one row per vertex, expected {num_rows}, got {shape[0]}")
+    return value
+
+
+def _strides(value: Tensor) -> list[int] | None:
+    return list(value.stride()) if value.layout == torch.strided else None
+
+
+def empty_rows(like: RowSource, num_rows: int) -> Tensor:
+    """An uninitialised CPU tensor for rows of ``like``."""
+    return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype)
+
+
+def take_rows(rows: Tensor | RowSource, index: Tensor) -> Tensor:
+    """``rows[index]`` for CPU rows, as a new tensor."""
+    source = TensorRows(rows) if isinstance(rows, Tensor) else rows
+    out = empty_rows(source, index.numel())
+    source.take(index, out)
+    return out
+
+
+def put_rows(rows: Tensor, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
+    """``out[out_index] = rows[index]`` for CPU rows, through the row kernel; ``out_index`` None: 0, 1, ..."""
+    ops.gather_rows(rows, index, out, out_index)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """A copy in page-locked host memory, from which a device copies and reads by itself; without an accelerator the tensor."""
+    return tensor.pin_memory() if torch.accelerator.is_available() else tensor

@@ -1,0 +1,181 @@
+"""Which rows does a rank have, and in which tier is the row of vertex v?
+
+The tiers of a rank are an ordered list: those **near** hold some of its part's rows, **home** all of them, those of **copies** rows of other
+parts. What is in none of them is **remote**: :mod:`salientpp.store.exchange` fetches it. One look-up says for every id of a
+batch which tier serves it, at which slot: the first that has it.
+
+Statistics count rows under four names: ``gpu``, the part's rows that batches need most, in device memory; ``cpu``, the part's rows on the host,
+in memory, in a memory-mapped file or in another storage; ``cache``, copies of the remote rows that batches need most; ``remote``. With
+``device='cpu'`` the gpu tier is a tensor in host memory like any other, which is how its logic is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.plan.partition_book import PartitionBook
+from salientpp.store.rows import RowSource, TensorRows, pinned, take_rows
+
+NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class IdSet:
+    """Ascending, distinct ids int64 [m] of [0, num_ids), packed for look-up; slot i holds the row of ``ids[i]``."""
+
+    ids: Tensor
+    words: Tensor
+
+    @classmethod
+    def of(cls, ids: Tensor, num_ids: int) -> IdSet:
+        return cls(ids, ops.pack_id_set(ids, num_ids))
+
+    def __len__(self) -> int:
+        return self.ids.numel()
+
+
+@dataclass(frozen=True, eq=False)
+class Tier:
+    """Rows of one set of vertices, in one kind of memory.
+
+    Attributes:
+        name: under which statistics count rows that it serves.
+        members: whose; slot i of every attribute is the row of ``members.ids[i]``. None: the part's, all of them.
+        rows: attribute name -> source.
+        on_device: a device reads the rows where they are; then each source is a :class:`TensorRows`.
+        memory: under which ``memory()`` counts the rows.
+    """
+
+    name: str
+    members: IdSet | None
+    rows: Mapping[str, RowSource]
+    on_device: bool
+    memory: str
+
+    @property
+    def num_rows(self) -> int:
+        if self.members is not None:
+            return len(self.members)
+        return next((source.shape[0] for source in self.rows.values()), 0)
+
+    def tensor(self, name: str) -> Tensor:
+        """The rows of an attribute for the device to read, if the tier is ``on_device``."""
+        return self.rows[name].tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the rows of a batch are: for each tier and for what is remote, ``position`` in the batch and ``slot`` there, int64.
+
+    The positions of all groups together hold every place of the batch once.
+
+    Attributes:
+        position, slot: by tier, in the order of the tiers. A position None: all of the batch, in order.
+        remote_position, remote_id: global ids to fetch, grouped by owner.
+        remote_counts: int64 [K], how many to fetch from each part.
+    """
+
+    position: Sequence[Tensor | None]
+    slot: Sequence[Tensor]
+    remote_position: Tensor
+    remote_id: Tensor
+    remote_counts: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return sum(slot.numel() for slot in self.slot) + self.remote_id.numel()
+
+
+@dataclass(frozen=True, eq=False)
+class Tiers:
+    """The tiers of one rank, for vertices of one type.
+
+    Attributes:
+        book: who owns what.
+        part_id: the part whose rows are local.
+        home: all rows of the part.
+        near: of the part's rows, nearest first; members are rows of the part.
+        copies: of other parts' rows, nearest first; members are global ids.
+    """
+
+    book: PartitionBook
+    part_id: int
+    home: Tier
+    near: Sequence[Tier] = ()
+    copies: Sequence[Tier] = ()
+
+    @classmethod
+    def of(
+        cls,
+        book: PartitionBook,
+        part_id: int,
+        rows: Mapping[str, RowSource],
+        *,
+        device: torch.device,
+        gpu_ids: Tensor = NO_IDS,
+        zero_copy: bool = False,
+        seeds_only: Iterable[str] = (),
+    ) -> Tiers:
+        """Home, and a copy of the rows ``gpu_ids`` on the device.
+
+        Args:
+            rows: attribute name -> a row for every vertex of the part.
+            device: where batches live.
+            gpu_ids: ascending local ids, int64.
+            zero_copy: the device reads rows of the host where they are, in pinned memory.
+            seeds_only: attributes that are read on the host alone.
+        """
+        size = book.size_of(part_id)
+        for name, source in rows.items():
+            if source.shape[0] != size:
+                raise ValueError(f"attribute {name!r} must have one row per vertex of part {part_id}, expected {size}, got {source.shape[0]}")
+        whole = {name: source for name, source in rows.items() if name not in seeds_only}
+        if zero_copy:
+            elsewhere = [name for name, source in whole.items() if not isinstance(source, TensorRows)]
+            if elsewhere:
+                raise ValueError(f"zero_copy needs rows in memory, but those of {', '.join(elsewhere)} come from a source of yours; leave zero_copy out")
+            rows = {**rows, **{name: TensorRows(pinned(source.tensor)) for name, source in whole.items()}}
+        near = []
+        members = IdSet.of(gpu_ids, size)
+        if len(members):
+            near.append(Tier("gpu", members, {name: TensorRows(take_rows(source, gpu_ids).to(device)) for name, source in whole.items()}, True, "gpu"))
+        return cls(book, part_id, Tier("cpu", None, rows, zero_copy, "cpu"), near)
+
+    @property
+    def all(self) -> Sequence[Tier]:
+        """In the order of a look-up's groups."""
+        return *self.near, self.home, *self.copies
+
+    def look_up(self, n_id: Tensor) -> Places:
+        """Places of the int64 [n] global ids ``n_id``."""
+        if self.book.num_parts == 1 and not self.near:
+            return Places([None], [n_id], NO_IDS, NO_IDS, NO_IDS.new_zeros(1))
+        sets = ([tier.members.words for tier in tiers] for tiers in (self.near, self.copies))
+        *position, remote_position = (found := ops.look_up(n_id, self.book.offsets, self.part_id, *sets))[0]
+        *slot, remote_id = found[1]
+        return Places(position, slot, remote_position, remote_id, found[2])
+
+    def at_home(self, row: Tensor) -> Places:
+        """Places of rows int64 [n] of the part that all come from home."""
+        position: list[Tensor | None] = [NO_IDS] * len(self.all)
+        slot = [NO_IDS] * len(self.all)
+        position[len(self.near)], slot[len(self.near)] = None, row
+        return Places(position, slot, NO_IDS, NO_IDS, NO_IDS)
+
+    def groups(self, places: Places) -> Iterator[tuple[Tier, Tensor | None, Tensor]]:
+        """(tier, positions, slots) of every tier."""
+        return zip(self.all, places.position, places.slot, strict=True)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by kind of memory; ``cpu`` counts arrays that may be memory-mapped and shared, sources that do not say take none."""
+        memory = {"gpu": 0, "cpu": 0, "cache": 0}
+        for tier in self.all:
+            memory[tier.memory] += sum(getattr(source, "nbytes", 0) for source in tier.rows.values())
+            if tier.members is not None:
+                memory[tier.name] += tier.members.words.nbytes
+        return memory
