@@ -170,3 +170,9 @@ def test_links_lead_somewhere(page):
             if anchor:
                 headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
                 assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, target
+
+
+def test_version_is_the_same_wherever_it_is_written():
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == version
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text().replace("[", "").replace("]", "")
