@@ -32,7 +32,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSampler
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
 from salientpp.graph import count_vertices
-from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate
+from salientpp.minibatch.batch import Column, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.minibatch.epoch import Epoch, Run
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
@@ -110,7 +110,7 @@ class Source:
     draw: Callable[..., SamplerOutput | HeteroSamplerOutput]
     books: Mapping[str | None, PartitionBook]
     host_rows: Mapping[str | None, dict[str, Tensor]]
-    template: DataTemplate | HeteroTemplate | StoreTemplate | PartitionTemplate
+    template: DataTemplate | StoreTemplate | PartitionTemplate
     keep_books: Callable[[Any, Any], None]
     exchanged: Sequence[Column]
     seed_columns: Sequence[Column]
@@ -281,7 +281,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             serves_staged=self._comm.device.type != "cpu",
             dtype=self.dtype,
             pin_memory=bool(self.pin_memory) and torch.accelerator.is_available(),
+            held=source.template.contents(),
         )
+        self._topology = self._stages.held
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         pools = [pool for pool in (self._workers, host) if pool is not None]
         # Not at exit: a rank whose script has ended may still be answering others.
         weakref.finalize(self, _shut_down, pools).atexit = False
@@ -337,20 +340,15 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if custom_cls is not None and not is_remote(data):
             raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is")
         books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
-        if isinstance(data, HeteroData):
-            template = HeteroTemplate(data)
-        else:
-            template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data)
+        template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data)
         self._exchange = Exchange(self._comm, next(iter(books.values())))
-        host_rows: dict[str | None, dict[str, Tensor]] = {type_: {} for type_ in books}
-        for type_, name in template.gathered:
-            host_rows[type_][name] = data[name] if type_ is None else data[type_][name]
+        columns = template.columns()
         return Source(
             sampler=sampler,
             books=books,
-            host_rows=host_rows,
+            host_rows=_by_type(books, columns),
             template=template,
-            exchanged=template.gathered,
+            exchanged=list(columns),
             seed_columns=[],
             fingerprint="",
             **rest,
@@ -408,6 +406,31 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             shards[type_].host_rows[name] = source.host_rows[type_][name]
         return shards
 
+    def _read_anew(self) -> None:
+        """Take what a ``Data`` holds now for the rows that the pipeline brings. Without this batches are right too, but made twice."""
+        stages, source = self._stages, self._source
+        contents = source.template.contents()
+        if contents is None or contents.equals(stages.held) or any(run.is_under_way for run in self._runs):
+            return
+        edges = contents.changed_edges(self._topology)
+        if edges:
+            names = ", ".join("the edges of data" if key is None else f"the edges of data[{key!r}]" for key in edges)
+            warnings.warn(
+                f"{names} have changed since this loader was made; as in PyG it goes on with the graph as it was. Make a new loader",
+                UserWarning,
+                stacklevel=3,
+            )
+            self._topology = contents
+        columns = source.template.columns()
+        host_rows = _by_type(source.books, columns)
+        self._source = dataclasses.replace(source, host_rows=host_rows, exchanged=list(columns))
+        part_id = self._exchange.part_id
+        self._shards = {
+            type_: Shard(shard.book, part_id, host_rows[type_], gpu_ids=shard.gpu.ids, device=self.device, zero_copy=self.zero_copy)
+            for type_, shard in self._shards.items()
+        }
+        stages.shards, stages.exchanged, stages.held = self._shards, self._source.exchanged, contents
+
     def _set_cache(self, cache: FeatureCache | None, fill: bool) -> None:
         """Fetch this rank's cache if any rank has one to fetch (that is collective), or take the given one."""
         source = self._source
@@ -440,11 +463,14 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """The batch of the seeds at these positions of ``input_nodes``; on one rank.
 
         Args:
-            index: int64 [B] positions, or a list.
+            index: integer [B] positions, a list of them, or a mask with an entry per seed.
+
+        Raises:
+            ValueError: it is something else, or a position is out of range.
         """
         if self._comm.size > 1:
             raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
-        positions = torch.as_tensor(index, dtype=torch.int64).flatten()
+        positions = _checked_positions(index, self._source.num_inputs, "index")
         self._calls += 1
         pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
         # Epochs count up from 0, so the draws of calls are their own.
@@ -513,7 +539,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._finish_epoch()
         if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
             self._greeting = _OncePerThread(self.worker_init_fn)
+        self._read_anew()
         run = Run(self, self._epoch_number, self._resume)
+        self._runs.add(run)
         self._progress, self._resume = run.progress, None
         self._epoch_number += 1
         self._run = run
@@ -532,7 +560,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """The epoch's batches, as positions among the seeds."""
         if self._orders_itself:
             return self._schedule.batches(epoch)
-        return [torch.as_tensor(batch, dtype=torch.int64).flatten() for batch in self.batch_sampler]
+        return [_checked_positions(batch, self._source.num_inputs, "a batch of the sampler") for batch in self.batch_sampler]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
         submit = _completed if self._workers is None else self._workers.submit
@@ -644,6 +672,30 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
+    """int64 [B] positions among the seeds, of positions or of a mask."""
+    try:
+        index = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must hold positions of seeds, or a mask of them, got {type(index).__name__} ({error})") from None
+    index = index.cpu().flatten()
+    if index.dtype == torch.bool:
+        if index.numel() != num_inputs:
+            raise ValueError(f"{name} as a mask must have an entry per seed, expected {num_inputs}, got {index.numel()}")
+        return index.nonzero().flatten()
+    if index.numel() and (index.dtype.is_floating_point or index.dtype.is_complex):  # an empty list becomes float32
+        raise ValueError(f"{name} must hold integer positions of seeds, or a mask of them, got {index.dtype}")
+    index = index.to(torch.int64)
+    bad = ((index < 0) | (index >= num_inputs)).nonzero()
+    if bad.numel():
+        raise ValueError(f"{name} must hold positions of seeds in [0, {num_inputs}), got {int(index[bad[0]])} at place {int(bad[0])}")
+    return index
+
+
+def _by_type(books: Mapping[str | None, PartitionBook], columns: Mapping[Column, Tensor]) -> dict[str | None, dict[str, Tensor]]:
+    return {type_: {name: rows for (owner, name), rows in columns.items() if owner == type_} for type_ in books}
 
 
 def checked_sampler(sampler: Any, method: str) -> BaseSampler | None:

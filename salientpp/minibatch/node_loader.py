@@ -19,7 +19,7 @@ from salientpp.minibatch.batch import PartitionTemplate, keep_node_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.plan.vip import uniform_start
-from salientpp.store.dataset_dir import PartitionedGraph
+from salientpp.store.dataset_dir import OWN_NAMES, PartitionedGraph
 from salientpp.store.exchange import Exchange
 from salientpp.store.shard import FeatureCache
 
@@ -160,6 +160,9 @@ class NeighborLoader(BatchLoader):
                 f"part_id={part.part_id}; leave part_id out of salientpp.load"
             )
         part_id = self._exchange.part_id
+        taken = sorted(OWN_NAMES & {*part.manifest["node_attributes"], *part.manifest["edge_attributes"]})
+        if taken:
+            raise ValueError(f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again")
         rows = part.node_rows(part_id)
         gather = _checked_gather(gather, list(rows), part)
         begin, end = part.book.range_of(part_id)

@@ -34,7 +34,7 @@ from torch_geometric.data.storage import NodeStorage
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.comm import Pending
-from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate
+from salientpp.minibatch.batch import Column, Contents, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.pipeline import Stage, Trace, tensors_in, traced
 from salientpp.store.assembly import Recipe, assemble_rows
 from salientpp.store.buffers import BufferPool
@@ -52,6 +52,7 @@ class Sampled:
         places: the place of every row, by vertex type.
         batch: complete but for the rows of the exchanged columns.
         recipes: if rows are staged, how they are put together, by vertex type.
+        contents: what the data held before the batch was made of it; None where it cannot change.
     """
 
     index: int
@@ -61,6 +62,7 @@ class Sampled:
     leaving: bool = False
     batch: Data | HeteroData | None = None
     recipes: Mapping[str | None, Recipe] = field(default_factory=dict)
+    contents: Contents | None = None
 
     def num_vertices(self, type_: str | None) -> int:
         if self.mfg is None:
@@ -161,12 +163,17 @@ class RowsSent(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """``idle``: this rank had no batch for this round; ``all_left``: every rank had left the epoch."""
+    """``idle``: this rank had no batch for this round; ``all_left``: every rank had left the epoch.
+
+    ``mfg``, ``contents``: of a batch for another device, what it is of, and what the data held when it was finished (None where that cannot change).
+    """
 
     index: int
     batch: Data | HeteroData | None
     idle: bool
     all_left: bool
+    mfg: SamplerOutput | HeteroSamplerOutput | None = None
+    contents: Contents | None = None
 
 
 @dataclass
@@ -195,6 +202,7 @@ class BatchStages:
         serves_staged: so too the rows for other ranks, which then travel from device to device.
         pin_memory: put finished batches into pinned host memory.
         dtype: of delivered ``x``; None: as it is stored.
+        held: what the data held when the shards were made of it; None where it cannot change.
         row_counts: kept up to date.
         buffers: where host rows are put, but for another device.
         batch_bytes: the most that a batch has taken on the device, with all that it is made from.
@@ -203,7 +211,7 @@ class BatchStages:
 
     shards: Mapping[str | None, Shard]
     exchange: Exchange
-    template: DataTemplate | HeteroTemplate | StoreTemplate | PartitionTemplate
+    template: DataTemplate | StoreTemplate | PartitionTemplate
     keep_books: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
     exchanged: Sequence[Column]
     seed_columns: Sequence[Column]
@@ -213,6 +221,7 @@ class BatchStages:
     serves_staged: bool = False
     pin_memory: bool = False
     dtype: torch.dtype | None = None
+    held: Contents | None = None
     row_counts: RowCounts = field(default_factory=RowCounts)
     buffers: BufferPool = field(default_factory=BufferPool)
     batch_bytes: int = 0
@@ -235,13 +244,17 @@ class BatchStages:
     def prepare(self, sampled: Sampled) -> Sampled:
         """Make what needs neither rows nor other ranks: the batch around its rows, and the recipes. For sampling threads."""
         mfg = sampled.mfg
-        rows = {column: self._placeholder(column, sampled) for column in self.exchanged}
+        sampled = dataclasses.replace(sampled, contents=self.template.contents())
+        columns = self.exchanged
+        if sampled.contents is not None:  # what was replaced since the shards were made is not theirs to bring
+            columns = [column for column in columns if self._brings(column, sampled.contents)]
+        rows = {column: self._placeholder(column, sampled) for column in columns}
         for type_, name in self.seed_columns:
             shard = self.shards[type_]
             rows[type_, name] = take_rows(shard.host_rows[name], mfg.node[: sampled.batch_size] - shard.begin)
         batch = self.template.build(mfg, rows)
         self.keep_books(batch, mfg)
-        for type_, name in self.exchanged:
+        for type_, name in columns:
             _store_of(batch, type_)[name] = self.shards[type_].host_rows[name][:0]  # attributes keep their order
         if not self.staged:
             return dataclasses.replace(sampled, batch=batch)
@@ -280,7 +293,7 @@ class BatchStages:
         own = {} if state.sampled.mfg is None else {column: self._own_rows(column, state.sampled) for column in self.exchanged}
         shard = next(iter(self.shards.values()))
         if not self.serves_staged:
-            return HostRows(own, {column: take_rows(shard.host_rows[column[1]], state.asked) for column in self.exchanged})
+            return HostRows(own, {column: take_rows(self.shards[column[0]].host_rows[column[1]], state.asked) for column in self.exchanged})
         recipe = shard.recipe(shard.look_up(state.asked + shard.begin))
         return HostRows(own, {column: self._stage(column, recipe) for column in self.exchanged}, _pinned(recipe.index))
 
@@ -353,14 +366,57 @@ class BatchStages:
         if batch is None:
             return Finished(sampled.index, None, True, counts.all_left)
         rows = (self._assemble_on_device if self.staged else self._assemble_in_place)(state.gathered, arrived)
+        contents = None if sampled.contents is None else self.template.contents()
+        if contents is not None and not self._is_current(sampled, contents):
+            rows = {column: value for column, value in rows.items() if self._has_current(column, sampled, contents)}
+            batch = self._build_anew(sampled.mfg, rows)
         for (type_, name), value in rows.items():
-            _store_of(batch, type_)[name] = value if self.dtype is None or name != "x" else value.to(self.dtype)
+            _store_of(batch, type_)[name] = value
+        batch = self._in_dtype(batch)
         if not self.staged and self.pin_memory:
             batch = batch.pin_memory()
         self._count(sampled)
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and loading it takes seconds
             _mark_sizes(batch)
-        return Finished(sampled.index, batch, False, counts.all_left)
+        return Finished(sampled.index, batch, False, counts.all_left, *((sampled.mfg, contents) if self.staged else ()))
+
+    def deliver(self, finished: Finished) -> Data | HeteroData:
+        """The batch as the data is now: one for a device has waited since it was put together, and the data may have been written to."""
+        now = None if finished.contents is None else self.template.contents()
+        if now is None or now.equals(finished.contents):
+            return finished.batch
+        return self._in_dtype(self._build_anew(finished.mfg, {}))
+
+    def _is_current(self, sampled: Sampled, now: Contents) -> bool:
+        """Whether everything in the batch is as the data holds it now."""
+        if not now.equals(sampled.contents):
+            return False
+        return now.equals(self.held) or all(self._has_current(column, sampled, now) for column in self.exchanged)
+
+    def _has_current(self, column: Column, sampled: Sampled, now: Contents) -> bool:
+        """Whether the gathered rows of a column are as the data holds them now; copies on the device may be older than the batch."""
+        if not now.has_same(column, sampled.contents):
+            return False
+        has_copies = any(len(shard.gpu) or shard.zero_copy for shard in self.shards.values())
+        return now.has_same(column, self.held) if has_copies else self._brings(column, now)
+
+    def _brings(self, column: Column, contents: Contents) -> bool:
+        """Whether the shards hold the very tensor of a column, and it has not become learnable: gathered rows have no gradient."""
+        value = contents.value(column)
+        return value is self.held.value(column) and not value.requires_grad
+
+    def _build_anew(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
+        """A batch in the caller's thread, of what the data holds now, but for the given rows."""
+        batch = self.template.build(mfg, rows)
+        self.keep_books(batch, mfg)
+        return batch.to(self.device) if self.staged else batch
+
+    def _in_dtype(self, batch: Data | HeteroData) -> Data | HeteroData:
+        if self.dtype is not None:
+            for store in batch.node_stores:
+                if isinstance(store.get("x"), Tensor):
+                    store.x = store.x.to(self.dtype)
+        return batch
 
     def _assemble_in_place(self, state: Gathered, arrived: dict[Column, Tensor]) -> dict[Column, Tensor]:
         position = state.sampled.travelling.remote_position
