@@ -253,6 +253,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             seed=self.seed,
         )
         try:
+            self._held = self._topology = source.template.contents()  # what the shards are made of, and the graph
             self._shards = self._make_shards()
             self._set_cache(cache, fill=any(facts["fills_cache"] for facts in everyone))
             self._start_threads()
@@ -281,9 +282,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             serves_staged=self._comm.device.type != "cpu",
             dtype=self.dtype,
             pin_memory=bool(self.pin_memory) and torch.accelerator.is_available(),
-            held=source.template.contents(),
+            held=self._held,
         )
-        self._topology = self._stages.held
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         pools = [pool for pool in (self._workers, host) if pool is not None]
         # Not at exit: a rank whose script has ended may still be answering others.
@@ -429,6 +429,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             type_: Shard(shard.book, part_id, host_rows[type_], gpu_ids=shard.gpu.ids, device=self.device, zero_copy=self.zero_copy)
             for type_, shard in self._shards.items()
         }
+        self._held = contents
         stages.shards, stages.exchanged, stages.held = self._shards, self._source.exchanged, contents
 
     def _set_cache(self, cache: FeatureCache | None, fill: bool) -> None:
