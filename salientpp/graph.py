@@ -165,6 +165,42 @@ def _read_adj_t(adj_t: Any, name: str) -> tuple[Tensor, Tensor]:
     return adj_t.crow_indices(), adj_t.col_indices()
 
 
+def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
+    """Where a matrix holds each edge of a list.
+
+    Args:
+        adj_t: a torch_sparse or a torch CSR matrix of targets by sources.
+        edge_index: [2, E].
+        name: what the edges are called.
+
+    Returns:
+        int64 [E], the place of each edge in the matrix row by row, of repeated edges in their order; None: the orders are the same.
+
+    Raises:
+        ValueError: they do not hold the same edges.
+    """
+    listed = read_edge_index(edge_index, f"edge_index of {name}").to(torch.int64)
+    indptr, indices = (part.cpu().to(torch.int64) for part in _read_adj_t(adj_t, f"adj_t of {name}"))
+    kept = torch.stack([indices, torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())])
+    if torch.equal(listed, kept):
+        return None
+    orders = [_by_target_and_source(edges) for edges in (listed, kept)]
+    if listed.shape != kept.shape or not torch.equal(listed[:, orders[0]], kept[:, orders[1]]):
+        raise ValueError(
+            f"edge_index and adj_t of {name} must be of the same edges, got {listed.size(1)} and {kept.size(1)} that differ; "
+            "delete the one that is not meant"
+        )
+    position = torch.empty_like(orders[0])
+    position[orders[0]] = orders[1]
+    return position
+
+
+def _by_target_and_source(edge_index: Tensor) -> Tensor:
+    """int64 [E]: the stable order of edges by target, and by source among those of one."""
+    order = torch.sort(edge_index[0], stable=True).indices
+    return order[torch.sort(edge_index[1][order], stable=True).indices]
+
+
 # --- several types of vertices ---------------------------------------------------------------------------
 
 

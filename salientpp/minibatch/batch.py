@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +21,16 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.loader.utils import filter_custom_hetero_store, filter_custom_store, filter_edge_store_, index_select
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from salientpp.graph import positions_in
 from salientpp.store.fetch import Column
 from salientpp.store.rows import take_rows
 from salientpp.store.tiers import NO_IDS
 
+#: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
+_BOOKS = frozenset(
+    "batch batch_size input_id seed_time num_sampled_nodes num_sampled_edges edge_label_index edge_label edge_label_time src_index "
+    "dst_pos_index dst_neg_index _orig_edge_index".split()
+)
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
@@ -33,70 +41,159 @@ def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
     return torch.stack([row, col])
 
 
-def _is_rows(value: object, num_rows: int) -> bool:
-    """Whether the row kernel can gather it: a dense, contiguous CPU tensor with one row per vertex or edge."""
+def _is_rows(value: object) -> bool:
+    """Whether the row kernel can gather from it: a dense, contiguous CPU tensor without a gradient."""
     return (
         type(value) is Tensor
         and value.layout == torch.strided
         and value.device.type == "cpu"
         and value.dim() >= 1
-        and value.size(0) == num_rows
         and value.is_contiguous()
         and not value.requires_grad
         and not value.is_quantized
     )
 
 
-class _NodeAttributes:
-    """The vertex attributes of one storage.
+class Contents:
+    """What a ``Data`` or ``HeteroData`` held at one moment: the attributes, and for each tensor which memory it had and how often
+    that had been written to.
 
-    Attributes:
-        gathered: names of those whose rows the pipeline brings; others (on another device, strided, not tensors, with the
-            vertices in another dimension) are left to PyG's ``index_select``.
+    torch counts in-place writes (``Tensor._version``), but none through ``.data`` or numpy.
+    """
+
+    def __init__(self, data: Data | HeteroData) -> None:
+        self._data = data
+        self._entries = _entries_of(data)
+        # What is held cannot be taken for something that was put into its memory.
+        self._memory = [value.untyped_storage() for value, _ in self._entries.values() if isinstance(value, Tensor) and value.layout == torch.strided]
+
+    def is_current(self) -> bool:
+        """Whether the object still holds this."""
+        return _are_same(self._entries, _entries_of(self._data))
+
+    def equals(self, other: Contents) -> bool:
+        return self is other or _are_same(self._entries, other._entries)
+
+    def value(self, column: Column) -> object:
+        """An attribute of one type of vertices or edges, or None."""
+        return self._entries.get(column, (None,))[0]
+
+    def has_same(self, column: Column, other: Contents) -> bool:
+        """Whether an attribute is the same in both, down to the last write."""
+        ours, theirs = self._entries.get(column), other._entries.get(column)
+        return ours is not None and theirs is not None and ours[0] is theirs[0] and ours[1] == theirs[1]
+
+    def changed_edges(self, then: Contents) -> list[Any]:
+        """Where the edges are not those of ``then``: their types; None stands for those of a homogeneous graph."""
+        both = dict.fromkeys([*self._entries, *then._entries])
+        changed = [column for column in both if column[1] in ("edge_index", "adj_t") and not self.has_same(column, then)]
+        return list(dict.fromkeys(key for key, name in changed if not _is_equal(self.value((key, name)), then.value((key, name)))))
+
+
+def _entries_of(data: Data | HeteroData) -> dict[Column, tuple[object, object]]:
+    """(type, name) -> (value, what tells whether the value is as it was)."""
+    return {(store._key, name): (value, _state_of(value)) for store in data.stores for name, value in dict(store._mapping).items()}
+
+
+def _are_same(ours: dict[Column, tuple[object, object]], theirs: dict[Column, tuple[object, object]]) -> bool:
+    if len(ours) != len(theirs):
+        return False
+    return all(
+        a == b and value is other and state == other_state for (a, (value, state)), (b, (other, other_state)) in zip(ours.items(), theirs.items())
+    )
+
+
+def _state_of(value: object) -> object:
+    try:
+        return (value._version, value.data_ptr(), value.requires_grad)
+    except (AttributeError, RuntimeError):  # no tensor, or one without memory or count of its own
+        return _state_of_other(value)
+
+
+def _state_of_other(value: object) -> object:
+    if not isinstance(value, Tensor):
+        values = value.storage._value if hasattr(value, "storage") and hasattr(value, "csr") else None  # a SparseTensor's
+        return None if values is None else _state_of(values)
+    if value.layout == torch.strided:  # made in inference mode
+        return (value.data_ptr(), value.requires_grad)
+    has_values = value.layout != torch.sparse_coo or value.is_coalesced()
+    return (value._version, value.values()._version if has_values else value._values()._version)
+
+
+def _is_equal(ours: object, theirs: object) -> bool:
+    """Of edges; they may have been moved to another device, or copied."""
+    if ours is theirs or not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+        return False
+    if ours.layout != torch.strided or (ours.layout, ours.shape, ours.dtype) != (theirs.layout, theirs.shape, theirs.dtype):
+        return False
+    return torch.equal(ours.cpu(), theirs.cpu())
+
+
+class _NodeAttributes:
+    """The vertex attributes of one storage, as it holds them at the moment.
 
     Args:
         own: names of those whose rows come from elsewhere; they may be missing in the storage.
     """
 
-    def __init__(self, data: Data | HeteroData, store: BaseStorage, num_vertices: int, own: Sequence[str]) -> None:
+    def __init__(self, data: Data | HeteroData, store: BaseStorage, own: Collection[str]) -> None:
+        self._data = data
         self._store = store
-        names = [name for name in store if name != "num_nodes" and name not in own and store.is_node_attr(name)]
-        self._dim = {name: data.__cat_dim__(name, store[name], store) for name in names}
-        self.gathered = [name for name in names if self._dim[name] == 0 and _is_rows(store[name], num_vertices)]
-        self._other = [name for name in names if name not in self.gathered]
-        self.gathered += own
+        self._own = own
+        self._num_vertices = store.num_nodes  # the graph that is sampled keeps its size
+        x = store.get("x")
+        if isinstance(x, Tensor) and "x" not in own and not x.is_nested and x.dim() and not store.is_node_attr("x"):
+            owner = "data" if store._key is None else f"data[{store._key!r}]"
+            warnings.warn(
+                f"{owner}.x has {x.size(0)} rows for {self._num_vertices} vertices, so every batch carries it whole, as in PyG", UserWarning, stacklevel=2
+            )
+
+    def columns(self) -> dict[str, Tensor]:
+        """Those whose rows the pipeline brings from here; others (on another device, strided, not tensors, with the vertices in another
+        dimension) are left to PyG's ``index_select``."""
+        store = self._store
+        others = ("num_nodes", *_BOOKS, *self._own)
+        names = [name for name in list(store) if name not in others and store.is_node_attr(name)]
+        rows = {name: store[name] for name in names if _is_rows(store[name]) and store[name].size(0) == self._num_vertices}
+        return {name: value for name, value in rows.items() if self._data.__cat_dim__(name, value, store) == 0}
 
     def fill(self, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Set the attributes of the vertices ``n_id``; ``rows`` holds the gathered ones."""
-        for name in self.gathered:
+        """Set the attributes of the vertices ``n_id``; ``rows`` holds those that are there already, or will come."""
+        store = self._store
+        for name in list(store):
+            if name == "num_nodes":
+                out.num_nodes = n_id.numel()
+            elif name not in self._own and store.is_node_attr(name):
+                out[name] = rows[name] if name in rows else _cut(self._data, store, name, n_id)
+        for name in self._own:
             out[name] = rows[name]
-        for name in self._other:
-            out[name] = _select(self._store[name], n_id, self._dim[name])
-        if "num_nodes" in self._store:
-            out.num_nodes = n_id.numel()
 
 
 class _EdgeAttributes:
-    """The edges of one storage, and their attributes."""
+    """The edges of one storage, and their attributes, as it holds them at the moment.
+
+    Raises:
+        ValueError: it has ``edge_index`` and ``adj_t``, and they are not of the same edges.
+    """
 
     def __init__(self, data: Data | HeteroData, store: BaseStorage) -> None:
+        self._data = data
         self._store = store
-        names = [name for name in store if name not in ("edge_index", "adj_t") and store.is_edge_attr(name)]
-        self._dim = {name: data.__cat_dim__(name, store[name], store) for name in names}
+        self._position = None  # in adj_t, of each column of edge_index; None: the same
+        if store.get("edge_index") is not None and store.get("adj_t") is not None:
+            key = store._key
+            self._position = positions_in(store.adj_t, store.edge_index, "the edges" if key is None else repr(key))
 
     def fill(self, out: BaseStorage, row: Tensor, col: Tensor, edge: Tensor | None) -> None:
         """Set ``edge_index`` or ``adj_t`` and the attributes of the edges ``edge``; those vanish where it is None, as in PyG."""
         store = self._store
-        for name, dim in self._dim.items():
-            value = store[name]
-            if edge is None:
-                out[name] = None
-            elif dim == 0 and _is_rows(value, store.num_edges):
-                out[name] = take_rows(value, edge)
-            else:
-                out[name] = _select(value, edge, dim)
+        for name in list(store):
+            if name not in ("edge_index", "adj_t") and store.is_edge_attr(name):
+                out[name] = None if edge is None else _cut(self._data, store, name, edge)
         if "edge_index" in store:
             out.edge_index = edge_index_of(row, col).to(store.edge_index.device)
+        if edge is not None and self._position is not None:
+            edge = self._position[edge.to(torch.int64)]
         if isinstance(store.get("adj_t"), Tensor):
             sources, targets = out.size()
             out.adj_t = _sparse_rows(store.adj_t, row, col, edge, (targets, sources))
@@ -115,58 +212,52 @@ class _Only:
 
 
 class DataTemplate:
-    """Batches of a ``Data`` object: its attributes, cut to what was sampled.
+    """Batches of a ``Data`` or a ``HeteroData``: what it holds when a batch is built, cut to what was sampled.
+
+    Every type is there, also those that nothing was sampled of.
 
     Args:
-        data: the whole; N vertices, E edges.
+        data: the whole. Its attributes may be written to, replaced, added and removed at any time; the graph is sampled as it was.
         own: columns whose rows come from elsewhere.
-
-    Attributes:
-        gathered: columns whose rows the pipeline brings.
     """
 
-    def __init__(self, data: Data, own: Iterable[Column] = ()) -> None:
+    def __init__(self, data: Data | HeteroData, own: Collection[Column] = ()) -> None:
         self._data = data
-        self._nodes = _NodeAttributes(data, data._store, data.num_nodes, [name for _, name in own])
-        self._edges = _EdgeAttributes(data, data._store)
-        self.gathered: list[Column] = [(None, name) for name in self._nodes.gathered]
+        typed = isinstance(data, HeteroData)
+        nodes, edges = (data.node_types, data.edge_types) if typed else ([None], [None])
+        own_of = {type_: [name for owner, name in own if owner == type_] for type_ in nodes}
+        self._nodes = {type_: _NodeAttributes(data, _store_of(data, type_), own_of[type_]) for type_ in nodes}
+        self._edges = {name: _EdgeAttributes(data, _store_of(data, name)) for name in edges}
+        self._contents = Contents(data)
 
-    def build(self, mfg: SamplerOutput, rows: Mapping[Column, Tensor]) -> Data:
-        """The batch without its bookkeeping; ``rows`` holds the gathered columns."""
+    def contents(self) -> Contents:
+        """What the object holds now."""
+        if not self._contents.is_current():
+            self._contents = Contents(self._data)
+        return self._contents
+
+    def columns(self) -> dict[Column, Tensor]:
+        """The columns whose rows the pipeline brings from here, as they are now: [N, ...] each."""
+        return {(type_, name): rows for type_, nodes in self._nodes.items() for name, rows in nodes.columns().items()}
+
+    def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
+        """The batch without its bookkeeping; ``rows`` holds the columns that the pipeline brings, the others are read here."""
         out = copy.copy(self._data)
-        self._nodes.fill(out._store, mfg.node, {name: value for (_, name), value in rows.items()})
-        self._edges.fill(out._store, mfg.row, mfg.col, mfg.edge)
+        for type_, nodes in self._nodes.items():
+            own = {name: value for (owner, name), value in rows.items() if owner == type_}
+            nodes.fill(_store_of(out, type_), _of_type(mfg.node, type_), own)
+        for type_, edges in self._edges.items():
+            edge = None if mfg.edge is None else _of_type(mfg.edge, type_)
+            edges.fill(_store_of(out, type_), _of_type(mfg.row, type_), _of_type(mfg.col, type_), edge)
         return out
 
 
-class HeteroTemplate:
-    """Batches of a ``HeteroData`` object; every type is there, also those that nothing was sampled of.
+def _store_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
+    return data._store if type_ is None else data[type_]
 
-    Args:
-        own: columns whose rows come from elsewhere.
 
-    Attributes:
-        gathered: columns whose rows the pipeline brings.
-    """
-
-    def __init__(self, data: HeteroData, own: Iterable[Column] = ()) -> None:
-        self._data = data
-        names = {type_: [name for owner, name in own if owner == type_] for type_ in data.node_types}
-        self._nodes = {type_: _NodeAttributes(data, data[type_], data[type_].num_nodes, names[type_]) for type_ in data.node_types}
-        self._edges = {name: _EdgeAttributes(data, data[name]) for name in data.edge_types}
-        self.gathered: list[Column] = [(name, attribute) for name, nodes in self._nodes.items() for attribute in nodes.gathered]
-
-    def build(self, mfg: HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> HeteroData:
-        """The batch without its bookkeeping; ``rows`` holds the gathered columns."""
-        out = copy.copy(self._data)
-        for name, nodes in self._nodes.items():
-            ids = mfg.node.get(name)
-            own = {attribute: value for (owner, attribute), value in rows.items() if owner == name}
-            nodes.fill(out[name], NO_IDS if ids is None else ids, own)
-        for name, edges in self._edges.items():
-            edge = None if mfg.edge is None else mfg.edge.get(name, NO_IDS)
-            edges.fill(out[name], mfg.row.get(name, NO_IDS), mfg.col.get(name, NO_IDS), edge)
-        return out
+def _of_type(ids: Tensor | Mapping[Any, Tensor], type_: Any) -> Tensor:
+    return ids if type_ is None else ids.get(type_, NO_IDS)
 
 
 class StoreTemplate:
@@ -176,12 +267,17 @@ class StoreTemplate:
         custom_cls: the class of the batches; None: ``Data`` or ``HeteroData``.
     """
 
-    gathered: Sequence[Column] = ()
-
     def __init__(self, feature_store: FeatureStore, graph_store: GraphStore, custom_cls: type | None) -> None:
         self._stores = feature_store, graph_store
         self._custom_cls = custom_cls
         self._lock = threading.Lock()  # sampling threads build batches, and a user's store may not expect several
+
+    def contents(self) -> None:
+        """None: when a store is read is not the batch's business."""
+        return None
+
+    def columns(self) -> dict[Column, Tensor]:
+        return {}
 
     def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
         """The batch without its bookkeeping."""
@@ -199,8 +295,26 @@ def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, s
     return torch.sparse_csr_tensor(indptr, row[order], values[order], size, check_invariants=False)
 
 
-def _select(value: object, index: Tensor, dim: int) -> object:
-    return index_select(value, index.to(value.device) if isinstance(value, Tensor) else index, dim=dim)
+def _cut(data: Data | HeteroData, store: BaseStorage, name: str, ids: Tensor) -> object:
+    """An attribute of the vertices or edges, cut to ``ids``.
+
+    Raises:
+        ValueError: it is of a kind that has no rows to take.
+    """
+    value = store[name]
+    dim = data.__cat_dim__(name, value, store)
+    if dim == 0 and _is_rows(value):
+        return take_rows(value, ids)
+    try:
+        return index_select(value, ids.to(value.device) if isinstance(value, Tensor) else ids, dim=dim)
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        owner = "data" if store._key is None else f"data[{store._key!r}]"
+        kind = f"{value.layout} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        reason = str(error).partition("\n")[0][:200]
+        raise ValueError(
+            f"{owner}.{name} cannot be cut to what was sampled, as PyG does with an attribute that has an entry per vertex or edge: "
+            f"{kind} of length {len(value)} ({reason}); make it a dense or COO tensor, or delete it"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +326,10 @@ class PartitionTemplate:
     """
 
     edge_rows: Mapping[str, Tensor]
+
+    def contents(self) -> None:
+        """None: what is on disk stays as it is."""
+        return None
 
     def build(self, mfg: SamplerOutput, rows: Mapping[Column, Tensor]) -> Data:
         """The batch without its bookkeeping; ``rows`` holds all node attributes."""

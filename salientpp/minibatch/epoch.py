@@ -74,23 +74,23 @@ class Run:
             if self._entered == self._rounds and not self._pipeline.in_flight and self._is_open:
                 raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
             finished = self._tick()
-        batch = self._transformed(finished)
+        batch = self._transformed(finished, self._loader._stages.deliver(finished))
         self.progress.batches += 1
         self._loader._batches_given += 1
         self._loader._seconds_waiting += time.perf_counter() - started
         return batch
 
-    def _transformed(self, finished: Finished) -> Data:
+    def _transformed(self, finished: Finished, batch: Data) -> Data:
         """The batch after the user's ``transform``: here and not in a stage, because whoever answers the others shall run none of the user's code.
 
         Its time and its errors count as those of the last stage.
         """
         if self._transform is None:
-            return finished.batch
+            return batch
         stage, started = self._pipeline.stages[-1].name, time.perf_counter()
         try:
             with traced(self._loader._stages.trace, stage, finished.index):
-                batch = self._transform(finished.batch)
+                batch = self._transform(batch)
         except BaseException as error:
             self._failure = StageError.of(error, self._comm.rank, finished.index, stage)
             self._comm.report_failure(str(self._failure))
@@ -174,6 +174,11 @@ class Run:
                 return
             self._answering = threading.Thread(target=self._answer, name="salientpp-answer")
             self._answering.start()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has batches in the pipeline that it may still give."""
+        return not self._left and self._failure is None and self._pipeline.in_flight + len(self._ahead) > 0
 
     def _be_forgotten(self) -> None:
         """Undo the circle of loader and epoch, so that both go when the user lets go of them."""

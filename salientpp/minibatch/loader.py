@@ -15,7 +15,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,13 +26,13 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
 from salientpp.graph import count_vertices
-from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate
+from salientpp.minibatch.batch import Column, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.minibatch.epoch import Epoch, Run
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
@@ -105,6 +105,7 @@ class Source:
         heat: per vertex type, how probably a batch needs each row; called if rows are to be kept on the device. None: rows are in
             that order.
         fingerprint: of the dataset.
+        own: columns whose rows come from a source of the user's, and not from the data.
         split: the name of the seeds, if they have one that means the same on every rank.
     """
 
@@ -114,12 +115,13 @@ class Source:
     draw: Callable[..., SamplerOutput | HeteroSamplerOutput]
     books: Mapping[str | None, PartitionBook]
     rows: Mapping[str | None, Mapping[str, RowSource]]
-    template: DataTemplate | HeteroTemplate | StoreTemplate | PartitionTemplate
+    template: DataTemplate | StoreTemplate | PartitionTemplate
     keep_books: Callable[[Any, Any], None]
     exchanged: Sequence[Column]
     seed_columns: Sequence[Column]
     heat: Callable[[], Mapping[str | None, Tensor]] | None
     fingerprint: str
+    own: Collection[Column] = frozenset()
     split: str | None = None
 
     @property
@@ -259,6 +261,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             seed=self.seed,
         )
         try:
+            self._held = self._topology = source.template.contents()  # what the tiers are made of, and the graph
             self._cache = FeatureCache.empty()
             tiers = self._make_tiers(cache, fill=any(facts["fills_cache"] for facts in everyone))
             self._start_threads(tiers)
@@ -292,7 +295,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             device=self.device,
             dtype=self.dtype,
             pin_memory=bool(self.pin_memory) and on_host and torch.accelerator.is_available(),
+            own=self._source.own,
+            held=self._held,
         )
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         pools = [pool for pool in (self._workers, host) if pool is not None]
         # Not at exit: a rank whose script has ended may still be answering others.
         weakref.finalize(self, _shut_down, pools).atexit = False
@@ -350,21 +356,16 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         own = self._own_rows({type_: book.num_vertices for type_, book in books.items()})
         if own and is_remote(data):
             raise ValueError("rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store")
-        if isinstance(data, HeteroData):
-            template = HeteroTemplate(data, own)
-        else:
-            template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data, own)
+        template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data, own)
         self._exchange = Exchange(self._comm, next(iter(books.values())))
-        rows: dict[str | None, dict[str, RowSource]] = {type_: {} for type_ in books}
-        for type_, name in template.gathered:
-            given = own.get((type_, name))
-            rows[type_][name] = TensorRows(data[name] if type_ is None else data[type_][name]) if given is None else given
+        columns = {**_sources(template.columns()), **own}
         return Source(
             sampler=sampler,
             books=books,
-            rows=rows,
+            rows=_by_type(books, columns),
+            own=frozenset(own),
             template=template,
-            exchanged=template.gathered,
+            exchanged=list(columns),
             seed_columns=[],
             fingerprint="",
             **rest,
@@ -440,6 +441,34 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             made[None] = dataclasses.replace(made[None], copies=self._cache.tiers(self.zero_copy))
         return made
 
+    def _read_anew(self) -> None:
+        """Take what a ``Data`` holds now for the rows that the pipeline brings. Without this batches are right too, but made twice."""
+        stages, fetch, source = self._stages, self._fetch, self._source
+        contents = source.template.contents()
+        if contents is None or contents.equals(stages.held) or any(run.is_under_way for run in self._runs):
+            return
+        edges = contents.changed_edges(self._topology)
+        if edges:
+            names = ", ".join("the edges of data" if key is None else f"the edges of data[{key!r}]" for key in edges)
+            warnings.warn(
+                f"{names} have changed since this loader was made; as in PyG it goes on with the graph as it was. Make a new loader",
+                UserWarning,
+                stacklevel=3,
+            )
+            self._topology = contents
+        own = {column: source.rows_of(column) for column in source.exchanged if column in source.own}
+        columns = {**_sources(source.template.columns()), **own}
+        self._source = source = dataclasses.replace(source, rows=_by_type(source.books, columns), exchanged=list(columns))
+        fetch.tiers = {
+            type_: Tiers.of(
+                tiers.book, tiers.part_id, source.rows[type_], device=self.device, zero_copy=self.zero_copy,
+                gpu_ids=tiers.near[0].members.ids if tiers.near else NO_IDS,
+            )
+            for type_, tiers in fetch.tiers.items()
+        }  # fmt: skip
+        fetch.columns = source.exchanged
+        self._held = stages.held = contents
+
     def _fetch_cache(self, tiers: Tiers) -> FeatureCache:
         source, members, scores = self._source, NO_IDS, None
         if self.replication_factor > 0:
@@ -463,11 +492,14 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """The batch of the seeds at these positions of ``input_nodes``; on one rank.
 
         Args:
-            index: int64 [B] positions, or a list.
+            index: integer [B] positions, a list of them, or a mask with an entry per seed.
+
+        Raises:
+            ValueError: it is something else, or a position is out of range.
         """
         if self._comm.size > 1:
             raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
-        positions = torch.as_tensor(index, dtype=torch.int64).flatten()
+        positions = _checked_positions(index, self._source.num_inputs, "index")
         self._calls += 1
         pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
         # Epochs count up from 0, so the draws of calls are their own.
@@ -542,7 +574,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._finish_epoch()
         if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
             self._greeting = _OncePerThread(self.worker_init_fn)
+        self._read_anew()
         run = Run(self, self._epoch_number, self._resume)
+        self._runs.add(run)
         self._progress, self._resume = run.progress, None
         self._epoch_number += 1
         self._run = run
@@ -561,7 +595,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """The epoch's batches, as positions among the seeds."""
         if self._orders_itself:
             return self._schedule.batches(epoch)
-        return [torch.as_tensor(batch, dtype=torch.int64).flatten() for batch in self.batch_sampler]
+        return [_checked_positions(batch, self._source.num_inputs, "a batch of the sampler") for batch in self.batch_sampler]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
         submit = _completed if self._workers is None else self._workers.submit
@@ -668,6 +702,34 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
+    """int64 [B] positions among the seeds, of positions or of a mask."""
+    try:
+        index = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must hold positions of seeds, or a mask of them, got {type(index).__name__} ({error})") from None
+    index = index.cpu().flatten()
+    if index.dtype == torch.bool:
+        if index.numel() != num_inputs:
+            raise ValueError(f"{name} as a mask must have an entry per seed, expected {num_inputs}, got {index.numel()}")
+        return index.nonzero().flatten()
+    if index.numel() and (index.dtype.is_floating_point or index.dtype.is_complex):  # an empty list becomes float32
+        raise ValueError(f"{name} must hold integer positions of seeds, or a mask of them, got {index.dtype}")
+    index = index.to(torch.int64)
+    bad = ((index < 0) | (index >= num_inputs)).nonzero()
+    if bad.numel():
+        raise ValueError(f"{name} must hold positions of seeds in [0, {num_inputs}), got {int(index[bad[0]])} at place {int(bad[0])}")
+    return index
+
+
+def _sources(columns: Mapping[Column, Tensor]) -> dict[Column, RowSource]:
+    return {column: TensorRows(rows) for column, rows in columns.items()}
+
+
+def _by_type(books: Mapping[str | None, PartitionBook], columns: Mapping[Column, RowSource]) -> dict[str | None, dict[str, RowSource]]:
+    return {type_: {name: rows for (owner, name), rows in columns.items() if owner == type_} for type_ in books}
 
 
 def checked_sampler(sampler: Any, method: str) -> BaseSampler | None:

@@ -21,7 +21,7 @@ from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.plan.cache import Policy
 from salientpp.plan.vip import uniform_start
 from salientpp.store.cache import FeatureCache
-from salientpp.store.dataset_dir import PartitionedGraph
+from salientpp.store.dataset_dir import OWN_NAMES, PartitionedGraph
 from salientpp.store.exchange import Exchange
 from salientpp.store.rows import RowSource, TensorRows
 
@@ -167,6 +167,9 @@ class NeighborLoader(BatchLoader):
                 f"part_id={part.part_id}; leave part_id out of salientpp.load, and give it the loader's process_group"
             )
         part_id = self._exchange.part_id
+        taken = sorted(OWN_NAMES & {*part.manifest["node_attributes"], *part.manifest["edge_attributes"]})
+        if taken:
+            raise ValueError(f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again")
         rows: dict[str, RowSource] = {name: TensorRows(tensor) for name, tensor in part.node_rows(part_id).items()}
         own = {name: source for (_, name), source in self._own_rows({None: part.book.size_of(part_id)}).items()}
         rows |= own

@@ -18,12 +18,10 @@ answers the others. With ``leaving`` it has none for later rounds either.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +30,7 @@ from torch_geometric.data.storage import NodeStorage
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.comm import Pending
-from salientpp.minibatch.batch import DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate
+from salientpp.minibatch.batch import Contents, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.pipeline import Stage, Trace, tensors_in, traced
 from salientpp.store.exchange import Counts, PendingCounts
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
@@ -48,6 +46,8 @@ class Sampled:
         leaving: this rank has no further batches of its own in this epoch.
         batch: complete but for the rows that every sampled vertex gets; None without seeds.
         plan: how these are put together, by vertex type.
+        mfg: what was sampled.
+        contents: what the data held before the batch was made of it; None where it cannot change.
     """
 
     index: int
@@ -55,6 +55,8 @@ class Sampled:
     leaving: bool = False
     batch: Data | HeteroData | None = None
     plan: Mapping[str | None, Places | Recipe] = field(default_factory=dict)
+    mfg: SamplerOutput | HeteroSamplerOutput | None = None
+    contents: Contents | None = None
 
     @property
     def travelling(self) -> Places:
@@ -134,12 +136,15 @@ class RowsSent(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """``idle``: this rank had no batch for this round; ``all_left``: every rank had left the epoch."""
+    """``idle``: this rank had no batch for this round; ``all_left``: every rank had left the epoch; ``contents``: what the data held when
+    the batch was put together, if it may have changed since."""
 
     index: int
     batch: Data | HeteroData | None
     idle: bool
     all_left: bool
+    mfg: SamplerOutput | HeteroSamplerOutput | None = None
+    contents: Contents | None = None
 
 
 @dataclass
@@ -154,16 +159,20 @@ class BatchStages:
         device: where batches are delivered.
         pin_memory: put finished batches of the CPU into pinned host memory.
         dtype: of delivered ``x``; None: as it is stored.
+        own: columns whose rows come from a source of the user's, and not from the data.
+        held: what the data held when the tiers were made of it; None where it cannot change.
         trace: takes a span for what the worker threads do, if set.
     """
 
     fetch: Fetch
-    template: DataTemplate | HeteroTemplate | StoreTemplate | PartitionTemplate
+    template: DataTemplate | StoreTemplate | PartitionTemplate
     keep_books: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
     submit: Callable[..., Future]
     device: torch.device
     pin_memory: bool = False
     dtype: torch.dtype | None = None
+    own: Collection[Column] = ()
+    held: Contents | None = None
     trace: Trace | None = None
 
     def list(self) -> list[Stage]:
@@ -183,13 +192,16 @@ class BatchStages:
     def prepare(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Sampled:
         """Make what needs neither other ranks nor the rows of every vertex. For sampling threads."""
         fetch, n_id = self.fetch, mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
+        contents = self.template.contents()
+        # What was replaced since the tiers were made is not theirs to bring.
+        columns = [column for column in fetch.columns if contents is None or self._brings(column, contents)]
         places = fetch.look_up(n_id)
-        rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in fetch.columns}
+        rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
         batch = self.template.build(mfg, {**rows, **(fetch.seed_rows(mfg.node[:num_seeds]) if fetch.seed_columns else {})})
         self.keep_books(batch, mfg)
-        for column in fetch.columns:  # attributes keep their order
+        for column in columns:  # attributes keep their order
             _store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
-        return Sampled(index, places, batch=fetch.own.pin(batch), plan=fetch.plan(places))
+        return Sampled(index, places, batch=fetch.own.pin(batch), plan=fetch.plan(places), mfg=mfg, contents=contents)
 
     def sample(self, request: Request) -> Sampled:
         return request.sampling.result()
@@ -234,15 +246,62 @@ class BatchStages:
             return Finished(sampled.index, None, True, gathered.counts.all_left)
         self.fetch.own.measure(tensors_in([gathered.taken, gathered.batch, gathered.plan, arrived, rows]))
         self.fetch.count(sampled.places)
-        return Finished(sampled.index, self._finish(gathered.batch, rows), False, gathered.counts.all_left)
+        batch, contents = gathered.batch, None if sampled.contents is None else self.template.contents()
+        if contents is not None and not self._is_current(sampled, contents):
+            rows = {column: value for column, value in rows.items() if self._has_current(column, sampled, contents)}
+            batch = self._build_anew(sampled.mfg, rows)
+        # One for a device is held for one more tick.
+        later = (sampled.mfg, contents) if self.fetch.own.holds else ()
+        return Finished(sampled.index, self._finish(batch, rows), False, gathered.counts.all_left, *later)
 
     def _finish(self, batch: Data | HeteroData, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
         for (type_, name), value in rows.items():
-            _store_of(batch, type_)[name] = value if self.dtype is None or name != "x" else value.to(self.dtype)
+            _store_of(batch, type_)[name] = value
+        batch = self._in_dtype(batch)
         if self.pin_memory:
             batch = batch.pin_memory()
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and loading it takes seconds
             _mark_sizes(batch)
+        return batch
+
+    def deliver(self, finished: Finished) -> Data | HeteroData:
+        """The batch as the data is now: one for a device has waited since it was put together, and the data may have been written to."""
+        now = None if finished.contents is None else self.template.contents()
+        if now is None or now.equals(finished.contents):
+            return finished.batch
+        own = {(type_, name): _store_of(finished.batch, type_)[name] for type_, name in self.own}
+        return self._in_dtype(self._build_anew(finished.mfg, own))
+
+    def _is_current(self, sampled: Sampled, now: Contents) -> bool:
+        """Whether everything in the batch is as the data holds it now."""
+        if not now.equals(sampled.contents):
+            return False
+        return now.equals(self.held) or all(self._has_current(column, sampled, now) for column in self.fetch.columns)
+
+    def _has_current(self, column: Column, sampled: Sampled, now: Contents) -> bool:
+        """Whether the gathered rows of a column are as the data holds them now; copies on the device may be older than the batch."""
+        if column in self.own:
+            return True
+        if not now.has_same(column, sampled.contents):
+            return False
+        return now.has_same(column, self.held) if self.fetch.has_copies else self._brings(column, now)
+
+    def _brings(self, column: Column, contents: Contents) -> bool:
+        """Whether the tiers hold the very tensor of a column, and it has not become learnable: gathered rows have no gradient."""
+        value = contents.value(column)
+        return column in self.own or (value is self.held.value(column) and not value.requires_grad)
+
+    def _build_anew(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
+        """A batch in the caller's thread, of what the data holds now, but for the given rows."""
+        batch = self.template.build(mfg, rows)
+        self.keep_books(batch, mfg)
+        return batch if self.device.type == "cpu" else batch.to(self.device)
+
+    def _in_dtype(self, batch: Data | HeteroData) -> Data | HeteroData:
+        if self.dtype is not None:
+            for store in batch.node_stores:
+                if isinstance(store.get("x"), Tensor):
+                    store.x = store.x.to(self.dtype)
         return batch
 
 

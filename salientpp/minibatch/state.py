@@ -152,7 +152,7 @@ def digest(*tensors: Tensor) -> str:
 def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topology: Sequence[Tensor]) -> str:
     """16 hexadecimal digits for an object: the topology in full, of every other tensor the dtype, the shape and some entries.
 
-    Of what a feature store holds, the name and the shape: its entries may be far away.
+    Of what is learnable, the dtype and the shape. Of what a feature store holds, the name and the shape: its entries may be far away.
     """
     whole = hashlib.sha256(digest(*topology).encode())
     if not isinstance(data, (Data, HeteroData)):
@@ -162,6 +162,9 @@ def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topol
     for store in data.stores:
         for name, value in sorted(store.items()):
             if isinstance(value, Tensor) and value.layout == torch.strided:
+                if value.requires_grad:  # it changes as it learns
+                    whole.update(f"{store._key}{name}{value.dtype}{list(value.shape)}".encode())
+                    continue
                 flat = value.detach().as_subclass(Tensor).flatten()
                 some = flat[torch.linspace(0, flat.numel() - 1, min(flat.numel(), _ENTRIES), dtype=torch.float64).long()]
                 whole.update(f"{store._key}{name}{list(value.shape)}{digest(some)}".encode())

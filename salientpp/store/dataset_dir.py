@@ -45,7 +45,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.comm import group_rank
-from salientpp.graph import Graph
+from salientpp.graph import Graph, positions_in
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import check_batch_size, check_fanouts
@@ -69,6 +69,15 @@ _STORED_AS = {
     torch.float8_e5m2fnuz: torch.uint8,
     torch.float8_e8m0fnu: torch.uint8,
 }
+
+
+#: What a batch calls its own: node and edge attributes cannot have these names beside them.
+OWN_NAMES = frozenset(
+    "n_id e_id batch ptr batch_size input_id seed_time num_sampled_nodes num_sampled_edges num_nodes edge_index adj_t".split()
+)
+
+#: By these names PyG knows what has an entry per vertex, and per edge.
+_OF_VERTICES, _OF_EDGES = ("x", "pos"), ("edge_attr", "edge_weight", "edge_type")
 
 
 class DatasetError(ValueError):
@@ -499,9 +508,11 @@ def _move_into_place(temporary: Path, root: Path) -> None:
 def _collect_attributes(data: Data, graph: Graph) -> _Attributes:
     """Node and edge attributes of a ``Data``; what cannot be stored is refused rather than lost."""
     node, edge = {}, {}
-    if data.get("edge_index") is None and _has_weights(data.adj_t):
+    if data.get("edge_index") is not None and data.get("adj_t") is not None:
+        positions_in(data.adj_t, data.edge_index, "the edges")  # only one of them is stored
+    if data.get("adj_t") is not None and _has_weights(data.adj_t):
         raise ValueError(
-            "data.adj_t has values other than 1, and only its topology is stored; give the graph as edge_index, and the "
+            "data.adj_t has values other than 1, and only its topology is stored; give the graph as edge_index alone, and the "
             "values as edge_attr or edge_weight"
         )
     for name, value in data.to_dict().items():
@@ -511,7 +522,16 @@ def _collect_attributes(data: Data, graph: Graph) -> _Attributes:
             value = torch.from_numpy(value)
         is_node, is_edge = data.is_node_attr(name), data.is_edge_attr(name)
         if not (is_node or is_edge):
+            if name in _OF_VERTICES + _OF_EDGES:
+                got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                of, size = ("vertex", graph.num_vertices) if name in _OF_VERTICES else ("edge", graph.num_edges)
+                raise ValueError(f"data.{name} must be a tensor with one row per {of}, expected {size} rows, got {got}")
             continue  # a value of the whole graph belongs to no vertex and no batch
+        if name in OWN_NAMES:
+            raise ValueError(
+                f"data.{name} cannot be stored under its name, by which a batch has something of its own; rename it: "
+                f"data.my_{name} = data.{name}; del data.{name}"
+            )
         if not isinstance(value, Tensor):
             raise ValueError(f"data.{name} must be a tensor to be stored, got {type(value).__name__}; convert or delete it")
         if value.size(0) != (graph.num_vertices if is_node else graph.num_edges):

@@ -180,12 +180,12 @@ class Taken:
     Attributes:
         own: by column, for this rank's batch; by the way of :class:`InPlace` or :class:`Packed`.
         served: by column, for the other ranks.
-        plan: how ``served`` is put together.
+        plan: how ``served`` is put together, by vertex type.
     """
 
     own: Mapping[Column, Tensor]
     served: Mapping[Column, Tensor]
-    plan: Places | Recipe
+    plan: Mapping[str | None, Places | Recipe]
 
 
 @dataclass
@@ -212,6 +212,11 @@ class Fetch:
     def rows_of(self, column: Column) -> RowSource:
         """The rows of the part."""
         return self.tiers[column[0]].home.rows[column[1]]
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether a device has rows of this part too, which may be older than those that they were copied from."""
+        return any(tiers.near or tiers.home.on_device for tiers in self.tiers.values())
 
     def placeholder(self, column: Column, num_rows: int) -> Tensor:
         """Of the shape that the rows will have, for those who ask; it takes no memory."""
@@ -243,9 +248,10 @@ class Fetch:
             asked: int64 [a], rows of this part that the others want, by rank.
         """
         own = {(type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan}
-        tiers = next(iter(self.tiers.values()))
-        for_others = self.served.plan_for_others(tiers, asked)
-        return Taken(own, {column: self.served.take(tiers, column[1], for_others) for column in self.columns}, for_others)
+        # Only a graph of one type has others who ask.
+        for_others = {type_: self.served.plan_for_others(tiers, asked) for type_, tiers in self.tiers.items()}
+        served = {(type_, name): self.served.take(self.tiers[type_], name, for_others[type_]) for type_, name in self.columns}
+        return Taken(own, served, for_others)
 
     def to_device(self, taken: Taken) -> Taken:
         """Copy what is packed to where it is put together."""
@@ -253,8 +259,10 @@ class Fetch:
 
     def put_served_together(self, taken: Taken) -> Taken:
         """Complete the rows for the other ranks."""
-        tiers = next(iter(self.tiers.values()))
-        served = {column: self.served.put_together(tiers, column[1], taken.plan, rows, None) for column, rows in taken.served.items()}
+        served = {
+            (type_, name): self.served.put_together(self.tiers[type_], name, taken.plan[type_], rows, None)
+            for (type_, name), rows in taken.served.items()
+        }
         return dataclasses.replace(taken, served=served)
 
     def send(self, counts: Counts, taken: Taken) -> dict[Column, Pending]:
