@@ -665,7 +665,7 @@ def heat_of(sampler: BaseSampler, start: Mapping[str | None, Tensor], seeds: Ten
             f"gpu_fraction needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
             "pass a salientpp.NeighborSampler, or gpu_fraction=0"
         )
-    if sampler.graph is not None and seeds is not None:
+    if sampler.graph is not None and seeds is not None and sampler.fanouts[0]:
         heat = inclusion_probability(sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace)
         return {None: heat}
     return typed_inclusion_probability(sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace)

@@ -154,14 +154,14 @@ POLICIES: dict[str, Callable[[Workload], Tensor]] = {
 
 
 def score(policy: str, workload: Workload) -> Tensor:
-    """The scores float32 [N] of a policy by name.
+    """The scores float32 [N] of a policy by name; zeros where nothing is drawn, since a batch of its seeds alone needs no remote row.
 
     Raises:
         ValueError: no such policy.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}")
-    return POLICIES[policy](workload)
+    return POLICIES[policy](workload) if len(workload.num_neighbors) else torch.zeros(workload.graph.num_vertices)
 
 
 def check_replication_factor(replication_factor: float) -> float:
