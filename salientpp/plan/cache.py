@@ -37,6 +37,8 @@ class Workload:
         num_neighbors: fanouts, nearest the seeds first.
         batch_size: seeds per batch.
         replace: neighbours are drawn with replacement.
+        vip: float32 [N], the inclusion probabilities of this workload if they are known, for instance stored with the graph. Whoever ranks
+            by them must take the same ones: computed under another numbering they differ in rounding, and so do the ranks of near ties.
     """
 
     graph: Graph
@@ -46,10 +48,13 @@ class Workload:
     num_neighbors: Sequence[int]
     batch_size: int
     replace: bool = False
+    vip: Tensor | None = None
 
 
 def score_vip(workload: Workload) -> Tensor:
     """The vertex inclusion probability, as our sampler expands (``expand='frontier'``)."""
+    if workload.vip is not None:
+        return workload.vip
     return inclusion_probability(
         workload.graph, workload.seeds, workload.num_neighbors, workload.batch_size, replace=workload.replace
     )

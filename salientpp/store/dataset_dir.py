@@ -46,6 +46,7 @@ from torch_geometric.data import Data
 
 from salientpp.comm import group_rank
 from salientpp.graph import Graph
+from salientpp.plan.cache import Workload
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import check_batch_size, check_fanouts
@@ -163,6 +164,16 @@ class PartitionedGraph:
     def vip(self, part_id: int | None = None) -> Tensor:
         """float32 [N]: the inclusion probabilities that the directory was ordered by, without seeds."""
         return self._array(f"{part_folder(self._part(part_id))}/vip.npy")
+
+    def workload(self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False) -> Workload:
+        """What policies rank by for a part's batches of these seeds; it knows the stored :meth:`vip` where that is of this very workload.
+
+        The loader and the analysis both plan by it, so that they cache the same rows.
+        """
+        stored = self.manifest["workload"]
+        same = not replace and stored["num_neighbors"] == list(num_neighbors) and stored["batch_size"] == batch_size
+        same = same and torch.equal(seeds.sort().values, self.split(stored["seeds"], part_id))
+        return Workload(self.graph, self.book, part_id, seeds, num_neighbors, batch_size, replace, self.vip(part_id) if same else None)
 
     def _part(self, part_id: int | None) -> int:
         part_id = self.part_id if part_id is None else part_id
