@@ -55,6 +55,11 @@ def edges_of(kind: str, generator: torch.Generator) -> tuple[int, Tensor]:
     return n, both[:, torch.randperm(both.size(1), generator=generator)]
 
 
+#: Graphs, by kind and seed, of which some plan changes with the numbering that the probabilities are computed under; and one of every other kind.
+TIED = {
+    2: [("cliques", 0), ("cliques", 26), ("torus", 8), ("torus", 11), ("permutations", 19), ("circulant", 27), ("bipartite", 1), ("sparse", 2)],
+    4: [("cliques", 0), ("cliques", 19), ("torus", 8), ("circulant", 9), ("circulant", 17), ("permutations", 21), ("bipartite", 2), ("sparse", 1)],
+}
 KINDS = ["circulant", "torus", "bipartite", "cliques", "permutations", "sparse"]
 
 
@@ -103,7 +108,7 @@ def fetched(part: salientpp.PartitionedGraph, fanouts: list[int], batch_size: in
 @pytest.mark.parametrize("num_parts", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_analysis_counts_what_the_plans_of_the_ranks_leave(tmp_path, kind, num_parts):
-    for seed in range(4):
+    for seed in [*range(2), *(seed for tied, seed in TIED[num_parts] if tied == kind)]:
         part, fanouts, batch_size = write(tmp_path / f"d{seed}", kind, seed, num_parts)
         rows = counted(part, fanouts, batch_size)
         for case, expected in fetched(part, fanouts, batch_size):
@@ -112,7 +117,7 @@ def test_analysis_counts_what_the_plans_of_the_ranks_leave(tmp_path, kind, num_p
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_analysis_in_memory_is_that_of_the_directory_that_partition_writes(tmp_path, kind):
-    for seed in range(4):
+    for seed in {0, *(seed for tied, seed in TIED[2] if tied == kind)}:
         part, fanouts, batch_size = write(tmp_path / f"d{seed}", kind, seed, 2)
         method = ("metis", "random")[seed // 2 % 2]
         alone = analyze(
@@ -147,7 +152,7 @@ def _run(rank: int, roots: list[tuple[str, list[int], int]]) -> list[dict]:
 
 @pytest.mark.parametrize("num_parts", [2, 4])
 def test_analysis_counts_what_a_run_fetches(tmp_path, num_parts):
-    cases = [(kind, seed) for kind in KINDS for seed in (1, 2)]
+    cases = TIED[num_parts]
     written = [write(tmp_path / f"{kind}{seed}", kind, seed, num_parts) for kind, seed in cases]
     ranks = distributed.run(_run, num_parts, [(str(part.root), *rest) for part, *rest in written], seconds=600, group_seconds=300)
     for case, (part, fanouts, batch_size), *rows in zip(cases, written, *ranks):
