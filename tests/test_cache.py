@@ -267,3 +267,36 @@ def test_a_cache_serves_the_contents_and_the_part_that_it_was_filled_for_and_no_
         assert "was chosen for part" in said["other part"] and "take the cache of a loader on that part" in said["other part"]
         assert "holds no rows of 'x'; make it with gather=('x',)" in said["z"]
         assert [said[name] for name in ("own", "copy", "x and z", "no rows", "of Data")] == [""] * 5
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_workload_without_hops_caches_nothing(policy):
+    assert score(policy, workload(num_neighbors=())).tolist() == [0.0] * 120
+
+
+def _without_hops(rank: int, root: str) -> list[tuple[int, int]]:
+    part, rows = salientpp.load(root), []
+    for options in ({"replication_factor": 0.5}, {"replication_factor": 0.5, "policy": "degree"}, {"gpu_fraction": 0.5}):
+        loader = NeighborLoader(part, [], "train", batch_size=16, uneven="exact", **options)
+        for batch in loader:
+            assert batch.num_nodes == batch.batch_size and torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+        rows.append((len(loader.cache), loader.stats().rows_remote))
+    return rows
+
+
+def test_seeds_alone_need_no_cache_and_no_rows_of_others(tmp_path):
+    assert distributed.run(_without_hops, 2, _dataset(tmp_path / "d", 2)) == [[(0, 0)] * 3] * 2
+
+
+@pytest.mark.filterwarnings("ignore:data has neither")
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"subgraph_type": "induced"}, {"shuffle": True}, {"edges": False}], ids=str)
+@pytest.mark.parametrize("gpu_fraction", [0.1, 0.5, 1.0])
+def test_without_hops_the_seeds_are_the_rows_to_keep_on_the_device(options, gpu_fraction):
+    data = random_data(200, 900)
+    if not options.pop("edges", True):
+        del data.edge_index
+    seeds = torch.arange(50, 150)
+    loader = NeighborLoader(data, [], seeds, batch_size=16, gpu_fraction=gpu_fraction, **options)
+    for batch in loader:
+        assert torch.equal(batch.x[:, 0].long(), batch.n_id)
+    assert loader.stats().rows_gpu == min(len(seeds), int(200 * gpu_fraction))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -123,10 +123,11 @@ class Analysis:
 
 @dataclass(frozen=True, eq=False)
 class _Parted:
-    """A graph under new ids, with seeds by part."""
+    """A graph under new ids, with seeds by part; ``workload`` gives that of a part, fanouts and a batch size, as a run plans by it."""
 
     name: str
     graph: Graph
+    workload: Callable[[int, list[int], int], Workload]
     book: PartitionBook
     original_id: Tensor
     seeds: list[Tensor]
@@ -265,12 +266,14 @@ def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: st
             raise ValueError(f"{data.root} has {data.num_parts} parts, got parts={parts}; leave it out, or partition again")
         x = data.manifest["node_attributes"].get("x")
         row_bytes = 0 if x is None else math.prod(x["row_shape"]) * torch.empty(0, dtype=getattr(torch, x["dtype"])).element_size()
+        own = [data.split(seeds, part_id) for part_id in range(data.num_parts)]
         return _Parted(
             name,
             data.graph,
+            lambda part_id, fanouts, batch_size: data.workload(part_id, own[part_id], fanouts, batch_size),
             data.book,
             data.original_id(torch.arange(data.num_vertices)),
-            [data.split(seeds, part_id) for part_id in range(data.num_parts)],
+            own,
             row_bytes,
             data.manifest["quality"]["edge_cut_fraction"],
             data.manifest["quality"]["balance"],
@@ -294,12 +297,20 @@ def _part(source: _Unparted, parts: int, method: str | Tensor, fanouts: Sequence
     layout = lay_out(graph, assigned, chosen, fanouts, batch_size)
     new_id = layout.new_id()
     seed_ids = (torch.arange(graph.num_vertices) if chosen is None else new_id[chosen]).sort().values
+    relabelled = relabel(graph, layout)
+    own = [seed_ids[layout.book.owner(seed_ids) == part_id] for part_id in range(parts)]
+
+    def workload(part_id: int, chosen: list[int], size: int) -> Workload:
+        known = layout.vip[part_id] if (chosen, size) == (list(fanouts), batch_size) else None
+        return Workload(relabelled, layout.book, part_id, own[part_id], chosen, size, vip=known)
+
     return _Parted(
         source.name,
-        relabel(graph, layout),
+        relabelled,
+        workload,
         layout.book,
         layout.order,
-        [seed_ids[layout.book.owner(seed_ids) == part_id] for part_id in range(parts)],
+        own,
         source.row_bytes,
         assigned.edge_cut_fraction,
         assigned.balance,
@@ -332,10 +343,11 @@ def _analyze_fanouts(
     title = ",".join(map(str, fanouts))
     sizes = [ids.numel() for ids in parted.seeds]
     track(f"{title}: inclusion probabilities", 1)
-    vip = inclusion_probability(parted.graph, parted.seeds, fanouts, batch_size)
-    workloads = [
-        Workload(parted.graph, book, part_id, parted.seeds[part_id], fanouts, batch_size) for part_id in range(book.num_parts)
-    ]
+    workloads = [parted.workload(part_id, fanouts, batch_size) for part_id in range(book.num_parts)]
+    if any(workload.vip is None for workload in workloads):
+        computed = inclusion_probability(parted.graph, parted.seeds, fanouts, batch_size)  # one sweep for all
+        workloads = [replace(workload, vip=own if workload.vip is None else workload.vip) for workload, own in zip(workloads, computed)]
+    vip = torch.stack([workload.vip for workload in workloads])
     # What the loader does by default; a part without seeds it serves under 'exact'.
     uneven = "exact" if 0 in sizes else "wrap"
     schedules = [
@@ -346,7 +358,7 @@ def _analyze_fanouts(
     for part_id, workload in enumerate(workloads):
         what = f"{title}: part {part_id} of {book.num_parts}"
         parts.append(
-            _analyze_part(workload, vip[part_id], expected[part_id], schedules[part_id], alphas, policies, epochs, seed, what, track)
+            _analyze_part(workload, expected[part_id], schedules[part_id], alphas, policies, epochs, seed, what, track)
         )
 
     counted = sum(part.counted for part in parts)
@@ -404,7 +416,6 @@ def _expected_accesses(workloads: Sequence[Workload], vip: Tensor, schedules: Se
 
 def _analyze_part(
     workload: Workload,
-    vip: Tensor,
     expected: Tensor,
     schedule: Schedule,
     alphas: list[float],
@@ -428,7 +439,7 @@ def _analyze_part(
             yield seeds[positions], batch_key(seed, epoch, part_id, index)
 
     counts = [count(loader_batches(epoch), f"epoch {epoch}", num_batches)[remote].numpy() for epoch in range(epochs)]
-    scores = {"vip": vip}
+    scores = {}
     if "oracle" in policies:
         scores["oracle"] = torch.zeros(book.num_vertices).index_put_((remote,), torch.from_numpy(sum(counts)).float())
     if "oracle-heldout" in policies:

@@ -40,7 +40,7 @@ from salientpp.minibatch.state import Progress, check_state, data_digest, inputs
 from salientpp.ops import use_huge_pages
 from salientpp.pipeline import Pipeline, Trace, traced
 from salientpp.plan.arguments import as_integer, as_real
-from salientpp.plan.cache import Policy, Workload, check_policy, check_replication_factor, plan_cache, score
+from salientpp.plan.cache import Policy, check_policy, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
 from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
@@ -480,13 +480,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return cache.on_device(scores, self.gpu_cache_bytes, self.device) if len(members) else cache
 
     def _scores(self) -> Tensor:
-        source, part = self._source, self.data
-        fanouts, replace = source.sampler.fanouts[0], source.sampler.replace
-        stored = {"num_neighbors": fanouts, "batch_size": self.batch_size, "seeds": self.input_nodes}
-        if self.policy == "vip" and not replace and part.manifest["workload"] == stored:
-            return part.vip(self._exchange.part_id)
-        workload = Workload(source.sampler.graph, source.book, self._exchange.part_id, source.inputs.node, fanouts, self.batch_size, replace)
-        return score(self.policy, workload)
+        source, sampler = self._source, self._source.sampler
+        seeds, part_id = source.inputs.node, self._exchange.part_id
+        return score(self.policy, self.data.workload(part_id, seeds, sampler.fanouts[0], self.batch_size, sampler.replace))
 
     def __call__(self, index: Tensor | Sequence[int]) -> Data:
         """The batch of the seeds at these positions of ``input_nodes``; on one rank.
@@ -751,7 +747,7 @@ def heat_of(sampler: BaseSampler, start: Mapping[str | None, Tensor], seeds: Ten
             f"gpu_fraction needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
             "pass a salientpp.NeighborSampler, or gpu_fraction=0"
         )
-    if sampler.graph is not None and seeds is not None:
+    if sampler.graph is not None and seeds is not None and sampler.fanouts[0]:
         heat = inclusion_probability(sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace)
         return {None: heat}
     return typed_inclusion_probability(sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace)

@@ -38,6 +38,8 @@ class Workload:
         num_neighbors: fanouts, nearest the seeds first.
         batch_size: seeds per batch.
         replace: neighbours are drawn with replacement.
+        vip: float32 [N], the inclusion probabilities of this workload if they are known, for instance stored with the graph. Whoever ranks
+            by them must take the same ones: computed under another numbering they differ in rounding, and so do the ranks of near ties.
     """
 
     graph: Graph
@@ -47,10 +49,13 @@ class Workload:
     num_neighbors: Sequence[int]
     batch_size: int
     replace: bool = False
+    vip: Tensor | None = None
 
 
 def score_vip(workload: Workload) -> Tensor:
     """The vertex inclusion probability, as our sampler expands (``expand='frontier'``)."""
+    if workload.vip is not None:
+        return workload.vip
     return inclusion_probability(
         workload.graph, workload.seeds, workload.num_neighbors, workload.batch_size, replace=workload.replace
     )
@@ -93,6 +98,9 @@ def score_halo(workload: Workload) -> Tensor:
     begin, end = workload.book.range_of(workload.part_id)
     first, last = (int(workload.graph.indptr[v]) for v in (begin, end))
     sources = workload.graph.indices[first:last].long()
+    if sources.numel() and not 0 <= int(sources.min()) <= int(sources.max()) < workload.graph.num_vertices:
+        # Of a file that was altered after it was validated: counting would take memory for as many vertices as it names.
+        raise RuntimeError(f"indices is corrupt: it must hold ids in [0, {workload.graph.num_vertices})")
     return torch.bincount(sources, minlength=workload.graph.num_vertices).to(torch.float32)
 
 
@@ -165,12 +173,14 @@ def check_policy(policy: Policy) -> None:
 
 
 def score(policy: Policy, workload: Workload) -> Tensor:
-    """The scores float [N] of a policy.
+    """The scores float [N] of a policy; zeros where nothing is drawn, since a batch of its seeds alone needs no remote row.
 
     Raises:
         ValueError: no such policy, or its scores are not one number for every vertex.
     """
     check_policy(policy)
+    if not len(workload.num_neighbors):
+        return torch.zeros(workload.graph.num_vertices)
     if not callable(policy):
         return POLICIES[policy](workload)
     scores = policy(workload)

@@ -19,7 +19,7 @@ directory is never taken for a whole one.
 A copy for one host (:mod:`salientpp.store.staging`) lacks the folders of parts that are not served there; its ``parts.json`` lists those that it has.
 
 Checksums: SHA-256 of every file, and a quick CRC-32 of its size and of evenly spread blocks (all of it up to 4 MiB). Opening
-checks sizes, headers and the quick sums; ``verify='full'`` reads everything.
+checks the manifest (:mod:`salientpp.store.manifest`), sizes, headers and the quick sums; ``verify='full'`` reads everything.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data
 
+from salientpp import ops
 from salientpp.comm import group_rank
 from salientpp.graph import Graph, positions_in
+from salientpp.plan.cache import Workload
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import check_batch_size, check_fanouts
+from salientpp.store.manifest import check_manifest, part_folder
 
 FORMAT = "salientpp-partitioned-graph"
 VERSION = 1
@@ -173,6 +176,16 @@ class PartitionedGraph:
         """float32 [N]: the inclusion probabilities that the directory was ordered by, without seeds."""
         return self._array(f"{part_folder(self._part(part_id))}/vip.npy")
 
+    def workload(self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False) -> Workload:
+        """What policies rank by for a part's batches of these seeds; it knows the stored :meth:`vip` where that is of this very workload.
+
+        The loader and the analysis both plan by it, so that they cache the same rows.
+        """
+        stored = self.manifest["workload"]
+        same = not replace and stored["num_neighbors"] == list(num_neighbors) and stored["batch_size"] == batch_size
+        same = same and torch.equal(seeds.sort().values, self.split(stored["seeds"], part_id))
+        return Workload(self.graph, self.book, part_id, seeds, num_neighbors, batch_size, replace, self.vip(part_id) if same else None)
+
     def _part(self, part_id: int | None) -> int:
         part_id = self.part_id if part_id is None else part_id
         if part_id is None:
@@ -208,7 +221,8 @@ def load(
         root: a directory that :func:`partition` wrote.
         part_id: the part to serve. None: rank r of an initialised process group serves part
             ``r // ranks_per_part``; without a group, part 0 if it is the only one.
-        verify: 'quick' checks sizes, headers and sampled checksums; 'full' reads every byte.
+        verify: 'quick' checks the manifest, sizes, headers and sampled checksums; 'full' reads every byte, and checks that topology, ids, seeds
+            and probabilities are such.
         process_group: the ranks that serve the parts, as given to the loaders; None: the default group.
 
     Raises:
@@ -239,7 +253,33 @@ def load(
         raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
     if part_id is not None:
         _check_is_there(root, part_id)
-    return PartitionedGraph(root, manifest, part_id)
+    part = PartitionedGraph(root, manifest, part_id)
+    if verify == "full":
+        _check_contents(part, range(num_parts) if there is None else sorted(there & set(range(num_parts))))
+    return part
+
+
+def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
+    """Raise DatasetError unless the arrays hold what every step relies on: a graph, a renumbering, seeds of the parts, probabilities."""
+
+    def expect(holds: bool, name: str, words: str) -> None:
+        if not holds:
+            raise DatasetError(f"{part.root / name} must hold {words}; copy it again, or partition again")
+
+    try:
+        ops.check_csc(part.graph.indptr, part.graph.indices)
+    except RuntimeError as error:
+        raise DatasetError(f"{part.root} holds no graph: {error}; copy indptr.npy and indices.npy again, or partition again") from None
+    all_ids = torch.arange(part.num_vertices)
+    expect(torch.equal(part._original_id.sort().values, all_ids), "original_id.npy", f"each of 0 to {part.num_vertices - 1} once")
+    for part_id in part_ids:
+        begin, end = part.book.range_of(part_id)
+        for split in part.manifest["splits"]:
+            ids = part.split(split, part_id)
+            inside = ids.numel() == 0 or (int(ids[0]) >= begin and int(ids[-1]) < end and bool((ids.diff() > 0).all()))
+            expect(inside, f"{part_folder(part_id)}/split_{split}.npy", f"ascending ids in [{begin}, {end})")
+        vip = part.vip(part_id)
+        expect(bool(((vip >= 0) & (vip <= 1)).all()), f"{part_folder(part_id)}/vip.npy", "probabilities")
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
@@ -264,8 +304,16 @@ def read_manifest(root: Path) -> dict[str, Any]:
             "upgrade salientpp, or partition again"
         )
     stated = manifest.pop("checksum", None)
-    if stated != _manifest_checksum(manifest):
-        raise DatasetError(f"{path} was altered: its checksum does not match its contents; partition again")
+    try:
+        if stated != _manifest_checksum(manifest):
+            raise DatasetError(f"{path} was altered: its checksum does not match its contents; partition again")
+        check_manifest(manifest, lambda dtype: _numpy_dtype(dtype).str)
+    except RecursionError:
+        raise DatasetError(f"{path} is nested too deeply; partition again") from None
+    except DatasetError:
+        raise
+    except ValueError as error:
+        raise DatasetError(f"{path} does not describe a dataset directory: {error}; partition again") from None
     return manifest
 
 
@@ -273,11 +321,14 @@ def parts_there(root: Path) -> set[int] | None:
     """The parts that a copy for one host has; None: all, it is no such copy."""
     path = root / STAGED
     try:
-        return set(json.loads(path.read_text())["parts"])
+        parts = json.loads(path.read_text())["parts"]
+        if not isinstance(parts, list) or not all(type(part) is int and part >= 0 for part in parts):
+            raise ValueError(f"parts must be a list of integers >= 0, got {ascii(parts)[:200]}")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetError(f"{path} does not list parts ({error}); delete the directory and stage it again") from None
+    return set(parts)
 
 
 def _check_is_there(root: Path, part_id: int) -> None:
@@ -311,19 +362,15 @@ def _open_array(root: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
     try:
         # Copy-on-write: shared and never written back, and a stray in-place write by the user's code is private to
         # it, where a read-only map would be a segmentation fault.
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        array = np.lib.format.open_memmap(path, mode="c")
+    except (OSError, ValueError, OverflowError, MemoryError) as error:
         raise DatasetError(f"{path} cannot be opened as an array ({error}); copy it again, or partition again") from None
     if [array.dtype.str, list(array.shape)] != [entry["dtype"], entry["shape"]]:
         raise DatasetError(
             f"{path} must hold {entry['dtype']} {entry['shape']}, got {array.dtype.str} {list(array.shape)}; "
             "copy it again, or partition again"
         )
-    return np.asarray(array)
-
-
-def part_folder(part_id: int) -> str:
-    return f"part-{part_id:05d}"
+    return np.ascontiguousarray(array)  # no copy, unless another tool wrote columns first
 
 
 def _sha256(path: Path) -> str:

@@ -28,7 +28,8 @@ from typing import Any, BinaryIO
 import torch.distributed as dist
 
 from salientpp.comm import group_rank
-from salientpp.store.dataset_dir import STAGED, DatasetError, part_folder, parts_there, read_manifest, verify_file
+from salientpp.store.dataset_dir import STAGED, DatasetError, parts_there, read_manifest, verify_file
+from salientpp.store.manifest import part_folder
 
 _TEMPORARY = ".copying"
 _COPY_BYTES = 16 * 2**20
