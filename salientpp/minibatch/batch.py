@@ -8,7 +8,6 @@ vertex, other node attributes for the seeds, edge attributes for every sampled e
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.loader.utils import filter_custom_hetero_store, filter_custom_store, filter_edge_store_, index_select
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from salientpp.processes import Lock
 from salientpp.store.shard import NO_IDS, take_rows
 
 
@@ -173,7 +173,7 @@ class StoreTemplate:
     def __init__(self, feature_store: FeatureStore, graph_store: GraphStore, custom_cls: type | None) -> None:
         self._stores = feature_store, graph_store
         self._custom_cls = custom_cls
-        self._lock = threading.Lock()  # sampling threads build batches, and a user's store may not expect several
+        self._lock = Lock()  # sampling threads build batches, and a user's store may not expect several
 
     def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
         """The batch without its bookkeeping."""

@@ -14,9 +14,7 @@ import json
 import os
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
@@ -43,6 +41,7 @@ from salientpp.plan.arguments import as_integer, as_real
 from salientpp.plan.cache import POLICIES, Workload, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
+from salientpp.processes import Lock, Threads, after_fork, completed, forks
 from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
 from salientpp.store.assembly import has_kernel
 from salientpp.store.dataset_dir import PartitionedGraph
@@ -254,6 +253,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         )
         try:
             self._shards = self._make_shards()
+            self._source = dataclasses.replace(source, heat=None)  # a function of this construction, which could not be pickled
             self._set_cache(cache, fill=any(facts["fills_cache"] for facts in everyone))
             self._start_threads()
         except BaseException as error:
@@ -265,9 +265,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if large:
             # It takes seconds for gigabytes, and batches need not wait for it.
             threading.Thread(target=_use_huge_pages, args=(large,), name="salientpp-pages", daemon=True).start()
-        self._workers = ThreadPoolExecutor(self.num_workers, thread_name_prefix="salientpp-sample") if self.num_workers else None
+        self._workers = Threads(self.num_workers, "salientpp-sample") if self.num_workers else None
         self._greeting: _OncePerThread | None = None
-        host = ThreadPoolExecutor(1, thread_name_prefix="salientpp-gather")
+        self._driver = Threads(1, "salientpp-drive")
+        self._forks = forks()
+        self._lock = Lock()  # whoever holds it begins an epoch
         self._stages = BatchStages(
             shards=self._shards,
             exchange=self._exchange,
@@ -275,16 +277,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             keep_books=self._source.keep_books,
             exchanged=self._source.exchanged,
             seed_columns=self._source.seed_columns,
-            submit=partial(_submit, host),
+            submit=Threads(1, "salientpp-gather").submit,
             device=self.device,
             staged=self.device.type != "cpu",
             serves_staged=self._comm.device.type != "cpu",
             dtype=self.dtype,
             pin_memory=bool(self.pin_memory) and torch.accelerator.is_available(),
         )
-        pools = [pool for pool in (self._workers, host) if pool is not None]
-        # Not at exit: a rank whose script has ended may still be answering others.
-        weakref.finalize(self, _shut_down, pools).atexit = False
         self._run: Run | None = None  # the epoch that is not over yet
         self._background_failure: Exception | None = None
         self.reset_stats()
@@ -444,12 +443,36 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """
         if self._comm.size > 1:
             raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
+        with self._lock:
+            self._calls += 1
+            call = self._calls
+        return self._drive(self._call, call, index)
+
+    def _call(self, call: int, index: Tensor | Sequence[int]) -> Data:
         positions = torch.as_tensor(index, dtype=torch.int64).flatten()
-        self._calls += 1
         pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
         # Epochs count up from 0, so the draws of calls are their own.
-        batch = pipeline.tick(Request(0, _completed(self._sample, -self._calls, 0, positions))).batch
+        batch = pipeline.tick(Request(0, completed(self._sample, -call, 0, positions))).batch
         return batch if self.transform is None else self.transform(batch)
+
+    # --- processes ----------------------------------------------------------------------------------------
+
+    def _drive(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(*args)``, in this thread; in a process that was forked since the loader was made, in a thread that started there."""
+        return function(*args) if self._forks == forks() else self._driver.submit(function, *args).result()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which go on as this loader would: with the same next epoch, and ``state_dict()``; with threads and counts of their own."""
+        if isinstance(self.data, PartitionedGraph):
+            raise TypeError(
+                "a loader of a partitioned graph cannot be copied or pickled: its connections and memory maps are this process's; make one from "
+                "salientpp.load(root) where you need it, and give it this loader's state_dict() to go on from there"
+            )
+        progress = None if self._progress is None else dataclasses.replace(self._progress)
+        return {**self.__dict__, "_progress": progress, "_run": None, "_greeting": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _forks=forks())
 
     # --- iteration ----------------------------------------------------------------------------------------
 
@@ -510,19 +533,22 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         }
 
     def __iter__(self) -> Iterator[Data]:
-        self._finish_epoch()
-        if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
-            self._greeting = _OncePerThread(self.worker_init_fn)
-        run = Run(self, self._epoch_number, self._resume)
-        self._progress, self._resume = run.progress, None
-        self._epoch_number += 1
-        self._run = run
-        return Epoch(run)
+        self._comm.check_process()
+        with self._lock:
+            self._finish_epoch()
+            if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
+                self._greeting = _OncePerThread(self.worker_init_fn)
+            run = self._drive(Run, self, self._epoch_number, self._resume)
+            self._progress, self._resume = run.progress, None
+            self._epoch_number += 1
+            self._run = run
+            return Epoch(run)
 
     def _finish_epoch(self) -> None:
         """On several ranks, leave an unfinished epoch and wait until all ranks have."""
         run = self._run
         if run is not None and self._comm.size > 1:
+            run.check_thread()
             run.leave()
             run.join()
         if self._background_failure is not None:
@@ -535,7 +561,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return [torch.as_tensor(batch, dtype=torch.int64).flatten() for batch in self.batch_sampler]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
-        submit = _completed if self._workers is None else self._workers.submit
+        submit: Callable[..., Any] = completed if self._workers is None else self._workers.submit
         return Request(index, submit(self._work_on_sample, epoch, index, positions))
 
     def _work_on_sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
@@ -569,7 +595,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
         places = {type_: shard.look_up(NO_IDS) for type_, shard in self._shards.items()}
-        return Request(index, _completed(Sampled, index, 0, None, places, leaving))
+        return Request(index, completed(Sampled, index, 0, None, places, leaving))
 
     # --- reports ------------------------------------------------------------------------------------------
 
@@ -722,6 +748,10 @@ class _OncePerThread:
 
     def __init__(self, function: Callable[[int], None]) -> None:
         self._function = function
+        self._after_fork()
+        after_fork(self)
+
+    def _after_fork(self) -> None:
         self._numbers = itertools.count()
         self._done = threading.local()
 
@@ -767,23 +797,6 @@ def _normalise(kwargs: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be an integer, got {kwargs[name]!r}")
 
 
-def _submit(pool: ThreadPoolExecutor, function: Callable[..., Any], *args: Any) -> Future:
-    """``pool.submit``, or a call at once where the interpreter is exiting and pools take no more work."""
-    try:
-        return pool.submit(function, *args)
-    except RuntimeError:
-        return _completed(function, *args)
-
-
-def _completed(function: Callable[..., Any], *args: Any) -> Future:
-    future: Future = Future()
-    try:
-        future.set_result(function(*args))
-    except Exception as error:
-        future.set_exception(error)
-    return future
-
-
 def _check_cache(cache: FeatureCache | None, source: Source, part_id: int) -> None:
     """Refuse a given cache of other contents or of another part, or one that lacks an attribute."""
     if cache is None or not len(cache):
@@ -806,8 +819,3 @@ def _check_cache(cache: FeatureCache | None, source: Source, part_id: int) -> No
                 f"the given cache must hold {rows.dtype} {list(rows.shape[1:])} rows of {name!r}, got {cached.dtype} "
                 f"{list(cached.shape[1:])}; take the cache of a loader on the same dataset directory"
             )
-
-
-def _shut_down(pools: list[ThreadPoolExecutor]) -> None:
-    for pool in pools:
-        pool.shutdown(wait=False, cancel_futures=True)

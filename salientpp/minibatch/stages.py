@@ -36,6 +36,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from salientpp.comm import Pending
 from salientpp.minibatch.batch import Column, DataTemplate, HeteroTemplate, PartitionTemplate, StoreTemplate
 from salientpp.pipeline import Stage, Trace, tensors_in, traced
+from salientpp.processes import Lock, Task
 from salientpp.store.assembly import Recipe, assemble_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Counts, Exchange, PendingCounts
@@ -79,7 +80,7 @@ class Request:
     """A batch to be made: ``sampling`` gives it, from a thread or at once."""
 
     index: int
-    sampling: Future[Sampled]
+    sampling: Future[Sampled] | Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +136,7 @@ class HostRows:
 @dataclass(frozen=True, eq=False)
 class HostRowsStarted(InFlight):
     counts: Counts
-    rows: Future[HostRows]
+    rows: Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +197,7 @@ class BatchStages:
         pin_memory: put finished batches into pinned host memory.
         dtype: of delivered ``x``; None: as it is stored.
         row_counts: kept up to date.
+        counting: guards them, since threads may drive an epoch each.
         buffers: where host rows are put, but for another device.
         batch_bytes: the most that a batch has taken on the device, with all that it is made from.
         trace: takes a span for what the worker threads do, if set.
@@ -207,13 +209,14 @@ class BatchStages:
     keep_books: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
     exchanged: Sequence[Column]
     seed_columns: Sequence[Column]
-    submit: Callable[..., Future]
+    submit: Callable[..., Task]
     device: torch.device
     staged: bool = False
     serves_staged: bool = False
     pin_memory: bool = False
     dtype: torch.dtype | None = None
     row_counts: RowCounts = field(default_factory=RowCounts)
+    counting: Lock = field(default_factory=Lock)
     buffers: BufferPool = field(default_factory=BufferPool)
     batch_bytes: int = 0
     trace: Trace | None = None
@@ -378,12 +381,13 @@ class BatchStages:
         return rows
 
     def _count(self, sampled: Sampled) -> None:
-        counts = self.row_counts
-        for places in sampled.places.values():
-            counts.gpu += places.gpu_slot.numel()
-            counts.cpu += places.cpu_row.numel()
-            counts.cache += places.cache_slot.numel()
-            counts.remote += places.remote_position.numel()
+        with self.counting:
+            counts = self.row_counts
+            for places in sampled.places.values():
+                counts.gpu += places.gpu_slot.numel()
+                counts.cpu += places.cpu_row.numel()
+                counts.cache += places.cache_slot.numel()
+                counts.remote += places.remote_position.numel()
 
 
 def _store_of(batch: Data | HeteroData, type_: str | None) -> Data | NodeStorage:
