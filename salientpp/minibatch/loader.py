@@ -44,7 +44,7 @@ from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
 from salientpp.processes import Lock, Threads, after_fork, completed, forks
 from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
 from salientpp.store.assembly import has_kernel
-from salientpp.store.dataset_dir import PartitionedGraph
+from salientpp.store.dataset_dir import DatasetError, PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
 from salientpp.store.shard import NO_IDS, FeatureCache, IdSet, Shard
 
@@ -497,7 +497,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         epoch, batches = self._epoch_number, self._resume or 0
         if self._progress is not None and not self._progress.ended:
             epoch, batches = self._progress.epoch, self._progress.batches
-        return make_state(epoch, batches, self.seed, self._fingerprint)
+        return make_state(epoch, batches, self.seed, self._drive(getattr, self, "_fingerprint"))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter(loader)`` go on where ``state_dict()`` was called; on several ranks every rank loads its own state.
@@ -508,7 +508,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             ValueError: the state is of other data, arguments or another rank, or none at all; the loader stays as it was.
         """
         given_seed = self.seed if self._seed_is_given else None
-        epoch, batches, seed = check_state(state, self._fingerprint, len(self), given_seed)
+        epoch, batches, seed = check_state(state, self._drive(getattr, self, "_fingerprint"), len(self), given_seed)
         self.seed = seed
         self._schedule = dataclasses.replace(self._schedule, seed=seed)
         self._epoch_number, self._resume, self._progress = epoch, batches, None
@@ -536,6 +536,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._comm.check_process()
         with self._lock:
             self._finish_epoch()
+            self._check_files()
             if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
                 self._greeting = _OncePerThread(self.worker_init_fn)
             run = self._drive(Run, self, self._epoch_number, self._resume)
@@ -553,6 +554,15 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             run.join()
         if self._background_failure is not None:
             raise self._background_failure
+
+    def _check_files(self) -> None:
+        """Raise, here and on the other ranks, where a file of the dataset was cut short."""
+        if isinstance(self.data, PartitionedGraph):
+            try:
+                self.data.check_sizes()
+            except DatasetError as error:
+                self._comm.report_failure(f"rank {self._comm.rank} cannot begin an epoch: {error}")
+                raise
 
     def _positions(self, epoch: int) -> list[Tensor]:
         """The epoch's batches, as positions among the seeds."""
