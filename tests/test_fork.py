@@ -87,20 +87,21 @@ def parallel():
     torch.rand(10**6).sum()
 
 
-def content(batch: Data | HeteroData) -> list:
-    """All that a batch holds, as plain values."""
-    return [(key, value.tolist() if isinstance(value, torch.Tensor) else value) for store in batch.stores for key, value in sorted(store.items(), key=str)]
-
-
 def total(batch: Data | HeteroData) -> int:
-    return hash(repr(content(batch)))
+    """All that a batch holds, as one number."""
+    plain = [
+        (key, (str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes()) if isinstance(value, torch.Tensor) else repr(value))
+        for store in batch.stores
+        for key, value in sorted(store.items())
+    ]
+    return hash(tuple(plain))
 
 
 @cache
 def wide_data() -> Data:
     """Batches of it have rows of several megabytes, which lie in pooled buffers and are gathered in parallel."""
-    data = random_data(8000, 60_000)
-    data.x = torch.arange(8000).float().view(-1, 1).repeat(1, 300)
+    data = random_data(4000, 20_000)
+    data.x = torch.arange(4000).float().view(-1, 1).repeat(1, 300)
     return data
 
 
@@ -110,7 +111,7 @@ def is_right(batch: Data) -> bool:
 
 
 def wide_loader(**options) -> NeighborLoader:
-    return NeighborLoader(wide_data(), [8, 4], **{"batch_size": 800, "shuffle": True, "seed": 3, **options})
+    return NeighborLoader(wide_data(), [8, 4], **{"batch_size": 400, "shuffle": True, "seed": 3, **options})
 
 
 def ids(batches: Any) -> list[list[int]]:
@@ -391,7 +392,7 @@ def test_a_batch_in_shared_memory_is_a_childs_too_and_keeps_its_values():
     assert is_right(batch) and batch.x.is_shared()
     ids(iterator)
     assert is_right(batch)
-    in_child(lambda: batch.x.zero_())
+    in_child(lambda: batch.x.numpy().fill(0))
     assert not batch.x.any()
 
 
@@ -480,7 +481,7 @@ def _live(kind: str, loader: Any, epoch: int, iterator: Epoch | None, given: int
         held = held[-3:]
         assert all(total(batch) == value for batch, value in held), "a batch that was kept has changed"
         if rng.random() < 0.2 and held:
-            held.pop()[0].apply(lambda tensor: tensor.zero_())  # it is the user's, and nobody else's
+            held.pop()[0].apply(lambda tensor: tensor.numpy().fill(0))  # it is the user's, and nobody else's
     return forks
 
 
@@ -488,9 +489,9 @@ def _random_forks(number: int, seed: int) -> int:
     forks = 0
     for case in range(number):
         rng = random.Random(f"{seed} {case}")
-        kind, num_workers, depth = rng.choice(list(KINDS)), rng.randrange(4), rng.choice([1, 2, 3, 5, 10])
+        kind, num_workers, depth = rng.choices(list(KINDS), [1, 5, 5, 5])[0], rng.randrange(4), rng.choice([1, 2, 3, 5, 10])
         print(f"seed {seed}, case {case}: {kind}, {num_workers} workers, depth {depth}", flush=True)
-        for epoch in range(12):
+        for epoch in range(6 if kind == "wide" else 12):
             summary(kind, epoch)  # here, lest every child make it
         loader = KINDS[kind](num_workers=num_workers, depth=depth)
         forks += in_child(lambda: _live(kind, loader, 0, None, 0, rng, 0)) + 1 if rng.random() < 0.1 else _live(kind, loader, 0, None, 0, rng, 0)
