@@ -580,7 +580,7 @@ class _Roll:
 
 def go_astray(error: Exception) -> None:
     """Let ranks that wait for this one to make a loader know why it does not come, where its mistake hides who they are."""
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_available() and dist.is_initialized() and not _is_parents_group():
         _try(lambda: _job_store().set(_astray_key(dist.get_rank()), f"{type(error).__name__}: {error}"))
 
 
