@@ -33,6 +33,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import os
 import sys
 import threading
 import time
@@ -48,6 +49,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from salientpp.processes import connecting, forks
 
 #: Seconds between two looks for a failure note while waiting.
 _SLICE_SECONDS = 0.5
@@ -141,6 +144,7 @@ class Comm:
     def __init__(self, groups: Groups | None, timeout: timedelta, device: torch.device | None = None, roll: _Roll | None = None) -> None:
         self._groups = groups
         self.timeout = timeout
+        self._forks = forks()
         device = device or torch.device("cpu")
         over_host = groups is None or groups.device is None
         self.device = torch.device("cpu") if over_host else device
@@ -180,6 +184,7 @@ class Comm:
             RankFailure: ranks did not come within the time-out; the text names them.
             ValueError: ``process_group`` is none, or this rank is not in it; or another rank has made a mistake.
         """
+        _check_default_group()
         try:
             ranks = _members(process_group)
         except ValueError as mistake:
@@ -201,7 +206,8 @@ class Comm:
         number = roll.agree(over, circle.free(over), timeout)
         groups = circle.groups.get(number)
         if groups is None:
-            groups = circle.groups[number] = _connect(roll, number, over, timeout)
+            with connecting():
+                groups = circle.groups[number] = _connect(roll, number, over, timeout)
         groups.free = False
         # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
         groups.host._set_default_timeout(timeout + _GRACE)
@@ -219,6 +225,7 @@ class Comm:
             Pending [sum(recv_counts), ...], ordered by source rank.
         """
         on_host = send.device.type == "cpu"
+        self.check_process()
         recv = torch.empty((sum(recv_counts), *send.shape[1:]), dtype=send.dtype, device=send.device, pin_memory=self._pins and on_host)
         groups = self._groups
         if groups is None:
@@ -261,6 +268,21 @@ class Comm:
         if keys:
             self._ask_store(lambda store: [store.delete_key(key) for key in keys])
 
+    # --- forks --------------------------------------------------------------------------------------------
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the rank that made the group: the connections are that one's."""
+        return self._groups is not None and self._forks != forks()
+
+    def check_process(self) -> None:
+        """Raise where the group is another process's."""
+        if self.is_inherited:
+            raise RuntimeError(
+                f"this process was forked from rank {self.rank}, whose connections to the other ranks it cannot use; iterate in the rank itself, "
+                "or start this process with the 'spawn' method and make what it needs there"
+            )
+
     # --- failure ------------------------------------------------------------------------------------------
 
     def report_failure(self, text: str) -> None:
@@ -286,7 +308,7 @@ class Comm:
 
     def _ask_store(self, question: Callable[[dist.Store], Any]) -> Any:
         """The answer, or None. The store may be gone with the rank that hosts it, or that rank may be stopped."""
-        if self._store is None:
+        if self._store is None or self.is_inherited:
             return None
         answer = Future()
         asking = threading.Thread(target=_answer, args=(answer, question, self._store), name="salientpp-store", daemon=True)
@@ -355,6 +377,7 @@ class Comm:
         self._groups.under_way.discard(work)
 
     def _wait_in_slices(self, work: dist.Work) -> None:
+        self.check_process()
         deadline = time.monotonic() + self.timeout.total_seconds()
         told = False
         while True:
@@ -574,7 +597,7 @@ def go_astray(error: Exception) -> None:
     It leaves a note, and they look for one. Should this rank go on, it makes up for the call that the others have counted and it
     has not.
     """
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_available() and dist.is_initialized() and not _is_parents_group():
         mistakes = _Mistakes.made.setdefault(dist.group.WORLD, _Mistakes())
         mistakes.texts.append(_words(error))
         _try(lambda: _job_store().set(_astray_key(dist.get_rank()), json.dumps([len(mistakes.texts), mistakes.texts[-1]])))
@@ -649,3 +672,38 @@ atexit.register(_linger)  # on import, so that it runs after whatever users of C
 def _job_store() -> dist.Store:
     """The default group's key-value store."""
     return dist.distributed_c10d._get_default_store()
+
+
+# --- forked children --------------------------------------------------------------------------------------
+
+_parents_groups: list[dist.ProcessGroup] = []
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the groups are the parent's. Taking one down here would wait for its threads, which are not in this process."""
+    Comm.made = False
+    for circles in _Circle.known.values():
+        for circle in circles.values():
+            for groups in circle.groups.values():
+                groups.abandon()
+    if dist.is_available() and dist.is_initialized():
+        _parents_groups.extend(dist.distributed_c10d._world.pg_map)
+        for group in _parents_groups:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _is_parents_group() -> bool:
+    """Whether the default group is that of the rank which this process was forked from."""
+    return bool(_parents_groups) and any(group is dist.group.WORLD for group in _parents_groups)
+
+
+def _check_default_group() -> None:
+    if _is_parents_group() and dist.get_world_size() > 1:
+        raise RuntimeError(
+            f"this process was forked from rank {dist.get_rank()}, whose process group it cannot use: loaders of a partitioned graph are made by the ranks "
+            "themselves; start this process with the 'spawn' method, or before torch.distributed is initialised"
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

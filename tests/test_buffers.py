@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 
 import pytest
@@ -85,3 +86,34 @@ def test_threads_may_share_a_pool():
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert not wrong
+
+
+def test_a_child_and_its_parent_never_share_memory():
+    pool = BufferPool()
+    free = pool.empty(SHAPE, torch.float32)
+    lease = pool.empty(SHAPE, torch.float32)
+    addresses = {free.data_ptr(), lease.data_ptr()}
+    rows = lease.numpy()  # NumPy has no threads, which a child would lack
+    rows.fill(1)
+    del free, lease
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            right = bool((rows == 1).all())
+            rows.fill(2)
+            taken = [pool.empty(SHAPE, torch.float32) for _ in range(2)]
+            reuses = taken[0].data_ptr() in addresses and taken[1].data_ptr() not in addresses
+            for out in taken:
+                out.numpy().fill(3)
+            os.write(writer, bytes([right, bool((rows == 2).all()), reuses]))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    out = pool.empty(SHAPE, torch.float32)
+    assert out.data_ptr() in addresses, "what was free at the fork is free in both"
+    out.numpy().fill(4)
+    assert os.read(reader, 3) == b"\1\1\1"
+    os.waitpid(pid, 0)
+    os.close(reader)
+    assert (rows == 1).all() and (out == 4).all()

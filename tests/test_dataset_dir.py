@@ -9,9 +9,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -1051,3 +1054,27 @@ def test_an_unknown_verify_or_split_is_refused(root):
         salientpp.load(root, verify="no")
     with pytest.raises(ValueError, match="d has the splits 'test', 'train', 'val', 'all', got 'trian'"):
         salientpp.load(root, part_id=0).split("trian")
+
+
+def test_a_file_that_is_cut_short_between_epochs_is_an_error_and_no_crash(tmp_path):
+    """In a process of its own: reading beyond the end of a mapped file would kill it."""
+    salientpp.partition(random_data(3000, 9000), 1, tmp_path / "parts", [4, 3], 8)
+    program = f"""
+import os
+import salientpp
+part = salientpp.load({str(tmp_path / "parts")!r})
+loader = salientpp.NeighborLoader(part, [4, 3], "train", batch_size=64, shuffle=True)
+list(loader)
+path = part.root / "part-00000" / "node_x.npy"
+os.link(path, part.root / "whole")
+path.unlink()
+list(loader)  # deleted, but whole
+os.truncate(part.root / "whole", 4096)
+try:
+    list(loader)
+except salientpp.store.dataset_dir.DatasetError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=Path(salientpp.__file__).parents[1])
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert re.search(r"part-00000/node_x.npy was cut short .*: it must have \d+ bytes, got 4096; copy it again", done.stdout), done.stdout

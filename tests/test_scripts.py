@@ -31,7 +31,7 @@ def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subpro
     salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(body))
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(script)]
     ranks = [
         subprocess.Popen(
@@ -205,3 +205,77 @@ for index, batch in enumerate(loader):
     over, slow = _run_script(tmp_path, body)
     assert slow.returncode == 1 and "rank 0 ended in mid-epoch: KeyboardInterrupt" in slow.stderr
     assert not re.search("terminate called|Fatal|FATAL|Segmentation", over.stderr), over.stderr
+
+
+FORK = """
+import subprocess
+iterator = iter(loader)
+next(iterator)
+def fork(function):
+    pid = os.fork()
+    if pid:
+        return pid
+    function()
+    os._exit(0)
+"""
+
+
+def test_a_forked_child_of_a_rank_is_told_and_the_rank_goes_on(tmp_path):
+    body = MAKE + FORK + """
+def use():
+    for what in (lambda: next(iterator), lambda: iter(loader), lambda: NeighborLoader(load(root), [5, 3], "train", batch_size=8)):
+        try:
+            what()
+        except RuntimeError as error:
+            print("forked from rank" in str(error), flush=True)
+    iterator.close()
+    data = __import__("graphs").random_data()
+    print(len(list(NeighborLoader(data, [3], batch_size=100))), flush=True)
+pid = fork(use)
+os.waitpid(pid, 0)
+print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
+"""
+    for done in _run_script(tmp_path, body, seconds=300):
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["True", "True", "True", "4", "True"], done.stderr
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise LookupError"])
+def test_a_forked_child_of_a_rank_may_end_by_itself(tmp_path, end):
+    body = MAKE + FORK + f"""
+def end():
+    {end}
+if rank == 0:
+    started = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        end()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(status, time.monotonic() - started < 30)
+print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
+"""
+    first, second = _run_script(tmp_path, body, seconds=300)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout.split() == [str(int("raise" in end)), "True", "True"], first.stderr
+    assert second.stdout.split() == ["True"]
+
+
+@pytest.mark.parametrize("start", ["fork(lambda: time.sleep(100))", 'os.posix_spawn("/bin/sleep", ["sleep", "100"], os.environ)'])
+def test_a_rank_that_is_killed_is_noticed_at_once_though_its_child_lives(tmp_path, start):
+    body = MAKE.replace("timeout=60", "timeout=100") + FORK + f"""
+import signal
+if rank == 0:
+    sys.stdout.close(), sys.stderr.close()
+    os.closerange(1, 3)
+    {start}
+    os.kill(os.getpid(), signal.SIGKILL)
+started = time.monotonic()
+try:
+    for _ in range(1000):
+        list(loader)
+except RuntimeError as error:
+    print(time.monotonic() - started < 60, "rank 0 went away" in str(error))
+"""
+    killed, other = _run_script(tmp_path, body, seconds=300)
+    assert killed.returncode == -9
+    assert other.stdout.split() == ["True", "True"], (other.stdout, other.stderr)

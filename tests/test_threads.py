@@ -9,12 +9,15 @@ import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
+import distributed
 import torch
 from graphs import random_data
 from test_ops import CASES
 from torch import Tensor
 
+import salientpp
 from salientpp import Graph, NeighborLoader, ops
 
 THREADS = 4
@@ -108,3 +111,66 @@ def test_a_loader_with_many_workers_gives_the_batches_of_one_without():
     for options in ({}, {"gpu_fraction": 0.3}, {"depth": 3}):
         for batch, expected in zip(batches(4, **options), plain, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True)), options
+
+
+SHARING = 8
+
+
+def _in_threads(work: Callable[[int], Any]) -> list:
+    start = Barrier(SHARING)
+
+    def begin(number: int) -> Any:
+        start.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(SHARING) as pool:
+        return list(pool.map(begin, range(SHARING)))
+
+
+def _loader(**options) -> NeighborLoader:
+    return NeighborLoader(DATA, [5, 3], SEEDS, batch_size=8, shuffle=True, seed=3, **options)
+
+
+def test_threads_that_share_an_iterator_get_each_batch_once():
+    for num_workers in (0, 2):
+        expected = sorted(batch.n_id.tolist() for batch in _loader())
+        loader = _loader(num_workers=num_workers)
+        iterator = iter(loader)
+        shares = _in_threads(lambda _: [batch.n_id.tolist() for batch in iterator])
+        assert sorted(sum(shares, [])) == expected
+        assert (loader.stats().batches, loader.stats().rows) == (len(expected), sum(map(len, expected)))
+
+
+def test_every_iter_in_a_thread_is_a_whole_epoch_of_its_own():
+    alone = _loader()
+    expected = sorted([batch.n_id.tolist() for batch in alone] for _ in range(2 * SHARING))
+    for num_workers in (0, 2):
+        loader = _loader(num_workers=num_workers)
+        epochs = _in_threads(lambda _: [[batch.n_id.tolist() for batch in loader] for _ in range(2)])
+        assert sorted(sum(epochs, [])) == expected
+        stats, right = loader.stats(), alone.stats()
+        assert (stats.batches, stats.rows, stats.rows_cpu) == (right.batches, right.rows, right.rows_cpu)
+        assert loader.state_dict()["epoch"] == 2 * SHARING
+
+
+def _share_on_ranks(rank: int, root: str) -> tuple:
+    loader = NeighborLoader(salientpp.load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=60)
+    alone = sorted(batch.n_id.tolist() for batch in loader)
+    loader.set_epoch(0)
+    iterator = iter(loader)
+    shared = sum(_in_threads(lambda _: [batch.n_id.tolist() for batch in iterator]), [])
+    iterator = iter(loader)
+    next(iterator)
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(lambda: iter(loader)).exception()
+    given = 1 + sum(1 for _ in iterator)
+    with ThreadPoolExecutor(1) as pool:  # the epoch is over, so any thread may begin the next
+        later = pool.submit(lambda: len(list(loader))).result()
+    return alone == sorted(shared), type(error).__name__, str(error), given == later == len(loader)
+
+
+def test_threads_of_a_rank_may_share_an_epoch_and_may_not_begin_two(tmp_path):
+    salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
+    for whole, kind, text, complete in distributed.run(_share_on_ranks, 2, str(tmp_path / "parts")):
+        assert whole and complete and kind == "RuntimeError"
+        assert "thread 'MainThread' is in epoch 1 of this loader" in text and "share one iterator between the threads" in text

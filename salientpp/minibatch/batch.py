@@ -8,7 +8,6 @@ vertex, other node attributes for the seeds, edge attributes for every sampled e
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch_geometric.loader.utils import filter_custom_hetero_store, filter_cust
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.graph import positions_in
+from salientpp.processes import Lock
 from salientpp.store.fetch import Column
 from salientpp.store.rows import take_rows
 from salientpp.store.tiers import NO_IDS
@@ -66,6 +66,9 @@ class Contents:
         self._entries = _entries_of(data)
         # What is held cannot be taken for something that was put into its memory.
         self._memory = [value.untyped_storage() for value, _ in self._entries.values() if isinstance(value, Tensor) and value.layout == torch.strided]
+
+    def __reduce__(self) -> tuple[type[Contents], tuple[Data | HeteroData]]:
+        return Contents, (self._data,)  # a copy's memory is its own
 
     def is_current(self) -> bool:
         """Whether the object still holds this."""
@@ -270,7 +273,7 @@ class StoreTemplate:
     def __init__(self, feature_store: FeatureStore, graph_store: GraphStore, custom_cls: type | None) -> None:
         self._stores = feature_store, graph_store
         self._custom_cls = custom_cls
-        self._lock = threading.Lock()  # sampling threads build batches, and a user's store may not expect several
+        self._lock = Lock()  # sampling threads build batches, and a user's store may not expect several
 
     def contents(self) -> None:
         """None: when a store is read is not the batch's business."""

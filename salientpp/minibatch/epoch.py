@@ -3,6 +3,12 @@
 ``next()`` moves the pipeline on, in the caller's thread. When the user stops asking (the epoch is over here but not elsewhere, an
 early ``break``, an exception), a background thread goes on answering the other ranks until all have finished or left, and runs
 none of the user's code; the next epoch waits for it. So loops may differ in length without anyone waiting for ever.
+
+**Threads.** Those that share an iterator get each batch once between them, and each ``iter(loader)`` in one process is an epoch of its own. On several ranks
+a loader has one epoch at a time, so there a second thread that begins one gets an error.
+
+**Forks.** On one process's data a child goes on with its copy of an epoch, and gives the batches that the parent gives too. On several ranks the
+connections are the parent's, and the child gets an error.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_geometric.data import Data
 
@@ -22,6 +28,7 @@ from salientpp.minibatch.stages import Finished, Request
 from salientpp.minibatch.state import Disagreement, Point, Progress, first_point
 from salientpp.ops import join_key
 from salientpp.pipeline import StageError, traced
+from salientpp.processes import Lock
 
 if TYPE_CHECKING:
     from salientpp.minibatch.loader import BatchLoader
@@ -54,7 +61,8 @@ class Run:
         self.progress = Progress(epoch, self._first)
         self._left = False
         self._all_left = False
-        self._leaving = threading.RLock()  # an iterator may be garbage collected in any thread
+        self._lock = Lock()  # an iterator may be shared, and garbage collected in any thread
+        self._user = threading.current_thread()  # who asked last
         self._answering: threading.Thread | None = None
         self._failure: BaseException | None = None
         if self._comm.size > 1:
@@ -62,6 +70,20 @@ class Run:
 
     def give(self) -> Data:
         """The next batch; StopIteration after the last."""
+        self._comm.check_process()
+        self._user = threading.current_thread()
+        return self._loader._drive(self._give)
+
+    def _give(self) -> Data:
+        with self._lock:
+            if self._lock.interrupted:
+                raise RuntimeError(
+                    "this process was forked while another thread was inside next() of this epoch, which may be half done; "
+                    "start a new one with iter(loader)"
+                )
+            return self._next_batch()
+
+    def _next_batch(self) -> Data:
         if self._failure is not None:
             raise self._failure
         if self._left or self.progress.batches == len(self._positions):
@@ -76,8 +98,9 @@ class Run:
             finished = self._tick()
         batch = self._transformed(finished, self._loader._stages.deliver(finished))
         self.progress.batches += 1
-        self._loader._batches_given += 1
-        self._loader._seconds_waiting += time.perf_counter() - started
+        with self._loader._stages.counting:
+            self._loader._batches_given += 1
+            self._loader._seconds_waiting += time.perf_counter() - started
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
@@ -97,7 +120,8 @@ class Run:
             if isinstance(error, Exception):
                 raise self._failure from error
             raise
-        self._loader._seconds_by_stage[stage] += time.perf_counter() - started
+        with self._loader._stages.counting:
+            self._loader._seconds_by_stage[stage] += time.perf_counter() - started
         return batch
 
     def _tick(self) -> Finished | None:
@@ -112,9 +136,10 @@ class Run:
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
                 self._comm.report_failure(str(self._failure))
             raise
-        for name, seconds in self._pipeline.seconds.items():
-            self._loader._seconds_by_stage[name] += seconds
-            self._pipeline.seconds[name] = 0.0
+        with self._loader._stages.counting:
+            for name, seconds in self._pipeline.seconds.items():
+                self._loader._seconds_by_stage[name] += seconds
+                self._pipeline.seconds[name] = 0.0
         if finished is not None:
             self._all_left |= finished.all_left
         return finished
@@ -162,10 +187,12 @@ class Run:
 
     def leave(self) -> None:
         """Give no more batches; answer the other ranks, in the background, until all have left."""
-        with self._leaving:
+        with self._lock:
             if self._left:
                 return
             self._left = True
+            if self._comm.is_inherited:
+                return
             for request in self._ahead:
                 request.sampling.cancel()
             self._ahead.clear()
@@ -197,6 +224,15 @@ class Run:
         self._left = True
         self._answer()
 
+    def check_thread(self) -> None:
+        """Raise where another thread is in this epoch, which a new one would end."""
+        is_free = self._left or self._user is threading.current_thread() or not self._user.is_alive()
+        if not is_free and self.progress.batches < len(self._positions):
+            raise RuntimeError(
+                f"thread {self._user.name!r} is in epoch {self._epoch} of this loader, and on several ranks a loader gives one epoch at a time, in the "
+                "same order everywhere; share one iterator between the threads, close() it first, or make a loader for each thread"
+            )
+
     def _is_over(self) -> bool:
         """Whether no other rank can want anything more in this epoch."""
         done = self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._rounds or self._all_left)
@@ -206,7 +242,8 @@ class Run:
         try:
             while not self._is_over():
                 self._comm.check_script()
-                self._tick()
+                with self._lock:
+                    self._tick()
         except Exception as error:
             self._failure = self._loader._background_failure = self._failure or error
         finally:
@@ -239,6 +276,12 @@ class Epoch:
         """Leave the epoch early."""
         self._run.leave()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an epoch that is under way cannot be copied or pickled; copy the loader, or save loader.state_dict() and load it into another loader, "
+            "whose next iter() goes on from there"
+        )
+
     def __del__(self) -> None:
         # At interpreter exit a thread can no longer be started, and trying may block; then `_leave_at_exit` was before.
         if not sys.is_finalizing():
@@ -248,7 +291,8 @@ class Epoch:
 def _leave_at_exit() -> None:
     """A rank whose script ends in mid-epoch answers the others to the end; one that fails tells them."""
     for run in list(Run.unfinished):
-        run.leave_at_exit()
+        if not run._comm.is_inherited:
+            run.leave_at_exit()
 
 
 atexit.register(_leave_at_exit)

@@ -16,10 +16,9 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +42,12 @@ from salientpp.plan.arguments import as_integer, as_real
 from salientpp.plan.cache import Policy, check_policy, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
+from salientpp.processes import Lock, Threads, after_fork, completed, forks
 from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
 from salientpp.store.assembly import has_kernel
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
-from salientpp.store.dataset_dir import PartitionedGraph
+from salientpp.store.dataset_dir import DatasetError, PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
 from salientpp.store.fetch import Fetch, InPlace, Packed
 from salientpp.store.rows import RowSource, TensorRows, checked_rows
@@ -264,6 +264,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._held = self._topology = source.template.contents()  # what the tiers are made of, and the graph
             self._cache = FeatureCache.empty()
             tiers = self._make_tiers(cache, fill=any(facts["fills_cache"] for facts in everyone))
+            self._source = dataclasses.replace(source, heat=None)  # a function of this construction, which could not be pickled
             self._start_threads(tiers)
         except BaseException as error:
             self._comm.report_failure(f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(error).__name__}: {error}")
@@ -275,9 +276,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if large:
             # It takes seconds for gigabytes, and batches need not wait for it.
             threading.Thread(target=_use_huge_pages, args=(large,), name="salientpp-pages", daemon=True).start()
-        self._workers = ThreadPoolExecutor(self.num_workers, thread_name_prefix="salientpp-sample") if self.num_workers else None
+        self._workers = Threads(self.num_workers, "salientpp-sample") if self.num_workers else None
         self._greeting: _OncePerThread | None = None
-        host = ThreadPoolExecutor(1, thread_name_prefix="salientpp-gather")
+        self._driver = Threads(1, "salientpp-drive")
+        self._forks = forks()
+        self._lock = Lock()  # whoever holds it begins an epoch
         on_host = self.device.type == "cpu"
         self._fetch = Fetch(
             tiers=tiers,
@@ -291,7 +294,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             fetch=self._fetch,
             template=self._source.template,
             keep_books=self._source.keep_books,
-            submit=partial(_submit, host),
+            submit=Threads(1, "salientpp-gather").submit,
             device=self.device,
             dtype=self.dtype,
             pin_memory=bool(self.pin_memory) and on_host and torch.accelerator.is_available(),
@@ -299,9 +302,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             held=self._held,
         )
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        pools = [pool for pool in (self._workers, host) if pool is not None]
-        # Not at exit: a rank whose script has ended may still be answering others.
-        weakref.finalize(self, _shut_down, pools).atexit = False
         self._run: Run | None = None  # the epoch that is not over yet
         self._background_failure: Exception | None = None
         self.reset_stats()
@@ -496,11 +496,35 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if self._comm.size > 1:
             raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
         positions = _checked_positions(index, self._source.num_inputs, "index")
-        self._calls += 1
+        with self._lock:
+            self._calls += 1
+            call = self._calls
+        return self._drive(self._call, call, positions)
+
+    def _call(self, call: int, positions: Tensor) -> Data:
         pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
         # Epochs count up from 0, so the draws of calls are their own.
-        batch = pipeline.tick(Request(0, _completed(self._sample, -self._calls, 0, positions))).batch
+        batch = pipeline.tick(Request(0, completed(self._sample, -call, 0, positions))).batch
         return batch if self.transform is None else self.transform(batch)
+
+    # --- processes ----------------------------------------------------------------------------------------
+
+    def _drive(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(*args)``, in this thread; in a process that was forked since the loader was made, in a thread that started there."""
+        return function(*args) if self._forks == forks() else self._driver.submit(function, *args).result()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which go on as this loader would: with the same next epoch, and ``state_dict()``; with threads and counts of their own."""
+        if isinstance(self.data, PartitionedGraph):
+            raise TypeError(
+                "a loader of a partitioned graph cannot be copied or pickled: its connections and memory maps are this process's; make one from "
+                "salientpp.load(root) where you need it, and give it this loader's state_dict() to go on from there"
+            )
+        progress = None if self._progress is None else dataclasses.replace(self._progress)
+        return {**self.__dict__, "_progress": progress, "_run": None, "_runs": None, "_greeting": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _runs=weakref.WeakSet(), _forks=forks())
 
     # --- iteration ----------------------------------------------------------------------------------------
 
@@ -525,7 +549,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         epoch, batches = self._epoch_number, self._resume or 0
         if self._progress is not None and not self._progress.ended:
             epoch, batches = self._progress.epoch, self._progress.batches
-        return make_state(epoch, batches, self.seed, self._fingerprint)
+        return make_state(epoch, batches, self.seed, self._drive(getattr, self, "_fingerprint"))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter(loader)`` go on where ``state_dict()`` was called; on several ranks every rank loads its own state.
@@ -536,7 +560,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             ValueError: the state is of other data, arguments or another rank, or none at all; the loader stays as it was.
         """
         given_seed = self.seed if self._seed_is_given else None
-        epoch, batches, seed = check_state(state, self._fingerprint, len(self), given_seed)
+        epoch, batches, seed = check_state(state, self._drive(getattr, self, "_fingerprint"), len(self), given_seed)
         self.seed = seed
         self._schedule = dataclasses.replace(self._schedule, seed=seed)
         self._epoch_number, self._resume, self._progress = epoch, batches, None
@@ -567,25 +591,38 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return [[str(name), str(self._source.rows_of(column).dtype), list(self._source.rows_of(column).shape)] for name, column in columns.items()]
 
     def __iter__(self) -> Iterator[Data]:
-        self._finish_epoch()
-        if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
-            self._greeting = _OncePerThread(self.worker_init_fn)
-        self._read_anew()
-        run = Run(self, self._epoch_number, self._resume)
-        self._runs.add(run)
-        self._progress, self._resume = run.progress, None
-        self._epoch_number += 1
-        self._run = run
-        return Epoch(run)
+        self._comm.check_process()
+        with self._lock:
+            self._finish_epoch()
+            self._check_files()
+            if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
+                self._greeting = _OncePerThread(self.worker_init_fn)
+            self._read_anew()
+            run = self._drive(Run, self, self._epoch_number, self._resume)
+            self._runs.add(run)
+            self._progress, self._resume = run.progress, None
+            self._epoch_number += 1
+            self._run = run
+            return Epoch(run)
 
     def _finish_epoch(self) -> None:
         """On several ranks, leave an unfinished epoch and wait until all ranks have."""
         run = self._run
         if run is not None and self._comm.size > 1:
+            run.check_thread()
             run.leave()
             run.join()
         if self._background_failure is not None:
             raise self._background_failure
+
+    def _check_files(self) -> None:
+        """Raise, here and on the other ranks, where a file of the dataset was cut short."""
+        if isinstance(self.data, PartitionedGraph):
+            try:
+                self.data.check_sizes()
+            except DatasetError as error:
+                self._comm.report_failure(f"rank {self._comm.rank} cannot begin an epoch: {error}")
+                raise
 
     def _positions(self, epoch: int) -> list[Tensor]:
         """The epoch's batches, as positions among the seeds."""
@@ -594,7 +631,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return [_checked_positions(batch, self._source.num_inputs, "a batch of the sampler") for batch in self.batch_sampler]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
-        submit = _completed if self._workers is None else self._workers.submit
+        submit: Callable[..., Any] = completed if self._workers is None else self._workers.submit
         return Request(index, submit(self._work_on_sample, epoch, index, positions))
 
     def _work_on_sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
@@ -623,7 +660,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return mfg
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
-        return Request(index, _completed(Sampled, index, self._fetch.look_up({}), leaving))
+        return Request(index, completed(Sampled, index, self._fetch.look_up({}), leaving))
 
     # --- reports ------------------------------------------------------------------------------------------
 
@@ -804,6 +841,10 @@ class _OncePerThread:
 
     def __init__(self, function: Callable[[int], None]) -> None:
         self._function = function
+        self._after_fork()
+        after_fork(self)
+
+    def _after_fork(self) -> None:
         self._numbers = itertools.count()
         self._done = threading.local()
 
@@ -849,23 +890,6 @@ def _normalise(kwargs: dict[str, Any]) -> None:
             raise ValueError(f"{name} must be an integer, got {kwargs[name]!r}")
 
 
-def _submit(pool: ThreadPoolExecutor, function: Callable[..., Any], *args: Any) -> Future:
-    """``pool.submit``, or a call at once where the interpreter is exiting and pools take no more work."""
-    try:
-        return pool.submit(function, *args)
-    except RuntimeError:
-        return _completed(function, *args)
-
-
-def _completed(function: Callable[..., Any], *args: Any) -> Future:
-    future: Future = Future()
-    try:
-        future.set_result(function(*args))
-    except Exception as error:
-        future.set_exception(error)
-    return future
-
-
 def _check_cache(cache: FeatureCache | None, source: Source, part_id: int) -> None:
     """Refuse a given cache of other contents or of another part, or one that lacks an attribute."""
     if cache is None or not len(cache):
@@ -888,8 +912,3 @@ def _check_cache(cache: FeatureCache | None, source: Source, part_id: int) -> No
                 f"the given cache must hold {rows.dtype} {list(rows.shape[1:])} rows of {name!r}, got {cached.dtype} "
                 f"{list(cached.shape[1:])}; take the cache of a loader on the same dataset directory"
             )
-
-
-def _shut_down(pools: list[ThreadPoolExecutor]) -> None:
-    for pool in pools:
-        pool.shutdown(wait=False, cancel_futures=True)

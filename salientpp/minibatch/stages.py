@@ -32,6 +32,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from salientpp.comm import Pending
 from salientpp.minibatch.batch import Contents, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.pipeline import Stage, Trace, tensors_in, traced
+from salientpp.processes import Task
 from salientpp.store.exchange import Counts, PendingCounts
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
@@ -69,7 +70,7 @@ class Request:
     """A batch to be made: ``sampling`` gives it, from a thread or at once."""
 
     index: int
-    sampling: Future[Sampled]
+    sampling: Future[Sampled] | Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ class IdsRead(InFlight):
 @dataclass(frozen=True, eq=False)
 class RowsTaken(InFlight):
     counts: Counts
-    taken: Future[Taken]
+    taken: Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +168,7 @@ class BatchStages:
     fetch: Fetch
     template: DataTemplate | StoreTemplate | PartitionTemplate
     keep_books: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
-    submit: Callable[..., Future]
+    submit: Callable[..., Task]
     device: torch.device
     pin_memory: bool = False
     dtype: torch.dtype | None = None

@@ -4,7 +4,8 @@ A fresh output of tens of megabytes costs more in page faults than the rows cost
 filled once and reused. A buffer goes back to the pool when the last tensor that shares its memory is gone, views and slices
 included, so a user who keeps old batches keeps them intact; the pool then makes further buffers.
 
-Promise: :meth:`BufferPool.empty` gives memory that no living tensor shares. In steady state it allocates nothing.
+Promise: :meth:`BufferPool.empty` gives memory that no living tensor shares, in this process or in one forked from it. In steady state it
+allocates nothing.
 
 On Linux the buffers ask for huge pages. Pinned memory for another device is torch's own business: its host allocator already pools, and knows
 when a copy on a stream is done.
@@ -14,13 +15,14 @@ from __future__ import annotations
 
 import math
 import mmap
-import threading
 import weakref
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from salientpp.processes import Lock
 
 #: Smaller outputs come from torch's allocator, which keeps pages of that size.
 _POOLED_BYTES = 2**20
@@ -35,12 +37,15 @@ class _Lease(np.ndarray):
 
 
 class BufferPool:
-    """Reusable host memory for outputs of varying size. Threads may share it."""
+    """Reusable host memory for outputs of varying size. Threads may share it; a forked child has what was free at the fork, and a copy is empty."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
-        self._lock = threading.RLock()  # a lease may end inside `empty`, by garbage collection
+        self._lock = Lock()  # reentrant, since a lease may end inside `empty`, by garbage collection
         self.bytes_allocated = 0
+
+    def __reduce__(self) -> tuple[type[BufferPool], tuple[()]]:
+        return BufferPool, ()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised, contiguous CPU tensor."""
@@ -62,7 +67,8 @@ class BufferPool:
                 return buffer
         # Some room to spare, because the next batch may be a little larger.
         size = -(-num_bytes * 5 // 4 // _UNIT) * _UNIT
-        buffer = mmap.mmap(-1, size)
+        # Private: Python's default is memory that a forked child and its parent would both write to.
+        buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if hasattr(mmap, "MAP_PRIVATE") else mmap.mmap(-1, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             buffer.madvise(mmap.MADV_HUGEPAGE)
         self.bytes_allocated += size

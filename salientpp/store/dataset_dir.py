@@ -28,9 +28,11 @@ import contextlib
 import glob
 import hashlib
 import json
+import mmap
 import os
 import secrets
 import shutil
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +95,7 @@ class DatasetError(ValueError):
 class PartitionedGraph:
     """A partitioned graph on disk, seen from one part.
 
-    Made by :func:`load`. Arrays are memory maps, opened when first used.
+    Made by :func:`load`. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own.
 
     Attributes:
         root: the directory.
@@ -107,6 +109,27 @@ class PartitionedGraph:
         self.manifest = manifest
         self.book = PartitionBook(torch.tensor(manifest["offsets"]))
         self.part_id = part_id
+        self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = weakref.WeakKeyDictionary()  # those in use, and their files
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PartitionedGraph, (self.root, self.manifest, self.part_id)
+
+    def check_sizes(self) -> None:
+        """Look whether the files behind the open memory maps are still as long as the maps.
+
+        Reading a map beyond the end of its file kills the process (SIGBUS). A file that was replaced by another, or deleted, is not cut short: the map
+        keeps the one that it was made of.
+
+        Raises:
+            DatasetError: one was cut short.
+        """
+        for map_, name in list(self._maps.items()):
+            size, expected = map_.size(), self.manifest["files"][name]["bytes"]
+            if size < expected:
+                raise DatasetError(
+                    f"{self.root / name} was cut short while this process was reading it: it must have {expected} bytes, got {size}; copy it again, or "
+                    "partition again, and start anew from the last state"
+                )
 
     @property
     def num_parts(self) -> int:
@@ -201,7 +224,9 @@ class PartitionedGraph:
         entry = self.manifest["files"][name]
         # Again, since the directory may have been overwritten after load: two of them must never be mixed.
         verify_file(self.root, name, entry, full=False)
-        array = _open_array(self.root, name, entry)
+        array, map_ = _open_array(self.root, name, entry)
+        if map_ is not None:
+            self._maps[map_] = name
         tensor = torch.from_numpy(array)
         return tensor if dtype is None else tensor.view(getattr(torch, dtype))
 
@@ -357,7 +382,8 @@ def verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) -> 
         raise DatasetError(f"{path} was altered: its checksum does not match the manifest; copy it again, or partition again")
 
 
-def _open_array(root: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
+def _open_array(root: Path, name: str, entry: dict[str, Any]) -> tuple[np.ndarray, mmap.mmap | None]:
+    """The array, and the memory map that it lies in; an empty one has none."""
     path = root / name
     try:
         # Copy-on-write: shared and never written back, and a stray in-place write by the user's code is private to
@@ -370,7 +396,8 @@ def _open_array(root: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
             f"{path} must hold {entry['dtype']} {entry['shape']}, got {array.dtype.str} {list(array.shape)}; "
             "copy it again, or partition again"
         )
-    return np.ascontiguousarray(array)  # no copy, unless another tool wrote columns first
+    # No copy, unless another tool wrote columns first.
+    return np.ascontiguousarray(array), getattr(array, "_mmap", None)
 
 
 def _sha256(path: Path) -> str:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from salientpp.comm import Pending
+from salientpp.processes import Lock
 from salientpp.store.assembly import assemble_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Counts, Exchange
@@ -199,6 +200,7 @@ class Fetch:
         seed_columns: those that only seeds get.
         own, served: the way for this rank's batches, and for the rows that other ranks asked for.
         counts: rows delivered, by the name of the tier that served them.
+        counting: guards them, since threads may drive an epoch each.
     """
 
     tiers: Mapping[str | None, Tiers]
@@ -208,6 +210,7 @@ class Fetch:
     own: InPlace | Packed
     served: InPlace | Packed
     counts: Counter[str] = field(default_factory=Counter)
+    counting: Lock = field(default_factory=Lock)
 
     def rows_of(self, column: Column) -> RowSource:
         """The rows of the part."""
@@ -286,7 +289,8 @@ class Fetch:
 
     def count(self, places: Mapping[str | None, Places]) -> None:
         """Add the rows of a delivered batch to ``counts``."""
-        for type_, of_type in places.items():
-            for tier, _, slot in self.tiers[type_].groups(of_type):
-                self.counts[tier.name] += slot.numel()
-            self.counts["remote"] += of_type.remote_id.numel()
+        with self.counting:
+            for type_, of_type in places.items():
+                for tier, _, slot in self.tiers[type_].groups(of_type):
+                    self.counts[tier.name] += slot.numel()
+                self.counts["remote"] += of_type.remote_id.numel()

@@ -1,0 +1,149 @@
+"""Laws of copies: what can be copied or pickled goes on as the original would, and what cannot says so."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from graphs import random_data, random_hetero
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.testing import MyFeatureStore, MyGraphStore
+
+import salientpp
+from salientpp import Graph, LinkNeighborLoader, NeighborLoader, NeighborSampler
+from salientpp.plan.partition_book import PartitionBook
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+COPIES = pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+
+
+def stores() -> tuple[MyFeatureStore, MyGraphStore]:
+    data = random_data()
+    features, graph = MyFeatureStore(), MyGraphStore()
+    features.put_tensor(data.x, group_name=None, attr_name="x", index=None)
+    graph.put_edge_index(edge_index=data.edge_index, edge_type=None, layout="coo", size=(400, 400))
+    return features, graph
+
+
+def same_batch(a: Data | HeteroData, b: Data | HeteroData) -> bool:
+    ours, others = a.to_dict(), b.to_dict()
+    return str(ours) == str(others)
+
+
+LOADERS: dict[str, Callable[..., Any]] = {
+    "data": lambda **options: NeighborLoader(random_data(), [4, 2], batch_size=40, shuffle=True, **options),
+    "device rows": lambda **options: NeighborLoader(random_data(), [4, 2], batch_size=40, shuffle=True, gpu_fraction=0.3, **options),
+    "types": lambda **options: NeighborLoader(random_hetero(), [3, 2], input_nodes="paper", batch_size=9, shuffle=True, **options),
+    "stores": lambda **options: NeighborLoader(stores(), [4, 2], input_nodes=torch.arange(100), batch_size=40, shuffle=True, **options),
+    "links": lambda **options: LinkNeighborLoader(random_data(), [3], batch_size=900, neg_sampling="triplet", shuffle=True, **options),
+    "generator": lambda **options: NeighborLoader(
+        random_data(), [4], batch_size=40, shuffle=True, generator=torch.Generator().manual_seed(4), worker_init_fn=print, **options
+    ),
+}
+
+
+@COPIES
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_copy_of_a_loader_goes_on_as_the_original(kind, num_workers, copied):
+    loader = LOADERS[kind](num_workers=num_workers)
+    before = copied(loader)
+    iterator = iter(loader)
+    given = [next(iterator)]
+    during = copied(loader)
+    assert during.state_dict() == loader.state_dict(), "also in the middle of an epoch"
+    given += iterator
+    assert all(map(same_batch, given, before)) and len(given) == len(before) == len(loader)
+    second = list(loader)
+    for other in (before, during):
+        batches = list(other)
+        assert len(batches) == len(second) and all(map(same_batch, batches, second))
+    assert (before.stats().batches, during.stats().batches) == (2 * len(loader), 1 + len(loader))
+    assert before._stages.submit.__self__ is not loader._stages.submit.__self__
+    called = [each([1, 2, 3]) for each in (loader, before, during)]
+    assert same_batch(called[0], called[1]) and same_batch(called[0], called[2])
+
+
+@COPIES
+def test_a_copy_goes_on_with_a_loaded_state(copied):
+    loader = LOADERS["data"](seed=5)
+    iterator = iter(loader)
+    next(iterator)
+    other = LOADERS["data"](seed=5)
+    other.load_state_dict(loader.state_dict())
+    rest = list(iterator)
+    assert all(map(same_batch, copied(other), rest)) and len(rest) == len(loader) - 1
+
+
+def _iterate(loader: Any, queue: Any) -> None:
+    queue.put([batch.n_id.tolist() for batch in loader])
+
+
+def test_a_loader_can_be_given_to_a_spawned_process():
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    loader = LOADERS["data"](num_workers=2)
+    process = context.Process(target=_iterate, args=(loader, queue))
+    process.start()
+    assert queue.get(timeout=120) == [batch.n_id.tolist() for batch in loader]
+    process.join(120)
+    assert process.exitcode == 0
+
+
+@COPIES
+def test_an_epoch_cannot_be_copied_and_says_so(copied):
+    with pytest.raises(TypeError, match="an epoch that is under way cannot be copied or pickled; copy the loader"):
+        copied(iter(LOADERS["data"]()))
+
+
+@COPIES
+def test_what_a_loader_is_made_of_can_be_copied(tmp_path, copied):
+    data = random_data()
+    graph = Graph.from_data(data)
+    graph.transpose()
+    assert all(map(torch.equal, (copied(graph).indptr, copied(graph).indices), (graph.indptr, graph.indices)))
+    for source, kind in ((data, None), (random_hetero(), "paper")):
+        sampler = NeighborSampler(source, [3, 2])
+        inputs = NodeSamplerInput(None, torch.arange(20), None, kind)
+        assert str(copied(sampler).sample_from_nodes(inputs, key=7)) == str(sampler.sample_from_nodes(inputs, key=7))
+    assert torch.equal(copied(PartitionBook.trivial(9)).offsets, torch.tensor([0, 9]))
+    cache = LOADERS["data"]().cache
+    assert len(copied(cache)) == len(cache)
+    part = salientpp.partition(data, 2, tmp_path / "parts", [4, 3], 8)
+    part = salientpp.load(tmp_path / "parts", part_id=1)
+    part.graph.num_edges, part.node_rows()  # open, and not carried along
+    assert len(pickle.dumps(part)) < 20_000 < part.graph.nbytes
+    other = copied(part)
+    assert (other.root, other.part_id, other.fingerprint) == (part.root, 1, part.fingerprint)
+    assert torch.equal(other.node_rows()["x"], part.node_rows()["x"]) and torch.equal(other.graph.indices, part.graph.indices)
+
+
+@COPIES
+def test_a_loader_of_a_partitioned_graph_cannot_be_copied_and_says_so(tmp_path, copied):
+    salientpp.partition(random_data(), 1, tmp_path / "parts", [4, 3], 8)
+    loader = NeighborLoader(salientpp.load(tmp_path / "parts"), [4, 3], "train", batch_size=8)
+    with pytest.raises(TypeError, match=r"a loader of a partitioned graph cannot be copied or pickled.*salientpp.load\(root\).*state_dict\(\)"):
+        copied(loader)
+
+
+def _copy_on_a_rank(rank: int, root: str) -> str:
+    loader = NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=8)
+    with pytest.raises(TypeError, match="cannot be copied or pickled") as caught:
+        copy.deepcopy(loader)
+    list(loader)
+    return str(caught.value)
+
+
+def test_a_rank_cannot_copy_its_loader_and_says_so(tmp_path):
+    salientpp.partition(random_data(), 2, tmp_path / "parts", [4, 3], 8)
+    assert len(set(distributed.run(_copy_on_a_rank, 2, str(tmp_path / "parts")))) == 1
