@@ -98,7 +98,7 @@ class Run:
             finished = self._tick()
         batch = self._transformed(finished, self._loader._stages.deliver(finished))
         self.progress.batches += 1
-        with self._loader._stages.counting:
+        with self._loader._fetch.counting:
             self._loader._batches_given += 1
             self._loader._seconds_waiting += time.perf_counter() - started
         return batch
@@ -120,7 +120,7 @@ class Run:
             if isinstance(error, Exception):
                 raise self._failure from error
             raise
-        with self._loader._stages.counting:
+        with self._loader._fetch.counting:
             self._loader._seconds_by_stage[stage] += time.perf_counter() - started
         return batch
 
@@ -136,7 +136,7 @@ class Run:
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
                 self._comm.report_failure(str(self._failure))
             raise
-        with self._loader._stages.counting:
+        with self._loader._fetch.counting:
             for name, seconds in self._pipeline.seconds.items():
                 self._loader._seconds_by_stage[name] += seconds
                 self._pipeline.seconds[name] = 0.0
