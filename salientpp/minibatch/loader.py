@@ -525,6 +525,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _runs=weakref.WeakSet(), _forks=forks())
+        # Contents are told by their place in memory, which in a copy is another.
+        self._held = self._topology = self._stages.held = self._source.template.contents()
 
     # --- iteration ----------------------------------------------------------------------------------------
 
