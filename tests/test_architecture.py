@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "store": {"ops", "comm", "processes", "graph", "plan"},
     "minibatch": BELOW_MINIBATCH,
     "fullgraph": BELOW_MINIBATCH,
+    "lightning": BELOW_MINIBATCH | {"minibatch"},
     "analysis": {"ops", "graph", "plan", "store", "minibatch.sampler"},
     "datasets": {"ops", "graph", "plan", "store", "minibatch.sampler"},
 }
@@ -121,6 +122,7 @@ def test_imports_follow_the_table(path):
         ("store.tiers", "from salientpp.minibatch.sampler import Sampler"),
         ("store.tiers", "from .. import pipeline"),
         ("minibatch.loader", "from salientpp import NeighborLoader"),
+        ("minibatch.loader", "from salientpp.lightning import LightningNodeData"),
         ("minibatch.loader", "import salientpp"),
         ("minibatch.loader", "from salientpp.datasets import load_dataset"),
         ("analysis", "from salientpp.minibatch.loader import NeighborLoader"),
@@ -191,7 +193,7 @@ def test_no_file_is_named_after_nothing():
 
 # --- importing does nothing -------------------------------------------------------------------------------
 
-HEAVY = {"ogb", "pymetis", "matplotlib", "torch_sparse", "pandas"}
+HEAVY = {"ogb", "pymetis", "matplotlib", "torch_sparse", "pandas", "lightning", "pytorch_lightning", "accelerate"}
 
 
 def test_importing_salientpp_changes_no_environment_and_loads_nothing_heavy():

@@ -8,6 +8,9 @@ from collections import Counter
 import pytest
 import torch
 
+import salientpp
+from graphs import random_data
+from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.plan.schedule import UNEVEN, Schedule, share_size
 
 # Seeds of each part and ranks per part; the parts have unequally many seeds.
@@ -224,3 +227,43 @@ def test_a_rank_without_seeds_among_others_is_refused_with_words(uneven, seeds_o
 def test_under_exact_a_rank_without_seeds_serves_the_others():
     idle, busy = schedules((0, 9), 1, 4, "exact")
     assert idle.batches(0) == [] and idle.num_batches == 0 and idle.num_rounds == busy.num_batches == 3
+
+
+# --- processes that hold the same data -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uneven", ["wrap", "exact", "drop"])
+def test_processes_with_shares_visit_every_seed_between_them(uneven):
+    data = random_data(60, 300)
+    loaders = [NeighborLoader(data, [3], torch.arange(41), batch_size=4, shuffle=True, seed=3, share=(rank, 3), uneven=uneven) for rank in range(3)]
+    for _ in range(2):
+        seeds = [[batch.input_id.tolist() for batch in loader] for loader in loaders]
+        assert [len(batches) for batches in seeds] == [len(loader) for loader in loaders]
+        flat = sorted(seed for batches in seeds for batch in batches for seed in batch)
+        if uneven == "exact":
+            assert flat == list(range(41))
+        else:
+            assert len({len(batches) for batches in seeds}) == 1 and (uneven == "drop" or set(flat) == set(range(41)))
+
+
+def test_a_share_has_draws_and_a_state_of_its_own():
+    data = random_data(60, 300)
+    first, second = (NeighborLoader(data, [2, 2], torch.zeros(40, dtype=torch.int64), batch_size=4, seed=3, share=(rank, 2)) for rank in range(2))
+    assert [b.e_id.tolist() for b in first] != [b.e_id.tolist() for b in second], "though their seeds are alike"
+    state = first.state_dict()
+    with pytest.raises(ValueError, match="rank: expected 1, got 0"):
+        second.load_state_dict(state)
+    links = LinkNeighborLoader(data, [2], data.edge_index[:, :9], batch_size=2, seed=3, share=(1, 2), uneven="exact")
+    assert torch.cat([batch.input_id for batch in links]).tolist() == [1, 3, 5, 7]
+
+
+def test_a_share_that_cannot_be(tmp_path):
+    data = random_data(60, 300)
+    for share in ((2, 2), (-1, 2), (0, 0), 3, (0,), (True, 2), (0.0, 2)):
+        with pytest.raises(ValueError, match=r"share must be \(rank, number of ranks\)"):
+            NeighborLoader(data, [2], share=share)
+    with pytest.raises(ValueError, match="share= excludes sampler="):
+        NeighborLoader(data, [2], share=(0, 2), sampler=[1, 2])
+    part = salientpp.partition(data, 1, tmp_path / "d", [3], 8)
+    with pytest.raises(ValueError, match="share= is for a Data or HeteroData"):
+        NeighborLoader(part, [2], "train", share=(0, 1))

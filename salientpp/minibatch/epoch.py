@@ -19,8 +19,10 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.comm import RankFailure
@@ -47,8 +49,6 @@ class Run:
         self._loader = loader
         self._epoch = epoch
         self._comm = loader._comm
-        self._positions = loader._positions(epoch)
-        self._rounds = loader._schedule.num_rounds if loader._orders_itself else len(self._positions)
         self._pipeline = loader._new_pipeline()
         self._transform = loader.transform
         self._ahead: deque[Request] = deque()
@@ -67,6 +67,15 @@ class Run:
         self._failure: BaseException | None = None
         if self._comm.size > 1:
             self.unfinished.add(self)
+
+    @cached_property
+    def _positions(self) -> list[Tensor]:
+        """Asked for by the first ``next()``, as torch does: until then a sampler may get another epoch."""
+        return self._loader._positions(self._epoch)
+
+    @cached_property
+    def _rounds(self) -> int:
+        return self._loader._schedule.num_rounds if self._loader._orders_itself else len(self._positions)
 
     def give(self) -> Data:
         """The next batch; StopIteration after the last."""

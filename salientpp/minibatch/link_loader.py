@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.utils import get_edge_label_index
@@ -25,8 +26,8 @@ from salientpp.plan.vip import link_start
 from salientpp.store.rows import RowSource
 
 
-class LinkNeighborLoader(BatchLoader):
-    """Mini-batches of the neighbourhoods of edges, with negative examples.
+class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader):
+    """Mini-batches of the neighbourhoods of edges, with negative examples, as PyG's ``LinkNeighborLoader`` gives them, which it is an instance of.
 
     Args:
         data: a PyG ``Data`` or ``HeteroData``, or a pair of PyG's ``FeatureStore`` and ``GraphStore``.
@@ -38,7 +39,7 @@ class LinkNeighborLoader(BatchLoader):
         neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' random
             destinations for every edge.
         neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
-        gpu_fraction, zero_copy, dtype, rows, device, depth, seed: as in :class:`~salientpp.NeighborLoader`, as are all others.
+        gpu_fraction, zero_copy, dtype, rows, device, depth, seed, uneven, share: as in :class:`~salientpp.NeighborLoader`, as are all others.
 
     Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG.
 
@@ -78,11 +79,21 @@ class LinkNeighborLoader(BatchLoader):
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
+        uneven: str = "wrap",
         timeout: float | timedelta = DEFAULT_TIMEOUT,
+        share: tuple[int, int] | None = None,
+        input_id: Tensor | None = None,
+        custom_cls: type | None = None,
         **kwargs: Any,
     ) -> None:
+        # Each argument is an attribute, see NeighborLoader.
         self.num_neighbors = num_neighbors
         self.edge_label_index = edge_label_index
+        self.edge_label = edge_label
+        self.edge_label_time = edge_label_time
+        self.input_id = input_id
+        self.custom_cls = custom_cls
+        self.neighbor_sampler = neighbor_sampler
         self.filter_per_worker = filter_per_worker
         how = {
             "replace": replace,
@@ -94,7 +105,7 @@ class LinkNeighborLoader(BatchLoader):
             "is_sorted": is_sorted,
             "directed": directed,
         }
-        input_id, custom_cls = kwargs.pop("input_id", None), kwargs.pop("custom_cls", None)
+        vars(self).update(how)
 
         def open_source() -> Source:
             by_ratio = neg_sampling_ratio is not None and neg_sampling_ratio != 0.0
@@ -118,8 +129,14 @@ class LinkNeighborLoader(BatchLoader):
 
         super().__init__(
             data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output, gpu_fraction=gpu_fraction,
-            zero_copy=zero_copy, dtype=dtype, rows=rows, device=device, depth=depth, seed=seed, timeout=timeout,
+            zero_copy=zero_copy, dtype=dtype, rows=rows, device=device, depth=depth, seed=seed, uneven=uneven, timeout=timeout,
+            share=share,
         )  # fmt: skip
+
+    @property
+    def link_sampler(self) -> BaseSampler:
+        """What draws, by PyG's name."""
+        return self._source.sampler
 
     @property
     def _is_triplet(self) -> bool:

@@ -59,6 +59,9 @@ _LARGE_BYTES = 64 * 2**20
 #: Of a batch: vertices of an MFG are counted in 32 bits.
 _MOST_SEEDS = 2**31 - 1
 
+#: Samplers of torch's that give the same order again: Lightning puts them into a loader, and asks it for its state.
+_KNOWN_ORDERS = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
+
 
 @dataclass(frozen=True)
 class LoaderStats:
@@ -132,6 +135,26 @@ class Source:
         return self.rows[column[0]][column[1]]
 
 
+class RanksSampler(torch.utils.data.DistributedSampler):
+    """Positions that a rank of a partitioned graph visits in the loader's next epoch.
+
+    The loader does not ask it. It is torch's ``DistributedSampler`` so that Lightning sees that the ranks have shared the seeds already.
+    """
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self._loader = weakref.ref(loader)  # a circle would keep both
+
+    def __iter__(self) -> Iterator[int]:
+        loader = self._loader()
+        return iter(torch.cat([torch.empty(0, dtype=torch.int64), *loader._positions(loader._epoch_number)]).tolist())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._loader()._positions(0)))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: the loader counts its epochs, and has a ``set_epoch``."""
+
+
 class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
     """What :class:`NeighborLoader` and :class:`LinkNeighborLoader` have in common; they say what a :class:`Source` is.
 
@@ -169,6 +192,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         rows: Mapping[Any, Any] | None = None,
         uneven: str = "wrap",
         process_group: Any = None,
+        share: tuple[int, int] | None = None,
     ) -> None:
         self.data = data
         self.transform = transform
@@ -182,6 +206,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self.zero_copy = zero_copy
         self.dtype = dtype
         self.gpu_cache_bytes = gpu_cache_bytes
+        self.process_group = process_group
+        self.share = share
         # As in PyG, for the sake of Lightning, which passes on what it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
@@ -219,14 +245,21 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             if kwargs.get("multiprocessing_context") is not None:
                 warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=3)
                 kwargs.pop("multiprocessing_context")
+            if self._comm.size > 1:
+                kwargs["sampler"] = RanksSampler(self)
             with warnings.catch_warnings():
                 # torch counts workers as processes and warns about more than there are cores; ours are threads.
                 warnings.filterwarnings("ignore", message="This DataLoader will create")
-                super().__init__(range(source.num_inputs), shuffle=shuffle and source.num_inputs > 0, **kwargs)
+                torch.utils.data.DataLoader.__init__(  # not PyG's, which the loaders are too
+                    self, range(source.num_inputs), shuffle=shuffle and source.num_inputs > 0 and self._comm.size == 1, **kwargs
+                )  # fmt: skip
             if kwargs.get("batch_sampler") is None and (as_integer(self.batch_size) is None or not 1 <= self.batch_size <= _MOST_SEEDS):
                 raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
+            place, places = self._comm.rank % self._exchange.ranks_per_part, self._exchange.ranks_per_part
+            if share is not None:
+                place, places = _checked_share(share, partitioned, self._orders_itself)
             _check_cache(cache, source, self._exchange.part_id)
-            facts = self._facts(source, seed, shuffle, kwargs.get("generator"))
+            facts = self._facts(source, share_size(source.num_inputs, place, places), seed, shuffle, kwargs.get("generator"))
         except Exception as raised:
             error = raised
         except BaseException as raised:  # Ctrl-C
@@ -246,14 +279,14 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._progress: Progress | None = None  # of the epoch begun last
         self._calls = 0
         self._source = source
-        place = self._comm.rank % self._exchange.ranks_per_part
+        shared = share is not None
         self._schedule = Schedule(
             num_seeds=source.num_inputs,
             part_id=self._exchange.part_id,
             place=place,
-            ranks_per_part=self._exchange.ranks_per_part,
-            seeds_per_rank=[facts["num_seeds"] for facts in everyone],
-            rank=self._comm.rank,
+            ranks_per_part=places,
+            seeds_per_rank=[share_size(source.num_inputs, i, places) for i in range(places)] if shared else [facts["num_seeds"] for facts in everyone],
+            rank=place if shared else self._comm.rank,
             batch_size=self._mean_batch_size,
             shuffle=shuffle,
             drop_last=self.drop_last,
@@ -390,7 +423,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             return self.batch_size
         return max(1, -(-len(self.dataset) // max(1, len(self.batch_sampler))))
 
-    def _facts(self, source: Source, seed: int | None, shuffle: bool, generator: torch.Generator | None) -> dict[str, Any]:
+    def _facts(self, source: Source, num_seeds: int, seed: int | None, shuffle: bool, generator: torch.Generator | None) -> dict[str, Any]:
         """What ranks tell each other at construction, see :func:`_check_agreement`; JSON values."""
         exchange = self._exchange
         # Ranks of one part split its seeds between them.
@@ -399,7 +432,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return {
             "seed": int(torch.randint(2**62, (), generator=generator)) if seed is None else seed,
             "seed_is_given": seed is not None,
-            "num_seeds": share_size(source.num_inputs, self._comm.rank % exchange.ranks_per_part, exchange.ranks_per_part),
+            "num_seeds": num_seeds,
             "fills_cache": self.replication_factor > 0,
             "same": {
                 "dataset": source.fingerprint,
@@ -493,19 +526,48 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         Raises:
             ValueError: it is something else, or a position is out of range.
         """
-        if self._comm.size > 1:
-            raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
-        positions = _checked_positions(index, self._source.num_inputs, "index")
         with self._lock:
             self._calls += 1
             call = self._calls
-        return self._drive(self._call, call, positions)
+        return self._batch_of(index, -call)  # epochs count up from 0, so the draws of calls are their own
 
-    def _call(self, call: int, positions: Tensor) -> Data:
+    def _batch_of(self, index: Tensor | Sequence[int], epoch: int) -> Data:
+        if self._comm.size > 1:
+            raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
+        positions = _checked_positions(index, self._source.num_inputs, "index")
+        return self._drive(self._make_one, positions, epoch)
+
+    def _make_one(self, positions: Tensor, epoch: int) -> Data:
         pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
-        # Epochs count up from 0, so the draws of calls are their own.
-        batch = pipeline.tick(Request(0, completed(self._sample, -call, 0, positions))).batch
+        batch = pipeline.tick(Request(0, completed(self._sample, epoch, 0, positions))).batch
         return batch if self.transform is None else self.transform(batch)
+
+    @property
+    def collate_fn(self) -> Callable[[Sequence[int]], Data]:
+        """Makes a batch of positions: for libraries that make a ``DataLoader`` of their own from the parts of this one."""
+        return self._collate
+
+    @collate_fn.setter
+    def collate_fn(self, function: Callable) -> None:
+        pass  # torch's constructor sets its own
+
+    def _collate(self, index: Sequence[int]) -> Data:
+        # The draws are torch's: in worker processes the count of calls would begin anew in every epoch.
+        return self._batch_of(index, -int(torch.randint(2**62, 2**63 - 1, ())))
+
+    def filter_fn(self, batch: Data) -> Data:
+        """``batch`` itself: what :attr:`collate_fn` makes has its rows already. PyG's ``ZipLoader`` calls the two in turn."""
+        return batch
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        # Hugging Face's Accelerator.prepare asks every loader for this before it makes one of its own, with a share of the batches.
+        if self._comm.size > 1 or self.share is not None:
+            raise ValueError(
+                "Accelerator.prepare would share the batches among the processes once more, which this loader has done already; leave it out of "
+                "prepare(), and pass device=accelerator.device to the loader"
+            )
+        return False
 
     # --- processes ----------------------------------------------------------------------------------------
 
@@ -543,6 +605,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._epoch_number = int(epoch)
         self._progress = None
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the order of the seeds can be had again: not with a sampler of the user's, beside torch's that have no state of their own."""
+        return self._orders_itself or (type(self.batch_sampler) is torch.utils.data.BatchSampler and type(self.sampler) in _KNOWN_ORDERS)
+
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is: plain values, for ``torch.save`` or JSON. Each rank saves its own; see :mod:`salientpp.minibatch.state`.
 
@@ -551,7 +618,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         epoch, batches = self._epoch_number, self._resume or 0
         if self._progress is not None and not self._progress.ended:
             epoch, batches = self._progress.epoch, self._progress.batches
-        return make_state(epoch, batches, self.seed, self._drive(getattr, self, "_fingerprint"))
+        state = make_state(epoch, batches, self.seed, self._drive(getattr, self, "_fingerprint"))
+        if not self._orders_itself:
+            state["sampler_epoch"] = getattr(self.sampler, "epoch", 0)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter(loader)`` go on where ``state_dict()`` was called; on several ranks every rank loads its own state.
@@ -563,14 +633,14 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """
         given_seed = self.seed if self._seed_is_given else None
         epoch, batches, seed = check_state(state, self._drive(getattr, self, "_fingerprint"), len(self), given_seed)
+        if not self._orders_itself and hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(state.get("sampler_epoch", 0))
         self.seed = seed
         self._schedule = dataclasses.replace(self._schedule, seed=seed)
         self._epoch_number, self._resume, self._progress = epoch, batches, None
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
-        if not self._orders_itself:
-            raise ValueError("a loader with a sampler or batch_sampler of its own has no state: the order of the seeds is that sampler's")
         sampler = self._source.sampler
         ours = isinstance(sampler, NeighborSampler)
         partitioned = isinstance(self.data, PartitionedGraph)
@@ -582,10 +652,19 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             "shuffle": self._schedule.shuffle,
             "drop_last": self.drop_last,
             "uneven": self.uneven,
-            "world_size": self._comm.size,
-            "rank": self._comm.rank,
+            "world_size": self._comm.size if self.share is None else self.share[1],
+            "rank": self._schedule.rank,
             **({"rows": self._describe(self.rows)} if self.rows else {}),
+            **({} if self._orders_itself else {"sampler": self._sampler_settings()}),
         }
+
+    def _sampler_settings(self) -> list[Any]:
+        """Of a sampler of torch's whose order is known, what it depends on beside its epoch."""
+        if not self.has_state:
+            raise ValueError("a loader with a sampler or batch_sampler of its own has no state: the order of the seeds is that sampler's")
+        # Not its rank: Lightning keeps rank 0's state for all.
+        fields = ("num_replicas", "shuffle", "seed", "drop_last")
+        return [type(self.sampler).__name__, len(self.sampler), *(getattr(self.sampler, name) for name in fields if hasattr(self.sampler, name))]
 
     def _describe(self, names: Iterable[Any]) -> list[Any]:
         """Plain values: dtype and shape of the rows of these attributes."""
@@ -643,7 +722,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             return self._sample(epoch, index, positions)
 
     def _sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
-        mfg = self._draw(self._source.inputs[positions], batch_key(self.seed, epoch, self._comm.rank, index))
+        mfg = self._draw(self._source.inputs[positions], batch_key(self.seed, epoch, self._schedule.rank, index))
         metadata = mfg.metadata
         if self.transform_sampler_output is not None:
             mfg = self.transform_sampler_output(mfg)
@@ -790,6 +869,18 @@ def heat_of(sampler: BaseSampler, start: Mapping[str | None, Tensor], seeds: Ten
         heat = inclusion_probability(sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace)
         return {None: heat}
     return typed_inclusion_probability(sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace)
+
+
+def _checked_share(share: Any, partitioned: bool, orders_itself: bool) -> tuple[int, int]:
+    """Place and number of places of ``share=``."""
+    if partitioned:
+        raise ValueError("share= is for a Data or HeteroData object: the ranks of a partitioned graph share its seeds by themselves")
+    if not orders_itself:
+        raise ValueError("share= excludes sampler= and batch_sampler=: let the sampler give this process its share")
+    whole = isinstance(share, (tuple, list)) and len(share) == 2 and all(isinstance(i, int) and not isinstance(i, bool) for i in share)
+    if not whole or not 0 <= share[0] < share[1]:
+        raise ValueError(f"share must be (rank, number of ranks), with 0 <= rank < number of ranks, got {share!r}")
+    return share[0], share[1]
 
 
 def _checked_timeout(timeout: Any) -> timedelta:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput
@@ -26,8 +27,8 @@ from salientpp.store.exchange import Exchange
 from salientpp.store.rows import RowSource, TensorRows
 
 
-class NeighborLoader(BatchLoader):
-    """Mini-batches of sampled neighbourhoods, as PyG's ``NeighborLoader`` gives them.
+class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
+    """Mini-batches of sampled neighbourhoods, as PyG's ``NeighborLoader`` gives them, which it is an instance of.
 
     Args:
         data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
@@ -67,6 +68,9 @@ class NeighborLoader(BatchLoader):
         uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`.
         process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
         timeout: longest wait for another rank, seconds or ``timedelta``; 0: the default.
+        share: (rank, number of ranks): of a ``Data`` or ``HeteroData`` that every process holds, visit this process's share of the seeds.
+            All processes pass the same ``seed``; nobody talks to anybody.
+        input_id, custom_cls: as in PyG's ``NodeLoader``.
 
     Raises:
         ValueError: an argument is wrong; with several ranks every rank raises, naming the one at fault.
@@ -109,12 +113,19 @@ class NeighborLoader(BatchLoader):
         uneven: str = "wrap",
         process_group: Any = None,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
+        share: tuple[int, int] | None = None,
+        input_id: Tensor | None = None,
+        custom_cls: type | None = None,
         **kwargs: Any,
     ) -> None:
+        # Lightning makes a loader anew from its attributes, to put another sampler into it: each argument is one.
         self.num_neighbors = num_neighbors
         self.input_nodes = input_nodes
         self.input_time = input_time
-        self.replace = replace
+        self.input_id = input_id
+        self.custom_cls = custom_cls
+        self.neighbor_sampler = neighbor_sampler
+        self.gather = gather
         self.filter_per_worker = filter_per_worker
         how = {
             "replace": replace,
@@ -126,7 +137,7 @@ class NeighborLoader(BatchLoader):
             "is_sorted": is_sorted,
             "directed": directed,
         }
-        input_id, custom_cls = kwargs.pop("input_id", None), kwargs.pop("custom_cls", None)
+        vars(self).update(how)
 
         def open_source() -> Source:
             if isinstance(data, PartitionedGraph):
@@ -157,7 +168,13 @@ class NeighborLoader(BatchLoader):
             data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output,
             replication_factor=replication_factor, gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy,
             dtype=dtype, policy=policy, cache=cache, rows=rows, device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout,
+            share=share,
         )  # fmt: skip
+
+    @property
+    def node_sampler(self) -> BaseSampler:
+        """What draws, by PyG's name."""
+        return self._source.sampler
 
     def _open_partition(self, part: PartitionedGraph, gather: Iterable[str], sampler: NeighborSampler) -> Source:
         self._exchange = Exchange(self._comm, part.book)

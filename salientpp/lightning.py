@@ -1,0 +1,445 @@
+"""PyG's data modules for Lightning, over this package's loaders.
+
+The data modules of :mod:`torch_geometric.data.lightning` draw with PyG's own sampler, which needs pyg-lib or torch-sparse. These take the same
+arguments and draw with ours, also on a partitioned graph. Lightning (``pip install salientpp[lightning]``) is needed to make one, not to import
+this module.
+
+Lightning counts epochs and batches, and keeps the counts in its checkpoints. So a loader that a ``Trainer`` iterates over *follows*: before its first
+batch it asks the trainer where the epoch stands. All that a checkpoint needs beside is the seed, which the data module puts there.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.lightning import datamodule as pyg
+from torch_geometric.sampler import BaseSampler
+
+from salientpp.minibatch.link_loader import LinkNeighborLoader
+from salientpp.minibatch.loader import BatchLoader
+from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.minibatch.node_loader import NeighborLoader
+from salientpp.store.dataset_dir import PartitionedGraph
+
+#: May be set on a sampler that is there, to draw otherwise from the same graph.
+_SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy"}
+
+#: Of a state, what differs between the ranks; Lightning keeps rank 0's for all.
+_OF_A_RANK = {"rank", "input_nodes"}
+
+
+class FollowingLoader:
+    """A loader whose epochs and batches are those that a ``Trainer`` counts. It is no torch ``DataLoader``, so that Lightning leaves it as it is.
+
+    Every other attribute is the loader's. Iterated over by anyone but its trainer it gives the loader's own epochs.
+
+    Args:
+        loader: gives the batches.
+        trainer: says where it stands.
+    """
+
+    def __init__(self, loader: BatchLoader, trainer: Any) -> None:
+        self.loader = loader
+        self._trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not there yet, when unpickled
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Data | HeteroData]:
+        # A generator: Lightning asks for an iterator before it has restored its counts, and for a batch after.
+        position = self._position()
+        if position is not None:
+            self._go_to(*position)
+        yield from self.loader
+
+    def _position(self) -> tuple[int, int] | None:
+        """Epoch, and batches of it that are done; None where the trainer is not the one who iterates."""
+        trainer = self._trainer
+        fit = trainer.fit_loop
+        if self is trainer.train_dataloader:
+            done = fit.epoch_loop.batch_progress.current.ready
+        elif self is trainer.val_dataloaders:
+            done = fit.epoch_loop.val_loop.batch_progress.current.ready if trainer.state.fn == "fit" else 0
+        else:
+            return None
+        # A second pass over what is done, in a hook at the end of an epoch, is one over all of it.
+        return fit.epoch_progress.current.processed, done if done < len(self.loader) else 0
+
+    def _go_to(self, epoch: int, batches: int) -> None:
+        self.loader.set_epoch(epoch)
+        if batches == 0:
+            return
+        if not self.loader.has_state:
+            warnings.warn(
+                f"epoch {epoch} goes on after {batches} batches, but a sampler of your own has no state: it begins anew", UserWarning, stacklevel=3
+            )
+            return
+        self.loader.load_state_dict({**self.loader.state_dict(), "epoch": epoch, "batches": batches})
+
+    def state_dict(self) -> dict[str, Any]:
+        """What Lightning keeps of a loader: what a loader must agree with that goes on. Empty if it has a sampler of the user's."""
+        if not self.loader.has_state:
+            return {}
+        state = self.loader.state_dict()
+        if state["fingerprint"]["world_size"] > 1:
+            state["fingerprint"] = {name: value for name, value in state["fingerprint"].items() if name not in _OF_A_RANK}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Check that this loader can go on where another stopped, and take its seed.
+
+        Raises:
+            ValueError: other data or arguments; the text says what differs.
+        """
+        if state and self.loader.has_state:
+            own = self.loader.state_dict()["fingerprint"]
+            own = {name: own[name] for name in _OF_A_RANK if own["world_size"] > 1}
+            self.loader.load_state_dict({**state, "fingerprint": {**state["fingerprint"], **own}})
+
+
+class _GraphData(pyg.LightningDataModule):
+    """What both data modules have in common: one sampler for all loaders, one cache, one seed, and each rank's share.
+
+    Args:
+        data, loader, eval_loader_kwargs, kwargs: as in :class:`LightningNodeData`.
+        has_val, has_test: whether there are such seeds.
+        sampler: the user's own, if any.
+    """
+
+    _loader_class: type[BatchLoader]
+
+    def __init__(
+        self,
+        data: Any,
+        has_val: bool,
+        has_test: bool,
+        loader: str,
+        sampler: BaseSampler | None,
+        eval_loader_kwargs: dict[str, Any] | None,
+        **kwargs: Any,
+    ) -> None:
+        loader = "custom" if sampler is not None else loader
+        if loader not in ("full", "neighbor", "link_neighbor", "custom"):
+            raise ValueError(f"loader must be 'neighbor' or 'full', got {loader!r}")
+        partitioned = isinstance(data, PartitionedGraph)
+        if partitioned and loader in ("full", "custom"):
+            what = "loader='full'" if loader == "full" else "a sampler of your own"
+            raise ValueError(f"{what} needs the whole graph in one process; pass a Data or HeteroData, or leave it out")
+        if loader == "full":
+            kwargs = _for_full_batches(kwargs, type(self).__name__)
+        super().__init__(has_val, has_test, **kwargs)
+        self.data = data
+        self.loader = loader
+        self.graph_sampler = self.eval_graph_sampler = sampler
+        self._seed_is_given = self.kwargs.get("seed") is not None
+        self.seed: int | None = self.kwargs.get("seed")
+        self._cache: Any = None
+        self._first: BatchLoader | None = None  # training's, made before those that share its cache
+
+        given, given_eval = dict(self.kwargs), dict(eval_loader_kwargs or {})
+        if loader == "custom":
+            ignored = sorted(given.keys() & set(inspect.signature(type(sampler)).parameters))
+            if ignored:
+                warnings.warn(f"{', '.join(ignored)} have no effect: the sampler that was passed has its own", UserWarning, stacklevel=3)
+        if not partitioned and loader != "full":
+            names = set(inspect.signature(type(sampler) if sampler is not None else NeighborSampler).parameters)
+            how, given = _split(given, names)
+            eval_how, given_eval = _split(given_eval, names)
+            if sampler is None:
+                self.graph_sampler = NeighborSampler(data, **how)
+            self.eval_graph_sampler = self.graph_sampler
+            if eval_how and sampler is None and not eval_how.keys() <= _SETTABLE:
+                self.eval_graph_sampler = NeighborSampler(data, **{**how, **eval_how})
+            elif eval_how:
+                self.eval_graph_sampler = copy.copy(self.graph_sampler)
+                for name, value in eval_how.items():
+                    setattr(self.eval_graph_sampler, name, value)
+        self.loader_kwargs = given
+        self.eval_loader_kwargs = {**given, **given_eval}
+        for name in ("sampler", "batch_sampler"):
+            self.eval_loader_kwargs.pop(name, None)
+        if given.get("batch_sampler") is not None:
+            self.loader_kwargs.pop("batch_size", None)
+
+    # --- loaders ------------------------------------------------------------------------------------------
+
+    def _open(self, sampler: BaseSampler | None, seeds: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+        """A loader of ours, for this process."""
+        if self.loader == "full":
+            return pyg.LightningData.full_dataloader(self, **kwargs)
+        partitioned = isinstance(self.data, PartitionedGraph)
+        kwargs = {**kwargs, "seed": self._agreed_seed()}
+        trainer = self.trainer
+        if trainer is not None and trainer.strategy.root_device.type == "cuda":
+            kwargs.setdefault("device", trainer.strategy.root_device)
+        if partitioned and self._cache is not None and kwargs.get("cache") is None and kwargs.get("replication_factor"):
+            kwargs = {name: value for name, value in kwargs.items() if name not in ("replication_factor", "gpu_cache_bytes")}
+            kwargs["cache"] = self._cache
+        if not partitioned:
+            kwargs["neighbor_sampler"] = sampler
+            kwargs["num_neighbors"] = getattr(sampler, "num_neighbors", [])
+            if any(value is not None for name, value in seeds.items() if name.endswith("_time")):
+                kwargs["time_attr"] = "time"  # the sampler has times of its own; this says that seeds have some too
+            if trainer is not None and trainer.world_size > 1:
+                if kwargs.get("sampler") is not None or kwargs.get("batch_sampler") is not None:
+                    raise ValueError(
+                        "sampler= and batch_sampler= are for one process: on several ranks the loaders share the seeds among them; "
+                        "leave it out, or train on one device"
+                    )
+                kwargs["share"] = (trainer.global_rank, trainer.world_size)
+        found = self._loader_class(self.data, **kwargs, **seeds)
+        if partitioned and self._cache is None and kwargs.get("replication_factor"):
+            self._cache = found.cache
+        return found
+
+    def _follow(self, loader: Any) -> Any:
+        follows = self.trainer is not None and isinstance(loader, BatchLoader)
+        return FollowingLoader(loader, self.trainer) if follows else loader
+
+    def _agreed_seed(self) -> int:
+        """The same on all ranks, and in all loaders of this module."""
+        if self.seed is None:
+            self.seed = int(torch.randint(2**62, ()))
+            if self.trainer is not None and self.trainer.world_size > 1:
+                self.seed = self.trainer.strategy.broadcast(self.seed)
+        return self.seed
+
+    def _train(self) -> BatchLoader:
+        raise NotImplementedError
+
+    def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
+        raise NotImplementedError
+
+    @property
+    def train_shuffle(self) -> bool:
+        """Whether training's seeds are shuffled: unless the user has a sampler, or lets Lightning overfit on a few batches."""
+        overfits = self.trainer is not None and self.trainer.overfit_batches > 0
+        return not overfits and self.loader_kwargs.get("sampler") is None and self.loader_kwargs.get("batch_sampler") is None
+
+    def train_dataloader(self) -> Any:
+        """The training seeds, shuffled."""
+        loader, self._first = self._first or self._train(), None
+        return self._follow(loader)
+
+    def val_dataloader(self) -> Any:
+        """The validation seeds, in their order."""
+        return self._follow(self._evaluate("val"))
+
+    def test_dataloader(self) -> Any:
+        """The test seeds, in their order."""
+        return self._follow(self._evaluate("test"))
+
+    def predict_dataloader(self) -> Any:
+        """The prediction seeds, in their order, each once, also on several ranks."""
+        return self._follow(self._evaluate("pred", **({} if self.loader == "full" else {"uneven": self.eval_loader_kwargs.get("uneven", "exact")})))
+
+    # --- Lightning's hooks --------------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Refuse full batches on several devices, as PyG does."""
+        if self.loader == "full" and self.trainer is not None and self.trainer.num_devices > 1:
+            raise ValueError(f"'{type(self).__name__}' with loader='full' requires training on a single device")
+        super().prepare_data()
+
+    def setup(self, stage: str) -> None:
+        """Before the others, the loader whose workload a shared cache is planned for."""
+        if stage == "fit" and self._cache is None and self.loader_kwargs.get("replication_factor"):
+            self._first = self._train()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seed: all that a checkpoint of Lightning needs beside its own counts."""
+        return {} if self.seed is None else {"seed": self.seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the seed, unless one was given."""
+        if not self._seed_is_given and "seed" in state_dict:
+            self.seed = int(state_dict["seed"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({pyg.kwargs_repr(data=self.data, loader=self.loader, **self.kwargs)})"
+
+    def __str__(self) -> str:
+        # Lightning's makes every loader to tell its size, which on several ranks would wait for the others.
+        return repr(self)
+
+
+class LightningNodeData(_GraphData):
+    """PyG's ``LightningNodeData`` over :class:`~salientpp.NeighborLoader`: loaders for a Lightning ``Trainer``.
+
+    Args:
+        data: a ``Data``, a ``HeteroData``, a pair of stores, or a :class:`~salientpp.PartitionedGraph`.
+        input_train_nodes, input_val_nodes, input_test_nodes, input_pred_nodes: seeds, as in :class:`~salientpp.NeighborLoader`. None: the
+            ``train_mask`` (or ``train_idx``, ``train_index``) of the data and so on, of a partitioned graph its split of that name.
+        input_train_time, input_val_time, input_test_time, input_pred_time: the seeds' times.
+        loader: 'neighbor', or 'full' for the whole graph as the only batch.
+        node_sampler: a PyG ``BaseSampler`` to draw with.
+        eval_loader_kwargs: arguments that are different in validation, test and prediction.
+        **kwargs: arguments of :class:`~salientpp.NeighborLoader`. Training is shuffled, the rest is not.
+
+    On several ranks each visits its share of the seeds: its part's, or of a graph that every process holds every K-th of the epoch's order.
+    ``Trainer(use_distributed_sampler=...)`` has no effect.
+
+    Raises:
+        ModuleNotFoundError: Lightning is not installed.
+        ValueError: an argument is wrong.
+    """
+
+    _loader_class = NeighborLoader
+
+    def __init__(
+        self,
+        data: Data | HeteroData | PartitionedGraph,
+        input_train_nodes: Any = None,
+        input_train_time: Tensor | None = None,
+        input_val_nodes: Any = None,
+        input_val_time: Tensor | None = None,
+        input_test_nodes: Any = None,
+        input_test_time: Tensor | None = None,
+        input_pred_nodes: Any = None,
+        input_pred_time: Tensor | None = None,
+        loader: str = "neighbor",
+        node_sampler: BaseSampler | None = None,
+        eval_loader_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.input_train_nodes = _found_seeds(data, input_train_nodes, "train")
+        self.input_val_nodes = _found_seeds(data, input_val_nodes, "val", "valid")
+        self.input_test_nodes = _found_seeds(data, input_test_nodes, "test")
+        self.input_pred_nodes = _found_seeds(data, input_pred_nodes, "pred")
+        has_val, has_test = self.input_val_nodes is not None, self.input_test_nodes is not None
+        super().__init__(data, has_val, has_test, loader, node_sampler, eval_loader_kwargs, **kwargs)
+        self.input_train_time, self.input_train_id = input_train_time, None
+        self.input_val_time, self.input_val_id = input_val_time, None
+        self.input_test_time, self.input_test_id = input_test_time, None
+        self.input_pred_time, self.input_pred_id = input_pred_time, None
+
+    def dataloader(
+        self, input_nodes: Any, input_time: Tensor | None = None, input_id: Tensor | None = None, node_sampler: BaseSampler | None = None, **kwargs: Any
+    ) -> Any:
+        """A loader of some seeds, with the module's sampler and seed unless others are given."""
+        seeds = {"input_nodes": input_nodes, "input_time": input_time, "input_id": input_id}
+        return self._open(node_sampler or self.graph_sampler, seeds, kwargs)
+
+    def _train(self) -> BatchLoader:
+        return self.dataloader(
+            self.input_train_nodes, self.input_train_time, self.input_train_id, self.graph_sampler, shuffle=self.train_shuffle, **self.loader_kwargs
+        )  # fmt: skip
+
+    def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
+        seeds = [getattr(self, f"input_{split}_{name}") for name in ("nodes", "time", "id")]
+        return self.dataloader(*seeds, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs})
+
+
+class LightningLinkData(_GraphData):
+    """PyG's ``LightningLinkData`` over :class:`~salientpp.LinkNeighborLoader`: loaders for a Lightning ``Trainer``.
+
+    Args:
+        data: a ``Data``, a ``HeteroData`` or a pair of stores.
+        input_train_edges, input_val_edges, input_test_edges, input_pred_edges: seeds, as ``edge_label_index`` of
+            :class:`~salientpp.LinkNeighborLoader`.
+        input_train_labels, input_val_labels, input_test_labels, input_pred_labels: their labels.
+        input_train_time, input_val_time, input_test_time, input_pred_time: their times.
+        loader: 'neighbor', or 'full' for the whole graph as the only batch.
+        link_sampler: a PyG ``BaseSampler`` to draw with.
+        eval_loader_kwargs: arguments that are different in validation, test and prediction.
+        **kwargs: arguments of :class:`~salientpp.LinkNeighborLoader`. Training is shuffled, the rest is not.
+
+    Raises:
+        ModuleNotFoundError: Lightning is not installed.
+        ValueError: an argument is wrong.
+    """
+
+    _loader_class = LinkNeighborLoader
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        input_train_edges: Any = None,
+        input_train_labels: Tensor | None = None,
+        input_train_time: Tensor | None = None,
+        input_val_edges: Any = None,
+        input_val_labels: Tensor | None = None,
+        input_val_time: Tensor | None = None,
+        input_test_edges: Any = None,
+        input_test_labels: Tensor | None = None,
+        input_test_time: Tensor | None = None,
+        input_pred_edges: Any = None,
+        input_pred_labels: Tensor | None = None,
+        input_pred_time: Tensor | None = None,
+        loader: str = "neighbor",
+        link_sampler: BaseSampler | None = None,
+        eval_loader_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(data, PartitionedGraph):
+            raise TypeError("data must be a Data, a HeteroData or a pair of FeatureStore and GraphStore: edges of a partitioned graph cannot be seeds yet")
+        has_val, has_test = input_val_edges is not None, input_test_edges is not None
+        super().__init__(data, has_val, has_test, loader, link_sampler, eval_loader_kwargs, **kwargs)
+        self.input_train_edges, self.input_train_labels = input_train_edges, input_train_labels
+        self.input_train_time, self.input_train_id = input_train_time, None
+        self.input_val_edges, self.input_val_labels = input_val_edges, input_val_labels
+        self.input_val_time, self.input_val_id = input_val_time, None
+        self.input_test_edges, self.input_test_labels = input_test_edges, input_test_labels
+        self.input_test_time, self.input_test_id = input_test_time, None
+        self.input_pred_edges, self.input_pred_labels = input_pred_edges, input_pred_labels
+        self.input_pred_time, self.input_pred_id = input_pred_time, None
+
+    def dataloader(
+        self,
+        input_edges: Any,
+        input_labels: Tensor | None = None,
+        input_time: Tensor | None = None,
+        input_id: Tensor | None = None,
+        link_sampler: BaseSampler | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """A loader of some edges, with the module's sampler and seed unless others are given."""
+        seeds = {"edge_label_index": input_edges, "edge_label": input_labels, "edge_label_time": input_time, "input_id": input_id}
+        return self._open(link_sampler or self.graph_sampler, seeds, kwargs)
+
+    def _train(self) -> BatchLoader:
+        seeds = [self.input_train_edges, self.input_train_labels, self.input_train_time, self.input_train_id]
+        return self.dataloader(*seeds, self.graph_sampler, shuffle=self.train_shuffle, **self.loader_kwargs)
+
+    def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
+        seeds = [getattr(self, f"input_{split}_{name}") for name in ("edges", "labels", "time", "id")]
+        return self.dataloader(*seeds, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs})
+
+
+def _found_seeds(data: Any, given: Any, *splits: str) -> Any:
+    """The seeds given, or those that the data names."""
+    for split in splits if given is None else ():
+        if isinstance(data, PartitionedGraph):
+            found = split if split in data.manifest["splits"] else None
+        else:
+            found = pyg.infer_input_nodes(data, split) if isinstance(data, (Data, HeteroData)) else None
+        if found is not None:
+            return found
+    return given
+
+
+def _split(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those with such a name, and the others."""
+    return {k: v for k, v in kwargs.items() if k in names}, {k: v for k, v in kwargs.items() if k not in names}
+
+
+def _for_full_batches(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+    """Without what a single batch has no use for, with a warning each."""
+    kwargs = dict(kwargs)
+    for option, only in (("batch_size", 1), ("num_workers", 0), ("pin_memory", False), ("sampler", None), ("batch_sampler", None)):
+        if kwargs.get(option, only) != only:
+            warnings.warn(f"{option}={kwargs[option]} has no effect in '{name}' for loader='full', where the graph is one batch", UserWarning, stacklevel=4)
+        kwargs.pop(option, None)
+    return {**kwargs, "batch_size": 1, "num_workers": 0, "pin_memory": False}

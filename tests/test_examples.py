@@ -1,0 +1,464 @@
+"""Training as people write it for PyG's loaders runs with ours, by nothing but another import, and learns as much.
+
+Each example is one idiom of PyG's examples and tutorials, on a generated graph, run with either pair of loaders. Both must take as many
+steps and end as good; what does not depend on draws must be equal. The second half hands our loaders to what PyG has for loaders.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import torch_geometric.loader
+import torch_geometric.transforms as T
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import GAT, FastRGCNConv, GraphSAGE, HeteroConv, HGTConv, Linear, SAGEConv, to_hetero
+from torch_geometric.utils import trim_to_layer
+
+import distributed
+import salientpp
+
+PYG = SimpleNamespace(NeighborLoader=torch_geometric.loader.NeighborLoader, LinkNeighborLoader=torch_geometric.loader.LinkNeighborLoader)
+CLASSES, WIDTH = 4, 16
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@functools.cache
+def _made() -> Data:
+    """Four communities whose features tell them apart, though not well."""
+    generator = torch.Generator().manual_seed(0)
+    n, e = 1200, 9000
+    y = torch.arange(n) % CLASSES
+    source = torch.randint(n, (e,), generator=generator)
+    inside = (source + CLASSES * torch.randint(n // CLASSES, (e,), generator=generator)) % n
+    target = torch.where(torch.rand(e, generator=generator) < 0.8, inside, torch.randint(n, (e,), generator=generator))
+    x = torch.randn(n, WIDTH, generator=generator) + torch.randn(CLASSES, WIDTH, generator=generator)[y]
+    draw = torch.rand(n, generator=generator)
+    edge_index = torch.stack([torch.cat([source, target]), torch.cat([target, source])])
+    masks = {"train_mask": draw < 0.5, "val_mask": (draw >= 0.5) & (draw < 0.7), "test_mask": draw >= 0.7}
+    return Data(x=x, y=y, edge_index=edge_index, **masks)
+
+
+def plain() -> Data:
+    return copy.copy(_made())
+
+
+def typed(half: bool = False) -> HeteroData:
+    """Papers with the communities above, their authors, and institutions; the latter two without features if ``half``."""
+    base, generator = plain(), torch.Generator().manual_seed(1)
+    data = HeteroData()
+    for name in ("x", "y", "train_mask", "val_mask"):
+        data["paper"][name] = base[name]
+    data["paper", "cites", "paper"].edge_index = base.edge_index
+    papers = torch.arange(base.num_nodes)
+    author = (papers % CLASSES) * 50 + torch.randint(50, papers.shape, generator=generator)
+    data["author", "writes", "paper"].edge_index = torch.stack([author, papers])
+    data["author", "in", "institution"].edge_index = torch.stack([torch.arange(200), torch.randint(10, (200,), generator=generator)])
+    if half:
+        data["paper"].x = data["paper"].x.half()
+        data["author"].num_nodes, data["institution"].num_nodes = 200, 10
+    else:
+        data["author"].x, data["institution"].x = (torch.randn(size, WIDTH, generator=generator) for size in (200, 10))
+    return T.ToUndirected()(data)
+
+
+def ratings() -> HeteroData:
+    """Users rate items of their own taste, with times."""
+    generator = torch.Generator().manual_seed(2)
+    data = HeteroData()
+    data["user"].x, data["item"].x = F.one_hot(torch.arange(120) % 6).float(), F.one_hot(torch.arange(90) % 6).float()
+    user = torch.randint(120, (2500,), generator=generator)
+    item = (user + 6 * torch.randint(15, (2500,), generator=generator)) % 6 + 6 * torch.randint(15, (2500,), generator=generator)
+    data["user", "rates", "item"].edge_index = torch.stack([user, item])
+    data["user", "rates", "item"].time = torch.randperm(2500, generator=generator)
+    data["user", "rates", "item"].edge_label = 1.0 + (user % 2)
+    data = T.ToUndirected()(data)
+    del data["item", "rev_rates", "user"].edge_label
+    return data
+
+
+def fit(model: torch.nn.Module, loader: Any, loss_of: Callable, epochs: int = 3, lr: float = 0.01) -> dict[str, Any]:
+    """Steps taken, and the mean loss of the first and the last epoch."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    means, steps = [], 0
+    for _ in range(epochs):
+        model.train()
+        total = 0.0
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = loss_of(batch)
+            loss.backward()
+            optimizer.step()
+            total += float(loss)
+            steps += 1
+        means.append(total / len(loader))
+    return {"steps": steps, "first": means[0], "last": means[-1]}
+
+
+@torch.no_grad()
+def accuracy(loader: Any, predict: Callable[[Any], tuple[Tensor, Tensor]]) -> float:
+    right = total = 0
+    for batch in loader:
+        out, y = predict(batch)
+        right, total = right + int((out.argmax(-1) == y).sum()), total + y.numel()
+    return right / total
+
+
+# --- examples ---------------------------------------------------------------------------------------------
+
+
+def nodes_with_inference_by_layers(loaders: Any) -> dict[str, Any]:
+    """Train on samples; evaluate layer by layer with a loader whose data loses its features after it was made."""
+    data = plain()
+    train = loaders.NeighborLoader(data, input_nodes=data.train_mask, num_neighbors=[10, 5], batch_size=128, shuffle=True, num_workers=1, persistent_workers=True)
+    whole = loaders.NeighborLoader(copy.copy(data), input_nodes=None, num_neighbors=[-1], shuffle=False, batch_size=256)
+    del whole.data.x, whole.data.y
+    whole.data.num_nodes = data.num_nodes
+    whole.data.n_id = torch.arange(data.num_nodes)
+    convs = torch.nn.ModuleList([SAGEConv(WIDTH, 32), SAGEConv(32, CLASSES)])
+
+    def loss_of(batch: Data) -> Tensor:
+        out = convs[1](convs[0](batch.x, batch.edge_index).relu(), batch.edge_index)[: batch.batch_size]
+        return F.cross_entropy(out, batch.y[: batch.batch_size])
+
+    found = fit(convs, train, loss_of)
+    with torch.no_grad():
+        x_all = data.x
+        for i, conv in enumerate(convs):
+            outs = []
+            for batch in whole:
+                out = conv(x_all[batch.n_id], batch.edge_index)
+                outs.append((out.relu() if i == 0 else out)[: batch.batch_size])
+            x_all = torch.cat(outs)
+        at_once = convs[1](convs[0](data.x, data.edge_index).relu(), data.edge_index)
+    assert torch.allclose(x_all, at_once, atol=1e-4), "all neighbours: the same as on the whole graph"
+    return {**found, "score": float((x_all.argmax(1) == data.y)[data.test_mask].float().mean())}
+
+
+def attention_with_labels_in_a_column(loaders: Any) -> dict[str, Any]:
+    """Labels [N, 1] and ids for splits, as OGB has them; the number of seeds from num_sampled_nodes."""
+    data = plain()
+    data.y = data.y.view(-1, 1)
+    split = {name: data[f"{name}_mask"].nonzero().flatten() for name in ("train", "test")}
+    make = functools.partial(loaders.NeighborLoader, data, num_neighbors=[5, 5], batch_size=128, shuffle=True)
+    model = GAT(WIDTH, 8, 2, CLASSES, heads=2)
+    found = fit(model, make(input_nodes=split["train"]), lambda b: F.cross_entropy(model(b.x, b.edge_index)[: b.batch_size], b.y[: b.batch_size].squeeze().to(torch.long)))
+    model.eval()
+
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        size = batch.num_sampled_nodes[0]
+        return model(batch.x, batch.edge_index)[:size], batch.y[:size].view(-1)
+
+    return {**found, "score": accuracy(make(input_nodes=split["test"]), predict)}
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.lin = SAGEConv((-1, -1), 32), SAGEConv((-1, -1), 32), Linear(-1, CLASSES)
+
+    def forward(self, x, edge_index):
+        return self.lin(self.conv2(self.conv1(x, edge_index).relu(), edge_index).relu())
+
+
+def on_papers(loaders: Any, data: HeteroData, model: torch.nn.Module, run: Callable[[HeteroData], Tensor], **options: Any) -> dict[str, Any]:
+    make = functools.partial(loaders.NeighborLoader, data, num_neighbors=[8, 4], batch_size=128, **options)
+    train = make(input_nodes=("paper", data["paper"].train_mask), shuffle=True)
+    with torch.no_grad():
+        run(next(iter(train)).to("cpu", "edge_index"))  # lazy parameters
+
+    def predict(batch: HeteroData) -> tuple[Tensor, Tensor]:
+        size = batch["paper"].batch_size
+        return run(batch)[:size], batch["paper"].y[:size]
+
+    found = fit(model, train, lambda batch: F.cross_entropy(*predict(batch)))
+    return {**found, "score": accuracy(make(input_nodes=("paper", data["paper"].val_mask)), predict)}
+
+
+def a_model_for_each_type(loaders: Any) -> dict[str, Any]:
+    data = typed()
+    model = to_hetero(Layers(), data.metadata(), aggr="sum")
+    return on_papers(loaders, data, model, lambda batch: model(batch.x_dict, batch.edge_index_dict)["paper"], num_workers=2, persistent_workers=True)
+
+
+def transformer_of_types(loaders: Any) -> dict[str, Any]:
+    data = typed()
+    model = torch.nn.ModuleList([HGTConv(WIDTH, 32, data.metadata(), heads=2), HGTConv(32, 32, data.metadata(), heads=2), Linear(32, CLASSES)])
+
+    def run(batch: HeteroData) -> Tensor:
+        return model[2](model[1](model[0](batch.x_dict, batch.edge_index_dict), batch.edge_index_dict)["paper"])
+
+    return on_papers(loaders, data, model, run)
+
+
+def layers_that_shrink(loaders: Any, sparse: bool = False) -> dict[str, Any]:
+    """Each layer leaves out what was sampled last."""
+    data = T.ToSparseTensor()(typed()) if sparse else typed()
+    model = torch.nn.ModuleList([HeteroConv({kind: SAGEConv((-1, -1), 32) for kind in data.edge_types}, aggr="sum") for _ in range(2)] + [Linear(32, CLASSES)])
+
+    def run(batch: HeteroData) -> Tensor:
+        x, edges = batch.x_dict, batch.adj_t_dict if sparse else batch.edge_index_dict
+        for i in range(2):
+            x, edges, _ = trim_to_layer(i, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x, edges)
+            x = {name: value.relu() for name, value in model[i](x, edges).items()}
+        return model[2](x["paper"])
+
+    return on_papers(loaders, data, model, run)
+
+
+def layers_that_shrink_sparse(loaders: Any) -> dict[str, Any]:
+    pytest.importorskip("torch_sparse")
+    return layers_that_shrink(loaders, sparse=True)
+
+
+def half_precision_and_types_without_features(loaders: Any) -> dict[str, Any]:
+    """float16 features, trained in 32 bits; masks and years deleted before the loaders are made."""
+    data = typed(half=True)
+    masks = {name: data["paper"].pop(name) for name in ("train_mask", "val_mask")}
+    from_papers = {kind: SAGEConv(WIDTH, WIDTH) for kind in data.edge_types if kind[0] == "paper"}
+    model = torch.nn.ModuleList([HeteroConv(from_papers), HeteroConv({kind: SAGEConv(WIDTH, CLASSES) for kind in data.edge_types if kind[0] != "institution"})])
+    make = functools.partial(loaders.NeighborLoader, data, num_neighbors=[8, 4], batch_size=100, drop_last=True, num_workers=2, persistent_workers=True)
+
+    def predict(batch: HeteroData) -> tuple[Tensor, Tensor]:
+        assert batch["paper"].x.dtype == torch.float16
+        batch = batch.to("cpu", "x", "y", "edge_index")
+        batch["paper"].x = batch["paper"].x.to(torch.float32)
+        size, edges = batch["paper"].batch_size, batch.collect("edge_index")
+        out = model[1]({name: value.relu() for name, value in model[0](batch.collect("x"), edges).items()}, edges)["paper"]
+        return out[:size], batch["paper"].y[:size]
+
+    found = fit(model, make(input_nodes=("paper", masks["train_mask"].nonzero().view(-1)), shuffle=True), lambda batch: F.cross_entropy(*predict(batch)))
+    return {**found, "score": accuracy(make(input_nodes=("paper", masks["val_mask"].nonzero().view(-1))), predict)}
+
+
+def mixed_precision(loaders: Any) -> dict[str, Any]:
+    data = plain()
+    model = GraphSAGE(WIDTH, 32, 2, CLASSES)
+    make = functools.partial(loaders.NeighborLoader, data, [10, 5], batch_size=128)
+
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]
+
+    found = fit(model, make(input_nodes=data.train_mask, shuffle=True), lambda batch: F.cross_entropy(*predict(batch)))
+    return {**found, "score": accuracy(make(input_nodes=data.test_mask), predict)}
+
+
+def unsupervised(loaders: Any) -> dict[str, Any]:
+    """Edges against random pairs; then a nearest class mean on the embeddings."""
+    data = plain()
+    loader = loaders.LinkNeighborLoader(data, batch_size=512, shuffle=True, neg_sampling_ratio=1.0, num_neighbors=[10, 10])
+    model = GraphSAGE(WIDTH, 32, 2)
+
+    def loss_of(batch: Data) -> Tensor:
+        h = model(batch.x, batch.edge_index)
+        score = (h[batch.edge_label_index[0]] * h[batch.edge_label_index[1]]).sum(dim=-1)
+        return F.binary_cross_entropy_with_logits(score, batch.edge_label)
+
+    found = fit(model, loader, loss_of)
+    with torch.no_grad():
+        z = F.normalize(model(data.x, data.edge_index))
+    means = torch.stack([z[data.train_mask & (data.y == c)].mean(0) for c in range(CLASSES)])
+    return {**found, "score": float(((z @ F.normalize(means).t()).argmax(1) == data.y)[data.test_mask].float().mean())}
+
+
+def triplets(loaders: Any) -> dict[str, Any]:
+    data = plain()
+    loader = loaders.LinkNeighborLoader(data, [10, 5], data.edge_index[:, :4000], batch_size=512, shuffle=True, neg_sampling="triplet")
+    model = GraphSAGE(WIDTH, 32, 2)
+
+    def loss_of(batch: Data) -> Tensor:
+        h = model(batch.x, batch.edge_index)
+        nearer, further = ((h[batch.src_index] * h[other]).sum(-1) for other in (batch.dst_pos_index, batch.dst_neg_index))
+        return F.softplus(further - nearer).mean()
+
+    found = fit(model, loader, loss_of)
+    return {**found, "score": 1.0 - found["last"]}
+
+
+def recommender(loaders: Any) -> dict[str, Any]:
+    """Links between types, split by a transform, with negatives in validation given as labels."""
+    data = ratings()
+    for kind in (("user", "rates", "item"), ("item", "rev_rates", "user")):
+        del data[kind].time
+    del data["user", "rates", "item"].edge_label
+    torch.manual_seed(1)
+    split = T.RandomLinkSplit(0.1, 0.1, neg_sampling_ratio=1.0, add_negative_train_samples=False, edge_types=[("user", "rates", "item")], rev_edge_types=[("item", "rev_rates", "user")])
+    train_data, val_data, _ = split(data)
+    kind = ("user", "rates", "item")
+    train = loaders.LinkNeighborLoader(train_data, [8, 4], kind, neg_sampling="binary", batch_size=256, shuffle=True, num_workers=2, drop_last=True)
+    val = loaders.LinkNeighborLoader(val_data, [8, 4], (kind, val_data[kind].edge_label_index), edge_label=val_data[kind].edge_label, batch_size=256)
+    model = torch.nn.ModuleList([to_hetero(Layers(), data.metadata()), torch.nn.Sequential(torch.nn.Linear(2 * CLASSES, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))])
+
+    def score_of(batch: HeteroData) -> Tensor:
+        z = model[0](batch.x_dict, batch.edge_index_dict)
+        row, col = batch[kind].edge_label_index
+        return model[1](torch.cat([z["user"][row], z["item"][col]], dim=-1)).view(-1)
+
+    with torch.no_grad():
+        score_of(next(iter(train)))
+    found = fit(model, train, lambda batch: F.binary_cross_entropy_with_logits(score_of(batch), batch[kind].edge_label), epochs=8)
+    return {**found, "score": accuracy(val, lambda batch: (torch.stack([-score_of(batch), score_of(batch)], 1), batch[kind].edge_label.long()))}
+
+
+def links_in_time(loaders: Any) -> dict[str, Any]:
+    """Ratings are predicted from what was before them."""
+    data = ratings()
+    kind = ("user", "rates", "item")
+    order = data[kind].time.argsort()
+    parts = {"train": order[:2000], "test": order[2000:]}
+    make = functools.partial(loaders.LinkNeighborLoader, data=data, num_neighbors=[5, 5], batch_size=100, time_attr="time", temporal_strategy="last")
+    made = {
+        name: make(edge_label_index=(kind, data[kind].edge_index[:, ids]), edge_label=data[kind].edge_label[ids], edge_label_time=data[kind].time[ids] - 1, shuffle=name == "train")
+        for name, ids in parts.items()
+    }
+    model = torch.nn.ModuleList([to_hetero(Layers(), data.metadata()), torch.nn.Linear(2 * CLASSES, 1)])
+
+    def rating(batch: HeteroData) -> Tensor:
+        times = batch[kind].time
+        assert (times <= batch[kind].edge_label_time.max()).all()
+        z = model[0](batch.x_dict, batch.edge_index_dict)
+        row, col = batch[kind].edge_label_index
+        return model[1](torch.cat([z["user"][row], z["item"][col]], dim=-1)).view(-1)
+
+    with torch.no_grad():
+        rating(next(iter(made["train"])))
+    found = fit(model, made["train"], lambda batch: F.mse_loss(rating(batch), batch[kind].edge_label), epochs=6)
+    return {**found, "score": accuracy(made["test"], lambda batch: (torch.stack([1.5 - rating(batch), rating(batch) - 1.5], 1), (batch[kind].edge_label > 1.5).long()))}
+
+
+def relations_as_an_edge_attribute(loaders: Any) -> dict[str, Any]:
+    data = plain()
+    data.edge_type = (data.y[data.edge_index[0]] == data.y[data.edge_index[1]]).long()
+    make = functools.partial(loaders.NeighborLoader, data, [10, 5], batch_size=128)
+    model = torch.nn.ModuleList([FastRGCNConv(WIDTH, 32, 2), FastRGCNConv(32, CLASSES, 2)])
+
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        assert torch.equal(batch.edge_type, data.edge_type[batch.e_id])
+        out = model[1](model[0](batch.x, batch.edge_index, batch.edge_type).relu(), batch.edge_index, batch.edge_type)
+        return out[: batch.batch_size], batch.y[: batch.batch_size]
+
+    found = fit(model, make(input_nodes=data.train_mask, shuffle=True), lambda batch: F.cross_entropy(*predict(batch)))
+    return {**found, "score": accuracy(make(input_nodes=data.test_mask), predict)}
+
+
+#: With the least that the last epoch must be better than the first, and the least score.
+EXAMPLES = {
+    nodes_with_inference_by_layers: 0.8,
+    attention_with_labels_in_a_column: 0.7,
+    a_model_for_each_type: 0.8,
+    transformer_of_types: 0.8,
+    layers_that_shrink: 0.8,
+    layers_that_shrink_sparse: 0.8,
+    half_precision_and_types_without_features: 0.6,
+    mixed_precision: 0.8,
+    unsupervised: 0.6,
+    triplets: 0.3,
+    recommender: 0.7,
+    links_in_time: 0.7,
+    relations_as_an_edge_attribute: 0.8,
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.__name__)
+def test_an_example_runs_with_another_import_and_learns_as_much(example, monkeypatch):
+    monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", False)  # some builds of pyg-lib lack it
+    found = {}
+    for name, loaders in {"ours": salientpp, "pyg": PYG}.items():
+        if name == "pyg":
+            pytest.importorskip("pyg_lib")
+        torch.manual_seed(3)
+        found[name] = example(loaders)
+        print(example.__name__, name, found[name])
+        assert found[name]["last"] < found[name]["first"], f"{name} learns"
+        assert found[name]["score"] > EXAMPLES[example], name
+    ours, theirs = found["ours"], found["pyg"]
+    assert ours["steps"] == theirs["steps"]
+    assert abs(ours["score"] - theirs["score"]) < 0.12
+
+
+def ddp_on_rank(rank: int, ours: bool) -> tuple[int, float, list[float]]:
+    data = plain()
+    loaders = salientpp if ours else PYG
+    train = data.train_mask.nonzero().view(-1)
+    train = train.split(train.size(0) // 2)[rank]
+    loader = loaders.NeighborLoader(data, input_nodes=train, num_neighbors=[10, 5], batch_size=64, shuffle=True, drop_last=True)
+    torch.manual_seed(12345)
+    model = DistributedDataParallel(GraphSAGE(WIDTH, 32, 2, CLASSES))
+    found = fit(model, loader, lambda b: F.cross_entropy(model(b.x, b.edge_index)[: b.batch_size], b.y[: b.batch_size]))
+    test = loaders.NeighborLoader(data, input_nodes=data.test_mask, num_neighbors=[10, 5], batch_size=64)
+    score = torch.tensor(accuracy(test, lambda b: (model.module(b.x, b.edge_index)[: b.batch_size], b.y[: b.batch_size])))
+    dist.all_reduce(score)
+    return found["steps"], float(score) / 2, model.module.convs[0].lin_l.weight[0].tolist()
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["ours", "pyg"])
+def test_ranks_that_split_the_ids_themselves_train_together(ours):
+    if not ours:
+        pytest.importorskip("pyg_lib")
+    first, second = distributed.run(ddp_on_rank, 2, ours, seconds=180)
+    assert first == second and first[0] == 3 * 4 and first[1] > 0.8
+
+
+# --- what PyG has for loaders -----------------------------------------------------------------------------
+
+
+def test_ours_are_instances_of_pygs():
+    data = plain()
+    assert isinstance(salientpp.NeighborLoader(data, [2]), torch_geometric.loader.NeighborLoader)
+    assert isinstance(salientpp.LinkNeighborLoader(data, [2]), torch_geometric.loader.LinkNeighborLoader)
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_layerwise_inference_of_pygs_models(cache):
+    data = plain()
+    model = GraphSAGE(WIDTH, 32, 3, CLASSES).eval()
+    loader = salientpp.NeighborLoader(data, [-1], batch_size=256, num_workers=1)
+    assert torch.allclose(model.inference(loader, cache=cache), model(data.x, data.edge_index), atol=1e-4)
+
+
+def test_prefetching_and_caching_loaders():
+    loader = salientpp.NeighborLoader(plain(), [3], batch_size=300, seed=1)
+    expected = [batch.n_id.tolist() for batch in loader]
+    loader.set_epoch(0)
+    prefetching = torch_geometric.loader.PrefetchLoader(loader)
+    assert len(prefetching) == 4 and [batch.n_id.tolist() for batch in prefetching] == expected
+    cached = torch_geometric.loader.CachedLoader(loader)
+    passes = [[batch.n_id.tolist() for batch in cached] for _ in range(2)]
+    assert len(passes[0]) == 4 and passes[0] == passes[1], "the second pass is the first one again"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_zipped_loaders(num_workers):
+    data = plain()
+    pair = [salientpp.NeighborLoader(data, [3], torch.arange(400, 500)), salientpp.NeighborLoader(data, [2, 2], torch.arange(500, 700))]
+    seen = []
+    for first, second in torch_geometric.loader.ZipLoader(pair, batch_size=40, num_workers=num_workers):
+        assert torch.equal(first.x, data.x[first.n_id]) and torch.equal(second.x, data.x[second.n_id])
+        assert len(second.num_sampled_nodes) == 3
+        seen += (first.n_id[: first.batch_size] - 400).tolist()
+        assert torch.equal(first.n_id[: first.batch_size] + 100, second.n_id[: second.batch_size])
+    assert seen == list(range(100))
+
+
+def test_explaining_the_seed_of_a_batch():
+    data = plain()
+    model = GraphSAGE(WIDTH, 16, 2, CLASSES).eval()
+    how = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
+    explainer = Explainer(model, GNNExplainer(epochs=5), explanation_type="model", node_mask_type="attributes", edge_mask_type="object", model_config=how)
+    batch = next(iter(salientpp.NeighborLoader(data, [-1, -1], torch.tensor([7]))))
+    explanation = explainer(batch.x, batch.edge_index, index=0)
+    assert explanation.edge_mask.numel() == batch.num_edges and explanation.node_mask.shape == batch.x.shape
+    whole = model(data.x, data.edge_index)[7]
+    assert torch.allclose(explainer.get_prediction(batch.x, batch.edge_index)[0], whole, atol=1e-5), "the same prediction as on the graph"
