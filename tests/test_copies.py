@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -147,3 +149,26 @@ def _copy_on_a_rank(rank: int, root: str) -> str:
 def test_a_rank_cannot_copy_its_loader_and_says_so(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "parts", [4, 3], 8)
     assert len(set(distributed.run(_copy_on_a_rank, 2, str(tmp_path / "parts")))) == 1
+
+
+def random_copies(number: int, seed: int) -> None:
+    """Copies of copies at random points of an epoch: each goes on as the one that it was made of."""
+    for case in range(number):
+        rng = random.Random(f"{seed} {case}")
+        kind = rng.choice([*LOADERS])
+        loader = LOADERS[kind](num_workers=rng.randrange(3), depth=rng.choice([1, 3, 10]), seed=rng.randrange(100))
+        for _ in range(rng.randrange(1, 4)):
+            what = f"seed {seed}, case {case}: {kind}"
+            epoch = itertools.islice(iter(loader), rng.randrange(4)) if rng.random() < 0.7 else []
+            given = sum(1 for _ in epoch)
+            other = rng.choice([copy.deepcopy, pickled])(loader)
+            assert other.state_dict() == loader.state_dict(), what
+            if rng.random() < 0.3:  # a state says where in the epoch it was
+                other.load_state_dict(loader.state_dict())
+                loader.load_state_dict(loader.state_dict())
+            assert all(same_batch(a, b) for a, b in zip(other, loader, strict=True)), (what, given)
+            loader = other
+
+
+def test_copies_of_copies_at_random_points_go_on_as_the_original():
+    random_copies(30, seed=2)

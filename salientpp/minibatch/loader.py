@@ -486,7 +486,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             warnings.warn(
                 f"{names} have changed since this loader was made; as in PyG it goes on with the graph as it was. Make a new loader",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
             self._topology = contents
         own = {column: source.rows_of(column) for column in source.exchanged if column in source.own}
@@ -678,7 +678,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._check_files()
             if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
                 self._greeting = _OncePerThread(self.worker_init_fn)
-            self._read_anew()
+            self._drive(self._read_anew)
             run = self._drive(Run, self, self._epoch_number, self._resume)
             self._runs.add(run)
             self._progress, self._resume = run.progress, None
