@@ -43,8 +43,10 @@ from salientpp.store.staging import parts_of, stage
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     with contextlib.suppress(AttributeError, ValueError):  # no stdout, a closed one, or one that is no file
-        sys.stdout.reconfigure(errors="replace")  # an α on a terminal that has none
-    command, written = "", []
+        # An α on a terminal that has none. Not every stdout is a TextIOWrapper: see above.
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    command = ""
+    written: list[Path] = []
     try:
         parser = _parser()
         _refuse_dashes_as_values(parser, words)
@@ -115,7 +117,7 @@ class _Terminal(io.StringIO):
     """Collects what is meant for stdout, and passes for it: with its letters, and colours where it has them."""
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # type: ignore[override]  # that of stdout, which may change
         return getattr(sys.stdout, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:

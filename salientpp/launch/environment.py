@@ -89,9 +89,15 @@ def _from_torchrun(environ: Mapping[str, str], slurm: Launch | None) -> Launch:
     environ = {**known, **environ}
     _check_present(environ, _TORCHRUN, "torchrun", "start with torchrun, or set all of them on every rank")
     launch = Launch(
-        "torchrun", *(_number(environ, name) for name in _TORCHRUN[:4]), environ["MASTER_ADDR"], _number(environ, "MASTER_PORT"),
-        None if slurm is None else slurm.job,
-    )  # fmt: skip
+        "torchrun",
+        rank=_number(environ, "RANK"),
+        world_size=_number(environ, "WORLD_SIZE"),
+        local_rank=_number(environ, "LOCAL_RANK"),
+        ranks_per_host=_number(environ, "LOCAL_WORLD_SIZE"),
+        master_addr=environ["MASTER_ADDR"],
+        master_port=_number(environ, "MASTER_PORT"),
+        job=None if slurm is None else slurm.job,
+    )
     _check_range("RANK", launch.rank, "WORLD_SIZE", launch.world_size)
     _check_range("LOCAL_RANK", launch.local_rank, "LOCAL_WORLD_SIZE", launch.ranks_per_host)
     return launch
