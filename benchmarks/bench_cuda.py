@@ -138,7 +138,7 @@ def time_epochs(data: Data, arguments: argparse.Namespace, device: torch.device)
         candidates[name] = lambda made=made: made
     for name in PYG[:1]:
         pyg = loader(PyGLoader, pin_memory=device.type == "cuda", persistent_workers=arguments.workers > 0)
-        candidates[name] = lambda: pyg
+        candidates[name] = lambda pyg=pyg: pyg
     settle()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     loading: dict[str, list[float]] = {name: [] for name in candidates}

@@ -138,7 +138,7 @@ class Cluster:
             Exception: what the first rank that failed raised.
         """
         ranks = self.start(function, *args, seconds=seconds)
-        done, running = wait(ranks, timeout=seconds)
+        _, running = wait(ranks, timeout=seconds)
         self._end_ranks()
         if running:
             names = ", ".join(str(rank) for rank, future in enumerate(ranks) if future in running)

@@ -85,7 +85,7 @@ def draw_figure4(result: Row) -> str:
     chosen = {graph: rows for (graph, hosts), rows in cases(result["rows"]).items() if hosts == 4}
 
     def draw(axes: Any) -> None:
-        for place, (graph, rows) in enumerate(chosen.items()):
+        for place, rows in enumerate(chosen.values()):
             for index, row in enumerate(rows):
                 axes.bar(place + index / 8, seconds(row) / seconds(rows[0]), 1 / 9, color=f"C{index}", label=short(row) if place == 0 else None)
         axes.set(xticks=[place + 0.3 for place in range(len(chosen))], ylabel="epoch, over full replication", title="4 hosts")

@@ -242,16 +242,15 @@ class Datasets:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.data, self.root = cache(self._data), cache(self._root)
 
-    @cache
-    def data(self, graph: str) -> Data:
+    def _data(self, graph: str) -> Data:
         data = load_dataset(graph, undirected=True) if graph.startswith("npz:") else load_dataset(GENERATED if graph == "generated" else graph)
         data.x = data.x.float()
         data.train_mask, data.test_mask = first_seeds(data.train_mask, MOST_SEEDS), first_seeds(data.test_mask, MOST_TESTED)
         return data
 
-    @cache
-    def root(self, graph: str, num_hosts: int) -> str:
+    def _root(self, graph: str, num_hosts: int) -> str:
         root = self._folder / f"{name_of(graph)}-{num_hosts}"
         salientpp.partition(self.data(graph), num_hosts, root, FANOUTS, BATCH_SIZE, seed=SEED)
         return str(root)

@@ -478,7 +478,7 @@ def test_a_terminal_without_greek_letters_gets_replacements(monkeypatch, dataset
         assert end.code == 0
     out.flush()
     text = out.buffer.getvalue().decode(encoding)
-    assert ("?=0" in text or "factor ? " in text) or command == ["info"] and "+---" in text
+    assert ("?=0" in text or "factor ? " in text) or (command == ["info"] and "+---" in text)
 
 
 def test_names_that_are_no_text_are_one_line_and_arrive_as_they_are(capsysbinary, tmp_path, dataset_dir):

@@ -202,7 +202,7 @@ def test_no_more_batches_are_on_the_device_than_the_statement_says(data):
         return result
 
     loader._stages.copy_to_device = copy_to_device
-    for batch in loader:
+    for _ in loader:
         pass
     assert 2 <= most <= loader._new_pipeline().num_past("copy_to_device") + 1
 

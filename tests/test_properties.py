@@ -498,7 +498,7 @@ def _who_they_are(rank: int, root: str, cases: list[dict]) -> list[list]:
         part = salientpp.load(root)
         loader = NeighborLoader(part, input_nodes="train", uneven="exact", gather=("x", "who"), **options)
         batches.append([])
-        for epoch in range(2):
+        for _ in range(2):
             for batch in loader:
                 original = part.original_id(batch.n_id)
                 assert torch.equal(batch.who, original)

@@ -236,7 +236,7 @@ def _leave(rank: int, root: str, stops: list[int | None], depth: int, how: str) 
     loader = _loader(root, depth=depth, num_workers=1, replication_factor=0.1)
     given = 0
     try:
-        for batch in loader:
+        for _ in loader:
             given += 1
             if given == stops[rank]:
                 if how == "raise":
@@ -481,7 +481,7 @@ def _leave_with_functions(rank: int, root: str, workers: int, depth: int) -> tup
     counts = []
     for _ in range(3):
         left = False
-        for index, _ in enumerate(loader, 1):
+        for index, _ in enumerate(loader, 1):  # noqa: B007  (counted below)
             if rank == 1:
                 break
             time.sleep(0.02)
@@ -612,7 +612,7 @@ _MISTAKES = [
 
 
 def _make_all(rank: int, root: str, mistakes: list, culprit: int) -> list[tuple[str, float]]:
-    return [_make_with(rank, root, name, {culprit: {k: v for k, v in wrong.items()}}) for name, wrong, _ in mistakes]
+    return [_make_with(rank, root, name, {culprit: dict(wrong)}) for name, wrong, _ in mistakes]
 
 
 @pytest.mark.parametrize(("world", "culprit"), [(2, 1), (3, 0)])

@@ -318,7 +318,7 @@ def test_trees_hang_together_and_with_all_neighbours_each_is_what_its_seed_finds
     data = random_hetero(120, seed=8)
     sampler, seeds = typed(data, [-1, -1], disjoint=True), [3, 8, 3, 40]
     together = sampler.sample({"paper": long(*seeds)}, 0)
-    papers = {name: ids for name, ids in together.node.items()}
+    papers = dict(together.node)
     for number, seed in enumerate(seeds):
         alone = sampler.sample({"paper": long(seed)}, 0)
         for name in papers:

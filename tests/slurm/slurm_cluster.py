@@ -158,7 +158,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
                 daemons.append(
                     subprocess.Popen(
                         words, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-                    )  # fmt: skip
+                    )
                 )
             if command[0] == "munged":
                 _wait(lambda: (folder / "munge.socket").exists(), daemons, folder)
