@@ -193,7 +193,7 @@ _KNOWN_DTYPES = frozenset(
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
         torch.float64, torch.complex64, torch.complex128,
     }
-)  # fmt: skip
+)
 
 
 def _as_bytes(rows: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def sample_typed_neighbors(
     return _ops.sample_typed_neighbors(
         indptr, indices, edge_id, edge_weight, edge_time, source_type, target_type, num_vertices, node_time, seeds, seed_time,
         first_tree, fanouts, num_hops, batch_key, replace, disjoint, last, induced,
-    )  # fmt: skip
+    )
 
 
 # --- memory -----------------------------------------------------------------------------------------------

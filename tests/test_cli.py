@@ -99,7 +99,7 @@ def test_every_option_reaches_the_package(capsys, tmp_path):
     code, _, _ = run(
         capsys, "partition", DATASET, tmp_path / "d", "--parts", 3, "--partition", "random", "--fanouts=-1,4",
         "--batch-size", 64, "--tolerance", 0.2, "--seed", 9,
-    )  # fmt: skip
+    )
     assert code == 0
     expected = salientpp.partition(
         synthetic(num_vertices=2000, num_features=8), 3, tmp_path / "e", [-1, 4], 64, method="random", tolerance=0.2, seed=9

@@ -176,7 +176,7 @@ def test_the_same_training_as_with_pygs_on_links(tmp_path):
         module = class_(
             data, input_train_edges=data.edge_index[:, :100], input_val_edges=data.edge_index[:, 100:140], num_neighbors=[3, 2], batch_size=16,
             neg_sampling="binary",
-        )  # fmt: skip
+        )
         model, runner = Links(), trainer(tmp_path)
         runner.fit(model, module)
         runs.append((runner.global_step, len(model.of("val")), [shape_of(batch) for batch in model.batches]))
@@ -377,7 +377,7 @@ def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
     node = NeighborLoader(
         data, [3], torch.arange(20), input_time=torch.full((20,), 50), time_attr="time", temporal_strategy="last", disjoint=True, batch_size=5,
         input_id=torch.arange(100, 120), seed=1, dtype=torch.float64,
-    )  # fmt: skip
+    )
     again = _update_dataloader(node, node.sampler, mode=RunningStage.PREDICTING)
     for old, new in zip(node, again, strict=True):
         assert shape_of(old) == shape_of(new)
@@ -386,7 +386,7 @@ def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
     link = LinkNeighborLoader(
         data, [3], data.edge_index[:, :20], edge_label=torch.arange(20), edge_label_time=torch.full((20,), 70), time_attr="time",
         neg_sampling="binary", batch_size=5, seed=1,
-    )  # fmt: skip
+    )
     again = _update_dataloader(link, link.sampler, mode=RunningStage.PREDICTING)
     for old, new in zip(link, again, strict=True):
         for name in ("n_id", "edge_label", "edge_label_index", "edge_label_time"):

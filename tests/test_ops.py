@@ -338,7 +338,7 @@ def test_look_up_refuses_with_words(change, text):
 VIP = dict(
     indptr=INDPTR, out_indptr=OUT_INDPTR, out_indices=OUT_INDICES, seeds=long(0), seed_offsets=long(0, 1), fanouts=[2],
     batch_size=1, frontier=True, include_seeds=False, replace=False,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_inclusion_probability_refuses_a_corrupt_transpose(out_indptr, out_indic
         ops.inclusion_probability(
             torch.tensor([0, 1, 2, 3]), torch.tensor(out_indptr), torch.tensor(out_indices), torch.tensor([0]), torch.tensor([0, 1]),
             [2], 1, frontier=True, include_seeds=False, replace=False,
-        )  # fmt: skip
+        )
 
 
 # --- huge pages -------------------------------------------------------------------------------------------

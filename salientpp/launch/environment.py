@@ -120,7 +120,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch:
         job="-".join([
             environ.get("SLURM_CLUSTER_NAME", "cluster"), environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT", "0"),
         ]),
-    )  # fmt: skip
+    )
     _check_range("SLURM_PROCID", launch.rank, size, launch.world_size)
     _check_range("SLURM_LOCALID", launch.local_rank, "its host's entry in SLURM_STEP_TASKS_PER_NODE", launch.ranks_per_host)
     return launch

@@ -175,7 +175,7 @@ def script(batch: Batch, made_by: str) -> str:
             """bash -c 'trap "" USR1; exec "$@"' rank""",
             *start,
         ]),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 
