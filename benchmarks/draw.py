@@ -339,8 +339,10 @@ def draw_long(result: dict) -> str:
     rows = [row for row in result["rows"] if row["batches"] % (4 * result["rows"][0]["batches"]) == 0]
     lines = [[f"{row['batches']:,}", f"{row['resident_bytes'] / 2**20:.1f}", str(row["descriptors"]), str(row["threads"])] for row in rows]
     title = (
-        f"**As a run goes on**: {result['rows'][-1]['batches']:,} batches in {result['rows'][-1]['seconds']:.0f} s, {result['workers']} sampling threads; "
-        f"over the last half resident memory changed by {result['growth_of_last_half']['resident memory']:+.2%}, {result['bytes_per_batch']:+.1f} bytes per batch:"
+        f"**As a run goes on**: {result['rows'][-1]['batches']:,} batches in {result['rows'][-1]['seconds']:.0f} s, "
+        f"{result['workers']} sampling threads; "
+        f"over the last half resident memory changed by {result['growth_of_last_half']['resident memory']:+.2%}, "
+        f"{result['bytes_per_batch']:+.1f} bytes per batch:"
     )
     return "\n\n".join([title, table(["batches", "resident MiB", "descriptors", "threads"], lines), source(result)])
 

@@ -472,7 +472,10 @@ def test_any_graph_comes_back_from_its_directory(tmp_path, data):
         method = torch.from_numpy(data.draw(arrays(np.int64, num_vertices, elements=st.integers(0, num_parts - 1))))
     features = {name: whole[name] for name in ("x", "edge_attr")}
     root = Path(tempfile.mkdtemp(dir=tmp_path)) / "d"
-    write = lambda: salientpp.partition(whole, num_parts, root, data.draw(few_fanouts), data.draw(st.integers(1, 9)), method=method)  # noqa: E731
+
+    def write() -> None:
+        salientpp.partition(whole, num_parts, root, data.draw(few_fanouts), data.draw(st.integers(1, 9)), method=method)
+
     if num_parts > num_vertices and isinstance(method, str):
         with pytest.raises(ValueError, match=f"num_parts must be at most the number of vertices, {num_vertices}, got {num_parts}"):
             write()
