@@ -1042,8 +1042,8 @@ def test_a_wrong_argument_is_refused_in_words(loader, error, text):
 @pytest.mark.parametrize(
     "options",
     [
-        {"disjoint": True}, {"temporal_strategy": "last"}, {"time_attr": "time"}, {"weight_attr": "w"}, {"input_time": TEN}, {"input_id": TEN}, {"custom_cls": Citations},
-        {"neighbor_sampler": FirstNeighbours(graph())},
+        {"disjoint": True}, {"temporal_strategy": "last"}, {"time_attr": "time"}, {"weight_attr": "w"}, {"input_time": TEN}, {"input_id": TEN},
+        {"custom_cls": Citations}, {"neighbor_sampler": FirstNeighbours(graph())},
     ],
     ids=lambda o: next(iter(o)),
 )  # fmt: skip
