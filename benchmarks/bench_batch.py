@@ -79,7 +79,7 @@ def main() -> None:
         print(f"{name:28} {median * 1e3:8.3f} ms {median / whole:6.1%}")
     write_results("batch", rows, vertices=arguments.vertices, edges=data.num_edges, features=arguments.features, fanouts=FANOUTS,
                   batch_size=arguments.batch_size, repeats=arguments.batches, batch_vertices=statistics.median(vertices),
-                  batch_edges=statistics.median(edges))  # fmt: skip
+                  batch_edges=statistics.median(edges))
 
 
 if __name__ == "__main__":

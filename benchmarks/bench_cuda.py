@@ -56,7 +56,7 @@ def main() -> None:
     sparse = chung_lu(arguments.sparse_vertices, 29, 128, 0.01, device)
     rows += time_tiers(sparse, arguments, device)
     write_results("cuda", rows, fanouts=FANOUTS, batch_size=arguments.batch_size, hidden=arguments.hidden, layers=3, workers=arguments.workers,
-                  vertices=arguments.vertices, sparse_vertices=arguments.sparse_vertices)  # fmt: skip
+                  vertices=arguments.vertices, sparse_vertices=arguments.sparse_vertices)
 
 
 def chung_lu(num_vertices: int, degree: float, num_features: int, train_fraction: float, device: torch.device) -> Data:
@@ -138,7 +138,7 @@ def time_epochs(data: Data, arguments: argparse.Namespace, device: torch.device)
         candidates[name] = lambda made=made: made
     for name in PYG[:1]:
         pyg = loader(PyGLoader, pin_memory=device.type == "cuda", persistent_workers=arguments.workers > 0)
-        candidates[name] = lambda: pyg
+        candidates[name] = lambda pyg=pyg: pyg
     settle()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     loading: dict[str, list[float]] = {name: [] for name in candidates}
@@ -155,7 +155,7 @@ def time_epochs(data: Data, arguments: argparse.Namespace, device: torch.device)
         rows.append({
             "part": "epoch", "name": name, "ms_per_batch": median * 1e3, "ms": [s * 1e3 for s in spent], "over_floor": median / floor,
             "share_waiting": max(0.0, 1 - floor / median), "batches_per_second_loading": [1 / s for s in loading[name]],
-        })  # fmt: skip
+        })
         print(f"{name:24} {median * 1e3:8.2f} ms per batch, {median / floor:5.2f} x the floor; loads {[round(1 / s, 1) for s in loading[name]]} per s", flush=True)
     return rows
 
@@ -174,7 +174,7 @@ def time_tiers(data: Data, arguments: argparse.Namespace, device: torch.device) 
             rows.append({
                 "part": "tier", "order": order, "beta": beta, "ms_per_batch": statistics.median(spent) * 1e3, "ms": [s * 1e3 for s in spent],
                 "share_of_rows_from_host": stats.rows_cpu / stats.rows,
-            })  # fmt: skip
+            })
             print(f"{order:8} beta {beta:4.2f}  {rows[-1]['ms_per_batch']:8.2f} ms per batch, {stats.rows_cpu / stats.rows:6.1%} of the rows from the host", flush=True)
             del loader
     return rows
@@ -208,7 +208,7 @@ def time_assembly(data: Data, arguments: argparse.Namespace, device: torch.devic
         assert torch.equal(fused(), in_torch())
         times = {function.__name__: time_on_device(function, device) for function in (fused, in_torch)}
         rows.append({"part": "assembly", "dtype": str(dtype), "rows": num_rows, "columns": x.size(1), "bytes": out.nbytes,
-                     **{f"{name}_us": seconds * 1e6 for name, seconds in times.items()}})  # fmt: skip
+                     **{f"{name}_us": seconds * 1e6 for name, seconds in times.items()}})
         print(f"assembly {dtype}: {times['fused'] * 1e6:.0f} us, in torch {times['in_torch'] * 1e6:.0f} us, {2 * out.nbytes / times['fused'] / 1e9:.0f} GB/s", flush=True)
     return rows
 

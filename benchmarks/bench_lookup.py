@@ -41,7 +41,7 @@ def main() -> None:
         torch.randint(begin, begin + n // k, (third,), generator=generator),
         cached[torch.randint(cached.numel(), (third,), generator=generator)],
         torch.randint(n, (third,), generator=generator),
-    ])  # fmt: skip
+    ])
     ids = ids[torch.randperm(ids.numel(), generator=generator)]
 
     def binary_search() -> torch.Tensor:

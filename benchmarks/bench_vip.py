@@ -90,7 +90,7 @@ def main() -> None:
             rows.append({"vip": name, "threads": threads, "seconds": seconds, "ns_per_edge_and_hop": ns, "timing": timing})
             print(f"{threads} threads  {name:31} {seconds:8.2f} s  {ns:7.2f} ns per edge and hop, {arguments.parts} parts", flush=True)
     write_results("vip", rows, vertices=graph.num_vertices, edges=graph.num_edges, parts=arguments.parts,
-                  extra_bytes_per_vertex_and_part=extra / graph.num_vertices / arguments.parts)  # fmt: skip
+                  extra_bytes_per_vertex_and_part=extra / graph.num_vertices / arguments.parts)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def main() -> None:
         analysis = analyze(
             data, parts, name=name, method=method, fanouts=FANOUTS, batch_size=batch_size, replication_factors=ALPHAS,
             policies=POLICIES if method == "metis-vip" else ["vip"], epochs=arguments.epochs,
-        ).to_dict()  # fmt: skip
+        ).to_dict()
         labels = {"dataset": name, "parts": parts, "workload": workload, "batch_size": batch_size}
         facts = {key: analysis[key] for key in ("edge_cut_fraction", "balance", "rows_without_cache")}
         own = [result for result in analysis["results"] if result["policy"] == "vip"]

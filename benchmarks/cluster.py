@@ -138,7 +138,7 @@ class Cluster:
             Exception: what the first rank that failed raised.
         """
         ranks = self.start(function, *args, seconds=seconds)
-        done, running = wait(ranks, timeout=seconds)
+        _, running = wait(ranks, timeout=seconds)
         self._end_ranks()
         if running:
             names = ", ".join(str(rank) for rank, future in enumerate(ranks) if future in running)
@@ -175,7 +175,7 @@ class Cluster:
         holder = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo made; exec cat"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        )
         self._holders.append(holder)
         if holder.stdout.readline() != b"made\n":
             raise RuntimeError(f"could not make a network namespace: {holder.stderr.read().decode().strip()}")

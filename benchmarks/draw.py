@@ -240,7 +240,7 @@ def draw_epoch(result: dict) -> str:
         [row["loader"], str(row["workers"]), f"{row['seconds_per_epoch']:.1f}", f"{row['seconds_per_epoch'] / ours[row['workers']]:.2f}",
          f"{row['seconds_waiting_per_batch'] * 1e3:.0f}", f"{row['share_waiting']:.0%}"]
         for row in sorted(result["rows"], key=lambda row: (row["workers"], row["loader"] != "salientpp"))
-    ]  # fmt: skip
+    ]
     title = (
         f"**Training**, GraphSAGE with {result['layers']} layers, {result['hidden']} hidden channels, on the CPU; {result['vertices']:,} vertices, "
         f"{result['edges'] / 1e6:.0f} M edges, {result['features']} features, fanouts {result['fanouts']}, {result['batches_per_epoch']} batches of "
@@ -311,7 +311,7 @@ def draw_cuda(result: dict) -> str:
         [row["name"], f"{row['ms_per_batch']:.2f}", f"{row['over_floor']:.2f}×", f"{row['share_waiting']:.0%}",
          f"{statistics.median(row['batches_per_second_loading']):,.1f}" if row["batches_per_second_loading"] else ""]
         for row in parts["epoch"]
-    ]  # fmt: skip
+    ]
     tiers: dict[float, dict[str, dict]] = {}
     for row in parts["tier"]:
         tiers.setdefault(row["beta"], {})[row["order"]] = row
@@ -332,15 +332,17 @@ def draw_cuda(result: dict) -> str:
         "**Putting rows together**, µs:",
         table(["", "one pass", "concatenate and permute in torch", "ratio"], kernel),
         source(result),
-    ])  # fmt: skip
+    ])
 
 
 def draw_long(result: dict) -> str:
     rows = [row for row in result["rows"] if row["batches"] % (4 * result["rows"][0]["batches"]) == 0]
     lines = [[f"{row['batches']:,}", f"{row['resident_bytes'] / 2**20:.1f}", str(row["descriptors"]), str(row["threads"])] for row in rows]
     title = (
-        f"**As a run goes on**: {result['rows'][-1]['batches']:,} batches in {result['rows'][-1]['seconds']:.0f} s, {result['workers']} sampling threads; "
-        f"over the last half resident memory changed by {result['growth_of_last_half']['resident memory']:+.2%}, {result['bytes_per_batch']:+.1f} bytes per batch:"
+        f"**As a run goes on**: {result['rows'][-1]['batches']:,} batches in {result['rows'][-1]['seconds']:.0f} s, "
+        f"{result['workers']} sampling threads; "
+        f"over the last half resident memory changed by {result['growth_of_last_half']['resident memory']:+.2%}, "
+        f"{result['bytes_per_batch']:+.1f} bytes per batch:"
     )
     return "\n\n".join([title, table(["batches", "resident MiB", "descriptors", "threads"], lines), source(result)])
 

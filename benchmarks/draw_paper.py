@@ -58,7 +58,7 @@ def draw_table1(result: Row) -> str:
                 f"{graph}, {hosts} hosts: {short(row)}", f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})",
                 f"{spread['median'] / full:.2f}", f"{row['remote_rows']:,.0f}", f"{row['predicted_rows']:,.0f}", f"{row['bytes'] / 1e6:,.1f}",
                 f"{row['feature_bytes'] / row['partitioned_bytes']:.2f}",
-            ])  # fmt: skip
+            ])
     header = ["", "seconds per epoch", "over full replication", "rows fetched", "as predicted", "MB fetched", "feature memory"]
     exact = sum((row["remote_rows"], row["bytes"]) == (row["predicted_rows"], row["predicted_bytes"]) for row in result["rows"])
     title = (
@@ -73,7 +73,7 @@ def draw_rates(result: Row) -> str:
         [f"{graph}, {hosts} hosts", str(rows[0]["hidden"]), f"{rows[0]['compute_seconds']:.2f}", f"{rows[0]['communication_seconds']:.2f}", f"{rows[0]['ratio']:.2f}",
          f"{rows[0]['link_bytes_per_second'] / 1e6:.1f}", str(rows[0]["batches_per_epoch"])]
         for (graph, hosts), rows in cases(result["rows"]).items()
-    ]  # fmt: skip
+    ]
     title = (
         f"The links, chosen by measurement; fanouts {result['fanouts']}, {result['batch_size']} seeds per batch and host, GraphSAGE:"
     )
@@ -85,7 +85,7 @@ def draw_figure4(result: Row) -> str:
     chosen = {graph: rows for (graph, hosts), rows in cases(result["rows"]).items() if hosts == 4}
 
     def draw(axes: Any) -> None:
-        for place, (graph, rows) in enumerate(chosen.items()):
+        for place, rows in enumerate(chosen.values()):
             for index, row in enumerate(rows):
                 axes.bar(place + index / 8, seconds(row) / seconds(rows[0]), 1 / 9, color=f"C{index}", label=short(row) if place == 0 else None)
         axes.set(xticks=[place + 0.3 for place in range(len(chosen))], ylabel="epoch, over full replication", title="4 hosts")
@@ -177,7 +177,7 @@ def draw_figure7(result: Row) -> str:
         [f"{row['replication_factor']:g}", f"{seconds(row):.2f}", f"{seconds(row) / seconds(full):.2f}", f"{row['remote_rows'] / rows[0]['remote_rows']:.3f}",
          "yes" if row["remote_rows"] == row["predicted_rows"] else "no"]
         for row in rows
-    ]  # fmt: skip
+    ]
 
     def draw(axes: Any) -> None:
         alphas = [row["replication_factor"] for row in rows]
@@ -197,7 +197,7 @@ def draw_figure9(result: Row) -> str:
         [f"{vip['replication_factor']:g}", *(f"{seconds(row):.2f} ({row['seconds']['low']:.2f} to {row['seconds']['high']:.2f})" for row in (vip, other)),
          f"{seconds(other) / seconds(vip):.2f}", f"{other['remote_rows'] / max(vip['remote_rows'], 1):.3f}"]
         for vip, other in zip(by_policy["vip"], by_policy["simulation"])
-    ]  # fmt: skip
+    ]
 
     def draw(axes: Any) -> None:
         for policy, rows in by_policy.items():
@@ -216,7 +216,7 @@ def draw_figure6(result: Row) -> str:
     lines = [
         [f"{graph}, β = {row['gpu_fraction']:g}", *(f"{row[f'{kind}_{order}']:,.0f}" for order in orders for kind in ("expected", "rows"))]
         for graph, rows in by_graph.items() for row in rows
-    ]  # fmt: skip
+    ]
 
     def draw(*all_axes: Any) -> None:
         for axes, (graph, rows) in zip(all_axes, by_graph.items()):
@@ -239,7 +239,7 @@ def draw_accuracy(result: Row) -> str:
         [f"{graph}, {hosts} rank{'s' if hosts > 1 else ''}", *(f"{value:.4f}" for value in values), f"{sum(values) / len(values):.4f}",
          f"{max(values) - min(values):.4f}"]
         for (graph, hosts), values in found.items()
-    ]  # fmt: skip
+    ]
     seeds = sorted({row["seed"] for row in result["rows"]})
     title = f"Test accuracy after {result['rows'][0]['epochs']} epochs, the same global batch:"
     return "\n\n".join([title, table(["", *(f"seed {seed}" for seed in seeds), "mean", "spread"], lines), source(result)])

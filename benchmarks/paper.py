@@ -85,7 +85,7 @@ class Configuration:
         return NeighborLoader(
             part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, num_workers=1, timeout=120,
             replication_factor=self.replication_factor, depth=self.depth, policy=self.policy,
-        )  # fmt: skip
+        )
 
 
 def full_replication(num_hosts: int) -> Configuration:
@@ -242,16 +242,15 @@ class Datasets:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.data, self.root = cache(self._data), cache(self._root)
 
-    @cache
-    def data(self, graph: str) -> Data:
+    def _data(self, graph: str) -> Data:
         data = load_dataset(graph, undirected=True) if graph.startswith("npz:") else load_dataset(GENERATED if graph == "generated" else graph)
         data.x = data.x.float()
         data.train_mask, data.test_mask = first_seeds(data.train_mask, MOST_SEEDS), first_seeds(data.test_mask, MOST_TESTED)
         return data
 
-    @cache
-    def root(self, graph: str, num_hosts: int) -> str:
+    def _root(self, graph: str, num_hosts: int) -> str:
         root = self._folder / f"{name_of(graph)}-{num_hosts}"
         salientpp.partition(self.data(graph), num_hosts, root, FANOUTS, BATCH_SIZE, seed=SEED)
         return str(root)
@@ -275,7 +274,7 @@ def timed(
     counted = analyze(
         part, fanouts=[FANOUTS], batch_size=BATCH_SIZE, epochs=arguments.turns, seed=SEED,
         replication_factors=[c.replication_factor for c in configurations], policies=sorted({c.policy for c in configurations}),
-    )  # fmt: skip
+    )
     predicted = {(v.policy, v.replication_factor): v.remote_rows_per_epoch for v in counted.results}
     for index, configuration in enumerate(configurations):
         ranks = [measured[index] for _, measured in by_rank]
@@ -302,7 +301,7 @@ def timed(
         print(
             f"  {configuration.step}, α = {configuration.replication_factor:g}, {configuration.policy}: {row['seconds']['median']:.2f} s, "
             f"{rows:,.0f} rows, predicted {row['predicted_rows']:,.0f}", flush=True,
-        )  # fmt: skip
+        )
         yield row
 
 
@@ -351,7 +350,7 @@ def run_device(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[s
                 "rows_file_order": sum(rank[index][1] for rank in counted),
                 "expected_vip_order": sum(vip for vip, _ in expected),
                 "expected_file_order": sum(by_file for _, by_file in expected),
-            })  # fmt: skip
+            })
             print(rows[-1], flush=True)
     return rows
 
@@ -385,7 +384,7 @@ def run_accuracy(datasets: Datasets, arguments: argparse.Namespace) -> list[dict
                 rows.append({
                     "graph": name_of(graph), "hosts": num_hosts, "replication_factor": alpha, "seed": seed, "epochs": arguments.epochs,
                     "test_accuracy": accuracy, "seconds": time.perf_counter() - started,
-                })  # fmt: skip
+                })
                 print(rows[-1], flush=True)
     return rows
 

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+// clang-format off: a schema, a line
 STABLE_TORCH_LIBRARY(salientpp, m) {
   // graph
   m.def("csc_from_coo(Tensor source, Tensor target, int num_vertices) -> (Tensor indptr, Tensor indices, Tensor edge_id)");
@@ -25,6 +26,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   // memory
   m.def("use_huge_pages(Tensor tensor) -> ()");
 }
+// clang-format on
 
 // The module itself is empty: importing it loads the library, which fills torch.ops.salientpp.
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C(void) {

@@ -37,7 +37,7 @@ def training_arguments(dataset: str, batch_size: int) -> argparse.Namespace:
     return argparse.Namespace(
         dataset=dataset, fanouts=FANOUTS, batch_size=batch_size, alpha=ALPHA, beta=0.0, epochs=EPOCHS, hidden=64, lr=0.005,
         workers=1, depth=10, seed=SEED, profile=None,
-    )  # fmt: skip
+    )
 
 
 def run_rank(root: Path, out: Path) -> None:
@@ -75,11 +75,11 @@ def summarize(reports: list[dict], single: float) -> dict:
             "remote rows, VIP's forecast": total["predicted"],
             "MB exchanged": total["bytes_received"] / 1e6,
             "MB of cache": sum(run["memory"]["cache"] for run in of_ranks) / 1e6,
-        })  # fmt: skip
+        })
     return {
         "ranks": PARTS, "fanouts": FANOUTS, "batch_size": BATCH_SIZE, "alpha": ALPHA, "epochs": EPOCHS, "runs": runs,
         "test accuracy": {f"{PARTS} ranks": reports[0]["test"], "one rank, same global batch": single},
-    }  # fmt: skip
+    }
 
 
 def print_report(summary: dict) -> None:
@@ -117,7 +117,7 @@ def main() -> None:
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PARTS), __file__, str(root), out],
             check=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
         reports = [json.loads((Path(out) / f"{rank}.json").read_text()) for rank in range(PARTS)]
     print("\ntraining on one rank that holds everything", flush=True)
     _, single = train_sage.train(training_arguments("synthetic", PARTS * BATCH_SIZE))

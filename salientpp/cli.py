@@ -43,8 +43,10 @@ from salientpp.store.staging import parts_of, stage
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     with contextlib.suppress(AttributeError, ValueError):  # no stdout, a closed one, or one that is no file
-        sys.stdout.reconfigure(errors="replace")  # an α on a terminal that has none
-    command, written = "", []
+        # An α on a terminal that has none. Not every stdout is a TextIOWrapper: see above.
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    command = ""
+    written: list[Path] = []
     try:
         parser = _parser()
         _refuse_dashes_as_values(parser, words)
@@ -115,7 +117,7 @@ class _Terminal(io.StringIO):
     """Collects what is meant for stdout, and passes for it: with its letters, and colours where it has them."""
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # type: ignore[override]  # that of stdout, which may change
         return getattr(sys.stdout, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
@@ -188,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "--partition", default="metis-vip", metavar="HOW",
         help="metis-vip (default), metis, random, or an .npy file of part ids; a dataset directory is partitioned already",
-    )  # fmt: skip
+    )
     cost.add_argument(
         "--fanouts",
         type=_fanouts,
@@ -200,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "--replication-factors", type=_numbers, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...",
         help="sizes of the cache to try; 0 is none, K - 1 would hold everything (0,.01,.05,.1,.2,.5,1)",
-    )  # fmt: skip
+    )
     cost.add_argument(
         "--policies",
         type=lambda text: text.split(","),
@@ -213,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "--predict-only", action="store_true",
         help="no sampling: VIP's forecast alone; METIS still takes its minutes on a large graph that is not partitioned yet",
-    )  # fmt: skip
+    )
     cost.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     cost.add_argument("--csv", type=Path, metavar="FILE", help="write the first table, a line per cell")
     cost.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows over α, .png or .svg (needs matplotlib)")
@@ -353,7 +355,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=screen, transient=True, disable=not screen.is_terminal,
-    ) as progress:  # fmt: skip
+    ) as progress:
         bar = progress.add_task("")
 
         def track(what: str, total: int) -> Callable[[], None]:

@@ -44,7 +44,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -108,7 +108,7 @@ class Groups:
         held: collectives that are held a little longer than their users hold them.
     """
 
-    host: dist.ProcessGroup
+    host: Any  # a ProcessGroupGloo, of whose collectives torch's type stubs say nothing
     device: dist.ProcessGroup | None = None
     number: int = 0
     free: bool = False
@@ -310,7 +310,7 @@ class Comm:
         """The answer, or None. The store may be gone with the rank that hosts it, or that rank may be stopped."""
         if self._store is None or self.is_inherited:
             return None
-        answer = Future()
+        answer: Future[Any] = Future()
         asking = threading.Thread(target=_answer, args=(answer, question, self._store), name="salientpp-store", daemon=True)
         try:
             asking.start()
@@ -337,6 +337,8 @@ class Comm:
         return failure
 
     def _reaches(self, rank: int) -> bool:
+        if self._groups is None:
+            return True
         try:
             # Nobody receives it: the collectives are over. A closed connection refuses at once, an open one takes a byte.
             self._probes.append(self._groups.host.send([torch.zeros(1, dtype=torch.uint8)], rank, 0))
@@ -374,7 +376,8 @@ class Comm:
             self._abandon()
             raise
         # After Ctrl-C it remains under way, until somebody waits to the end.
-        self._groups.under_way.discard(work)
+        if self._groups is not None:
+            self._groups.under_way.discard(work)
 
     def _wait_in_slices(self, work: dist.Work) -> None:
         self.check_process()
@@ -384,7 +387,7 @@ class Comm:
             try:
                 work.wait(timedelta(seconds=_SLICE_SECONDS))
                 break
-            except RuntimeError as error:
+            except RuntimeError:
                 self.check_script()
                 if self._groups is not None and self._groups.broken:  # by another thread, which has told the others why
                     raise RankFailure(f"rank {self.rank} has ended this") from None
@@ -394,8 +397,7 @@ class Comm:
                         work.wait(timedelta(seconds=_SLICE_SECONDS))
                         break  # it was only late
                     except RuntimeError as broken:
-                        error = broken
-                    raise self._lost(error) from error
+                        raise self._lost(broken) from broken
                 if failure is not None:
                     raise failure from None
                 if time.monotonic() >= deadline:
@@ -415,6 +417,10 @@ def group_rank(process_group: dist.ProcessGroup | None = None) -> tuple[int, int
     """
     ranks = _members(process_group)
     return (0 if len(ranks) == 1 else ranks.index(dist.get_rank())), len(ranks)
+
+
+def _default_group() -> dist.ProcessGroup:
+    return dist.distributed_c10d._get_default_group()
 
 
 def _members(process_group: Any) -> tuple[int, ...]:
@@ -469,7 +475,7 @@ class _Circle:
     """
 
     #: By default group: after `destroy_process_group` all begins anew.
-    known: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], _Circle]] = weakref.WeakKeyDictionary()
+    known: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], _Circle]]] = weakref.WeakKeyDictionary()
 
     def __init__(self) -> None:
         self.calls = 0
@@ -479,7 +485,7 @@ class _Circle:
 
     @classmethod
     def of(cls, ranks: tuple[int, ...]) -> _Circle:
-        return cls.known.setdefault(dist.group.WORLD, {}).setdefault(ranks, cls())
+        return cls.known.setdefault(_default_group(), {}).setdefault(ranks, cls())
 
     def free(self, over: str) -> list[int]:
         """The groups that nobody has, ascending."""
@@ -584,7 +590,7 @@ class _Roll:
 class _Mistakes:
     """What this rank did wrong where it could not know which ranks would wait for it, and how much of it the next ones to meet have been told."""
 
-    made: weakref.WeakKeyDictionary[dist.ProcessGroup, _Mistakes] = weakref.WeakKeyDictionary()
+    made: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, _Mistakes]] = weakref.WeakKeyDictionary()
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -598,13 +604,13 @@ def go_astray(error: Exception) -> None:
     has not.
     """
     if dist.is_available() and dist.is_initialized() and not _is_parents_group():
-        mistakes = _Mistakes.made.setdefault(dist.group.WORLD, _Mistakes())
+        mistakes = _Mistakes.made.setdefault(_default_group(), _Mistakes())
         mistakes.texts.append(_words(error))
         _try(lambda: _job_store().set(_astray_key(dist.get_rank()), json.dumps([len(mistakes.texts), mistakes.texts[-1]])))
 
 
 def _own_up(ranks: tuple[int, ...], circle: _Circle) -> None:
-    mistakes = _Mistakes.made.get(dist.group.WORLD)
+    mistakes = _Mistakes.made.get(_default_group())
     if mistakes is not None and mistakes.num_told < len(mistakes.texts):
         for text in mistakes.texts[mistakes.num_told :]:
             _Roll(ranks, circle).tell(text, astray=True)
@@ -637,7 +643,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
 
 
-def _answer(answer: Future, question: Callable[[dist.Store], Any], store: dist.Store) -> None:
+def _answer(answer: Future[Any], question: Callable[[dist.Store], Any], store: dist.Store) -> None:
     try:
         answer.set_result(question(store))
     except Exception as error:
@@ -651,7 +657,8 @@ def _script_error() -> str | None:
         return f"{type(error).__name__}: {error}"
     # multiprocessing prints, or hands to its parent, the traceback itself. It keeps only the exit code, in the frame in
     # which the main thread now waits for the other threads.
-    frame = sys._current_frames().get(threading.main_thread().ident)
+    main_thread = threading.main_thread().ident
+    frame = None if main_thread is None else sys._current_frames().get(main_thread)
     while frame is not None:
         if frame.f_code.co_name == "_bootstrap" and frame.f_globals.get("__name__") == "multiprocessing.process":
             code = frame.f_locals.get("exitcode")

@@ -334,12 +334,17 @@ class LightningNodeData(_GraphData):
 
     def _train(self) -> BatchLoader:
         return self.dataloader(
-            self.input_train_nodes, self.input_train_time, self.input_train_id, self.graph_sampler, shuffle=self.train_shuffle, **self.loader_kwargs
-        )  # fmt: skip
+            self.input_train_nodes,
+            self.input_train_time,
+            self.input_train_id,
+            self.graph_sampler,
+            shuffle=self.train_shuffle,
+            **self.loader_kwargs,
+        )
 
     def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
-        seeds = [getattr(self, f"input_{split}_{name}") for name in ("nodes", "time", "id")]
-        return self.dataloader(*seeds, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs})
+        nodes, time, ids = (getattr(self, f"input_{split}_{name}") for name in ("nodes", "time", "id"))
+        return self.dataloader(nodes, time, ids, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs})
 
 
 class LightningLinkData(_GraphData):
@@ -410,12 +415,19 @@ class LightningLinkData(_GraphData):
         return self._open(link_sampler or self.graph_sampler, seeds, kwargs)
 
     def _train(self) -> BatchLoader:
-        seeds = [self.input_train_edges, self.input_train_labels, self.input_train_time, self.input_train_id]
-        return self.dataloader(*seeds, self.graph_sampler, shuffle=self.train_shuffle, **self.loader_kwargs)
+        return self.dataloader(
+            self.input_train_edges,
+            self.input_train_labels,
+            self.input_train_time,
+            self.input_train_id,
+            self.graph_sampler,
+            shuffle=self.train_shuffle,
+            **self.loader_kwargs,
+        )
 
     def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
-        seeds = [getattr(self, f"input_{split}_{name}") for name in ("edges", "labels", "time", "id")]
-        return self.dataloader(*seeds, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs})
+        edges, labels, time, ids = (getattr(self, f"input_{split}_{name}") for name in ("edges", "labels", "time", "id"))
+        return self.dataloader(edges, labels, time, ids, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs})
 
 
 def _found_seeds(data: Any, given: Any, *splits: str) -> Any:

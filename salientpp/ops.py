@@ -193,7 +193,7 @@ _KNOWN_DTYPES = frozenset(
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
         torch.float64, torch.complex64, torch.complex128,
     }
-)  # fmt: skip
+)
 
 
 def _as_bytes(rows: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def sample_typed_neighbors(
     return _ops.sample_typed_neighbors(
         indptr, indices, edge_id, edge_weight, edge_time, source_type, target_type, num_vertices, node_time, seeds, seed_time,
         first_tree, fanouts, num_hops, batch_key, replace, disjoint, last, induced,
-    )  # fmt: skip
+    )
 
 
 # --- memory -----------------------------------------------------------------------------------------------
@@ -306,12 +306,12 @@ def _dynamic(like: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("salientpp::use_huge_pages")
-def _(tensor):
+def _(tensor: Tensor) -> None:
     return None
 
 
 @torch.library.register_fake("salientpp::csc_from_coo")
-def _(source, target, num_vertices):
+def _(source: Tensor, target: Tensor, num_vertices: int) -> tuple[Tensor, Tensor, Tensor]:
     narrow = num_vertices < 2**31
     return (
         source.new_empty([num_vertices + 1], dtype=torch.int64),
@@ -321,58 +321,89 @@ def _(source, target, num_vertices):
 
 
 @torch.library.register_fake("salientpp::transpose_csc")
-def _(indptr, indices):
+def _(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(indptr), torch.empty_like(indices)
 
 
 @torch.library.register_fake("salientpp::check_csc")
-def _(indptr, indices):
+def _(indptr: Tensor, indices: Tensor) -> None:
     return None
 
 
 @torch.library.register_fake("salientpp::inclusion_probability")
-def _(indptr, out_indptr, out_indices, seeds, seed_offsets, fanouts, batch_size, frontier, include_seeds, replace):
+def _(
+    indptr: Tensor,
+    out_indptr: Tensor,
+    out_indices: Tensor,
+    seeds: Tensor,
+    seed_offsets: Tensor,
+    fanouts: list[int],
+    batch_size: int,
+    frontier: bool,
+    include_seeds: bool,
+    replace: bool,
+) -> Tensor:
     return indptr.new_empty([seed_offsets.shape[0] - 1, indptr.shape[0] - 1], dtype=torch.float32)
 
 
 @torch.library.register_fake("salientpp::rebalance_parts")
-def _(indptr, indices, assignment, weights, limits, num_parts, sweeps, edge_weights=None):
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    assignment: Tensor,
+    weights: Tensor,
+    limits: Tensor,
+    num_parts: int,
+    sweeps: int,
+    edge_weights: Tensor | None = None,
+) -> Tensor:
     return torch.empty_like(assignment)
 
 
 @torch.library.register_fake("salientpp::keep_heaviest_edges")
-def _(indptr, indices, most, edge_weights=None):
+def _(indptr: Tensor, indices: Tensor, most: int, edge_weights: Tensor | None = None) -> Tensor:
     return torch.empty_like(indices, dtype=torch.bool)
 
 
 @torch.library.register_fake("salientpp::sum_over_lists")
-def _(indptr, indices, value):
+def _(indptr: Tensor, indices: Tensor, value: Tensor) -> Tensor:
     return value.new_empty([indptr.shape[0] - 1])
 
 
 @torch.library.register_fake("salientpp::pack_id_set")
-def _(ids, num_ids):
+def _(ids: Tensor, num_ids: int) -> Tensor:
     return _dynamic(ids)
 
 
 @torch.library.register_fake("salientpp::look_up")
-def _(n_id, offsets, part_id, local_sets, remote_sets):
+def _(
+    n_id: Tensor, offsets: Tensor, part_id: int, local_sets: list[Tensor], remote_sets: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
     position = [_dynamic(n_id) for _ in range(len(local_sets) + len(remote_sets) + 2)]
     return position, [torch.empty_like(group) for group in position], n_id.new_empty([offsets.shape[0] - 1])
 
 
 @torch.library.register_fake("salientpp::gather_rows")
-def _(source, source_index, out, out_index):
+def _(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
     return None
 
 
 @torch.library.register_fake("salientpp::permutation")
-def _(size, key):
+def _(size: int, key: int) -> Tensor:
     return torch.empty([size], dtype=torch.int64)
 
 
 @torch.library.register_fake("salientpp::sample_neighbors")
-def _(indptr, indices, edge_id, seeds, fanouts, batch_key, replace, map_budget_bytes):
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    edge_id: Tensor | None,
+    seeds: Tensor,
+    fanouts: list[int],
+    batch_key: int,
+    replace: bool,
+    map_budget_bytes: int,
+) -> tuple[Tensor, ...]:
     n_id, e_id = _dynamic(seeds), _dynamic(seeds)
     hops = len(fanouts)
     return n_id, e_id.new_empty([2, e_id.shape[0]]), e_id, seeds.new_empty([hops + 1]), seeds.new_empty([hops])
@@ -380,9 +411,26 @@ def _(indptr, indices, edge_id, seeds, fanouts, batch_key, replace, map_budget_b
 
 @torch.library.register_fake("salientpp::sample_typed_neighbors")
 def _(
-    indptr, indices, edge_id, edge_weight, edge_time, source_type, target_type, num_vertices, node_time, seeds, seed_time, first_tree,
-    fanouts, num_hops, batch_key, replace, disjoint, last, induced,
-):  # fmt: skip
+    indptr: list[Tensor],
+    indices: list[Tensor],
+    edge_id: list[Tensor | None],
+    edge_weight: list[Tensor | None],
+    edge_time: list[Tensor | None],
+    source_type: list[int],
+    target_type: list[int],
+    num_vertices: list[int],
+    node_time: list[Tensor | None],
+    seeds: list[Tensor],
+    seed_time: list[Tensor | None],
+    first_tree: list[int],
+    fanouts: list[int],
+    num_hops: int,
+    batch_key: int,
+    replace: bool,
+    disjoint: bool,
+    last: bool,
+    induced: bool,
+) -> tuple[list[Tensor] | Tensor, ...]:
     n_id = [_dynamic(type_seeds) for type_seeds in seeds]
     e_id = [_dynamic(relation) for relation in indptr]
     edge_index = [ids.new_empty([2, ids.shape[0]]) for ids in e_id]

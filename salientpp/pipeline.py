@@ -27,6 +27,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class Pipeline:
         self.rank = rank
         self.seconds = {stage.name: 0.0 for stage in self.stages}
         bounds = [round(i * len(self.stages) / self.depth) for i in range(self.depth + 1)]
-        self._runs = [self.stages[a:b] for a, b in zip(bounds, bounds[1:])]
+        self._runs = [self.stages[a:b] for a, b in pairwise(bounds)]
         if hold and self.depth > 1:
             self._runs.append([])
         self._waiting: list[Any] = [_EMPTY] * len(self._runs)  # [i]: the state (and its event) that run i takes next

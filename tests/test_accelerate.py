@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
+import distributed
 import pytest
 import torch
 import torch.nn.functional as F
+from graphs import random_data
 from torch_geometric.nn import GraphSAGE
 
-import distributed
 import salientpp
-from graphs import random_data
 from salientpp import LinkNeighborLoader, NeighborLoader
 
 accelerate = pytest.importorskip("accelerate", reason="needs Hugging Face's accelerate")

@@ -61,7 +61,7 @@ def test_no_static_cache_beats_the_oracle(small):
         best = next(
             v for v in analysis.results
             if (v.fanouts, v.policy, v.replication_factor) == (volume.fanouts, "oracle", volume.replication_factor)
-        )  # fmt: skip
+        )
         assert volume.remote_rows_per_epoch >= best.remote_rows_per_epoch
         assert volume.ratio_to_oracle is None or volume.ratio_to_oracle >= 1
 
@@ -83,7 +83,7 @@ def test_the_forecast_is_the_sum_of_probabilities_of_uncached_remote_vertices(tm
     analysis = analyze(
         part, fanouts=[FANOUTS], batch_size=BATCH, replication_factors=ALPHAS, policies=["vip", "degree", "random"],
         seeds="all", predict_only=True,
-    )  # fmt: skip
+    )
     assert analysis.epochs == 0
     largest = max(part.book.size_of(0), part.book.size_of(1))
     for volume in analysis.results:
@@ -164,7 +164,7 @@ def test_the_command_writes_what_it_shows(tmp_path, capsys):
     result = json.loads(out["json"].read_text())
     assert (result["schema"], result["parts"], result["batch_size"], result["epochs"]) == (1, 2, 32, 2)
     wanted = {"fanouts", "policy", "replication_factor", "remote_rows_per_epoch", "remote_rows_std", "predicted_rows_per_epoch",
-              "ratio_to_oracle", "reduction"}  # fmt: skip
+              "ratio_to_oracle", "reduction"}
     assert all(wanted <= set(entry) for entry in result["results"])
     assert {entry["policy"] for entry in result["results"]} == set(POLICIES) - {"vip-hop"} | {"oracle", "oracle-heldout"}
     lines = list(csv.DictReader(out["csv"].open()))
@@ -263,7 +263,7 @@ def test_on_a_real_graph_vip_is_near_the_heldout_oracle_and_better_than_degree_a
     analysis = analyze(
         data, 4, fanouts=[[15, 10, 5]], batch_size=256, replication_factors=[0.16], policies=["vip", "degree", "random", "oracle"],
         epochs=20,
-    )  # fmt: skip
+    )
     rows = {volume.policy: volume.remote_rows_per_epoch for volume in analysis.results}
     assert rows["vip"] < rows["degree"] < rows["random"]
     assert rows["vip"] <= 1.05 * rows["oracle-heldout"]

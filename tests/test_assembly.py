@@ -1,4 +1,4 @@
-"""Laws of `salientpp.store.assembly` and of the recipes of `salientpp.store.fetch`: rows of all tiers end up in the batch's order, by the kernel and without it.
+"""Laws of `salientpp.store.assembly` and of the recipes of `salientpp.store.fetch`: rows of all tiers end up in the batch's order, with and without the kernel.
 
 Without a GPU the kernel runs in Triton's interpreter, and is compiled for GPUs that are not there.
 """

@@ -302,7 +302,7 @@ LOADERS = {
     "default": {}, "depth 1": {"depth": 1}, "workers": {"num_workers": 2}, "rows on the device": {"gpu_fraction": 0.5},
     "workers, device rows": {"gpu_fraction": 1.0, "num_workers": 1}, "zero copy": {"zero_copy": True},
     **({"cuda": {"device": "cuda"}, "cuda, rows there": {"device": "cuda", "gpu_fraction": 0.5, "num_workers": 1}} if torch.cuda.is_available() else {}),
-}  # fmt: skip
+}
 LOADER = pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
 
 
@@ -525,7 +525,7 @@ def test_a_single_batch_takes_positions_or_a_mask_of_the_seeds():
             (torch.tensor([True, False, True, False]), [0, 2]), ([False, False, False, True], [3]), (np.array([False, True, True, False]), [1, 2]),
             (torch.zeros(4, dtype=torch.bool), []), ([2, 2], [2, 2]), (torch.tensor([1], dtype=torch.uint8), [1]), (np.array([3, 0]), [3, 0]),
             (3, [3]), ([], []), (range(2), [0, 1]),
-        ]:  # fmt: skip
+        ]:
             batch = loader(index)
             assert batch.input_id.tolist() == want
             assert {int(seeds[at]) for at in want} <= set(batch.n_id.tolist())
@@ -617,7 +617,7 @@ KINDS: dict[str, Callable[[int, torch.Generator], Any]] = {
     "word": lambda size, g: "word",
     "empty": lambda size, g: torch.empty(0),
     "dict": lambda size, g: {"a": torch.rand(size, generator=g)},
-}  # fmt: skip
+}
 ODD = ["numpy, words", "list", "words", "tuple", "list of tensors", "csr", "csc"]
 ODD_NAMES = [
     "x", "y", "pos", "z", "edge_attr", "edge_weight", "edge_type", "node_type", "time", "train_mask", "norm", "face", "index", "my_index", "batch",

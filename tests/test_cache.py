@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import shutil
@@ -89,7 +90,7 @@ def test_a_larger_cache_holds_the_smaller_one():
     book = book_of(0, 300, 700, 1000)
     plans = [set(plan_cache(scores, book, 1, alpha).tolist()) for alpha in (0.0, 0.01, 0.1, 0.3, 1, 3)]
     assert [len(plan) for plan in plans] == [0, 3, 33, 100, 333, 600]
-    assert all(small <= large for small, large in zip(plans, plans[1:]))
+    assert all(small <= large for small, large in itertools.pairwise(plans))
 
 
 def test_a_single_part_caches_nothing():

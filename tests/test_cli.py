@@ -99,7 +99,7 @@ def test_every_option_reaches_the_package(capsys, tmp_path):
     code, _, _ = run(
         capsys, "partition", DATASET, tmp_path / "d", "--parts", 3, "--partition", "random", "--fanouts=-1,4",
         "--batch-size", 64, "--tolerance", 0.2, "--seed", 9,
-    )  # fmt: skip
+    )
     assert code == 0
     expected = salientpp.partition(
         synthetic(num_vertices=2000, num_features=8), 3, tmp_path / "e", [-1, 4], 64, method="random", tolerance=0.2, seed=9
@@ -478,7 +478,7 @@ def test_a_terminal_without_greek_letters_gets_replacements(monkeypatch, dataset
         assert end.code == 0
     out.flush()
     text = out.buffer.getvalue().decode(encoding)
-    assert ("?=0" in text or "factor ? " in text) or command == ["info"] and "+---" in text
+    assert ("?=0" in text or "factor ? " in text) or (command == ["info"] and "+---" in text)
 
 
 def test_names_that_are_no_text_are_one_line_and_arrive_as_they_are(capsysbinary, tmp_path, dataset_dir):

@@ -1012,7 +1012,10 @@ def test_a_part_out_of_range_is_refused(root, part_id):
 def test_without_a_process_group_several_parts_need_a_part_id(root):
     part = salientpp.load(root)
     assert part.part_id is None
-    text = r"has 2 parts and this process serves none of them: initialise torch.distributed before salientpp.load \(torchrun --nproc-per-node 2\), or name one with part_id="
+    text = (
+        r"has 2 parts and this process serves none of them: initialise torch.distributed before salientpp.load "
+        r"\(torchrun --nproc-per-node 2\), or name one with part_id="
+    )
     for ask in (part.node_rows, part.vip, lambda: part.split("train"), lambda: part.split("all")):
         with pytest.raises(ValueError, match=text):
             ask()

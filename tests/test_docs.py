@@ -151,7 +151,7 @@ def test_a_page_that_is_wrong_fails(tmp_path, monkeypatch):
         ("<!-- docs-test: reading 5 as 3 -->\n```python\n4\n```\n", ValueError, "has no '5'"),
         ("<!-- docs-test: skip -->\n```python\n4\n```\n", ValueError, "what does 'skip' mean"),
         ("<!-- docs-test: not run: needs a GPU -->\n```python\nx = (\n```\n", SyntaxError, None),
-    ]):  # fmt: skip
+    ]):
         (tmp_path / str(number)).mkdir()
         monkeypatch.chdir(tmp_path / str(number))
         page.write_text(text)

@@ -284,7 +284,7 @@ SCENARIO = pytest.mark.parametrize("name", SCENARIOS)
 BOOKS = {
     "n_id": torch.int64, "e_id": torch.int64, "input_id": torch.int64, "edge_label_index": torch.int64, "src_index": torch.int64,
     "dst_pos_index": torch.int64, "dst_neg_index": torch.int64, "edge_index": torch.int64,
-}  # fmt: skip
+}
 COUNTS = {"num_sampled_nodes", "num_sampled_edges"}  # torch-sparse does not give them
 
 
@@ -447,7 +447,7 @@ def assert_batches_are_pygs(loader_class: type, data: Any, *args: Any, **options
     pygs = SimpleNamespace(
         data=data, transform=None, transform_sampler_output=None, node_sampler=sampler, link_sampler=sampler, custom_cls=None,
         neg_sampling=getattr(loader, "neg_sampling", None), input_data=SimpleNamespace(input_type=input_type),
-    )  # fmt: skip
+    )
     make = NodeLoader if loader_class is NeighborLoader else LinkLoader
     for batch, sampled in zip(batches, samples):
         expected = make.filter_fn(pygs, sampled)
@@ -459,7 +459,7 @@ def assert_batches_are_pygs(loader_class: type, data: Any, *args: Any, **options
 HOW = [
     {}, {"replace": True}, {"disjoint": True}, {"subgraph_type": "bidirectional"}, {"subgraph_type": "induced", "disjoint": True},
     {"weight_attr": "weight"}, {"time_attr": "time"}, {"time_attr": "edge_time", "temporal_strategy": "last"},
-]  # fmt: skip
+]
 
 
 def timed(data: Data | HeteroData, how: dict[str, Any], name: str, size: int) -> dict[str, Any]:
@@ -1042,8 +1042,8 @@ def test_a_wrong_argument_is_refused_in_words(loader, error, text):
 @pytest.mark.parametrize(
     "options",
     [
-        {"disjoint": True}, {"temporal_strategy": "last"}, {"time_attr": "time"}, {"weight_attr": "w"}, {"input_time": TEN}, {"input_id": TEN}, {"custom_cls": Citations},
-        {"neighbor_sampler": FirstNeighbours(graph())},
+        {"disjoint": True}, {"temporal_strategy": "last"}, {"time_attr": "time"}, {"weight_attr": "w"}, {"input_time": TEN}, {"input_id": TEN},
+        {"custom_cls": Citations}, {"neighbor_sampler": FirstNeighbours(graph())},
     ],
     ids=lambda o: next(iter(o)),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import distributed
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,7 +26,6 @@ from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GAT, FastRGCNConv, GraphSAGE, HeteroConv, HGTConv, Linear, SAGEConv, to_hetero
 from torch_geometric.utils import trim_to_layer
 
-import distributed
 import salientpp
 
 PYG = SimpleNamespace(NeighborLoader=torch_geometric.loader.NeighborLoader, LinkNeighborLoader=torch_geometric.loader.LinkNeighborLoader)

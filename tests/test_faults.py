@@ -121,7 +121,7 @@ def _stopped(rank: int, root: str, victim: int, depth: int) -> tuple[str, float]
     started = time.monotonic()
     try:
         for index in itertools.count():
-            for batch in loader:
+            for _ in loader:
                 if rank == victim and index == 2:
                     pid = os.getpid()
                     os.system(f"(sleep {5 * STOPPED_TIMEOUT}; kill -9 {pid}) > /dev/null 2>&1 &")

@@ -410,7 +410,7 @@ def test_a_loader_can_be_used_at_exit():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=HANGS,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 

@@ -35,11 +35,11 @@ from salientpp.launch.sbatch import Batch, Partitioning, script
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "gpu07", "MASTER_PORT": "29400",
     "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "12",
-}  # fmt: skip
+}
 STEP = {
     "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
     "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_CLUSTER_NAME": "big",
-}  # fmt: skip
+}
 ONE_PER_HOST = {**STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 
 
@@ -131,7 +131,7 @@ def as_tasks(function: Callable[..., Any], size: int, directory: Path, seconds: 
         task = {
             **STEP, "GLOO_SOCKET_IFNAME": "lo", "SLURM_SUBMIT_DIR": str(directory), "SLURM_STEP_NODELIST": "no-such-host.invalid", "SLURM_PROCID": str(rank),
             "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_TASKS_PER_NODE": str(size), **environ,
-        }  # fmt: skip
+        }
         process = context.Process(target=_task, args=(there, function, task))
         process.start()
         there.close()
@@ -386,7 +386,7 @@ def test_scripts_ask_for_what_was_given_and_read_well(tmp_path, launcher, first,
     expected = [
         "--partition=gpu", "--time=2:00:00", "--nodes=4", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}", "--requeue", "--signal=USR1@120",
         "--open-mode=append", "--account=physics",
-    ]  # fmt: skip
+    ]
     assert set(expected) <= set(directives)
     assert ("--gpus-per-node=2" in directives) == (gpus > 0)
     assert text.splitlines()[1 : 1 + len(directives)] == [f"#SBATCH {directive}" for directive in directives], "sbatch reads them before the first command"

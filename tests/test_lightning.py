@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import subprocess
@@ -9,16 +10,16 @@ import sys
 import warnings
 from pathlib import Path
 
+import distributed
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from graphs import random_data
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GraphSAGE, HeteroConv, SAGEConv
 
-import distributed
 import salientpp
-from graphs import random_data
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.lightning import FollowingLoader, LightningLinkData, LightningNodeData
 
@@ -175,7 +176,7 @@ def test_the_same_training_as_with_pygs_on_links(tmp_path):
         module = class_(
             data, input_train_edges=data.edge_index[:, :100], input_val_edges=data.edge_index[:, 100:140], num_neighbors=[3, 2], batch_size=16,
             neg_sampling="binary",
-        )  # fmt: skip
+        )
         model, runner = Links(), trainer(tmp_path)
         runner.fit(model, module)
         runs.append((runner.global_step, len(model.of("val")), [shape_of(batch) for batch in model.batches]))
@@ -186,7 +187,7 @@ def test_full_batches_are_the_graph(tmp_path):
     data = graph()
     for class_ in (LightningNodeData, PygNodeData):
         module = class_(data, loader="full")
-        assert [list(module.train_dataloader())[0] is data, len(list(module.val_dataloader()))] == [True, 1]
+        assert [next(iter(module.train_dataloader())) is data, len(list(module.val_dataloader()))] == [True, 1]
     with pytest.warns(UserWarning, match="batch_size=4 has no effect in 'LightningNodeData' for loader='full'"):
         LightningNodeData(data, loader="full", batch_size=4)
     with pytest.raises(ValueError, match="loader must be 'neighbor' or 'full', got 'half'"):
@@ -376,7 +377,7 @@ def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
     node = NeighborLoader(
         data, [3], torch.arange(20), input_time=torch.full((20,), 50), time_attr="time", temporal_strategy="last", disjoint=True, batch_size=5,
         input_id=torch.arange(100, 120), seed=1, dtype=torch.float64,
-    )  # fmt: skip
+    )
     again = _update_dataloader(node, node.sampler, mode=RunningStage.PREDICTING)
     for old, new in zip(node, again, strict=True):
         assert shape_of(old) == shape_of(new)
@@ -385,7 +386,7 @@ def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
     link = LinkNeighborLoader(
         data, [3], data.edge_index[:, :20], edge_label=torch.arange(20), edge_label_time=torch.full((20,), 70), time_attr="time",
         neg_sampling="binary", batch_size=5, seed=1,
-    )  # fmt: skip
+    )
     again = _update_dataloader(link, link.sampler, mode=RunningStage.PREDICTING)
     for old, new in zip(link, again, strict=True):
         for name in ("n_id", "edge_label", "edge_label_index", "edge_label_time"):
@@ -446,7 +447,7 @@ def as_torchrun_would(rank: int, world_size: int) -> None:
 def fit_on_rank(rank, root, directory, stop, options, make=None):
     as_torchrun_would(rank, 2)
     data = graph() if directory is None else salientpp.load(directory)
-    torch.manual_seed(11 if not stop == "resume" else 50)
+    torch.manual_seed(11 if stop != "resume" else 50)
     model = Homogeneous()
     torch.manual_seed(rank)  # ranks that draw seeds of their own
     module = LightningNodeData(data, num_neighbors=[3, 2], batch_size=8, input_pred_nodes="test" if directory else torch.arange(31), **options)
@@ -454,10 +455,8 @@ def fit_on_rank(rank, root, directory, stop, options, make=None):
     callbacks = {"stop": [keep, StopAt(1, 1)]}.get(stop, [])
     runner = trainer(root, strategy="ddp", devices=2, callbacks=callbacks, enable_checkpointing=bool(callbacks))
     if stop == "stop":
-        try:
+        with contextlib.suppress(KeyError):
             runner.fit(model, module)
-        except KeyError:
-            pass
         return model.of("train"), None, None, None
     more = {"ckpt_path": Path(root) / "stopped.ckpt", "weights_only": False} if stop == "resume" else {}
     runner.fit(model, module, **more)

@@ -123,7 +123,7 @@ def test_the_analysis_in_memory_is_that_of_the_directory_that_partition_writes(t
         alone = analyze(
             tied_data(kind, seed), 2, method=method, fanouts=[fanouts], batch_size=batch_size, policies=sorted(POLICIES), epochs=1, seed=seed,
             replication_factors=ALPHAS,
-        )  # fmt: skip
+        )
         rows = {(v.policy, v.replication_factor): v.remote_rows_per_part for v in alone.results}
         assert rows == counted(part, fanouts, batch_size, seed=seed), (kind, seed)
 

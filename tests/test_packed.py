@@ -99,7 +99,7 @@ def test_packed_batches_of_several_ranks_are_those_of_the_cpu(tmp_path, world_si
         dict(zip(keys, values))
         for values in [(1, 0, 0, False, False), (10, 0.3, 0, False, True), (10, 0.3, 7 * row_bytes, False, False),
                        (4, 0.5, 10**6, True, True), (10, 1.0, 7 * row_bytes, True, False)]
-    ]  # fmt: skip
+    ]
     assert all(count > len(grid) for count in distributed.run(_compare_on_ranks, world_size, str(tmp_path / "d"), grid))
 
 
@@ -202,7 +202,7 @@ def test_no_more_batches_are_on_the_device_than_the_statement_says(data):
         return result
 
     loader._stages.copy_to_device = copy_to_device
-    for batch in loader:
+    for _ in loader:
         pass
     assert 2 <= most <= loader._new_pipeline().num_past("copy_to_device") + 1
 

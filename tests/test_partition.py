@@ -183,7 +183,7 @@ def test_no_id_is_favoured_among_edges_of_one_weight():
 
 
 def test_a_thinned_graph_is_parted_as_well_and_within_the_limits(monkeypatch):
-    graph, community = make_communities(4, size=300, inside=12_000, across=3000, seed=10)
+    graph, _ = make_communities(4, size=300, inside=12_000, across=3000, seed=10)
     whole = assign_parts(graph, 4)
     kept = []
     monkeypatch.setattr(partition, "_EDGES_KEPT", 8)

@@ -184,7 +184,7 @@ def test_ticks_with_nothing_new_do_nothing():
     # A gap travels along.
     assert [pipeline.tick(item) and "out" for item in (State(0), None, State(1), None, None, None, None)] == [
         None, None, None, "out", None, "out", None,
-    ]  # fmt: skip
+    ]
 
 
 def test_a_drained_pipeline_takes_batches_again():

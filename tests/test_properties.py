@@ -39,7 +39,7 @@ EXTREMES = [*SIZES, 3, 4, 5, 99, 100, 2**31 - 1, 2**31]
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.int8, torch.uint8, torch.int16,
     torch.int32, torch.int64, torch.bool, torch.complex64,
-]  # fmt: skip
+]
 
 keys = st.integers(INT64.min, INT64.max)
 fanout_lists = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 7, 60, 2**31 - 1]), min_size=1, max_size=3)
@@ -161,7 +161,7 @@ def test_arrays_that_are_no_graph_are_refused_and_all_others_kept(data):
     is_graph = (
         indptr.numel() >= 1 and int(indptr[0]) == 0 and all(a <= b for a, b in lists) and int(indptr[-1]) == indices.numel()
         and all(0 <= u < len(lists) for u in indices.tolist())
-    )  # fmt: skip
+    )
     if is_graph:
         graph = Graph(indptr, indices)
         assert torch.equal(graph.indptr, indptr) and torch.equal(graph.indices, indices)
@@ -289,7 +289,7 @@ def test_inclusion_probabilities_of_any_graph_equal_the_reference(graph, data, f
         want = reference.inclusion_probability(
             graph.indptr.tolist(), graph.indices.tolist(), seeds.tolist(), fanouts, batch_size,
             expand=expand, include_seeds=include_seeds, replace=replace,
-        )  # fmt: skip
+        )
         np.testing.assert_allclose(row, np.minimum(want, 1), rtol=1e-4, atol=1e-6)
 
 
@@ -383,7 +383,7 @@ def test_any_data_gives_right_batches(data, fanouts, batch_size, replace, gpu_fr
     loader = NeighborLoader(
         whole, fanouts, nodes, replace=replace, batch_size=batch_size, shuffle=shuffle, seed=data.draw(keys), gpu_fraction=gpu_fraction,
         num_workers=data.draw(st.sampled_from([0, 0, 2])), depth=data.draw(st.sampled_from([1, 2, 10])),
-    )  # fmt: skip
+    )
     graph, given_seeds = Graph.from_data(whole), []
     for batch in loader:
         seeds_of_batch = batch.n_id[: batch.batch_size]
@@ -451,7 +451,7 @@ def sampler_output(batch: Data):
     return SamplerOutput(
         node=batch.n_id, row=row, col=col, edge=batch.e_id,
         num_sampled_nodes=batch.num_sampled_nodes, num_sampled_edges=batch.num_sampled_edges,
-    )  # fmt: skip
+    )
 
 
 # --- dataset directories ----------------------------------------------------------------------------------
@@ -472,7 +472,10 @@ def test_any_graph_comes_back_from_its_directory(tmp_path, data):
         method = torch.from_numpy(data.draw(arrays(np.int64, num_vertices, elements=st.integers(0, num_parts - 1))))
     features = {name: whole[name] for name in ("x", "edge_attr")}
     root = Path(tempfile.mkdtemp(dir=tmp_path)) / "d"
-    write = lambda: salientpp.partition(whole, num_parts, root, data.draw(few_fanouts), data.draw(st.integers(1, 9)), method=method)  # noqa: E731
+
+    def write() -> None:
+        salientpp.partition(whole, num_parts, root, data.draw(few_fanouts), data.draw(st.integers(1, 9)), method=method)
+
     if num_parts > num_vertices and isinstance(method, str):
         with pytest.raises(ValueError, match=f"num_parts must be at most the number of vertices, {num_vertices}, got {num_parts}"):
             write()
@@ -498,7 +501,7 @@ def _who_they_are(rank: int, root: str, cases: list[dict]) -> list[list]:
         part = salientpp.load(root)
         loader = NeighborLoader(part, input_nodes="train", uneven="exact", gather=("x", "who"), **options)
         batches.append([])
-        for epoch in range(2):
+        for _ in range(2):
             for batch in loader:
                 original = part.original_id(batch.n_id)
                 assert torch.equal(batch.who, original)
@@ -528,7 +531,7 @@ def test_on_any_number_of_ranks_features_know_who_they_are_and_caches_change_not
             "policy": data.draw(st.sampled_from(["vip", "degree", "random", "halo"])), "num_workers": data.draw(st.integers(0, 2)),
         }
         for alpha in (0.0, data.draw(st.floats(0, 5)))
-    ]  # fmt: skip
+    ]
     for bare, cached in distributed.run(_who_they_are, num_parts, str(root), cases):
         assert bare == cached
 
@@ -548,7 +551,7 @@ def test_the_analysis_of_any_small_graph_counts_what_batches_read(data):
     analysis = analyze(
         whole, num_parts, method="random", fanouts=[fanouts], batch_size=batch_size, replication_factors=[0, 0.5, 20], epochs=2,
         policies=["vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"], seed=1,
-    )  # fmt: skip
+    )
     rows_by_policy: dict[str, list[float]] = {}
     for volume in analysis.results:
         assert volume.remote_rows_per_epoch >= 0

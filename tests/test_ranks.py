@@ -236,7 +236,7 @@ def _leave(rank: int, root: str, stops: list[int | None], depth: int, how: str) 
     loader = _loader(root, depth=depth, num_workers=1, replication_factor=0.1)
     given = 0
     try:
-        for batch in loader:
+        for _ in loader:
             given += 1
             if given == stops[rank]:
                 if how == "raise":
@@ -320,7 +320,7 @@ def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -
 STAGES = [
     "sample", "exchange_counts", "read_counts", "exchange_ids", "localize_ids",
     "gather_host_rows", "copy_to_device", "gather_device_rows", "exchange_rows", "assemble",
-]  # fmt: skip
+]
 
 
 def test_the_stages_are_all_there(tmp_path):
@@ -481,7 +481,7 @@ def _leave_with_functions(rank: int, root: str, workers: int, depth: int) -> tup
     counts = []
     for _ in range(3):
         left = False
-        for index, _ in enumerate(loader, 1):
+        for index, _ in enumerate(loader, 1):  # noqa: B007  (counted below)
             if rank == 1:
                 break
             time.sleep(0.02)
@@ -608,11 +608,11 @@ _MISTAKES = [
     ("disjoint", {"disjoint": True}, "disjoint=True is not available"),
     ("sampler", {"sampler": [1, 2]}, "sampler= is for a Data"),
     ("subgraph_type", {"subgraph_type": "some"}, "some"),
-]  # fmt: skip
+]
 
 
 def _make_all(rank: int, root: str, mistakes: list, culprit: int) -> list[tuple[str, float]]:
-    return [_make_with(rank, root, name, {culprit: {k: v for k, v in wrong.items()}}) for name, wrong, _ in mistakes]
+    return [_make_with(rank, root, name, {culprit: dict(wrong)}) for name, wrong, _ in mistakes]
 
 
 @pytest.mark.parametrize(("world", "culprit"), [(2, 1), (3, 0)])
@@ -763,7 +763,7 @@ _NUMBERS = {
     "replication_factor": ([0.25, 1], "real"), "gpu_fraction": ([0.5, 1], "real"), "timeout": ([30, 20.5], "real"),
     "gpu_cache_bytes": ([1000], "whole"), "depth": ([3], "whole"), "seed": ([7], "whole"), "batch_size": ([16], "whole"),
     "num_workers": ([1], "whole"), "num_neighbors": ([5], "whole"),
-}  # fmt: skip
+}
 _WHOLE = [np.int8, np.uint8, np.int32, np.int64, np.uint64, lambda v: np.array(v), lambda v: torch.tensor(v), lambda v: torch.tensor(v, dtype=torch.uint8)]
 _REAL = [np.float16, np.float32, np.float64, lambda v: np.array(float(v)), lambda v: torch.tensor(float(v)), lambda v: torch.tensor(v, dtype=torch.float64)]
 

@@ -89,7 +89,7 @@ print(json.dumps([[digest(batch) for batch in loader] for _ in range(2)]))
     done = subprocess.run(
         [sys.executable, "-c", program, json.dumps(loader.state_dict())],
         cwd=Path(__file__).parent, capture_output=True, text=True,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(json.dumps([whole[0][3:], whole[1]]))
 

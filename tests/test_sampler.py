@@ -173,7 +173,7 @@ def test_a_vertex_found_before_is_not_expanded_again():
 
 def test_a_repeated_seed_is_expanded_each_time_with_the_same_draws():
     graph = Graph.from_edge_index(star(50), 51)
-    n_id, edge_index, e_id, num_nodes, num_edges = draw(graph, long(0, 7, 0), [4], key=3)
+    n_id, edge_index, e_id, _, num_edges = draw(graph, long(0, 7, 0), [4], key=3)
     assert n_id[:3].tolist() == [0, 7, 0]
     assert num_edges.tolist() == [8]
     assert edge_index[1].tolist() == [0] * 4 + [2] * 4

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 import torch
+from graphs import random_data
 
 import salientpp
-from graphs import random_data
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.plan.schedule import UNEVEN, Schedule, share_size
 

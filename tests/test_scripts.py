@@ -39,7 +39,7 @@ def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subpro
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     done = []
     try:
         for rank in ranks:
@@ -174,7 +174,7 @@ def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path,
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
         capture_output=True, text=True, timeout=HANG, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 1 and "LookupError: the user's mistake" in done.stderr
     if start == PROCESS:
         assert done.stdout == "[1, 1]\n"
@@ -187,7 +187,7 @@ def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
         capture_output=True, text=True, timeout=HANG, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert "rank 0 ended in mid-epoch: its process ended with exit code 1" in done.stderr
 
 

@@ -63,7 +63,7 @@ TASKS = {
             GRAPH.indptr, GRAPH.indices, ops.permutation(3000, key) % 3, torch.ones(3000, 1, dtype=torch.int64), torch.tensor([900]), 4, 2
         )
     ],
-}  # fmt: skip
+}
 
 
 def test_all_operators_at_once_in_many_threads_give_what_one_thread_gives():

@@ -318,7 +318,7 @@ def test_trees_hang_together_and_with_all_neighbours_each_is_what_its_seed_finds
     data = random_hetero(120, seed=8)
     sampler, seeds = typed(data, [-1, -1], disjoint=True), [3, 8, 3, 40]
     together = sampler.sample({"paper": long(*seeds)}, 0)
-    papers = {name: ids for name, ids in together.node.items()}
+    papers = dict(together.node)
     for number, seed in enumerate(seeds):
         alone = sampler.sample({"paper": long(seed)}, 0)
         for name in papers:
@@ -567,7 +567,7 @@ SKEWED = [
     ([1.0, 1.0], 1), ([1.0, 3.0], 1), ([0.2, 0.3, 0.5], 1), ([0.2, 0.3, 0.5], 2), ([1.0, 2.0, 4.0, 8.0], 2), ([1.0, 2.0, 4.0, 8.0], 3),
     ([100.0, 1.0, 1.0, 1.0, 1.0], 2), ([100.0, 1.0, 1.0, 1.0, 1.0], 4), ([5.0, 5.0, 1e-3, 2.0, 3.0, 0.5], 3), ([1e-200, 3e-200, 2e-200], 1),
     ([1e200, 3e200, 2e200], 2),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("weights", "fanout"), SKEWED, ids=str)

@@ -68,7 +68,7 @@ def _check(case: dict, given: list) -> None:
     seeds, size, uneven = case["seeds"], case["batch_size"], case["uneven"]
     batches = [count // size if case["drop_last"] else -(-count // size) for count in seeds]
     if uneven in ("wrap", "drop") and 0 in seeds and len(seeds) > 1:
-        for rank, text in enumerate(given):
+        for text in given:
             assert f"rank {seeds.index(0)} has no seeds, so uneven='{uneven}' cannot give it batches" in text
         return
     if uneven == "error" and len(set(batches)) > 1:

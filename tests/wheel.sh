@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Does a wheel hold all that users need? Built from the sources and installed into an empty environment that sees only what salientpp requires,
+# Do the sources of a release and a wheel hold all that users need? Built from those sources alone and installed into an empty environment that sees only what salientpp requires,
 # it must serve away from the source tree.  tests/wheel.sh PYTHON: PYTHON is one with the requirements and the tools to build.
 set -euo pipefail
 python=$(realpath --no-symlinks "$1")
 work=$(mktemp --directory)
 trap 'rm -rf "$work"' EXIT
 
-"$python" -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work" .
+"$python" setup.py --quiet sdist --dist-dir "$work"
+"$python" -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work" "$work"/*.tar.gz
 "$python" -m venv "$work/venv"
 here=$work/venv/bin/python
 "$here" -m pip install --quiet --no-deps --no-index "$work"/*.whl
@@ -27,6 +28,8 @@ END
 
 cd "$work"
 "$here" - "$work/venv" <<'END'
+import importlib.metadata
+import re
 import sys
 from pathlib import Path
 
@@ -37,6 +40,11 @@ from salientpp.datasets import load_dataset
 
 assert Path(salientpp.__file__).is_relative_to(sys.argv[1]), salientpp.__file__
 assert (Path(salientpp.__file__).parent / "py.typed").is_file(), "no py.typed in the wheel"
+about = importlib.metadata.metadata("salientpp")
+text = about["Description"] or about.get_payload()
+assert about["Description-Content-Type"] == "text/markdown" and text.startswith("# salientpp") and "SALIENT++" in text, text[:200]
+lost = [link for link in re.findall(r"\]\(([^)]*)\)", text) if not re.match(r"https?://", link)]
+assert not lost, f"links that lead nowhere on a package index: {lost}"
 data = load_dataset("synthetic:num_vertices=2000,num_features=8")
 salientpp.partition(data, num_parts=1, root="parts", num_neighbors=[5, 3], batch_size=32)
 for graph, seeds in ((data, data.train_mask), (salientpp.load("parts"), "train")):

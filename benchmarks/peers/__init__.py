@@ -47,7 +47,7 @@ class LinearProbing:
         self._library.look_up(
             _pointer(ids), ctypes.c_int64(ids.numel()), _pointer(offsets), ctypes.c_int64(counts.numel()), ctypes.c_int64(part_id),
             _pointer(self.table), ctypes.c_int(self._shift), *map(_pointer, groups), _pointer(counts), _pointer(sizes),
-        )  # fmt: skip
+        )
         return [*(group[: int(sizes[i // 2])] for i, group in enumerate(groups)), counts]
 
 

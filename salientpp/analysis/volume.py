@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from salientpp import ops
 from salientpp.analysis.advice import DeviceRows, Recommendation, advise
 from salientpp.graph import Graph
 from salientpp.plan.accesses import count_accesses, shuffled_batches
-from salientpp.plan.cache import POLICIES, Workload, cache_capacity, check_replication_factor, score
+from salientpp.plan.cache import POLICIES, Policy, Workload, cache_capacity, check_replication_factor, score
 from salientpp.plan.layout import assign_for, lay_out, relabel
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import Schedule, batch_key
@@ -178,9 +179,9 @@ def analyze(
     track("partitioning (METIS stops the clock)" if isinstance(method, str) and method.startswith("metis") else "partitioning", 1)
     source = _open(data, parts, name, seeds)
     del data  # a caller who keeps no reference either has the memory back
-    parted = source if isinstance(source, _Parted) else _part(source, parts, method, fanouts[0], batch_size, seed)
+    parted = source if isinstance(source, _Parted) else _part(source, method, fanouts[0], batch_size, seed)
     del source
-    alphas = sorted(set(float(alpha) for alpha in replication_factors))
+    alphas = sorted({float(alpha) for alpha in replication_factors})
     results, device_rows, recommendations, without = [], [], [], {}
     for entry in fanouts:
         volumes, devices, recommendation, bare = _analyze_fanouts(
@@ -258,6 +259,7 @@ class _Unparted:
     splits: dict[str, Tensor]
     seeds: Tensor | None
     row_bytes: int
+    parts: int
 
 
 def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: str) -> _Parted | _Unparted:
@@ -286,11 +288,12 @@ def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: st
     if seeds != "all" and seeds not in splits:
         raise ValueError(f"seeds must be 'all' or a split of the data ({', '.join(splits) or 'it has none'}), got {seeds!r}")
     x = data.get("x")
-    return _Unparted(name, graph, splits, None if seeds == "all" else splits[seeds], 0 if x is None else x[0].numel() * x.element_size())
+    row_bytes = 0 if x is None else x[0].numel() * x.element_size()
+    return _Unparted(name, graph, splits, None if seeds == "all" else splits[seeds], row_bytes, parts)
 
 
-def _part(source: _Unparted, parts: int, method: str | Tensor, fanouts: Sequence[int], batch_size: int, seed: int) -> _Parted:
-    graph, chosen = source.graph, source.seeds
+def _part(source: _Unparted, method: str | Tensor, fanouts: Sequence[int], batch_size: int, seed: int) -> _Parted:
+    graph, chosen, parts = source.graph, source.seeds, source.parts
     assigned = assign_for(
         graph, parts, method=method, splits=source.splits, seeds=chosen, num_neighbors=fanouts, batch_size=batch_size, seed=seed
     )
@@ -344,10 +347,12 @@ def _analyze_fanouts(
     sizes = [ids.numel() for ids in parted.seeds]
     track(f"{title}: inclusion probabilities", 1)
     workloads = [parted.workload(part_id, fanouts, batch_size) for part_id in range(book.num_parts)]
-    if any(workload.vip is None for workload in workloads):
+    known = [workload.vip for workload in workloads if workload.vip is not None]
+    if len(known) < len(workloads):
         computed = inclusion_probability(parted.graph, parted.seeds, fanouts, batch_size)  # one sweep for all
-        workloads = [replace(workload, vip=own if workload.vip is None else workload.vip) for workload, own in zip(workloads, computed)]
-    vip = torch.stack([workload.vip for workload in workloads])
+        known = [own if workload.vip is None else workload.vip for workload, own in zip(workloads, computed)]
+        workloads = [replace(workload, vip=own) for workload, own in zip(workloads, known)]
+    vip = torch.stack(known)
     # What the loader does by default; a part without seeds it serves under 'exact'.
     uneven = "exact" if 0 in sizes else "wrap"
     schedules = [
@@ -361,9 +366,9 @@ def _analyze_fanouts(
             _analyze_part(workload, expected[part_id], schedules[part_id], alphas, policies, epochs, seed, what, track)
         )
 
-    counted = sum(part.counted for part in parts)
-    forecast = sum(part.forecast for part in parts)
-    bare = float(sum(part.counted_bare for part in parts).mean()) if epochs else sum(part.forecast_bare for part in parts)
+    counted = _total([part.counted for part in parts])
+    forecast = _total([part.forecast for part in parts])
+    bare = float(_total([part.counted_bare for part in parts]).mean()) if epochs else sum(part.forecast_bare for part in parts)
     mean = counted.mean(axis=2) if epochs else forecast
     volumes = []
     for p, policy in enumerate(policies):
@@ -394,6 +399,10 @@ def _analyze_fanouts(
         workloads, vip, parted.original_id, [(volume.replication_factor, 1 - volume.reduction) for volume in own], parted.row_bytes
     )
     return volumes, devices, recommendation, bare
+
+
+def _total(figures: Sequence[np.ndarray]) -> np.ndarray:
+    return sum(figures[1:], figures[0])
 
 
 def _expected_accesses(workloads: Sequence[Workload], vip: Tensor, schedules: Sequence[Schedule]) -> list[Tensor]:
@@ -454,7 +463,7 @@ def _analyze_part(
 
     def rank(policy: str) -> tuple[Tensor, list[int]]:
         """The remote vertices in the order in which a cache takes them, and how many each size takes."""
-        ranking = scores[policy] if policy in scores else score(policy, workload)
+        ranking = scores[policy] if policy in scores else score(cast(Policy, policy), workload)  # the name was checked
         # plan_cache's choice for every size at once: by descending score, among equals the lower id, never a zero.
         ranked = torch.sort(ranking[remote], descending=True, stable=True)
         useful = int(torch.count_nonzero(ranked.values > 0))

@@ -89,9 +89,15 @@ def _from_torchrun(environ: Mapping[str, str], slurm: Launch | None) -> Launch:
     environ = {**known, **environ}
     _check_present(environ, _TORCHRUN, "torchrun", "start with torchrun, or set all of them on every rank")
     launch = Launch(
-        "torchrun", *(_number(environ, name) for name in _TORCHRUN[:4]), environ["MASTER_ADDR"], _number(environ, "MASTER_PORT"),
-        None if slurm is None else slurm.job,
-    )  # fmt: skip
+        "torchrun",
+        rank=_number(environ, "RANK"),
+        world_size=_number(environ, "WORLD_SIZE"),
+        local_rank=_number(environ, "LOCAL_RANK"),
+        ranks_per_host=_number(environ, "LOCAL_WORLD_SIZE"),
+        master_addr=environ["MASTER_ADDR"],
+        master_port=_number(environ, "MASTER_PORT"),
+        job=None if slurm is None else slurm.job,
+    )
     _check_range("RANK", launch.rank, "WORLD_SIZE", launch.world_size)
     _check_range("LOCAL_RANK", launch.local_rank, "LOCAL_WORLD_SIZE", launch.ranks_per_host)
     return launch
@@ -114,7 +120,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch:
         job="-".join([
             environ.get("SLURM_CLUSTER_NAME", "cluster"), environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT", "0"),
         ]),
-    )  # fmt: skip
+    )
     _check_range("SLURM_PROCID", launch.rank, size, launch.world_size)
     _check_range("SLURM_LOCALID", launch.local_rank, "its host's entry in SLURM_STEP_TASKS_PER_NODE", launch.ranks_per_host)
     return launch

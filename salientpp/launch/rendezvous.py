@@ -25,6 +25,7 @@ import struct
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -148,7 +149,7 @@ def _addresses_of(name: str) -> list[str]:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    addresses = dict.fromkeys(entry[4][0] for entry in found)
+    addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
     return [address for address in addresses if not (ip := ipaddress.ip_address(address.partition("%")[0])).is_loopback and not ip.is_link_local]
 
 
@@ -201,7 +202,7 @@ def _resolvable(*hosts: str | None) -> str:
     return hosts[0] or "localhost"
 
 
-def _connect(launch: Launch, address: str, backend: str, timeout: timedelta, **options: object) -> None:
+def _connect(launch: Launch, address: str, backend: str, timeout: timedelta, **options: Any) -> None:
     try:
         dist.init_process_group(backend, timeout=timeout, **options)
     except (RuntimeError, OSError) as error:

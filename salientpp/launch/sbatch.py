@@ -85,10 +85,11 @@ class Batch:
                 f"{self.ranks} ranks ({self.parts} parts, {self.ranks_per_part} per part) do not fill hosts of {self.ranks_per_node}: choose "
                 "--ranks-per-node (by default --gpus-per-node) so that it divides them"
             )
-        for name, text in (("--job-name", self.job_name), ("--partition", self.partition), ("--partition-queue", self.first and self.first.partition)):
+        first = self.first
+        for name, text in (("--job-name", self.job_name), ("--partition", self.partition), ("--partition-queue", first.partition if first else None)):
             if text is not None and not re.fullmatch(r"[\w.,+-]+", text):
                 raise ValueError(f"{name} must be a name without blanks, got {text!r}")
-        for name, text in (("--python", self.python), ("--dataset", self.first and self.first.dataset), ("--root", self.first and self.first.root)):
+        for name, text in (("--python", self.python), ("--dataset", first.dataset if first else None), ("--root", first.root if first else None)):
             if text == "":
                 raise ValueError(f"{name} must not be empty")
         if self.launcher not in LAUNCHERS:
@@ -174,7 +175,7 @@ def script(batch: Batch, made_by: str) -> str:
             """bash -c 'trap "" USR1; exec "$@"' rank""",
             *start,
         ]),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -169,7 +169,10 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
                 raise ValueError(f"{name} must have one entry per edge of edge_label_index, expected {ends.size(1)}, got {got}")
         if self._is_triplet and label is not None:
-            raise ValueError("edge_label needs to be undefined for 'triplet'-based negative sampling: src_index, dst_pos_index and dst_neg_index of the batch tell which is which")
+            raise ValueError(
+                "edge_label needs to be undefined for 'triplet'-based negative sampling: src_index, dst_pos_index and dst_neg_index of the "
+                "batch tell which is which"
+            )
         if self.neg_sampling is not None and self.neg_sampling.is_binary() and label is not None and label.numel() and int(label.min()) == 0:
             label = label + 1
         return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)

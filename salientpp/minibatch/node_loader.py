@@ -167,8 +167,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         super().__init__(
             data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output,
             replication_factor=replication_factor, gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy,
-            dtype=dtype, policy=policy, cache=cache, rows=rows, device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout,
-            share=share,
+            dtype=dtype, policy=policy, cache=cache, rows=rows, device=device, depth=depth, seed=seed, uneven=uneven,
+            process_group=process_group, timeout=timeout, share=share,
         )  # fmt: skip
 
     @property

@@ -93,7 +93,7 @@ class Cluster:
         done = subprocess.run(
             [str(word) for word in command], cwd=cwd or self.folder, env={**self.environment, **(environment or {})},
             capture_output=True, text=True, timeout=seconds,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -148,7 +148,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
          f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"],
         ["slurmctld", "-D", "-c", "-f", conf],
         *(["slurmd", "-D", "-c", "-N", node, "-f", conf] for node in NODES),
-    ]  # fmt: skip
+    ]
     daemons: list[subprocess.Popen] = []
     try:
         for command in commands:
@@ -158,7 +158,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
                 daemons.append(
                     subprocess.Popen(
                         words, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-                    )  # fmt: skip
+                    )
                 )
             if command[0] == "munged":
                 _wait(lambda: (folder / "munge.socket").exists(), daemons, folder)

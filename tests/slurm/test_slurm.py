@@ -31,7 +31,7 @@ EPOCHS = 30
 #: Jobs inherit it from sbatch: gloo on loopback, and the package under test.
 ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_script_trains_unedited_and_its_ranks_stage_at_once(slurm, datasets, f
         capsys, folder / "train.sbatch", "--parts", parts, "--ranks-per-part", per_part, "--gpus-per-node", 1, "--ranks-per-node", 2, "--cpus-per-task", 1,
         "--time", 5, "--partition", "main", "--launcher", launcher,
         "--", TRAIN, datasets / f"parts-{parts}", *WORKLOAD, "--epochs", 2, "--stage", folder / "local",
-    )  # fmt: skip
+    )
     job = run(slurm, script)
     assert job.state == "COMPLETED", job.log
     for rank in range(4):
@@ -116,7 +116,7 @@ def test_a_chain_partitions_and_then_trains(slurm, folder, capsys):
         "--dataset", "synthetic:num_vertices=2000,num_features=8", "--root", "new parts", "--partition-cpus", 1,
         "--partition-options", "--fanouts 5,3 --batch-size 8 --partition random",
         "--", TRAIN, "new parts", *WORKLOAD, "--epochs", 1,
-    )  # fmt: skip
+    )
     first, second = re.findall(r"job (\d+)", slurm.run("bash", script.name, cwd=folder, environment=ENVIRONMENT))
     training, partitioning = slurm.wait(second), slurm.wait(first)
     assert (partitioning.state, training.state) == ("COMPLETED", "COMPLETED"), partitioning.log + training.log
@@ -142,7 +142,7 @@ def train_script(capsys: pytest.CaptureFixture, folder: Path, datasets: Path, la
     return make_script(
         capsys, folder / "train.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 10, "--launcher", launcher,
         "--", TRAIN, datasets / "parts-2", *WORKLOAD, "--epochs", EPOCHS,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def uninterrupted(slurm, datasets) -> tuple[list[str], dict]:
     folder.mkdir()
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", TRAIN, datasets / "parts-2", *WORKLOAD, "--epochs", EPOCHS
-    ]  # fmt: skip
+    ]
     out = slurm.run(*command, cwd=folder, environment=ENVIRONMENT)
     return [re.sub(r" seconds=.*", "", line) for line in out.splitlines() if line.startswith("epoch=")], read_checkpoint(folder)
 
