@@ -14,7 +14,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
 import salientpp
 from salientpp import Graph, NeighborSampler, inclusion_probability, ops
-from salientpp.graph import TypedGraph
+from salientpp.graph.typed import TypedGraph
 from salientpp.minibatch.sampler import TypedSampler
 from salientpp.plan.vip import (
     check_fanouts,

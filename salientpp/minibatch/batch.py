@@ -17,10 +17,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.data.storage import BaseStorage
-from torch_geometric.loader.utils import filter_custom_hetero_store, filter_custom_store, filter_edge_store_, index_select
+from torch_geometric.loader.utils import (
+    filter_custom_hetero_store,
+    filter_custom_store,
+    filter_edge_store_,
+    index_select,
+)
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from salientpp.graph import positions_in
+from salientpp.graph.from_pyg import positions_in
 from salientpp.processes import Lock
 from salientpp.store.fetch import Column
 from salientpp.store.rows import take_rows

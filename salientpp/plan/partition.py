@@ -30,16 +30,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from salientpp import ops
-
-if TYPE_CHECKING:
-    from salientpp.graph import Graph
+from salientpp.graph.csc import Graph, runs_of_vertices
+from salientpp.ids import first_outside
+from salientpp.plan.undirected import both_directions, first_of_equals
 
 #: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
 _SWEEPS = 8
@@ -191,9 +190,8 @@ def _constraint_weights(graph: Graph, seed_sets: Mapping[str, Tensor]) -> dict[s
                 "for a mask give mask.nonzero().view(-1)"
             )
         ids = ids.to("cpu", torch.int64)
-        outside = (ids < 0) | (ids >= graph.num_vertices)
-        if bool(outside.any()):
-            i = int(outside.nonzero()[0])
+        i = first_outside(ids, graph.num_vertices)
+        if i is not None:
             raise ValueError(f"seed_sets[{name!r}][{i}] must be in [0, {graph.num_vertices}), got {int(ids[i])}")
         if ids.numel():
             weights[name] = torch.bincount(ids, minlength=graph.num_vertices)
@@ -217,9 +215,8 @@ def _check_assignment(assignment: Tensor, num_vertices: int, num_parts: int) -> 
     if assignment.dtype.is_floating_point or assignment.dtype.is_complex or assignment.dtype == torch.bool:
         raise ValueError(f"assignment must have an integer dtype, got {assignment.dtype}; use assignment.long()")
     assignment = assignment.detach().to("cpu", torch.int64, copy=True)
-    outside = (assignment < 0) | (assignment >= num_parts)
-    if bool(outside.any()):
-        v = int(outside.nonzero()[0])
+    v = first_outside(assignment, num_parts)
+    if v is not None:
         raise ValueError(f"assignment[{v}] must be in [0, {num_parts}), got {int(assignment[v])}")
     return assignment
 
@@ -235,15 +232,10 @@ def _sum_by_part(weight: Tensor, assignment: Tensor, num_parts: int) -> tuple[in
 def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:
     degree = graph.indptr.diff()
     cut = 0
-    begin, num_vertices = 0, graph.num_vertices
-    while begin < num_vertices:
-        first_edge = int(graph.indptr[begin])
-        end = int(torch.searchsorted(graph.indptr, first_edge + _EDGES_AT_ONCE, right=True)) - 1
-        end = min(max(end, begin + 1), num_vertices)
-        sources = graph.indices[first_edge : int(graph.indptr[end])]
+    for begin, end in runs_of_vertices(graph.indptr, _EDGES_AT_ONCE):
+        sources = graph.indices[int(graph.indptr[begin]) : int(graph.indptr[end])]
         targets_part = assignment[begin:end].repeat_interleave(degree[begin:end])
         cut += int((assignment.index_select(0, sources) != targets_part).sum())
-        begin = end
     return cut
 
 
@@ -366,19 +358,13 @@ def _symmetrise(graph: Graph, edge_weights: Tensor | None) -> tuple[np.ndarray, 
         weight = None if weight is None else weight[proper]
     del proper
 
-    # One integer per edge end, target * N + source, sorted in place: no index arrays beside it. N < 2^31.5.
-    num_edges = source.size
-    key = np.empty(2 * num_edges, dtype=np.int64)
-    for half, (major, minor) in ((key[:num_edges], (target, source)), (key[num_edges:], (source, target))):
-        np.multiply(major, num_vertices, out=half, dtype=np.int64)
-        half += minor
-    del source, target, half, major, minor
+    key = both_directions(source, target, num_vertices)
+    del source, target
     if weight is None:
         key.sort()
     else:
         key, weight = _sort_with(key, weight)
-    is_first = np.ones(key.size, dtype=bool)
-    np.not_equal(key[1:], key[:-1], out=is_first[1:])
+    is_first = first_of_equals(key)
     if weight is not None:
         weight = np.add.reduceat(weight, np.flatnonzero(is_first), dtype=np.int64) if key.size else weight.astype(np.int64)
     else:
