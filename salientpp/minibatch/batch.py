@@ -32,7 +32,7 @@ from salientpp.store.rows import take_rows
 from salientpp.store.tiers import NO_IDS
 
 #: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
-_BOOKS = frozenset(
+_SET_BY_LOADER = frozenset(
     "batch batch_size input_id seed_time num_sampled_nodes num_sampled_edges edge_label_index edge_label edge_label_time src_index "
     "dst_pos_index dst_neg_index _orig_edge_index".split()
 )
@@ -79,15 +79,17 @@ class Contents:
         """Whether the object still holds this."""
         return _are_same(self._entries, _entries_of(self._data))
 
-    def equals(self, other: Contents) -> bool:
-        return self is other or _are_same(self._entries, other._entries)
+    def equals(self, other: Contents | None) -> bool:
+        return self is other or (other is not None and _are_same(self._entries, other._entries))
 
     def value(self, column: Column) -> object:
         """An attribute of one type of vertices or edges, or None."""
         return self._entries.get(column, (None,))[0]
 
-    def has_same(self, column: Column, other: Contents) -> bool:
+    def has_same(self, column: Column, other: Contents | None) -> bool:
         """Whether an attribute is the same in both, down to the last write."""
+        if other is None:
+            return False
         ours, theirs = self._entries.get(column), other._entries.get(column)
         return ours is not None and theirs is not None and ours[0] is theirs[0] and ours[1] == theirs[1]
 
@@ -111,7 +113,7 @@ def _are_same(ours: dict[Column, tuple[object, object]], theirs: dict[Column, tu
     )
 
 
-def _state_of(value: object) -> object:
+def _state_of(value: Any) -> object:
     try:
         return (value._version, value.data_ptr(), value.requires_grad)
     except (AttributeError, RuntimeError):  # no tensor, or one without memory or count of its own
@@ -160,7 +162,7 @@ class _NodeAttributes:
         """Those whose rows the pipeline brings from here; others (on another device, strided, not tensors, with the vertices in another
         dimension) are left to PyG's ``index_select``."""
         store = self._store
-        others = ("num_nodes", *_BOOKS, *self._own)
+        others = ("num_nodes", *_SET_BY_LOADER, *self._own)
         names = [name for name in list(store) if name not in others and store.is_node_attr(name)]
         rows = {name: store[name] for name in names if _is_rows(store[name]) and store[name].size(0) == self._num_vertices}
         return {name: value for name, value in rows.items() if self._data.__cat_dim__(name, value, store) == 0}
@@ -249,7 +251,7 @@ class DataTemplate:
         return {(type_, name): rows for type_, nodes in self._nodes.items() for name, rows in nodes.columns().items()}
 
     def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
-        """The batch without its bookkeeping; ``rows`` holds the columns that the pipeline brings, the others are read here."""
+        """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds the columns that the pipeline brings, the others are read here."""
         out = copy.copy(self._data)
         for type_, nodes in self._nodes.items():
             own = {name: value for (owner, name), value in rows.items() if owner == type_}
@@ -265,7 +267,7 @@ def _store_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
 
 
 def _of_type(ids: Tensor | Mapping[Any, Tensor], type_: Any) -> Tensor:
-    return ids if type_ is None else ids.get(type_, NO_IDS)
+    return ids.get(type_, NO_IDS) if isinstance(ids, Mapping) else ids
 
 
 class StoreTemplate:
@@ -288,7 +290,7 @@ class StoreTemplate:
         return {}
 
     def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
-        """The batch without its bookkeeping."""
+        """The batch without what :func:`add_batch_attributes` sets."""
         make = filter_custom_hetero_store if isinstance(mfg, HeteroSamplerOutput) else filter_custom_store
         with self._lock:
             return make(*self._stores, mfg.node, mfg.row, mfg.col, mfg.edge, self._custom_cls)
@@ -340,7 +342,7 @@ class PartitionTemplate:
         return None
 
     def build(self, mfg: SamplerOutput, rows: Mapping[Column, Tensor]) -> Data:
-        """The batch without its bookkeeping; ``rows`` holds all node attributes."""
+        """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds all node attributes."""
         out = Data(edge_index=edge_index_of(mfg.row, mfg.col), num_nodes=mfg.node.numel())
         for (_, name), value in rows.items():
             out[name] = value
@@ -352,7 +354,7 @@ class PartitionTemplate:
 # --- what PyG's loaders set beside the attributes ----------------------------------------------------------
 
 
-def keep_books(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput) -> None:
+def add_batch_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput) -> None:
     """Ids, trees and counts; what is None vanishes, as in PyG."""
     if isinstance(mfg, HeteroSamplerOutput):
         for name, n_id in mfg.node.items():
@@ -379,19 +381,19 @@ def keep_books(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutpu
         batch._orig_edge_index = torch.stack([mfg.orig_row, mfg.orig_col])
 
 
-def keep_node_books(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: str | None) -> None:
+def add_node_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: str | None) -> None:
     """What ``NeighborLoader`` adds about its seeds, from ``mfg.metadata``: (input ids, times or None)."""
-    keep_books(batch, mfg)
+    add_batch_attributes(batch, mfg)
     seeds = batch if input_type is None else batch[input_type]
     seeds.input_id, seeds.seed_time = mfg.metadata[:2]
     seeds.batch_size = mfg.metadata[0].numel()
 
 
-def keep_link_books(
+def add_link_attributes(
     batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: tuple[str, str, str] | None, triplet: bool
 ) -> None:
     """What ``LinkNeighborLoader`` adds about its edges, from ``mfg.metadata`` as PyG's ``edge_sample`` leaves it."""
-    keep_books(batch, mfg)
+    add_batch_attributes(batch, mfg)
     edges = batch if input_type is None else batch[input_type]
     edges.input_id = mfg.metadata[0]
     if not triplet:
