@@ -50,7 +50,7 @@ def main() -> None:
     fetch.look_up = timed(fetch.look_up, "look-up")
     fetch.own.take = timed(fetch.own.take, lambda tiers, name, plan: "gathering x" if name == "x" else "gathering labels and masks")
     stages.template.build = timed(stages.template.build, "assembling")
-    stages.keep_books = timed(stages.keep_books, "assembling")
+    stages.add_batch_attributes = timed(stages.add_batch_attributes, "assembling")
     steps: dict[str, list[float]] = defaultdict(list)
     vertices, edges, given = [], [], 0
     while given < arguments.batches + 3:

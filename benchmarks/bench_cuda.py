@@ -166,7 +166,7 @@ def time_tiers(data: Data, arguments: argparse.Namespace, device: torch.device) 
     for order in ("VIP", "random"):
         for beta in (0.0, 0.05, 0.1, 0.25, 0.5, 1.0):
             options = {"gpu_fraction": beta, "device": device, "num_workers": arguments.workers, "batch_size": arguments.batch_size, "seed": 1}
-            with mock.patch.object(node_loader, "heat_of", node_loader.heat_of if order == "VIP" else random_heat):
+            with mock.patch.object(node_loader, "access_probability", node_loader.access_probability if order == "VIP" else random_probability):
                 loader = NeighborLoader(data, FANOUTS, data.train_mask, shuffle=True, **options)
             settle()
             spent = [training.seconds(loader, arguments.batches) for _ in range(arguments.turns)]
@@ -180,7 +180,7 @@ def time_tiers(data: Data, arguments: argparse.Namespace, device: torch.device) 
     return rows
 
 
-def random_heat(sampler, *_) -> dict[None, Tensor]:
+def random_probability(sampler, *_) -> dict[None, Tensor]:
     return {None: torch.rand(sampler.graph.num_vertices, generator=torch.Generator().manual_seed(0))}
 
 

@@ -347,7 +347,7 @@ class PartitionTemplate:
 # --- what PyG's loaders set beside the attributes ----------------------------------------------------------
 
 
-def keep_books(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput) -> None:
+def add_batch_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput) -> None:
     """Ids, trees and counts; what is None vanishes, as in PyG."""
     if isinstance(mfg, HeteroSamplerOutput):
         for name, n_id in mfg.node.items():
@@ -374,19 +374,19 @@ def keep_books(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutpu
         batch._orig_edge_index = torch.stack([mfg.orig_row, mfg.orig_col])
 
 
-def keep_node_books(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: str | None) -> None:
+def add_node_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: str | None) -> None:
     """What ``NeighborLoader`` adds about its seeds, from ``mfg.metadata``: (input ids, times or None)."""
-    keep_books(batch, mfg)
+    add_batch_attributes(batch, mfg)
     seeds = batch if input_type is None else batch[input_type]
     seeds.input_id, seeds.seed_time = mfg.metadata[:2]
     seeds.batch_size = mfg.metadata[0].numel()
 
 
-def keep_link_books(
+def add_link_attributes(
     batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: tuple[str, str, str] | None, triplet: bool
 ) -> None:
     """What ``LinkNeighborLoader`` adds about its edges, from ``mfg.metadata`` as PyG's ``edge_sample`` leaves it."""
-    keep_books(batch, mfg)
+    add_batch_attributes(batch, mfg)
     edges = batch if input_type is None else batch[input_type]
     edges.input_id = mfg.metadata[0]
     if not triplet:

@@ -16,11 +16,12 @@ from torch_geometric.loader.utils import get_edge_label_index
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling
 from torch_geometric.sampler.base import SubgraphType
 
-from salientpp.comm import DEFAULT_TIMEOUT
+from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.graph import count_vertices, read_edge_index
-from salientpp.minibatch.batch import keep_link_books
-from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
-from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.minibatch.batch import add_link_attributes
+from salientpp.minibatch.loader import BatchLoader
+from salientpp.minibatch.options import Options, SamplingOptions, Uneven
+from salientpp.minibatch.source import BatchSource, Probability, Seeds, access_probability, open_data
 from salientpp.minibatch.state import digest
 from salientpp.plan.vip import link_start
 from salientpp.store.rows import RowSource
@@ -79,7 +80,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
-        uneven: str = "wrap",
+        uneven: Uneven = "wrap",
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
         input_id: Tensor | None = None,
@@ -87,51 +88,41 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         **kwargs: Any,
     ) -> None:
         # Each argument is an attribute, see NeighborLoader.
-        self.num_neighbors = num_neighbors
         self.edge_label_index = edge_label_index
         self.edge_label = edge_label
         self.edge_label_time = edge_label_time
+        self.neg_sampling = neg_sampling
         self.input_id = input_id
         self.custom_cls = custom_cls
-        self.neighbor_sampler = neighbor_sampler
         self.filter_per_worker = filter_per_worker
-        how = {
-            "replace": replace,
-            "subgraph_type": subgraph_type,
-            "disjoint": disjoint,
-            "temporal_strategy": temporal_strategy,
-            "time_attr": time_attr,
-            "weight_attr": weight_attr,
-            "is_sorted": is_sorted,
-            "directed": directed,
-        }
-        vars(self).update(how)
-
-        def open_source() -> Source:
-            by_ratio = neg_sampling_ratio is not None and neg_sampling_ratio != 0.0
-            self.neg_sampling = NegativeSampling.cast(NegativeSampling("binary", neg_sampling_ratio) if by_ratio else neg_sampling)
-            if (edge_label_time is not None) != (time_attr is not None):
-                one, other = ("edge_label_time", "time_attr") if time_attr is None else ("time_attr", "edge_label_time")
-                raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
-            sampler = checked_sampler(neighbor_sampler, "sample_from_edges") or NeighborSampler(data, num_neighbors, **how)
-            inputs = self._edge_inputs(data, edge_label, edge_label_time, input_id)
-            return self._open_data(
-                data,
-                ("x",),
-                sampler,
-                custom_cls,
-                inputs=inputs,
-                num_inputs=inputs.row.numel(),
-                draw=partial(sampler.sample_from_edges, neg_sampling=self.neg_sampling),
-                keep_books=partial(keep_link_books, input_type=inputs.input_type, triplet=self._is_triplet),
-                heat=lambda: heat_of(sampler, self._start(inputs), None, self._mean_batch_size),
-            )
-
-        super().__init__(
-            data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output, gpu_fraction=gpu_fraction,
-            zero_copy=zero_copy, dtype=dtype, rows=rows, device=device, depth=depth, seed=seed, uneven=uneven, timeout=timeout,
-            share=share,
+        self._neg_sampling_ratio = neg_sampling_ratio
+        sampling = SamplingOptions(
+            num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
+            time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
         )  # fmt: skip
+        options = Options(
+            transform=transform, transform_sampler_output=transform_sampler_output, gpu_fraction=gpu_fraction, zero_copy=zero_copy, dtype=dtype,
+            rows=rows, device=device, depth=depth, seed=seed, uneven=uneven, timeout=timeout, share=share,
+        )  # fmt: skip
+        super().__init__(data, sampling, options, kwargs)
+
+    def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
+        if self._neg_sampling_ratio is not None and self._neg_sampling_ratio != 0.0:
+            self.neg_sampling = NegativeSampling("binary", self._neg_sampling_ratio)
+        self.neg_sampling = negatives = NegativeSampling.cast(self.neg_sampling)
+        if (self.edge_label_time is not None) != (sampling.time_attr is not None):
+            one, other = ("edge_label_time", "time_attr") if sampling.time_attr is None else ("time_attr", "edge_label_time")
+            raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
+        sampler = sampling.sampler(self.data, "sample_from_edges")
+        inputs = self._edge_inputs(self.data, self.edge_label, self.edge_label_time, self.input_id)
+        seeds = Seeds(
+            inputs=inputs,
+            number=inputs.row.numel(),
+            draw=partial(sampler.sample_from_edges, neg_sampling=negatives),
+            add_batch_attributes=partial(add_link_attributes, input_type=inputs.input_type, triplet=self._is_triplet),
+            access_probability=partial(_access_probability, sampler, inputs, negatives),
+        )
+        return open_data(self.data, comm, sampler, seeds, rows=self.rows, custom_cls=self.custom_cls)
 
     @property
     def link_sampler(self) -> BaseSampler:
@@ -174,18 +165,6 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             label = label + 1
         return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
 
-    def _start(self, inputs: EdgeSamplerInput) -> dict[str | None, Callable[[int], Tensor]]:
-        """How probably a batch has each vertex as a seed: an end of an edge, or of a negative example."""
-        negatives = self.neg_sampling
-        batch_size = self._mean_batch_size
-        count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
-        source = link_start(inputs.row, batch_size, 0 if self._is_triplet else count, None if negatives is None else negatives.src_weight)
-        target = link_start(inputs.col, batch_size, count, None if negatives is None else negatives.dst_weight)
-        ends = (None, None) if inputs.input_type is None else (inputs.input_type[0], inputs.input_type[-1])
-        if ends[0] != ends[1]:
-            return {ends[0]: source, ends[1]: target}
-        return {ends[0]: lambda size: 1.0 - (1.0 - source(size)) * (1.0 - target(size))}
-
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
         negatives = self.neg_sampling
@@ -194,3 +173,16 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             weights = [None if weight is None else digest(weight) for weight in (negatives.src_weight, negatives.dst_weight)]
             plain = [negatives.mode.value, negatives.amount, *weights]
         return {**super()._fingerprint, "neg_sampling": plain}
+
+
+def _access_probability(sampler: BaseSampler, inputs: EdgeSamplerInput, negatives: NegativeSampling | None, batch_size: int) -> Probability:
+    """How probably a batch needs each row; seeds are the ends of an edge and of the negative examples."""
+    count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
+    of_sources = 0 if negatives is not None and negatives.is_triplet() else count
+    source = link_start(inputs.row, batch_size, of_sources, None if negatives is None else negatives.src_weight)
+    target = link_start(inputs.col, batch_size, count, None if negatives is None else negatives.dst_weight)
+    ends = (None, None) if inputs.input_type is None else (inputs.input_type[0], inputs.input_type[-1])
+    start = {ends[0]: source, ends[1]: target}
+    if ends[0] == ends[1]:
+        start = {ends[0]: lambda size: 1.0 - (1.0 - source(size)) * (1.0 - target(size))}
+    return access_probability(sampler, start, None, batch_size)

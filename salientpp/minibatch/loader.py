@@ -15,9 +15,8 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,27 +29,25 @@ from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, Multithr
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
-from salientpp.graph import count_vertices
-from salientpp.minibatch.batch import Column, DataTemplate, PartitionTemplate, StoreTemplate
+from salientpp.minibatch.agreement import Facts, exchange_facts
 from salientpp.minibatch.epoch import Epoch, Run
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
+from salientpp.minibatch.source import BatchSource, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
 from salientpp.ops import use_huge_pages
 from salientpp.pipeline import Pipeline, Trace, traced
-from salientpp.plan.arguments import as_integer, as_real
-from salientpp.plan.cache import Policy, check_policy, check_replication_factor, plan_cache, score
-from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
+from salientpp.plan.arguments import as_integer
+from salientpp.plan.cache import plan_cache, score
+from salientpp.plan.schedule import Schedule, batch_key, share_size
 from salientpp.processes import Lock, Threads, after_fork, completed, forks
-from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
-from salientpp.store.assembly import has_kernel
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
 from salientpp.store.dataset_dir import DatasetError, PartitionedGraph
-from salientpp.store.exchange import Exchange, Traffic
+from salientpp.store.exchange import Traffic
 from salientpp.store.fetch import Fetch, InPlace, Packed
-from salientpp.store.rows import RowSource, TensorRows, checked_rows
+from salientpp.store.rows import TensorRows
 from salientpp.store.tiers import NO_IDS, IdSet, Tiers
 
 #: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
@@ -91,50 +88,6 @@ class LoaderStats:
         return self.rows_gpu + self.rows_cpu + self.rows_cache + self.rows_remote
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
-    """What a loader draws from: the kinds of data and of seeds differ in nothing else.
-
-    Attributes:
-        inputs: all seeds, in PyG's type; ``inputs[positions]`` is a batch of them.
-        num_inputs: how many.
-        sampler: knows the graph and how to draw from it.
-        draw: its method for such inputs; makes an MFG of a batch of them.
-        books: per vertex type, who owns which vertex. Only a graph of one type has several parts.
-        rows: per vertex type, the rows of this part by name.
-        template, keep_books: make a batch of an MFG and rows.
-        exchanged: columns that every sampled vertex gets.
-        seed_columns: columns that only seeds get.
-        heat: per vertex type, how probably a batch needs each row; called if rows are to be kept on the device. None: rows are in
-            that order.
-        fingerprint: of the dataset.
-        own: columns whose rows come from a source of the user's, and not from the data.
-        split: the name of the seeds, if they have one that means the same on every rank.
-    """
-
-    inputs: NodeSamplerInput | EdgeSamplerInput
-    num_inputs: int
-    sampler: BaseSampler
-    draw: Callable[..., SamplerOutput | HeteroSamplerOutput]
-    books: Mapping[str | None, PartitionBook]
-    rows: Mapping[str | None, Mapping[str, RowSource]]
-    template: DataTemplate | StoreTemplate | PartitionTemplate
-    keep_books: Callable[[Any, Any], None]
-    exchanged: Sequence[Column]
-    seed_columns: Sequence[Column]
-    heat: Callable[[], Mapping[str | None, Tensor]] | None
-    fingerprint: str
-    own: Collection[Column] = frozenset()
-    split: str | None = None
-
-    @property
-    def book(self) -> PartitionBook:
-        return next(iter(self.books.values()))
-
-    def rows_of(self, column: Column) -> RowSource:
-        return self.rows[column[0]][column[1]]
-
-
 class RanksSampler(torch.utils.data.DistributedSampler):
     """Positions that a rank of a partitioned graph visits in the loader's next epoch.
 
@@ -155,150 +108,72 @@ class RanksSampler(torch.utils.data.DistributedSampler):
         """Nothing: the loader counts its epochs, and has a ``set_epoch``."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """What a rank has found out for its loader before it asks the others.
+
+    Attributes:
+        cache: the user's.
+        shuffle: the order of seeds is another in each epoch.
+        place, places: which of how many shares of its part's seeds this rank visits.
+    """
+
+    source: BatchSource
+    facts: Facts
+    cache: FeatureCache | None
+    shuffle: bool
+    place: int
+    places: int
+
+
 class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
-    """What :class:`NeighborLoader` and :class:`LinkNeighborLoader` have in common; they say what a :class:`Source` is.
+    """What :class:`NeighborLoader` and :class:`LinkNeighborLoader` have in common; they say which data they take and what their seeds are.
 
     Args:
         data: what the user gave.
-        open_source: makes the source; called once, inside the construction that all ranks share.
+        sampling: how to draw.
+        options: the package's own arguments.
         kwargs: torch's ``DataLoader``'s.
-
-    The others are as in :class:`NeighborLoader`.
     """
 
     #: What ``data`` may be, beside a pair of stores.
     _kinds_of_data: tuple[type, ...]
     _kinds_in_words: str
 
-    def __init__(
-        self,
-        data: Any,
-        open_source: Callable[[], Source],
-        kwargs: dict[str, Any],
-        *,
-        transform: Callable | None,
-        transform_sampler_output: Callable | None,
-        gpu_fraction: float,
-        device: torch.device | str | None,
-        depth: int,
-        seed: int | None,
-        timeout: float | timedelta,
-        zero_copy: bool,
-        dtype: torch.dtype | None,
-        gpu_cache_bytes: int = 0,
-        replication_factor: float = 0.0,
-        policy: Policy = "vip",
-        cache: FeatureCache | None = None,
-        rows: Mapping[Any, Any] | None = None,
-        uneven: str = "wrap",
-        process_group: Any = None,
-        share: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, data: Any, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> None:
         self.data = data
-        self.transform = transform
-        self.transform_sampler_output = transform_sampler_output
-        self.replication_factor = replication_factor
-        self.gpu_fraction = gpu_fraction
-        self.policy = policy
-        self.rows = rows
-        self.depth = depth
-        self.uneven = uneven
-        self.zero_copy = zero_copy
-        self.dtype = dtype
-        self.gpu_cache_bytes = gpu_cache_bytes
-        self.process_group = process_group
-        self.share = share
+        self.__dict__.update(vars(sampling))  # each argument is an attribute, for Lightning
         # As in PyG, for the sake of Lightning, which passes on what it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
-
-        error = None
-        try:
-            if not isinstance(data, self._kinds_of_data) and not is_remote(data):
-                raise TypeError(f"data must be {self._kinds_in_words}, got {type(data).__name__}")
-        except TypeError as raised:
-            go_astray(raised)  # nobody can know which ranks would have made this loader
-            raise
-        try:
-            self.device, checked_timeout = _checked_device(device), _checked_timeout(timeout)
-        except Exception as raised:
-            self.device, checked_timeout, error = torch.device("cpu"), DEFAULT_TIMEOUT, raised
-        partitioned = isinstance(data, PartitionedGraph)
-        if partitioned:
-            self._comm = Comm.create(process_group, checked_timeout, self.device, error)
-        elif error is not None:
-            raise error
-        else:
-            self._comm = Comm(None, checked_timeout)
-
+        self._set_options(options)
+        self._comm = self._connect(options)
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
-        source, facts = None, {}
+        prepared, error = None, None
         try:
-            seed = self._check_arguments(cache, seed)
-            _normalise(kwargs)
-            source = open_source()
-            # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
-            shuffle = bool(kwargs.pop("shuffle", None) or False)
-            self._orders_itself = kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None
-            if not self._orders_itself:
-                self._check_sampler(kwargs, partitioned)
-            if kwargs.get("multiprocessing_context") is not None:
-                warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=3)
-                kwargs.pop("multiprocessing_context")
-            if self._comm.size > 1:
-                kwargs["sampler"] = RanksSampler(self)
-            with warnings.catch_warnings():
-                # torch counts workers as processes and warns about more than there are cores; ours are threads.
-                warnings.filterwarnings("ignore", message="This DataLoader will create")
-                torch.utils.data.DataLoader.__init__(  # not PyG's, which the loaders are too
-                    self, range(source.num_inputs), shuffle=shuffle and source.num_inputs > 0 and self._comm.size == 1, **kwargs
-                )  # fmt: skip
-            if kwargs.get("batch_sampler") is None and (as_integer(self.batch_size) is None or not 1 <= self.batch_size <= _MOST_SEEDS):
-                raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
-            place, places = self._comm.rank % self._exchange.ranks_per_part, self._exchange.ranks_per_part
-            if share is not None:
-                place, places = _checked_share(share, partitioned, self._orders_itself)
-            _check_cache(cache, source, self._exchange.part_id)
-            facts = self._facts(source, share_size(source.num_inputs, place, places), seed, shuffle, kwargs.get("generator"))
+            prepared = self._prepare(sampling, options, kwargs)
         except Exception as raised:
             error = raised
         except BaseException as raised:  # Ctrl-C
             self._comm.report_failure(f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(raised).__name__}")
             raise
-        everyone = self._comm.gather_facts({**facts, "error": None if error is None else f"{type(error).__name__}: {error}"})
         try:
-            if error is not None:
-                raise error
+            everyone = exchange_facts(self._comm, None if prepared is None else prepared.facts, error)
         finally:
             error = None  # else this loader and its traceback would hold each other
-        _check_agreement(everyone, self._comm)
-        self.seed = everyone[0]["seed"]
-        self._seed_is_given = seed is not None
+        assert prepared is not None  # else there was an error
+        self.seed = everyone[0].seed
+        self._seed_is_given = prepared.facts.seed_is_given
         self._epoch_number = 0
         self._resume: int | None = None  # batches of that epoch given before, by a loaded state
         self._progress: Progress | None = None  # of the epoch begun last
         self._calls = 0
-        self._source = source
-        shared = share is not None
-        self._schedule = Schedule(
-            num_seeds=source.num_inputs,
-            part_id=self._exchange.part_id,
-            place=place,
-            ranks_per_part=places,
-            seeds_per_rank=[share_size(source.num_inputs, i, places) for i in range(places)] if shared else [facts["num_seeds"] for facts in everyone],
-            rank=place if shared else self._comm.rank,
-            batch_size=self._mean_batch_size,
-            shuffle=shuffle,
-            drop_last=self.drop_last,
-            uneven=self.uneven,
-            seed=self.seed,
-        )
+        self._source = source = prepared.source
+        self._schedule = self._make_schedule(prepared, everyone)
         try:
             self._held = self._topology = source.template.contents()  # what the tiers are made of, and the graph
             self._cache = FeatureCache.empty()
-            tiers = self._make_tiers(cache, fill=any(facts["fills_cache"] for facts in everyone))
-            self._source = dataclasses.replace(source, heat=None)  # a function of this construction, which could not be pickled
-            self._start_threads(tiers)
+            self._start_threads(self._make_tiers(prepared.cache, fill=any(facts.fills_cache for facts in everyone)))
         except BaseException as error:
             self._comm.report_failure(f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(error).__name__}: {error}")
             raise
@@ -317,7 +192,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         on_host = self.device.type == "cpu"
         self._fetch = Fetch(
             tiers=tiers,
-            exchange=self._exchange,
+            exchange=self._source.exchange,
             columns=self._source.exchanged,
             seed_columns=self._source.seed_columns,
             own=InPlace(BufferPool()) if on_host else Packed(self.device),
@@ -326,7 +201,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._stages = BatchStages(
             fetch=self._fetch,
             template=self._source.template,
-            keep_books=self._source.keep_books,
+            add_batch_attributes=self._source.seeds.add_batch_attributes,
             submit=Threads(1, "salientpp-gather").submit,
             device=self.device,
             dtype=self.dtype,
@@ -341,81 +216,96 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     # --- construction -------------------------------------------------------------------------------------
 
-    def _check_arguments(self, cache: FeatureCache | None, seed: int | None) -> int | None:
-        """Raise on a wrong argument; numbers become Python's. The seed."""
-        gpu_fraction, gpu_cache_bytes, depth = as_real(self.gpu_fraction), as_integer(self.gpu_cache_bytes), as_integer(self.depth)
-        if gpu_fraction is None or not 0 <= gpu_fraction <= 1:
-            raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {self.gpu_fraction!r}")
-        self.replication_factor = check_replication_factor(self.replication_factor)
-        check_policy(self.policy)
-        if cache is not None and not isinstance(cache, FeatureCache):
-            raise TypeError(f"cache must be the cache of another loader (loader.cache), got {type(cache).__name__}")
-        if cache is not None and self.replication_factor > 0:
-            raise ValueError("pass either cache= or replication_factor=, not both: the size of a given cache is its maker's")
-        if gpu_cache_bytes is None or gpu_cache_bytes < 0:
-            raise ValueError(f"gpu_cache_bytes must be an integer >= 0 (device memory for cached rows), got {self.gpu_cache_bytes!r}")
-        if cache is not None and gpu_cache_bytes:
-            raise ValueError("gpu_cache_bytes is for a cache that the loader makes; a given cache has its device rows from its maker")
-        if not isinstance(self.zero_copy, bool):
-            raise ValueError(f"zero_copy must be True or False, got {self.zero_copy!r}")
-        if self.zero_copy and self.device.type == "cuda" and not has_kernel():
-            raise ValueError("zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out")
-        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
-            raise ValueError(f"dtype must be a torch.dtype (of delivered x) or None, got {self.dtype!r}")
-        if depth is None or depth < 1:
-            raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {self.depth!r}")
-        if seed is not None and as_integer(seed) is None:
-            raise ValueError(f"seed must be an integer or None, got {seed!r}")
-        if not isinstance(self.uneven, str) or self.uneven not in UNEVEN:
-            raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
-        self.gpu_fraction, self.gpu_cache_bytes, self.depth = gpu_fraction, gpu_cache_bytes, depth
-        return None if seed is None else as_integer(seed)
+    def _set_options(self, options: Options) -> None:
+        """Each argument is an attribute, but for what is one of another meaning."""
+        self.transform = options.transform
+        self.transform_sampler_output = options.transform_sampler_output
+        self.replication_factor = options.replication_factor
+        self.gpu_fraction = options.gpu_fraction
+        self.policy = options.policy
+        self.rows = options.rows
+        self.depth = options.depth
+        self.uneven = options.uneven
+        self.zero_copy = options.zero_copy
+        self.dtype = options.dtype
+        self.gpu_cache_bytes = options.gpu_cache_bytes
+        self.process_group = options.process_group
+        self.share = options.share
 
-    @staticmethod
-    def _check_sampler(kwargs: dict[str, Any], partitioned: bool) -> None:
-        name = "sampler" if kwargs.get("sampler") is not None else "batch_sampler"
-        if partitioned:
-            raise ValueError(f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds")
-        if not hasattr(kwargs[name], "__len__"):
-            raise ValueError(f"{name} must have a length (how much it gives in an epoch), got {type(kwargs[name]).__name__} without __len__")
+    def _connect(self, options: Options) -> Comm:
+        """The ranks that make this loader; on an object in memory this process alone. Sets ``device``, which they may exchange rows from."""
+        try:
+            if not isinstance(self.data, self._kinds_of_data) and not is_remote(self.data):
+                raise TypeError(f"data must be {self._kinds_in_words}, got {type(self.data).__name__}")
+        except TypeError as raised:
+            go_astray(raised)  # nobody can know which ranks would have made this loader
+            raise
+        error = None
+        try:
+            self.device, timeout = options.checked_device(), options.checked_timeout()
+        except Exception as raised:
+            self.device, timeout, error = torch.device("cpu"), DEFAULT_TIMEOUT, raised
+        try:
+            if isinstance(self.data, PartitionedGraph):
+                return Comm.create(options.process_group, timeout, self.device, error)
+            if error is not None:
+                raise error
+            return Comm(None, timeout)
+        finally:
+            error = None  # else this frame and the traceback would hold each other
 
-    def _open_data(self, data: Any, gather: Sequence[str], sampler: BaseSampler, custom_cls: type | None, **rest: Any) -> Source:
-        """The source of an object that one process holds, whatever its seeds are."""
-        if gather not in ("x", ["x"], ("x",)):
-            raise ValueError("gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex")
-        if custom_cls is not None and not is_remote(data):
-            raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is")
-        books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
-        own = self._own_rows({type_: book.num_vertices for type_, book in books.items()})
-        if own and is_remote(data):
-            raise ValueError("rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store")
-        template = StoreTemplate(*data, custom_cls) if is_remote(data) else DataTemplate(data, own)
-        self._exchange = Exchange(self._comm, next(iter(books.values())))
-        columns = {**_sources(template.columns()), **own}
-        return Source(
-            sampler=sampler,
-            books=books,
-            rows=_by_type(books, columns),
-            own=frozenset(own),
-            template=template,
-            exchanged=list(columns),
-            seed_columns=[],
-            fingerprint="",
-            **rest,
+    def _prepare(self, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
+        """What this rank can find out without the others; raises on a wrong argument."""
+        options = options.checked(self.device)
+        self._set_options(options)
+        normalise_numbers(kwargs)
+        partitioned = isinstance(self.data, PartitionedGraph)
+        source = self._open_source(self._comm, sampling)
+        # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
+        shuffle = bool(kwargs.pop("shuffle", None) or False)
+        self._orders_itself = check_order(kwargs, partitioned)
+        if kwargs.get("multiprocessing_context") is not None:
+            warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=4)
+            kwargs.pop("multiprocessing_context")
+        if self._comm.size > 1:
+            kwargs["sampler"] = RanksSampler(self)
+        num_inputs = source.seeds.number
+        with warnings.catch_warnings():
+            # torch counts workers as processes and warns about more than there are cores; ours are threads.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            torch.utils.data.DataLoader.__init__(  # not PyG's, which the loaders are too
+                self, range(num_inputs), shuffle=shuffle and num_inputs > 0 and self._comm.size == 1, **kwargs
+            )  # fmt: skip
+        batch_size = as_integer(self.batch_size)
+        if kwargs.get("batch_sampler") is None and (batch_size is None or not 1 <= batch_size <= _MOST_SEEDS):
+            raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
+        exchange = source.exchange
+        share = options.checked_share(partitioned, self._orders_itself)
+        place, places = share or (self._comm.rank % exchange.ranks_per_part, exchange.ranks_per_part)
+        _check_cache(options.cache, source, exchange.part_id)
+        facts = self._facts(source, share_size(num_inputs, place, places), options.seed, shuffle, kwargs.get("generator"))
+        return _Prepared(source, facts, options.cache, shuffle, place, places)
+
+    def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
+        """What to draw from; called once, inside the construction that all ranks share."""
+        raise NotImplementedError
+
+    def _make_schedule(self, prepared: _Prepared, everyone: Sequence[Facts]) -> Schedule:
+        num_seeds, places = prepared.source.seeds.number, prepared.places
+        shared = self.share is not None  # among processes that this one does not talk to
+        return Schedule(
+            num_seeds=num_seeds,
+            part_id=prepared.source.exchange.part_id,
+            place=prepared.place,
+            ranks_per_part=places,
+            seeds_per_rank=[share_size(num_seeds, i, places) for i in range(places)] if shared else [facts.num_seeds for facts in everyone],
+            rank=prepared.place if shared else self._comm.rank,
+            batch_size=self._mean_batch_size,
+            shuffle=prepared.shuffle,
+            drop_last=self.drop_last,
+            uneven=self.uneven,
+            seed=self.seed,
         )
-
-    def _own_rows(self, sizes: Mapping[str | None, int]) -> dict[Column, RowSource]:
-        """The user's ``rows``, checked; ``sizes`` says how many each vertex type must have."""
-        if self.rows is not None and not isinstance(self.rows, Mapping):
-            raise TypeError(f"rows must map names of attributes to tensors or sources of rows, got {type(self.rows).__name__}")
-        own = {}
-        for key, value in (self.rows or {}).items():
-            type_, name = key if isinstance(key, tuple) and len(key) == 2 else (None, key)
-            if type_ not in sizes or not isinstance(name, str):
-                known = "names of attributes" if None in sizes else f"(node type, name) with a node type of the data ({', '.join(sizes)})"
-                raise ValueError(f"the keys of rows must be {known}, got {key!r}")
-            own[type_, name] = checked_rows(value, f"rows[{key!r}]", sizes[type_])
-        return own
 
     @property
     def _mean_batch_size(self) -> int:
@@ -423,20 +313,17 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             return self.batch_size
         return max(1, -(-len(self.dataset) // max(1, len(self.batch_sampler))))
 
-    def _facts(self, source: Source, num_seeds: int, seed: int | None, shuffle: bool, generator: torch.Generator | None) -> dict[str, Any]:
-        """What ranks tell each other at construction, see :func:`_check_agreement`; JSON values."""
-        exchange = self._exchange
-        # Ranks of one part split its seeds between them.
-        digest = inputs_digest(source.inputs) if exchange.ranks_per_part > 1 else ""
+    def _facts(self, source: BatchSource, num_seeds: int, seed: int | None, shuffle: bool, generator: torch.Generator | None) -> Facts:
+        """What this rank tells the others."""
         settings = source.sampler.settings() if isinstance(source.sampler, NeighborSampler) else {}
-        return {
-            "seed": int(torch.randint(2**62, (), generator=generator)) if seed is None else seed,
-            "seed_is_given": seed is not None,
-            "num_seeds": num_seeds,
-            "fills_cache": self.replication_factor > 0,
-            "same": {
+        return Facts(
+            seed=int(torch.randint(2**62, (), generator=generator)) if seed is None else seed,
+            seed_is_given=seed is not None,
+            num_seeds=num_seeds,
+            fills_cache=self.replication_factor > 0,
+            same={
                 "dataset": source.fingerprint,
-                "input_nodes": source.split or "ids or a mask",
+                "input_nodes": source.seeds.split or "ids or a mask",
                 **{name: bool(value) if name == "replace" else value for name, value in settings.items()},
                 "batch_size": self.batch_size,
                 "shuffle": shuffle,
@@ -446,19 +333,22 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "dtype": str(self.dtype),
                 "gather": [[column[1], str(source.rows_of(column).dtype), list(source.rows_of(column).shape[1:])] for column in source.exchanged],
             },
-            "same_in_part": {"part": exchange.part_id, "input_nodes": digest},
-        }
+            part=source.exchange.part_id,
+            # Ranks of one part split its seeds between them.
+            inputs_digest=inputs_digest(source.seeds.inputs) if source.exchange.ranks_per_part > 1 else "",
+        )
 
     def _make_tiers(self, cache: FeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
         """The tiers by vertex type, with the given cache, or with one of this loader's own if any rank has one to ``fill`` (that is collective)."""
-        source, part_id = self._source, self._exchange.part_id
+        source, part_id = self._source, self._source.exchange.part_id
         num_hot = {type_: int(self.gpu_fraction * book.size_of(part_id)) for type_, book in source.books.items()}
-        heat = source.heat() if source.heat is not None and any(num_hot.values()) else None
+        of_rows = source.seeds.access_probability
+        probability = of_rows(self._mean_batch_size) if of_rows is not None and any(num_hot.values()) else None
         made = {}
         for type_, book in source.books.items():
             hot = torch.arange(num_hot[type_])
-            if heat is not None:
-                hot = torch.sort(heat[type_], descending=True, stable=True).indices[: len(hot)].sort().values
+            if probability is not None:
+                hot = torch.sort(probability[type_], descending=True, stable=True).indices[: len(hot)].sort().values
             seeds_only = [name for owner, name in source.seed_columns if owner == type_]
             made[type_] = Tiers.of(
                 book, part_id, source.rows[type_], device=self.device, gpu_ids=hot, zero_copy=self.zero_copy, seeds_only=seeds_only
@@ -489,9 +379,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 stacklevel=4,
             )
             self._topology = contents
-        own = {column: source.rows_of(column) for column in source.exchanged if column in source.own}
-        columns = {**_sources(source.template.columns()), **own}
-        self._source = source = dataclasses.replace(source, rows=_by_type(source.books, columns), exchanged=list(columns))
+        columns = source.columns_now()
+        self._source = source = dataclasses.replace(source, rows=by_type(source.books, columns), exchanged=list(columns))
         fetch.tiers = {
             type_: Tiers.of(
                 tiers.book, tiers.part_id, source.rows[type_], device=self.device, zero_copy=self.zero_copy,
@@ -508,13 +397,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             scores = self._scores()
             members = plan_cache(scores, source.book, tiers.part_id, self.replication_factor)
         home = {name: tiers.home.rows[name] for _, name in source.exchanged}
-        cache = self._exchange.fetch_cache(home, IdSet.of(members, source.book.num_vertices))
+        cache = source.exchange.fetch_cache(home, IdSet.of(members, source.book.num_vertices))
         cache = dataclasses.replace(cache, owner=(source.fingerprint, tiers.part_id))
         return cache.on_device(scores, self.gpu_cache_bytes, self.device) if len(members) else cache
 
     def _scores(self) -> Tensor:
         source, sampler = self._source, self._source.sampler
-        seeds, part_id = source.inputs.node, self._exchange.part_id
+        seeds, part_id = source.seeds.inputs.node, source.exchange.part_id
         return score(self.policy, self.data.workload(part_id, seeds, sampler.fanouts[0], self.batch_size, sampler.replace))
 
     def __call__(self, index: Tensor | Sequence[int]) -> Data:
@@ -534,7 +423,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _batch_of(self, index: Tensor | Sequence[int], epoch: int) -> Data:
         if self._comm.size > 1:
             raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
-        positions = _checked_positions(index, self._source.num_inputs, "index")
+        positions = _checked_positions(index, self._source.seeds.number, "index")
         return self._drive(self._make_one, positions, epoch)
 
     def _make_one(self, positions: Tensor, epoch: int) -> Data:
@@ -646,7 +535,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         partitioned = isinstance(self.data, PartitionedGraph)
         return {
             "dataset": self.data.fingerprint if partitioned else data_digest(self.data, sampler.arrays() if ours else []),
-            "input_nodes": inputs_digest(self._source.inputs),
+            "input_nodes": inputs_digest(self._source.seeds.inputs),
             **(sampler.settings() if ours else {"neighbor_sampler": type(sampler).__name__}),
             "batch_size": self.batch_size,
             "shuffle": self._schedule.shuffle,
@@ -709,7 +598,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """The epoch's batches, as positions among the seeds."""
         if self._orders_itself:
             return self._schedule.batches(epoch)
-        return [_checked_positions(batch, self._source.num_inputs, "a batch of the sampler") for batch in self.batch_sampler]
+        return [_checked_positions(batch, self._source.seeds.number, "a batch of the sampler") for batch in self.batch_sampler]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
         submit: Callable[..., Any] = completed if self._workers is None else self._workers.submit
@@ -722,7 +611,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             return self._sample(epoch, index, positions)
 
     def _sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
-        mfg = self._draw(self._source.inputs[positions], batch_key(self.seed, epoch, self._schedule.rank, index))
+        mfg = self._draw(self._source.seeds.inputs[positions], batch_key(self.seed, epoch, self._schedule.rank, index))
         metadata = mfg.metadata
         if self.transform_sampler_output is not None:
             mfg = self.transform_sampler_output(mfg)
@@ -735,7 +624,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _draw(self, inputs: NodeSamplerInput | EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of a batch's inputs; a sampler of the user's takes no key."""
         source = self._source
-        mfg = source.draw(inputs, key=key) if isinstance(source.sampler, NeighborSampler) else source.draw(inputs)
+        mfg = source.seeds.draw(inputs, key=key) if isinstance(source.sampler, NeighborSampler) else source.seeds.draw(inputs)
         if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
             mfg.metadata = (inputs.input_id, inputs.time)
         return mfg
@@ -772,7 +661,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def stats(self) -> LoaderStats:
         """What happened since construction or ``reset_stats``; filling the cache is not counted."""
-        rows, traffic = self._fetch.counts, self._exchange.traffic
+        rows, traffic = self._fetch.counts, self._source.exchange.traffic
         return LoaderStats(
             batches=self._batches_given,
             rows_gpu=rows["gpu"],
@@ -789,7 +678,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """Start counting anew; between epochs."""
         self._finish_epoch()
         self._fetch.counts.clear()
-        self._exchange.traffic = Traffic()
+        self._source.exchange.traffic = Traffic()
         self._batches_given = 0
         self._seconds_waiting = 0.0
         self._seconds_by_stage = {stage.name: 0.0 for stage in self._stages.list()}
@@ -838,82 +727,6 @@ def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
     return index
 
 
-def _sources(columns: Mapping[Column, Tensor]) -> dict[Column, RowSource]:
-    return {column: TensorRows(rows) for column, rows in columns.items()}
-
-
-def _by_type(books: Mapping[str | None, PartitionBook], columns: Mapping[Column, RowSource]) -> dict[str | None, dict[str, RowSource]]:
-    return {type_: {name: rows for (owner, name), rows in columns.items() if owner == type_} for type_ in books}
-
-
-def checked_sampler(sampler: Any, method: str) -> BaseSampler | None:
-    """A user's own sampler, or None."""
-    if sampler is not None and not callable(getattr(sampler, method, None)):
-        raise TypeError(f"neighbor_sampler must be a torch_geometric.sampler.BaseSampler with {method}, got {type(sampler).__name__}")
-    return sampler
-
-
-def heat_of(sampler: BaseSampler, start: Mapping[str | None, Tensor], seeds: Tensor | None, batch_size: int) -> Mapping[str | None, Tensor]:
-    """Per vertex type, how probably a batch needs each row.
-
-    Args:
-        start: per vertex type, float [N], the probability that a batch has the vertex as a seed; other types have no seeds.
-        seeds: what ``start`` comes from, if that is drawing ``batch_size`` of these.
-    """
-    if not isinstance(sampler, NeighborSampler):
-        raise ValueError(
-            f"gpu_fraction needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
-            "pass a salientpp.NeighborSampler, or gpu_fraction=0"
-        )
-    if sampler.graph is not None and seeds is not None and sampler.fanouts[0]:
-        heat = inclusion_probability(sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace)
-        return {None: heat}
-    return typed_inclusion_probability(sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace)
-
-
-def _checked_share(share: Any, partitioned: bool, orders_itself: bool) -> tuple[int, int]:
-    """Place and number of places of ``share=``."""
-    if partitioned:
-        raise ValueError("share= is for a Data or HeteroData object: the ranks of a partitioned graph share its seeds by themselves")
-    if not orders_itself:
-        raise ValueError("share= excludes sampler= and batch_sampler=: let the sampler give this process its share")
-    whole = isinstance(share, (tuple, list)) and len(share) == 2 and all(isinstance(i, int) and not isinstance(i, bool) for i in share)
-    if not whole or not 0 <= share[0] < share[1]:
-        raise ValueError(f"share must be (rank, number of ranks), with 0 <= rank < number of ranks, got {share!r}")
-    return share[0], share[1]
-
-
-def _checked_timeout(timeout: Any) -> timedelta:
-    seconds = as_real(timeout)
-    if seconds == 0:
-        return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
-    try:
-        found = timeout if isinstance(timeout, timedelta) else timedelta(seconds=seconds)
-    except (TypeError, OverflowError):  # no finite number, or too large a one
-        found = timedelta(0)
-    if found <= timedelta(0):
-        raise ValueError(f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {timeout!r}")
-    return found
-
-
-def _checked_device(device: torch.device | str | int | None) -> torch.device:
-    """The CPU or a CUDA device that is there, with its number."""
-    if device is None:
-        return torch.device("cpu")
-    number = torch.cuda.device_count()
-    there = "the CPU" if number == 0 else f"the CPU or one of {number} CUDA device{'s' if number > 1 else ''}"
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device must be {there}, got {device!r}") from error
-    if found.type == "cuda" and found.index is None and number:
-        found = torch.device("cuda", torch.cuda.current_device())
-    if found.type != "cpu" and not (found.type == "cuda" and found.index is not None and found.index < number):
-        why = "" if number or found.type != "cuda" else "; this torch is built without CUDA, or sees no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)"
-        raise ValueError(f"device must be {there}, got {str(found)!r}{why}")
-    return found
-
-
 def _users_edge_ids(edge: Any, permutation: Any) -> Any:
     """The user's edge ids of a sampler that has put the edges in another order."""
     if isinstance(edge, dict):
@@ -947,43 +760,7 @@ class _OncePerThread:
             self._done.yes = True
 
 
-def _check_agreement(everyone: list[dict[str, Any]], comm: Comm) -> None:
-    """Raise on every rank what one of them found, or where they differ."""
-    for rank, facts in enumerate(everyone):
-        if facts["error"] is not None:
-            raise ValueError(f"rank {rank}{comm.of} could not make its loader: {facts['error']}")
-    first = everyone[0]
-    for rank, facts in enumerate(everyone):
-        for name, value in facts["same"].items():
-            if value != first["same"][name]:
-                raise ValueError(
-                    f"all ranks must have the same {name}, got {first['same'][name]} on rank 0 and {value} on rank {rank}{comm.of}"
-                )
-        if facts["seed_is_given"] and facts["seed"] != first["seed"]:
-            theirs = first["seed"] if first["seed_is_given"] else f"none (so {first['seed']} was drawn)"
-            raise ValueError(f"all ranks must have the same seed, got {theirs} on rank 0 and {facts['seed']} on rank {rank}{comm.of}")
-    leaders: dict[int, tuple[int, str]] = {}
-    for rank, facts in enumerate(everyone):
-        part, digest = facts["same_in_part"].values()
-        leader, expected = leaders.setdefault(part, (rank, digest))
-        if digest != expected:
-            raise ValueError(
-                f"the ranks of a part share its seeds, so all must give the same input_nodes, but rank {leader} and rank {rank}{comm.of}, "
-                f"both of part {part}, give different ones"
-            )
-
-
-def _normalise(kwargs: dict[str, Any]) -> None:
-    """Numbers for torch's DataLoader become Python's."""
-    for name in ("batch_size", "num_workers", "prefetch_factor"):
-        number = as_integer(kwargs.get(name))
-        if number is not None:
-            kwargs[name] = number
-        elif kwargs.get(name) is not None and name != "batch_size":
-            raise ValueError(f"{name} must be an integer, got {kwargs[name]!r}")
-
-
-def _check_cache(cache: FeatureCache | None, source: Source, part_id: int) -> None:
+def _check_cache(cache: FeatureCache | None, source: BatchSource, part_id: int) -> None:
     """Refuse a given cache of other contents or of another part, or one that lacks an attribute."""
     if cache is None or not len(cache):
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,17 +14,18 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 from torch_geometric.sampler.base import SubgraphType
 
-from salientpp.comm import DEFAULT_TIMEOUT
+from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.graph import count_vertices
-from salientpp.minibatch.batch import PartitionTemplate, keep_node_books
-from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
+from salientpp.minibatch.batch import add_node_attributes
+from salientpp.minibatch.loader import BatchLoader
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.minibatch.options import Options, SamplingOptions, Uneven
+from salientpp.minibatch.source import BatchSource, Probability, Seeds, access_probability, connect_part, open_data, open_partition
 from salientpp.plan.cache import Policy
 from salientpp.plan.vip import uniform_start
 from salientpp.store.cache import FeatureCache
-from salientpp.store.dataset_dir import OWN_NAMES, PartitionedGraph
-from salientpp.store.exchange import Exchange
-from salientpp.store.rows import RowSource, TensorRows
+from salientpp.store.dataset_dir import PartitionedGraph
+from salientpp.store.rows import RowSource
 
 
 class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
@@ -110,7 +111,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
-        uneven: str = "wrap",
+        uneven: Uneven = "wrap",
         process_group: Any = None,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
@@ -119,127 +120,96 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         **kwargs: Any,
     ) -> None:
         # Lightning makes a loader anew from its attributes, to put another sampler into it: each argument is one.
-        self.num_neighbors = num_neighbors
         self.input_nodes = input_nodes
         self.input_time = input_time
         self.input_id = input_id
         self.custom_cls = custom_cls
-        self.neighbor_sampler = neighbor_sampler
         self.gather = gather
         self.filter_per_worker = filter_per_worker
-        how = {
-            "replace": replace,
-            "subgraph_type": subgraph_type,
-            "disjoint": disjoint,
-            "temporal_strategy": temporal_strategy,
-            "time_attr": time_attr,
-            "weight_attr": weight_attr,
-            "is_sorted": is_sorted,
-            "directed": directed,
-        }
-        vars(self).update(how)
-
-        def open_source() -> Source:
-            if isinstance(data, PartitionedGraph):
-                _refuse_on_parts(
-                    input_time=input_time, disjoint=disjoint, time_attr=time_attr, weight_attr=weight_attr,
-                    neighbor_sampler=neighbor_sampler, input_id=input_id, custom_cls=custom_cls,
-                    temporal_strategy=None if temporal_strategy == "uniform" else temporal_strategy,
-                )  # fmt: skip
-                kind = "induced" if not directed else subgraph_type
-                return self._open_partition(data, gather, NeighborSampler.of(data.graph, num_neighbors, subgraph_type=kind, replace=replace))
-            if input_time is not None and time_attr is None:
-                raise ValueError("Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set.")
-            sampler = checked_sampler(neighbor_sampler, "sample_from_nodes") or NeighborSampler(data, num_neighbors, **how)
-            inputs = _node_inputs(data, input_nodes, input_time, input_id)
-            return self._open_data(
-                data,
-                gather,
-                sampler,
-                custom_cls,
-                inputs=inputs,
-                num_inputs=inputs.node.numel(),
-                draw=sampler.sample_from_nodes,
-                keep_books=partial(keep_node_books, input_type=inputs.input_type),
-                heat=lambda: heat_of(sampler, {inputs.input_type: uniform_start(inputs.node, self._mean_batch_size)}, inputs.node, self._mean_batch_size),
-            )
-
-        super().__init__(
-            data, open_source, kwargs, transform=transform, transform_sampler_output=transform_sampler_output,
-            replication_factor=replication_factor, gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy,
-            dtype=dtype, policy=policy, cache=cache, rows=rows, device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout,
-            share=share,
+        sampling = SamplingOptions(
+            num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
+            time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
         )  # fmt: skip
+        options = Options(
+            transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
+            gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
+            device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
+        )  # fmt: skip
+        super().__init__(data, sampling, options, kwargs)
+
+    def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
+        data = self.data
+        if isinstance(data, PartitionedGraph):
+            return self._open_partition(data, comm, sampling)
+        if self.input_time is not None and sampling.time_attr is None:
+            raise ValueError("Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set.")
+        sampler = sampling.sampler(data, "sample_from_nodes")
+        inputs = _node_inputs(data, self.input_nodes, self.input_time, self.input_id)
+        if self.gather not in ("x", ["x"], ("x",)):
+            raise ValueError("gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex")
+        seeds = Seeds(
+            inputs=inputs,
+            number=inputs.node.numel(),
+            draw=sampler.sample_from_nodes,
+            add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
+            access_probability=partial(_access_probability, sampler, inputs),
+        )
+        return open_data(data, comm, sampler, seeds, rows=self.rows, custom_cls=self.custom_cls)
+
+    def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
+        strategy = sampling.temporal_strategy
+        _refuse_on_parts(
+            input_time=self.input_time, disjoint=sampling.disjoint, time_attr=sampling.time_attr, weight_attr=sampling.weight_attr,
+            neighbor_sampler=sampling.neighbor_sampler, input_id=self.input_id, custom_cls=self.custom_cls,
+            temporal_strategy=None if strategy == "uniform" else strategy,
+        )  # fmt: skip
+        kind = "induced" if not sampling.directed else sampling.subgraph_type
+        sampler = NeighborSampler.of(part.graph, sampling.num_neighbors, subgraph_type=kind, replace=sampling.replace)
+        exchange = connect_part(part, comm)
+        inputs, split = _part_inputs(part, exchange.part_id, self.input_nodes)
+        seeds = Seeds(
+            inputs=inputs,
+            number=inputs.node.numel(),
+            draw=sampler.sample_from_nodes,
+            add_batch_attributes=partial(add_node_attributes, input_type=None),
+            access_probability=None,
+            split=split,
+        )
+        return open_partition(part, exchange, sampler, seeds, gather=self.gather, rows=self.rows)
 
     @property
     def node_sampler(self) -> BaseSampler:
         """What draws, by PyG's name."""
         return self._source.sampler
 
-    def _open_partition(self, part: PartitionedGraph, gather: Iterable[str], sampler: NeighborSampler) -> Source:
-        self._exchange = Exchange(self._comm, part.book)
-        if part.part_id is not None and part.part_id != self._exchange.part_id:
-            raise ValueError(
-                f"rank {self._comm.rank} serves part {self._exchange.part_id} of {part.num_parts}, but its graph was loaded with "
-                f"part_id={part.part_id}; leave part_id out of salientpp.load, and give it the loader's process_group"
-            )
-        part_id = self._exchange.part_id
-        taken = sorted(OWN_NAMES & {*part.manifest["node_attributes"], *part.manifest["edge_attributes"]})
-        if taken:
-            raise ValueError(f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again")
-        rows: dict[str, RowSource] = {name: TensorRows(tensor) for name, tensor in part.node_rows(part_id).items()}
-        own = {name: source for (_, name), source in self._own_rows({None: part.book.size_of(part_id)}).items()}
-        rows |= own
-        gather = _checked_gather(gather, list(rows), part)
-        begin, end = part.book.range_of(part_id)
-        nodes, input_id = self.input_nodes, None
-        if nodes is None:
-            nodes = "all"
-        if isinstance(nodes, str):
-            seeds = input_id = part.split(nodes, part_id)
+
+def _access_probability(sampler: BaseSampler, inputs: NodeSamplerInput, batch_size: int) -> Probability:
+    """How probably a batch needs each row."""
+    return access_probability(sampler, {inputs.input_type: uniform_start(inputs.node, batch_size)}, inputs.node, batch_size)
+
+
+def _part_inputs(part: PartitionedGraph, part_id: int, nodes: Any) -> tuple[NodeSamplerInput, str | None]:
+    """All seeds of a part, and the name of the split if they are one."""
+    begin, end = part.book.range_of(part_id)
+    input_id = None
+    if nodes is None:
+        nodes = "all"
+    if isinstance(nodes, str):
+        seeds = input_id = part.split(nodes, part_id)
+    else:
+        nodes = _checked_seeds(nodes, part.num_vertices)
+        if nodes.dtype == torch.bool:
+            seeds = input_id = nodes[begin:end].nonzero().flatten() + begin
         else:
-            nodes = _checked_seeds(nodes, part.num_vertices)
-            if nodes.dtype == torch.bool:
-                seeds = input_id = nodes[begin:end].nonzero().flatten() + begin
-            else:
-                seeds = nodes
-                foreign = ((seeds < begin) | (seeds >= end)).nonzero()
-                if foreign.numel():
-                    seed = seeds[foreign[0]]
-                    raise ValueError(
-                        f"seed {int(seed)} is owned by part {int(part.book.owner(seed))} but this rank serves part {part_id}; "
-                        "give each rank its own seeds, or the name of a split"
-                    )
-        return Source(
-            inputs=NodeSamplerInput(input_id, seeds),
-            num_inputs=seeds.numel(),
-            sampler=sampler,
-            draw=sampler.sample_from_nodes,
-            books={None: part.book},
-            rows={None: rows},
-            template=PartitionTemplate(part.edge_rows()),
-            keep_books=partial(keep_node_books, input_type=None),
-            exchanged=[(None, name) for name in gather],
-            seed_columns=[(None, name) for name in rows if name not in gather],
-            heat=None,
-            # Contents of rows that come from elsewhere are not known; which these are must agree.
-            fingerprint=part.fingerprint + "".join(f", {name} {own[name].dtype} {list(own[name].shape[1:])}" for name in sorted(own)),
-            split=nodes if isinstance(nodes, str) else None,
-        )
-
-
-def _checked_gather(gather: Any, known: list[str], part: PartitionedGraph) -> list[str]:
-    """The attributes to gather, each once. Sets have an order of their own in every process, so theirs becomes the alphabet's."""
-    if not isinstance(gather, Iterable):
-        raise TypeError(f"gather must be the names of node attributes of {part.root}, got {type(gather).__name__}")
-    names = [gather] if isinstance(gather, (str, bytes)) else list(gather)
-    for name in names:
-        if not isinstance(name, str) or (name not in known and names != ["x"]):
-            raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(sorted(known))}), got {name!r}")
-    names = list(dict.fromkeys(map(str, names)))  # numpy has strings of its own
-    if isinstance(gather, Set):
-        names.sort()
-    return [name for name in names if name in known]
+            seeds = nodes
+            foreign = ((seeds < begin) | (seeds >= end)).nonzero()
+            if foreign.numel():
+                seed = seeds[foreign[0]]
+                raise ValueError(
+                    f"seed {int(seed)} is owned by part {int(part.book.owner(seed))} but this rank serves part {part_id}; "
+                    "give each rank its own seeds, or the name of a split"
+                )
+    return NodeSamplerInput(input_id, seeds), nodes if isinstance(nodes, str) else None
 
 
 def _checked_seeds(nodes: Any, num_vertices: int) -> Tensor | None:

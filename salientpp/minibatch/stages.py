@@ -155,7 +155,7 @@ class BatchStages:
     Attributes:
         fetch: gets the rows.
         template: turns an MFG and its rows into a batch.
-        keep_books: sets what PyG's loader sets beside the attributes.
+        add_batch_attributes: sets what PyG's loader sets beside the attributes.
         submit: runs a function in a worker thread and returns its future.
         device: where batches are delivered.
         pin_memory: put finished batches of the CPU into pinned host memory.
@@ -167,7 +167,7 @@ class BatchStages:
 
     fetch: Fetch
     template: DataTemplate | StoreTemplate | PartitionTemplate
-    keep_books: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
+    add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
     submit: Callable[..., Task]
     device: torch.device
     pin_memory: bool = False
@@ -199,7 +199,7 @@ class BatchStages:
         places = fetch.look_up(n_id)
         rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
         batch = self.template.build(mfg, {**rows, **(fetch.seed_rows(mfg.node[:num_seeds]) if fetch.seed_columns else {})})
-        self.keep_books(batch, mfg)
+        self.add_batch_attributes(batch, mfg)
         for column in columns:  # attributes keep their order
             _store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
         return Sampled(index, places, batch=fetch.own.pin(batch), plan=fetch.plan(places), mfg=mfg, contents=contents)
@@ -295,7 +295,7 @@ class BatchStages:
     def _build_anew(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
         """A batch in the caller's thread, of what the data holds now, but for the given rows."""
         batch = self.template.build(mfg, rows)
-        self.keep_books(batch, mfg)
+        self.add_batch_attributes(batch, mfg)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def _in_dtype(self, batch: Data | HeteroData) -> Data | HeteroData:

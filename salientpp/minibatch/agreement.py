@@ -1,0 +1,76 @@
+"""In what must the ranks that make a loader together agree?
+
+Each tells the others its :class:`Facts` once, in the construction, and all come to the same answer: a loader on every rank, or an error on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from salientpp.comm import Comm
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rank says of its loader; JSON values.
+
+    Attributes:
+        seed: given, or drawn for the case that rank 0 has none either.
+        seed_is_given: by the user.
+        num_seeds: that this rank visits.
+        fills_cache: it wants rows of others for a cache.
+        same: name -> what all ranks must have the same.
+        part: that the rank serves.
+        inputs_digest: of the seeds, which the ranks of a part share.
+    """
+
+    seed: int
+    seed_is_given: bool
+    num_seeds: int
+    fills_cache: bool
+    same: dict[str, Any]
+    part: int
+    inputs_digest: str
+
+
+def exchange_facts(comm: Comm, facts: Facts | None, error: Exception | None) -> list[Facts]:
+    """Every rank's facts, by rank. Collective; ``facts`` is None where ``error`` says why.
+
+    Raises:
+        ValueError: a rank could not make its loader, or two ranks differ in what must be the same; on every rank. Where this rank is the one
+            that could not, ``error`` itself.
+    """
+    message: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"} if facts is None else {"error": None, **asdict(facts)}
+    everyone = comm.gather_facts(message)
+    try:
+        if error is not None:
+            raise error
+    finally:
+        error = None  # else this frame and the traceback would hold each other
+    for rank, theirs in enumerate(everyone):
+        if theirs["error"] is not None:
+            raise ValueError(f"rank {rank}{comm.of} could not make its loader: {theirs['error']}")
+    told = [Facts(**{name: value for name, value in theirs.items() if name != "error"}) for theirs in everyone]
+    _check_same(told, comm.of)
+    return told
+
+
+def _check_same(everyone: Sequence[Facts], of: str) -> None:
+    first = everyone[0]
+    for rank, facts in enumerate(everyone):
+        for name, value in facts.same.items():
+            if value != first.same[name]:
+                raise ValueError(f"all ranks must have the same {name}, got {first.same[name]} on rank 0 and {value} on rank {rank}{of}")
+        if facts.seed_is_given and facts.seed != first.seed:
+            theirs = first.seed if first.seed_is_given else f"none (so {first.seed} was drawn)"
+            raise ValueError(f"all ranks must have the same seed, got {theirs} on rank 0 and {facts.seed} on rank {rank}{of}")
+    leaders: dict[int, tuple[int, str]] = {}
+    for rank, facts in enumerate(everyone):
+        leader, expected = leaders.setdefault(facts.part, (rank, facts.inputs_digest))
+        if facts.inputs_digest != expected:
+            raise ValueError(
+                f"the ranks of a part share its seeds, so all must give the same input_nodes, but rank {leader} and rank {rank}{of}, "
+                f"both of part {facts.part}, give different ones"
+            )

@@ -1,0 +1,207 @@
+"""Which arguments does a loader take beside PyG's and torch's, and which values may they have?
+
+:class:`Options` holds the package's own arguments, first as the user gave them. They are checked in two steps: where and how long
+(:meth:`Options.checked_device`, :meth:`Options.checked_timeout`) before ranks are connected, which cannot be done without, and everything else
+(:meth:`Options.checked`) after, so that a mistake on one rank reaches the others. :class:`SamplingOptions` holds what a sampler is made with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from torch_geometric.sampler import BaseSampler
+from torch_geometric.sampler.base import SubgraphType
+
+from salientpp.comm import DEFAULT_TIMEOUT
+from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.plan.arguments import as_integer, as_real
+from salientpp.plan.cache import Policy, check_policy, check_replication_factor
+from salientpp.plan.schedule import UNEVEN
+from salientpp.store.assembly import has_kernel
+from salientpp.store.cache import FeatureCache
+
+#: What happens where ranks have different numbers of batches, see :mod:`salientpp.plan.schedule`.
+Uneven = Literal["wrap", "drop", "exact", "error"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Options:
+    """The package's own arguments of a loader, by the names and with the meanings that :class:`~salientpp.NeighborLoader` gives them."""
+
+    transform: Callable[[Any], Any] | None = None
+    transform_sampler_output: Callable[[Any], Any] | None = None
+    replication_factor: float = 0.0
+    gpu_fraction: float = 0.0
+    gpu_cache_bytes: int = 0
+    zero_copy: bool = False
+    dtype: torch.dtype | None = None
+    policy: Policy = "vip"
+    cache: FeatureCache | None = None
+    rows: Mapping[Any, Any] | None = None
+    device: torch.device | str | int | None = None
+    depth: int = 10
+    seed: int | None = None
+    uneven: Uneven = "wrap"
+    process_group: Any = None
+    timeout: float | timedelta = DEFAULT_TIMEOUT
+    share: tuple[int, int] | None = None
+
+    def checked(self, device: torch.device) -> Options:
+        """These options with Python's numbers; ``device`` is the checked one.
+
+        Raises:
+            ValueError, TypeError: an argument is wrong, whatever the data is.
+        """
+        gpu_fraction, gpu_cache_bytes, depth = as_real(self.gpu_fraction), as_integer(self.gpu_cache_bytes), as_integer(self.depth)
+        if gpu_fraction is None or not 0 <= gpu_fraction <= 1:
+            raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {self.gpu_fraction!r}")
+        replication_factor = check_replication_factor(self.replication_factor)
+        check_policy(self.policy)
+        if self.cache is not None and not isinstance(self.cache, FeatureCache):
+            raise TypeError(f"cache must be the cache of another loader (loader.cache), got {type(self.cache).__name__}")
+        if self.cache is not None and replication_factor > 0:
+            raise ValueError("pass either cache= or replication_factor=, not both: the size of a given cache is its maker's")
+        if gpu_cache_bytes is None or gpu_cache_bytes < 0:
+            raise ValueError(f"gpu_cache_bytes must be an integer >= 0 (device memory for cached rows), got {self.gpu_cache_bytes!r}")
+        if self.cache is not None and gpu_cache_bytes:
+            raise ValueError("gpu_cache_bytes is for a cache that the loader makes; a given cache has its device rows from its maker")
+        if not isinstance(self.zero_copy, bool):
+            raise ValueError(f"zero_copy must be True or False, got {self.zero_copy!r}")
+        if self.zero_copy and device.type == "cuda" and not has_kernel():
+            raise ValueError("zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise ValueError(f"dtype must be a torch.dtype (of delivered x) or None, got {self.dtype!r}")
+        if depth is None or depth < 1:
+            raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {self.depth!r}")
+        if self.seed is not None and as_integer(self.seed) is None:
+            raise ValueError(f"seed must be an integer or None, got {self.seed!r}")
+        if not isinstance(self.uneven, str) or self.uneven not in UNEVEN:
+            raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
+        return dataclasses.replace(
+            self,
+            replication_factor=replication_factor,
+            gpu_fraction=gpu_fraction,
+            gpu_cache_bytes=gpu_cache_bytes,
+            depth=depth,
+            seed=None if self.seed is None else as_integer(self.seed),
+        )
+
+    def checked_device(self) -> torch.device:
+        """The CPU or a CUDA device that is there, with its number."""
+        if self.device is None:
+            return torch.device("cpu")
+        number = torch.cuda.device_count()
+        there = "the CPU" if number == 0 else f"the CPU or one of {number} CUDA device{'s' if number > 1 else ''}"
+        try:
+            found = torch.device(self.device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device must be {there}, got {self.device!r}") from error
+        if found.type == "cuda" and found.index is None and number:
+            found = torch.device("cuda", torch.cuda.current_device())
+        if found.type != "cpu" and not (found.type == "cuda" and found.index is not None and found.index < number):
+            why = "" if number or found.type != "cuda" else "; this torch is built without CUDA, or sees no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)"
+            raise ValueError(f"device must be {there}, got {str(found)!r}{why}")
+        return found
+
+    def checked_timeout(self) -> timedelta:
+        """The longest wait for another rank."""
+        seconds = as_real(self.timeout)
+        if seconds == 0:
+            return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
+        found = timedelta(0)
+        if isinstance(self.timeout, timedelta):
+            found = self.timeout
+        elif seconds is not None:
+            try:
+                found = timedelta(seconds=seconds)
+            except OverflowError:  # too large a number
+                pass
+        if found <= timedelta(0):
+            raise ValueError(f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {self.timeout!r}")
+        return found
+
+    def checked_share(self, partitioned: bool, orders_itself: bool) -> tuple[int, int] | None:
+        """Place and number of places of ``share``, or None without one.
+
+        Args:
+            partitioned: the data is a partitioned graph.
+            orders_itself: the loader says in which order seeds come, and not a sampler of the user's.
+        """
+        share: Any = self.share
+        if share is None:
+            return None
+        if partitioned:
+            raise ValueError("share= is for a Data or HeteroData object: the ranks of a partitioned graph share its seeds by themselves")
+        if not orders_itself:
+            raise ValueError("share= excludes sampler= and batch_sampler=: let the sampler give this process its share")
+        whole = isinstance(share, (tuple, list)) and len(share) == 2 and all(isinstance(i, int) and not isinstance(i, bool) for i in share)
+        if not whole or not 0 <= share[0] < share[1]:
+            raise ValueError(f"share must be (rank, number of ranks), with 0 <= rank < number of ranks, got {share!r}")
+        return share[0], share[1]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SamplingOptions:
+    """How batches are drawn: the arguments that PyG's loaders of vertices and of edges share, and the sampler that they make."""
+
+    num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]]
+    replace: bool
+    subgraph_type: SubgraphType | str
+    disjoint: bool
+    temporal_strategy: str
+    time_attr: str | None
+    weight_attr: str | None
+    is_sorted: bool
+    directed: bool
+    neighbor_sampler: BaseSampler | None
+
+    def sampler(self, data: Any, method: str) -> BaseSampler:
+        """The user's own sampler, which must have ``method``, or one over ``data``."""
+        own: Any = self.neighbor_sampler
+        if own is not None and not callable(getattr(own, method, None)):
+            raise TypeError(f"neighbor_sampler must be a torch_geometric.sampler.BaseSampler with {method}, got {type(own).__name__}")
+        if own is not None:
+            return own
+        return NeighborSampler(
+            data,
+            self.num_neighbors,
+            replace=self.replace,
+            subgraph_type=self.subgraph_type,
+            disjoint=self.disjoint,
+            temporal_strategy=self.temporal_strategy,
+            time_attr=self.time_attr,
+            weight_attr=self.weight_attr,
+            is_sorted=self.is_sorted,
+            directed=self.directed,
+        )
+
+
+def normalise_numbers(kwargs: dict[str, Any]) -> None:
+    """Numbers for torch's ``DataLoader`` become Python's, in place."""
+    for name in ("batch_size", "num_workers", "prefetch_factor"):
+        number = as_integer(kwargs.get(name))
+        if number is not None:
+            kwargs[name] = number
+        elif kwargs.get(name) is not None and name != "batch_size":
+            raise ValueError(f"{name} must be an integer, got {kwargs[name]!r}")
+
+
+def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
+    """Whether the loader orders its seeds itself, and no ``sampler`` or ``batch_sampler`` of the user's does.
+
+    Raises:
+        ValueError: there is one, on a partitioned graph or without a length.
+    """
+    name = next((name for name in ("sampler", "batch_sampler") if kwargs.get(name) is not None), None)
+    if name is None:
+        return True
+    if partitioned:
+        raise ValueError(f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds")
+    if not hasattr(kwargs[name], "__len__"):
+        raise ValueError(f"{name} must have a length (how much it gives in an epoch), got {type(kwargs[name]).__name__} without __len__")
+    return False
