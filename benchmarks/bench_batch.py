@@ -46,7 +46,7 @@ def main() -> None:
         return call
 
     stages, fetch = loader._stages, loader._fetch
-    loader._draw = timed(loader._draw, "sampling")
+    loader._workers.draw = timed(loader._workers.draw, "sampling")
     fetch.look_up = timed(fetch.look_up, "look-up")
     fetch.own.take = timed(fetch.own.take, lambda tiers, name, plan: "gathering x" if name == "x" else "gathering labels and masks")
     stages.template.build = timed(stages.template.build, "assembling")

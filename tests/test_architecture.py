@@ -152,6 +152,38 @@ def test_a_right_arrow_is_let_through(module, source):
     assert wrong_arrows(source, module, False, MODULES) == []
 
 
+def circle_in(imports: dict[str, set[str]]) -> list[str]:
+    """Files that import each other in a circle, from one back to itself; [] if there are none."""
+    done: set[str] = set()
+
+    def search(path: list[str]) -> list[str]:
+        for target in sorted(imports.get(path[-1], set()) - done):
+            if target in path:
+                return [*path[path.index(target) :], target]
+            found = search([*path, target])
+            if found:
+                return found
+        done.add(path[-1])
+        return []
+
+    return next((found for module in sorted(imports) if (found := search([module]))), [])
+
+
+def test_no_files_import_each_other_in_a_circle():
+    imports = {}
+    for path in SOURCES:
+        module = module_name(path)
+        # A folder's __init__ may name its own files, and is loaded before any of them in any case.
+        targets = {target for _, target in imports_of(path.read_text(), module, path.name == "__init__.py", MODULES)}
+        imports[module] = {target for target in targets if not module.startswith(f"{target}.")} - {module}
+    assert circle_in(imports) == []
+
+
+def test_a_circle_is_seen():
+    assert circle_in({"a": {"b", "c"}, "b": set(), "c": {"d"}, "d": {"c"}}) == ["c", "d", "c"]
+    assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
 def test_the_package_was_read():
     assert {"ops", "graph", "comm", "pipeline", "plan.vip", "store.tiers", "minibatch.sampler", "__init__"} <= MODULES
 

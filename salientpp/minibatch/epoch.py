@@ -1,4 +1,4 @@
-"""Who turns the crank of an epoch, and how does a rank leave one?
+"""Who drives the pipeline through an epoch, and how does a rank leave one?
 
 ``next()`` moves the pipeline on, in the caller's thread. When the user stops asking (the epoch is over here but not elsewhere, an
 early ``break``, an exception), a background thread goes on answering the other ranks until all have finished or left, and runs
@@ -19,40 +19,103 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data
 
-from salientpp.comm import RankFailure
+from salientpp.comm import Comm, RankFailure
 from salientpp.minibatch.stages import Finished, Request
 from salientpp.minibatch.state import Disagreement, Point, Progress, first_point
 from salientpp.ops import join_key
-from salientpp.pipeline import StageError, traced
+from salientpp.pipeline import Pipeline, StageError, Trace, traced
 from salientpp.processes import Lock
 
-if TYPE_CHECKING:
-    from salientpp.minibatch.loader import BatchLoader
+
+@dataclass
+class Counters:
+    """What the epochs of a loader have done; ``lock`` guards them, since threads may drive an epoch each."""
+
+    lock: Lock
+    batches: int = 0
+    seconds_waiting: float = 0.0
+    seconds_by_stage: dict[str, float] = field(default_factory=dict)
+
+    def reset(self, stages: Iterable[str]) -> None:
+        with self.lock:
+            self.batches, self.seconds_waiting = 0, 0.0
+            self.seconds_by_stage = dict.fromkeys(stages, 0.0)
+
+    def count_batch(self, seconds: float) -> None:
+        """One more was given, ``seconds`` after it was asked for."""
+        with self.lock:
+            self.batches += 1
+            self.seconds_waiting += seconds
+
+    def count_stages(self, seconds: Mapping[str, float]) -> None:
+        with self.lock:
+            for name, spent in seconds.items():
+                self.seconds_by_stage[name] += spent
+
+
+@dataclass(frozen=True, eq=False)
+class RunContext:
+    """What an epoch needs of the loader that it belongs to.
+
+    Attributes:
+        comm: the ranks that share the epoch.
+        most_ahead: batches that are drawn ahead at once.
+        transform: the user's, called with every batch.
+        counters: of the loader.
+        positions: of the number of the epoch: positions of each batch's seeds.
+        num_rounds: batches of the rank that gives the most; None: as many as this one gives.
+        seed: of the loader; loading a state may change it.
+        request: (epoch, index, positions) -> the batch, about to be drawn.
+        idle_request: (index, leaving) -> no batch, in a round in which others have some.
+        new_pipeline: makes the pipeline.
+        deliver: the batch of what left the pipeline.
+        trace: takes spans, if there is one.
+        drive: calls a function where it may compute in parallel.
+        on_end: told that no other rank can want anything more in this epoch.
+        on_failure: told what went wrong in the background.
+    """
+
+    comm: Comm
+    most_ahead: int
+    transform: Callable[[Any], Any] | None
+    counters: Counters
+    positions: Callable[[int], list[Tensor]]
+    num_rounds: Callable[[], int | None]
+    seed: Callable[[], int]
+    request: Callable[[int, int, Tensor], Request]
+    idle_request: Callable[[int, bool], Request]
+    new_pipeline: Callable[[], Pipeline]
+    deliver: Callable[[Finished], Any]
+    trace: Callable[[], Trace | None]
+    drive: Callable[..., Any]
+    on_end: Callable[[Run], None]
+    on_failure: Callable[[BaseException], None]
 
 
 class Run:
-    """One epoch on this rank: what enters the pipeline, and who turns the crank.
+    """One epoch on this rank: what enters the pipeline, and who drives it.
 
     Args:
+        context: what it needs of the loader.
         resume: batches that were given before, in a run that stopped; None: this epoch starts anew.
     """
 
     unfinished: weakref.WeakSet[Run] = weakref.WeakSet()
 
-    def __init__(self, loader: BatchLoader, epoch: int, resume: int | None = None) -> None:
-        self._loader = loader
+    def __init__(self, context: RunContext, epoch: int, resume: int | None = None) -> None:
+        self._context = context
         self._epoch = epoch
-        self._comm = loader._comm
-        self._pipeline = loader._new_pipeline()
-        self._transform = loader.transform
+        self._comm = context.comm
+        self._pipeline = context.new_pipeline()
         self._ahead: deque[Request] = deque()
-        self._most_ahead = 1 + loader.num_workers * (loader.prefetch_factor or 2)
         self._first = resume or 0  # batch to be given first
         self._resumed = resume is not None
         self._requested = self._first  # batches handed to the sampling threads
@@ -71,17 +134,18 @@ class Run:
     @cached_property
     def _positions(self) -> list[Tensor]:
         """Asked for by the first ``next()``, as torch does: until then a sampler may get another epoch."""
-        return self._loader._positions(self._epoch)
+        return self._context.positions(self._epoch)
 
     @cached_property
     def _rounds(self) -> int:
-        return self._loader._schedule.num_rounds if self._loader._orders_itself else len(self._positions)
+        number = self._context.num_rounds()
+        return len(self._positions) if number is None else number
 
     def give(self) -> Data:
         """The next batch; StopIteration after the last."""
         self._comm.check_process()
         self._user = threading.current_thread()
-        return self._loader._drive(self._give)
+        return self._context.drive(self._give)
 
     def _give(self) -> Data:
         with self._lock:
@@ -105,11 +169,9 @@ class Run:
             if self._entered == self._rounds and not self._pipeline.in_flight and self._is_open:
                 raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
             finished = self._tick()
-        batch = self._transformed(finished, self._loader._stages.deliver(finished))
+        batch = self._transformed(finished, self._context.deliver(finished))
         self.progress.batches += 1
-        with self._loader._fetch.counting:
-            self._loader._batches_given += 1
-            self._loader._seconds_waiting += time.perf_counter() - started
+        self._context.counters.count_batch(time.perf_counter() - started)
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
@@ -117,20 +179,19 @@ class Run:
 
         Its time and its errors count as those of the last stage.
         """
-        if self._transform is None:
+        if self._context.transform is None:
             return batch
         stage, started = self._pipeline.stages[-1].name, time.perf_counter()
         try:
-            with traced(self._loader._stages.trace, stage, finished.index):
-                batch = self._transform(batch)
+            with traced(self._context.trace(), stage, finished.index):
+                batch = self._context.transform(batch)
         except BaseException as error:
             self._failure = StageError.of(error, self._comm.rank, finished.index, stage)
             self._comm.report_failure(str(self._failure))
             if isinstance(error, Exception):
                 raise self._failure from error
             raise
-        with self._loader._fetch.counting:
-            self._loader._seconds_by_stage[stage] += time.perf_counter() - started
+        self._context.counters.count_stages({stage: time.perf_counter() - started})
         return batch
 
     def _tick(self) -> Finished | None:
@@ -145,10 +206,8 @@ class Run:
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
                 self._comm.report_failure(str(self._failure))
             raise
-        with self._loader._fetch.counting:
-            for name, seconds in self._pipeline.seconds.items():
-                self._loader._seconds_by_stage[name] += seconds
-                self._pipeline.seconds[name] = 0.0
+        self._context.counters.count_stages(self._pipeline.seconds)
+        self._pipeline.seconds.update(dict.fromkeys(self._pipeline.seconds, 0.0))
         if finished is not None:
             self._all_left |= finished.all_left
         return finished
@@ -158,7 +217,7 @@ class Run:
         start = self._first if self._first < len(self._positions) else self._rounds
         resumed = self._resumed
         while True:
-            numbers = [self._epoch, start, int(resumed), join_key(self._loader.seed)]
+            numbers = [self._epoch, start, int(resumed), join_key(self._context.seed())]
             try:
                 everyone = self._comm.gather_numbers(numbers)
             except BaseException as error:
@@ -171,7 +230,7 @@ class Run:
             if epoch == self._epoch:
                 self._is_open = True
                 return
-            behind = Run(self._loader, epoch)
+            behind = Run(self._context, epoch)
             behind._left = behind._is_open = True
             behind._entered = self._entered
             while not behind._is_over():
@@ -186,11 +245,11 @@ class Run:
         index = self._entered
         self._entered += 1
         if self._left or index >= len(self._positions):
-            return self._loader._idle_request(index, leaving=True)
+            return self._context.idle_request(index, True)
         if index < self._first:
-            return self._loader._idle_request(index, leaving=False)
-        while self._requested < len(self._positions) and len(self._ahead) < self._most_ahead:
-            self._ahead.append(self._loader._request(self._epoch, self._requested, self._positions[self._requested]))
+            return self._context.idle_request(index, False)
+        while self._requested < len(self._positions) and len(self._ahead) < self._context.most_ahead:
+            self._ahead.append(self._context.request(self._epoch, self._requested, self._positions[self._requested]))
             self._requested += 1
         return self._ahead.popleft()
 
@@ -206,7 +265,7 @@ class Run:
                 request.sampling.cancel()
             self._ahead.clear()
             if self._is_over():
-                self._be_forgotten()
+                self._context.on_end(self)
                 return
             self._answering = threading.Thread(target=self._answer, name="salientpp-answer")
             self._answering.start()
@@ -215,11 +274,6 @@ class Run:
     def is_under_way(self) -> bool:
         """Whether it has batches in the pipeline that it may still give."""
         return not self._left and self._failure is None and self._pipeline.in_flight + len(self._ahead) > 0
-
-    def _be_forgotten(self) -> None:
-        """Undo the circle of loader and epoch, so that both go when the user lets go of them."""
-        if self._loader._run is self:
-            self._loader._run = None
 
     def leave_at_exit(self) -> None:
         """``leave`` where no thread can be started any more."""
@@ -254,9 +308,10 @@ class Run:
                 with self._lock:
                     self._tick()
         except Exception as error:
-            self._failure = self._loader._background_failure = self._failure or error
+            self._failure = self._failure or error
+            self._context.on_failure(self._failure)
         finally:
-            self._be_forgotten()
+            self._context.on_end(self)
 
     def join(self) -> None:
         """Wait until the others have left too; raises what went wrong meanwhile."""

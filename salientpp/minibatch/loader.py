@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import threading
@@ -26,22 +25,22 @@ import torch.utils.data
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
 from salientpp.minibatch.agreement import Facts, exchange_facts
-from salientpp.minibatch.epoch import Epoch, Run
+from salientpp.minibatch.epoch import Counters, Epoch, Run, RunContext
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.minibatch.source import BatchSource, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
+from salientpp.minibatch.workers import SamplingWorkers
 from salientpp.ops import use_huge_pages
-from salientpp.pipeline import Pipeline, Trace, traced
+from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.arguments import as_integer
 from salientpp.plan.cache import plan_cache, score
 from salientpp.plan.schedule import Schedule, batch_key, share_size
-from salientpp.processes import Lock, Threads, after_fork, completed, forks
+from salientpp.processes import Lock, Threads, completed, forks
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
 from salientpp.store.dataset_dir import DatasetError, PartitionedGraph
@@ -184,8 +183,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if large:
             # It takes seconds for gigabytes, and batches need not wait for it.
             threading.Thread(target=_use_huge_pages, args=(large,), name="salientpp-pages", daemon=True).start()
-        self._workers = Threads(self.num_workers, "salientpp-sample") if self.num_workers else None
-        self._greeting: _OncePerThread | None = None
         self._driver = Threads(1, "salientpp-drive")
         self._forks = forks()
         self._lock = Lock()  # whoever holds it begins an epoch
@@ -209,9 +206,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             own=self._source.own,
             held=self._held,
         )
+        self._workers = SamplingWorkers(self.num_workers, self._source.seeds, self._source.sampler, self._stages)
+        self._counters = Counters(self._fetch.counting)
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._run: Run | None = None  # the epoch that is not over yet
-        self._background_failure: Exception | None = None
+        self._background_failure: BaseException | None = None
         self.reset_stats()
 
     # --- construction -------------------------------------------------------------------------------------
@@ -428,7 +427,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _make_one(self, positions: Tensor, epoch: int) -> Data:
         pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
-        batch = pipeline.tick(Request(0, completed(self._sample, epoch, 0, positions))).batch
+        sampled = completed(self._workers.sample, 0, positions, self._key(epoch, 0), self.transform_sampler_output)
+        batch = pipeline.tick(Request(0, sampled)).batch
         return batch if self.transform is None else self.transform(batch)
 
     @property
@@ -472,7 +472,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "salientpp.load(root) where you need it, and give it this loader's state_dict() to go on from there"
             )
         progress = None if self._progress is None else dataclasses.replace(self._progress)
-        return {**self.__dict__, "_progress": progress, "_run": None, "_runs": None, "_greeting": None}
+        return {**self.__dict__, "_progress": progress, "_run": None, "_runs": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _runs=weakref.WeakSet(), _forks=forks())
@@ -565,15 +565,47 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         with self._lock:
             self._finish_epoch()
             self._check_files()
-            if self.worker_init_fn is not None and (self._greeting is None or not self.persistent_workers):
-                self._greeting = _OncePerThread(self.worker_init_fn)
+            if self.worker_init_fn is not None:
+                self._workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
             self._drive(self._read_anew)
-            run = self._drive(Run, self, self._epoch_number, self._resume)
+            run = self._drive(Run, self._run_context(), self._epoch_number, self._resume)
             self._runs.add(run)
             self._progress, self._resume = run.progress, None
             self._epoch_number += 1
             self._run = run
             return Epoch(run)
+
+    def _run_context(self) -> RunContext:
+        """What an epoch needs of this loader. It holds the loader, which must not hold it for longer than the epoch lasts."""
+        return RunContext(
+            comm=self._comm,
+            most_ahead=1 + self.num_workers * (self.prefetch_factor or 2),
+            transform=self.transform,
+            counters=self._counters,
+            positions=self._positions,
+            num_rounds=self._num_rounds,
+            seed=lambda: self.seed,
+            request=self._request,
+            idle_request=self._idle_request,
+            new_pipeline=self._new_pipeline,
+            deliver=self._stages.deliver,
+            trace=lambda: self._stages.trace,
+            drive=self._drive,
+            on_end=self._forget_run,
+            on_failure=self._note_failure,
+        )
+
+    def _num_rounds(self) -> int | None:
+        return self._schedule.num_rounds if self._orders_itself else None
+
+    def _forget_run(self, run: Run) -> None:
+        """Undo the circle of loader and epoch, so that both go when the user lets go of them."""
+        if self._run is run:
+            self._run = None
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Of an epoch that has answered the other ranks in the background: raised when the next begins."""
+        self._background_failure = error
 
     def _finish_epoch(self) -> None:
         """On several ranks, leave an unfinished epoch and wait until all ranks have."""
@@ -601,36 +633,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return [_checked_positions(batch, self._source.seeds.number, "a batch of the sampler") for batch in self.batch_sampler]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
-        submit: Callable[..., Any] = completed if self._workers is None else self._workers.submit
-        return Request(index, submit(self._work_on_sample, epoch, index, positions))
-
-    def _work_on_sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
-        if self._workers is not None and self._greeting is not None:
-            self._greeting()
-        with traced(self._stages.trace, f"worker: {threading.current_thread().name}", index):
-            return self._sample(epoch, index, positions)
-
-    def _sample(self, epoch: int, index: int, positions: Tensor) -> Sampled:
-        mfg = self._draw(self._source.seeds.inputs[positions], batch_key(self.seed, epoch, self._schedule.rank, index))
-        metadata = mfg.metadata
-        if self.transform_sampler_output is not None:
-            mfg = self.transform_sampler_output(mfg)
-            mfg.metadata = metadata if mfg.metadata is None else mfg.metadata
-        permutation = self._source.sampler.edge_permutation
-        if permutation is not None:
-            mfg.edge = _users_edge_ids(mfg.edge, permutation)
-        return self._stages.prepare(index, mfg, positions.numel())
-
-    def _draw(self, inputs: NodeSamplerInput | EdgeSamplerInput, key: int) -> SamplerOutput | HeteroSamplerOutput:
-        """The MFG of a batch's inputs; a sampler of the user's takes no key."""
-        source = self._source
-        mfg = source.seeds.draw(inputs, key=key) if isinstance(source.sampler, NeighborSampler) else source.seeds.draw(inputs)
-        if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
-            mfg.metadata = (inputs.input_id, inputs.time)
-        return mfg
+        return self._workers.request(index, positions, self._key(epoch, index), self.transform_sampler_output)
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
         return Request(index, completed(Sampled, index, self._fetch.look_up({}), leaving))
+
+    def _key(self, epoch: int, index: int) -> int:
+        return batch_key(self.seed, epoch, self._schedule.rank, index)
 
     # --- reports ------------------------------------------------------------------------------------------
 
@@ -661,17 +670,17 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def stats(self) -> LoaderStats:
         """What happened since construction or ``reset_stats``; filling the cache is not counted."""
-        rows, traffic = self._fetch.counts, self._source.exchange.traffic
+        rows, traffic, counters = self._fetch.counts, self._source.exchange.traffic, self._counters
         return LoaderStats(
-            batches=self._batches_given,
+            batches=counters.batches,
             rows_gpu=rows["gpu"],
             rows_cpu=rows["cpu"],
             rows_cache=rows["cache"],
             rows_remote=rows["remote"],
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
-            seconds_by_stage=dict(self._seconds_by_stage),
-            seconds_waiting=self._seconds_waiting,
+            seconds_by_stage=dict(counters.seconds_by_stage),
+            seconds_waiting=counters.seconds_waiting,
         )
 
     def reset_stats(self) -> None:
@@ -679,9 +688,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._finish_epoch()
         self._fetch.counts.clear()
         self._source.exchange.traffic = Traffic()
-        self._batches_given = 0
-        self._seconds_waiting = 0.0
-        self._seconds_by_stage = {stage.name: 0.0 for stage in self._stages.list()}
+        self._counters.reset(stage.name for stage in self._stages.list())
 
     @contextlib.contextmanager
     def profile(self, path: str | Path) -> Iterator[None]:
@@ -727,37 +734,9 @@ def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
     return index
 
 
-def _users_edge_ids(edge: Any, permutation: Any) -> Any:
-    """The user's edge ids of a sampler that has put the edges in another order."""
-    if isinstance(edge, dict):
-        return {
-            name: ids if ids is None or permutation.get(name) is None else permutation[name][ids.to(torch.int64)]
-            for name, ids in edge.items()
-        }
-    return None if edge is None else permutation[edge.to(torch.int64)]
-
-
 def _use_huge_pages(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         use_huge_pages(tensor)
-
-
-class _OncePerThread:
-    """Calls ``worker_init_fn`` in every thread that asks, once, with the number of the thread."""
-
-    def __init__(self, function: Callable[[int], None]) -> None:
-        self._function = function
-        self._after_fork()
-        after_fork(self)
-
-    def _after_fork(self) -> None:
-        self._numbers = itertools.count()
-        self._done = threading.local()
-
-    def __call__(self) -> None:
-        if not getattr(self._done, "yes", False):
-            self._function(next(self._numbers))
-            self._done.yes = True
 
 
 def _check_cache(cache: FeatureCache | None, source: BatchSource, part_id: int) -> None:

@@ -20,7 +20,15 @@ from salientpp.minibatch.batch import add_node_attributes
 from salientpp.minibatch.loader import BatchLoader
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.options import Options, SamplingOptions, Uneven
-from salientpp.minibatch.source import BatchSource, Probability, Seeds, access_probability, connect_part, open_data, open_partition
+from salientpp.minibatch.source import (
+    BatchSource,
+    Probability,
+    Seeds,
+    access_probability,
+    connect_part,
+    open_data,
+    open_partition,
+)
 from salientpp.plan.cache import Policy
 from salientpp.plan.vip import uniform_start
 from salientpp.store.cache import FeatureCache

@@ -1,0 +1,114 @@
+"""Who draws the batches of a loader, and when?
+
+Sampling threads draw ahead of the training loop; without any, the caller's thread draws. A batch is a pure function of its seeds and its key, so neither
+their number nor their order matters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+
+from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.minibatch.source import Seeds
+from salientpp.minibatch.stages import BatchStages, Request, Sampled
+from salientpp.pipeline import traced
+from salientpp.processes import Threads, after_fork, completed
+
+#: The user's ``transform_sampler_output``.
+MfgTransform = Callable[[Any], Any]
+
+
+class SamplingWorkers:
+    """What turns positions among the seeds into a sampled batch, in threads of its own or in the caller's.
+
+    Args:
+        number: of threads; 0: the caller's.
+        seeds: all of them.
+        sampler: what draws.
+        stages: make the batch of what was drawn, all but its rows.
+    """
+
+    def __init__(self, number: int, seeds: Seeds, sampler: BaseSampler, stages: BatchStages) -> None:
+        self._threads = Threads(number, "salientpp-sample") if number else None
+        self._seeds, self._sampler, self._stages = seeds, sampler, stages
+        self._initialiser: _OncePerThread | None = None
+
+    def initialise(self, function: Callable[[int], None], anew: bool) -> None:
+        """Call ``worker_init_fn`` in every thread before it next draws; where that was asked for before, only if ``anew``."""
+        if self._initialiser is None or anew:
+            self._initialiser = _OncePerThread(function)
+
+    def request(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Request:
+        """Have batch ``index`` of an epoch drawn.
+
+        Args:
+            positions: int64 [B], of its seeds.
+            key: of its draws.
+            transform: called with what was drawn.
+        """
+        submit: Callable[..., Any] = completed if self._threads is None else self._threads.submit
+        return Request(index, submit(self._work, index, positions, key, transform))
+
+    def _work(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Sampled:
+        if self._threads is not None and self._initialiser is not None:
+            self._initialiser()
+        with traced(self._stages.trace, f"worker: {threading.current_thread().name}", index):
+            return self.sample(index, positions, key, transform)
+
+    def sample(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Sampled:
+        """The batch, but for its rows, drawn in this thread."""
+        mfg = self.draw(positions, key)
+        metadata = mfg.metadata
+        if transform is not None:
+            mfg = transform(mfg)
+            mfg.metadata = metadata if mfg.metadata is None else mfg.metadata
+        permutation = self._sampler.edge_permutation
+        if permutation is not None:
+            mfg.edge = _users_edge_ids(mfg.edge, permutation)
+        return self._stages.prepare(index, mfg, positions.numel())
+
+    def draw(self, positions: Tensor, key: int) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of the seeds at these positions; a sampler of the user's takes no key."""
+        inputs, draw = self._seeds.inputs[positions], self._seeds.draw
+        mfg = draw(inputs, key=key) if isinstance(self._sampler, NeighborSampler) else draw(inputs)
+        if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
+            mfg.metadata = (inputs.input_id, inputs.time)
+        return mfg
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_initialiser": None}  # threads of a copy are new ones
+
+
+class _OncePerThread:
+    """Calls ``worker_init_fn`` in every thread that asks, once, with the number of the thread."""
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+        self._after_fork()
+        after_fork(self)
+
+    def _after_fork(self) -> None:
+        self._numbers = itertools.count()
+        self._done = threading.local()
+
+    def __call__(self) -> None:
+        if not getattr(self._done, "yes", False):
+            self._function(next(self._numbers))
+            self._done.yes = True
+
+
+def _users_edge_ids(edge: Any, permutation: Any) -> Any:
+    """The user's edge ids of a sampler that has put the edges in another order."""
+    if isinstance(edge, dict):
+        return {
+            name: ids if ids is None or permutation.get(name) is None else permutation[name][ids.to(torch.int64)]
+            for name, ids in edge.items()
+        }
+    return None if edge is None else permutation[edge.to(torch.int64)]
