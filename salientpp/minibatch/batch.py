@@ -27,7 +27,7 @@ from salientpp.store.rows import take_rows
 from salientpp.store.tiers import NO_IDS
 
 #: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
-_BOOKS = frozenset(
+_SET_BY_LOADER = frozenset(
     "batch batch_size input_id seed_time num_sampled_nodes num_sampled_edges edge_label_index edge_label edge_label_time src_index "
     "dst_pos_index dst_neg_index _orig_edge_index".split()
 )
@@ -74,15 +74,17 @@ class Contents:
         """Whether the object still holds this."""
         return _are_same(self._entries, _entries_of(self._data))
 
-    def equals(self, other: Contents) -> bool:
-        return self is other or _are_same(self._entries, other._entries)
+    def equals(self, other: Contents | None) -> bool:
+        return self is other or (other is not None and _are_same(self._entries, other._entries))
 
     def value(self, column: Column) -> object:
         """An attribute of one type of vertices or edges, or None."""
         return self._entries.get(column, (None,))[0]
 
-    def has_same(self, column: Column, other: Contents) -> bool:
+    def has_same(self, column: Column, other: Contents | None) -> bool:
         """Whether an attribute is the same in both, down to the last write."""
+        if other is None:
+            return False
         ours, theirs = self._entries.get(column), other._entries.get(column)
         return ours is not None and theirs is not None and ours[0] is theirs[0] and ours[1] == theirs[1]
 
@@ -106,7 +108,7 @@ def _are_same(ours: dict[Column, tuple[object, object]], theirs: dict[Column, tu
     )
 
 
-def _state_of(value: object) -> object:
+def _state_of(value: Any) -> object:
     try:
         return (value._version, value.data_ptr(), value.requires_grad)
     except (AttributeError, RuntimeError):  # no tensor, or one without memory or count of its own
@@ -155,7 +157,7 @@ class _NodeAttributes:
         """Those whose rows the pipeline brings from here; others (on another device, strided, not tensors, with the vertices in another
         dimension) are left to PyG's ``index_select``."""
         store = self._store
-        others = ("num_nodes", *_BOOKS, *self._own)
+        others = ("num_nodes", *_SET_BY_LOADER, *self._own)
         names = [name for name in list(store) if name not in others and store.is_node_attr(name)]
         rows = {name: store[name] for name in names if _is_rows(store[name]) and store[name].size(0) == self._num_vertices}
         return {name: value for name, value in rows.items() if self._data.__cat_dim__(name, value, store) == 0}
@@ -244,7 +246,7 @@ class DataTemplate:
         return {(type_, name): rows for type_, nodes in self._nodes.items() for name, rows in nodes.columns().items()}
 
     def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
-        """The batch without its bookkeeping; ``rows`` holds the columns that the pipeline brings, the others are read here."""
+        """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds the columns that the pipeline brings, the others are read here."""
         out = copy.copy(self._data)
         for type_, nodes in self._nodes.items():
             own = {name: value for (owner, name), value in rows.items() if owner == type_}
@@ -260,7 +262,7 @@ def _store_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
 
 
 def _of_type(ids: Tensor | Mapping[Any, Tensor], type_: Any) -> Tensor:
-    return ids if type_ is None else ids.get(type_, NO_IDS)
+    return ids.get(type_, NO_IDS) if isinstance(ids, Mapping) else ids
 
 
 class StoreTemplate:
@@ -283,7 +285,7 @@ class StoreTemplate:
         return {}
 
     def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
-        """The batch without its bookkeeping."""
+        """The batch without what :func:`add_batch_attributes` sets."""
         make = filter_custom_hetero_store if isinstance(mfg, HeteroSamplerOutput) else filter_custom_store
         with self._lock:
             return make(*self._stores, mfg.node, mfg.row, mfg.col, mfg.edge, self._custom_cls)
@@ -335,7 +337,7 @@ class PartitionTemplate:
         return None
 
     def build(self, mfg: SamplerOutput, rows: Mapping[Column, Tensor]) -> Data:
-        """The batch without its bookkeeping; ``rows`` holds all node attributes."""
+        """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds all node attributes."""
         out = Data(edge_index=edge_index_of(mfg.row, mfg.col), num_nodes=mfg.node.numel())
         for (_, name), value in rows.items():
             out[name] = value

@@ -91,11 +91,10 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         self.edge_label_index = edge_label_index
         self.edge_label = edge_label
         self.edge_label_time = edge_label_time
-        self.neg_sampling = neg_sampling
         self.input_id = input_id
         self.custom_cls = custom_cls
         self.filter_per_worker = filter_per_worker
-        self._neg_sampling_ratio = neg_sampling_ratio
+        self._negatives_given = neg_sampling, neg_sampling_ratio
         sampling = SamplingOptions(
             num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
             time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
@@ -107,9 +106,10 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         super().__init__(data, sampling, options, kwargs)
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        if self._neg_sampling_ratio is not None and self._neg_sampling_ratio != 0.0:
-            self.neg_sampling = NegativeSampling("binary", self._neg_sampling_ratio)
-        self.neg_sampling = negatives = NegativeSampling.cast(self.neg_sampling)
+        kind, ratio = self._negatives_given
+        by_ratio = ratio is not None and ratio != 0.0
+        negatives: NegativeSampling | None = NegativeSampling.cast(NegativeSampling("binary", ratio) if by_ratio else kind)
+        self.neg_sampling = negatives
         if (self.edge_label_time is not None) != (sampling.time_attr is not None):
             one, other = ("edge_label_time", "time_attr") if sampling.time_attr is None else ("time_attr", "edge_label_time")
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
@@ -136,21 +136,22 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
     def _edge_inputs(self, data: Data | HeteroData, label: Tensor | None, time: Tensor | None, input_id: Tensor | None) -> EdgeSamplerInput:
         """All seeds, checked, with PyG's meaning of labels."""
         sizes = count_vertices(data)
-        if None not in sizes and not isinstance(self.edge_label_index, (tuple, list)):
+        given: Any = self.edge_label_index
+        if None not in sizes and not isinstance(given, (tuple, list)):
             raise ValueError(
-                f"edge_label_index of a graph with several types must be an edge type or (edge type, [2, M]), got {self.edge_label_index!r}"
+                f"edge_label_index of a graph with several types must be an edge type or (edge type, [2, M]), got {given!r}"
             )
         if isinstance(data, HeteroData):
             # PyG's function would add a type that is not there to the user's data.
-            named = self.edge_label_index if isinstance(self.edge_label_index[0], str) else self.edge_label_index[0]
-            own = named is self.edge_label_index or self.edge_label_index[1] is None
+            named = given if isinstance(given[0], str) else given[0]
+            own = named is given or given[1] is None
             if own and data._to_canonical(*named) not in data.edge_types:
                 raise ValueError(f"edge_label_index must be of an edge type of the data ({', '.join(map(str, data.edge_types))}), got {named!r}")
         type_, ends = get_edge_label_index(data, self.edge_label_index)
         ends = read_edge_index(ends, "edge_label_index", "M").to(torch.int64)
         for side, end in enumerate((None, None) if type_ is None else (type_[0], type_[-1])):
             if end not in sizes:
-                raise ValueError(f"edge_label_index must join node types of the data ({', '.join(sizes)}), got {end!r}")
+                raise ValueError(f"edge_label_index must join node types of the data ({', '.join(map(str, sizes))}), got {end!r}")
             size = sizes[end]
             bad = ((ends[side] < 0) | (ends[side] >= size)).nonzero()
             if bad.numel():

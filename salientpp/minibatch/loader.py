@@ -3,6 +3,10 @@
 On an object in memory a loader is one process's and needs no process group. On a partitioned graph it is one rank of many: every
 rank constructs its loaders in the same order (construction agrees on sizes and fills the cache, which is collective),
 and then iterates at its own pace; :mod:`salientpp.minibatch.epoch` says how.
+
+Here the pieces are put together, a file for each question: which arguments (``options``), what is drawn from (``source``), in what ranks must agree
+(``agreement``), who draws (``workers``), the ten steps from there (``stages``), who drives them through an epoch (``epoch``), and where a run stopped
+(``state``).
 """
 
 from __future__ import annotations
@@ -97,11 +101,17 @@ class RanksSampler(torch.utils.data.DistributedSampler):
         self._loader = weakref.ref(loader)  # a circle would keep both
 
     def __iter__(self) -> Iterator[int]:
-        loader = self._loader()
+        loader = self._living_loader()
         return iter(torch.cat([torch.empty(0, dtype=torch.int64), *loader._positions(loader._epoch_number)]).tolist())
 
     def __len__(self) -> int:
-        return sum(map(len, self._loader()._positions(0)))
+        return sum(positions.numel() for positions in self._living_loader()._positions(0))
+
+    def _living_loader(self) -> BatchLoader:
+        loader = self._loader()
+        if loader is None:
+            raise ReferenceError("the loader whose seeds these are is gone")
+        return loader
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: the loader counts its epochs, and has a ``set_epoch``."""
@@ -145,7 +155,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         # As in PyG, for the sake of Lightning, which passes on what it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
-        self._set_options(options)
         self._comm = self._connect(options)
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
         prepared, error = None, None
@@ -216,7 +225,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     # --- construction -------------------------------------------------------------------------------------
 
     def _set_options(self, options: Options) -> None:
-        """Each argument is an attribute, but for what is one of another meaning."""
+        """Each argument is an attribute; ``device``, ``seed`` and ``cache`` are set elsewhere, since they may differ from what was given."""
         self.transform = options.transform
         self.transform_sampler_output = options.transform_sampler_output
         self.replication_factor = options.replication_factor
@@ -269,11 +278,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if self._comm.size > 1:
             kwargs["sampler"] = RanksSampler(self)
         num_inputs = source.seeds.number
+        positions: Any = range(num_inputs)  # all that torch asks of a dataset
         with warnings.catch_warnings():
             # torch counts workers as processes and warns about more than there are cores; ours are threads.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             torch.utils.data.DataLoader.__init__(  # not PyG's, which the loaders are too
-                self, range(num_inputs), shuffle=shuffle and num_inputs > 0 and self._comm.size == 1, **kwargs
+                self, positions, shuffle=shuffle and num_inputs > 0 and self._comm.size == 1, **kwargs
             )  # fmt: skip
         batch_size = as_integer(self.batch_size)
         if kwargs.get("batch_sampler") is None and (batch_size is None or not 1 <= batch_size <= _MOST_SEEDS):
@@ -310,7 +320,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _mean_batch_size(self) -> int:
         if self.batch_size is not None:
             return self.batch_size
-        return max(1, -(-len(self.dataset) // max(1, len(self.batch_sampler))))
+        return max(1, -(-self._source.seeds.number // max(1, len(self._given_batches))))
+
+    @property
+    def _given_batches(self) -> Any:
+        """The user's ``batch_sampler``, or torch's over the user's ``sampler``; it has a length."""
+        return self.batch_sampler
 
     def _facts(self, source: BatchSource, num_seeds: int, seed: int | None, shuffle: bool, generator: torch.Generator | None) -> Facts:
         """What this rank tells the others."""
@@ -369,7 +384,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         contents = source.template.contents()
         if contents is None or contents.equals(stages.held) or any(run.is_under_way for run in self._runs):
             return
-        edges = contents.changed_edges(self._topology)
+        edges = [] if self._topology is None else contents.changed_edges(self._topology)
         if edges:
             names = ", ".join("the edges of data" if key is None else f"the edges of data[{key!r}]" for key in edges)
             warnings.warn(
@@ -383,7 +398,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         fetch.tiers = {
             type_: Tiers.of(
                 tiers.book, tiers.part_id, source.rows[type_], device=self.device, zero_copy=self.zero_copy,
-                gpu_ids=tiers.near[0].members.ids if tiers.near else NO_IDS,
+                gpu_ids=_near_ids(tiers),
             )
             for type_, tiers in fetch.tiers.items()
         }  # fmt: skip
@@ -398,7 +413,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         home = {name: tiers.home.rows[name] for _, name in source.exchanged}
         cache = source.exchange.fetch_cache(home, IdSet.of(members, source.book.num_vertices))
         cache = dataclasses.replace(cache, owner=(source.fingerprint, tiers.part_id))
-        return cache.on_device(scores, self.gpu_cache_bytes, self.device) if len(members) else cache
+        return cache if scores is None else cache.on_device(scores, self.gpu_cache_bytes, self.device)
 
     def _scores(self) -> Tensor:
         source, sampler = self._source, self._source.sampler
@@ -482,7 +497,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     # --- iteration ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._schedule.num_batches if self._orders_itself else len(self.batch_sampler)
+        return self._schedule.num_batches if self._orders_itself else len(self._given_batches)
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: with the seed it fixes the order and all draws.
@@ -553,14 +568,15 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             raise ValueError("a loader with a sampler or batch_sampler of its own has no state: the order of the seeds is that sampler's")
         # Not its rank: Lightning keeps rank 0's state for all.
         fields = ("num_replicas", "shuffle", "seed", "drop_last")
-        return [type(self.sampler).__name__, len(self.sampler), *(getattr(self.sampler, name) for name in fields if hasattr(self.sampler, name))]
+        sampler: Any = self.sampler
+        return [type(sampler).__name__, len(sampler), *(getattr(sampler, name) for name in fields if hasattr(sampler, name))]
 
     def _describe(self, names: Iterable[Any]) -> list[Any]:
         """Plain values: dtype and shape of the rows of these attributes."""
         columns = {name: name if isinstance(name, tuple) else (None, name) for name in names}
         return [[str(name), str(self._source.rows_of(column).dtype), list(self._source.rows_of(column).shape)] for name, column in columns.items()]
 
-    def __iter__(self) -> Iterator[Data]:
+    def __iter__(self) -> Iterator[Data]:  # type: ignore[override]  # torch names a class of its own here
         self._comm.check_process()
         with self._lock:
             self._finish_epoch()
@@ -630,7 +646,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """The epoch's batches, as positions among the seeds."""
         if self._orders_itself:
             return self._schedule.batches(epoch)
-        return [_checked_positions(batch, self._source.seeds.number, "a batch of the sampler") for batch in self.batch_sampler]
+        return [_checked_positions(batch, self._source.seeds.number, "a batch of the sampler") for batch in self._given_batches]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
         return self._workers.request(index, positions, self._key(epoch, index), self.transform_sampler_output)
@@ -732,6 +748,12 @@ def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
     if bad.numel():
         raise ValueError(f"{name} must hold positions of seeds in [0, {num_inputs}), got {int(index[bad[0]])} at place {int(bad[0])}")
     return index
+
+
+def _near_ids(tiers: Tiers) -> Tensor:
+    """The rows of the part that have a copy on the device."""
+    members = tiers.near[0].members if tiers.near else None
+    return NO_IDS if members is None else members.ids
 
 
 def _use_huge_pages(tensors: Sequence[Tensor]) -> None:

@@ -111,7 +111,14 @@ class NeighborSampler(BaseSampler):
         self._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy)
 
     @classmethod
-    def of(cls, graph: Graph, num_neighbors: Sequence[int], *, subgraph_type: str = "directional", replace: bool = False) -> NeighborSampler:
+    def of(
+        cls,
+        graph: Graph,
+        num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]],
+        *,
+        subgraph_type: SubgraphType | str = "directional",
+        replace: bool = False,
+    ) -> NeighborSampler:
         """A sampler of a homogeneous :class:`~salientpp.Graph`; shares its arrays."""
         sampler = cls.__new__(cls)
         sampler.sample_direction = "forward"
@@ -152,7 +159,7 @@ class NeighborSampler(BaseSampler):
 
     def _read_fanouts(self) -> list[list[int]]:
         """Per relation."""
-        if not self.is_hetero:
+        if self.typed_graph is None or not self.is_hetero:
             return [check_fanouts(self._num_neighbors.get_values(), may_be_empty=True)]
         values = self._num_neighbors.get_values(list(self.typed_graph.edge_types))
         fanouts = []
@@ -188,27 +195,31 @@ class NeighborSampler(BaseSampler):
     def num_nodes(self) -> int | dict[str, int]:
         if self.graph is not None:
             return self.graph.num_vertices
-        sizes = dict(zip(self.typed_graph.node_types, self.typed_graph.num_vertices))
-        return sizes if self.is_hetero else sizes[None]
+        typed = self.as_typed()
+        if not self.is_hetero:
+            return typed.num_vertices[0]
+        return {name: size for name, size in zip(typed.node_types, typed.num_vertices) if name is not None}
 
     @property
     def node_time(self) -> Tensor | dict[str, Tensor] | None:
         """On the graph's clock."""
-        if not self.is_temporal:
+        if self.typed_graph is None or not self.is_temporal:
             return None
-        times = {name: time for name, time in zip(self.typed_graph.node_types, self.typed_graph.node_time) if time is not None}
-        return (times or None) if self.is_hetero else times.get(None)
+        times = dict(zip(self.typed_graph.node_types, self.typed_graph.node_time))
+        if not self.is_hetero:
+            return times.get(None)
+        return {name: time for name, time in times.items() if name is not None and time is not None} or None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the topology with its times and weights."""
-        return (self.graph or self.typed_graph).nbytes
+        return self.as_typed().nbytes if self.graph is None else self.graph.nbytes
 
     def arrays(self) -> list[Tensor]:
         """Everything that a sample depends on, beside :meth:`settings` and the key."""
         if self.graph is not None:
             return [self.graph.indptr, self.graph.indices]
-        typed = self.typed_graph
+        typed = self.as_typed()
         arrays = [array for r in typed.relations for array in (r.indptr, r.indices, r.edge_weight, r.edge_time)]
         return [array for array in (*arrays, *typed.node_time) if array is not None]
 
@@ -250,9 +261,10 @@ class NeighborSampler(BaseSampler):
             key: as in :meth:`sample_from_nodes`; fixes the negative examples too.
         """
         key = _drawn(key)
-        if inputs.time is not None and self.is_temporal:
+        clock = None if self.typed_graph is None else self.typed_graph.clock
+        if inputs.time is not None and clock is not None:
             inputs = copy.copy(inputs)
-            times, inputs.time = inputs.time, self.typed_graph.clock.read(inputs.time, "edge_label_time")
+            times, inputs.time = inputs.time, clock.read(inputs.time, "edge_label_time")
         else:
             times = None
         negatives = None if neg_sampling is None else _KeyedNegatives(neg_sampling, ops.join_key(_NEGATIVES, key))
@@ -279,15 +291,16 @@ class NeighborSampler(BaseSampler):
         """By PyG's name, since PyG's bidirectional sampler calls it. ``on_clock``: the graph's clock has read the times."""
         key = _drawn(key)
         induced = self.subgraph_type == SubgraphType.induced
-        if self.graph is not None and not self.disjoint and not induced:
+        if self.graph is not None and not self.disjoint and not induced and isinstance(seed, Tensor):
             return Sampler(self.graph, self._fanouts[0], self.replace).sample(seed.to(torch.int64), key)
         sampler = TypedSampler(
             self.as_typed(), self._fanouts, self.replace, self.disjoint, self.temporal_strategy == "last", induced
         )
         seeds = seed if isinstance(seed, dict) else {None: seed}
         times = seed_time if isinstance(seed_time, dict) or seed_time is None else {None: seed_time}
-        if times is not None and self.is_temporal and not on_clock:
-            times = {name: self.typed_graph.clock.read(time, "input_time") for name, time in times.items()}
+        clock = None if self.typed_graph is None else self.typed_graph.clock
+        if times is not None and clock is not None and not on_clock:
+            times = {name: clock.read(time, "input_time") for name, time in times.items()}
         out = sampler.sample({name: ids.to(torch.int64) for name, ids in seeds.items()}, key, times)
         if self.sample_direction == "backward":
             out.row, out.col = out.col, out.row
@@ -295,7 +308,10 @@ class NeighborSampler(BaseSampler):
 
     def as_typed(self) -> TypedGraph:
         """The graph as one with types, whichever it is kept as."""
-        return TypedGraph.of(self.graph) if self.typed_graph is None else self.typed_graph
+        if self.typed_graph is not None:
+            return self.typed_graph
+        assert self.graph is not None  # one of the two is there
+        return TypedGraph.of(self.graph)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, graph={self.graph or self.typed_graph})"
@@ -331,7 +347,7 @@ class _KeyedNegatives:
     def is_triplet(self) -> bool:
         return self._negatives.is_triplet()
 
-    def sample(self, num_samples: int, endpoint: str, num_nodes: int | None = None) -> Tensor:
+    def sample(self, num_samples: int, endpoint: str, num_nodes: int) -> Tensor:
         weight = self._negatives.src_weight if endpoint == "src" else self._negatives.dst_weight
         if weight is None:
             return torch.randint(num_nodes, (num_samples,), generator=self._generator)

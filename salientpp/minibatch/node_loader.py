@@ -256,7 +256,7 @@ def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | 
         if not isinstance(type_, str):
             raise ValueError(f"input_nodes of a graph with several types must be a node type or (node type, mask or ids), got {type_!r}")
         if type_ not in sizes:
-            raise ValueError(f"input_nodes must be of a node type of the data ({', '.join(sizes)}), got {type_!r}")
+            raise ValueError(f"input_nodes must be of a node type of the data ({', '.join(map(str, sizes))}), got {type_!r}")
         nodes = list(nodes) if isinstance(nodes, range) else nodes
     nodes = _checked_seeds(nodes, sizes[type_])
     if nodes is None:

@@ -104,7 +104,7 @@ class TypedSampler:
         for name, ids in seeds.items():
             first_tree[name], total = total, total + ids.numel()
         all_seeds = [seeds[name] if name in seeds else _NONE for name in graph.node_types]
-        times = [None] * len(all_seeds)
+        times: list[Tensor | None] = [None] * len(all_seeds)
         if graph.clock is not None:
             times = [self._time(place, name, ids, seed_time) for place, (name, ids) in enumerate(zip(graph.node_types, all_seeds))]
         relations = graph.relations
@@ -129,7 +129,7 @@ class TypedSampler:
             last=self.last,
             induced=self.induced,
         )
-        num_nodes, num_edges = num_nodes.tolist(), num_edges.tolist()
+        nodes_per_hop, edges_per_hop = num_nodes.tolist(), num_edges.tolist()
         if graph.is_homogeneous:
             return SamplerOutput(
                 node=n_id[0],
@@ -137,8 +137,8 @@ class TypedSampler:
                 col=edge_index[0][1],
                 edge=e_id[0],
                 batch=tree[0] if self.disjoint else None,
-                num_sampled_nodes=None if self.induced else num_nodes[0],
-                num_sampled_edges=None if self.induced else num_edges[0],
+                num_sampled_nodes=None if self.induced else nodes_per_hop[0],
+                num_sampled_edges=None if self.induced else edges_per_hop[0],
             )
         return HeteroSamplerOutput(
             node=dict(zip(graph.node_types, n_id)),
@@ -146,8 +146,8 @@ class TypedSampler:
             col={name: ends[1] for name, ends in zip(graph.edge_types, edge_index)},
             edge=dict(zip(graph.edge_types, e_id)),
             batch=dict(zip(graph.node_types, tree)) if self.disjoint else None,
-            num_sampled_nodes=None if self.induced else dict(zip(graph.node_types, num_nodes)),
-            num_sampled_edges=None if self.induced else dict(zip(graph.edge_types, num_edges)),
+            num_sampled_nodes=None if self.induced else dict(zip(graph.node_types, nodes_per_hop)),
+            num_sampled_edges=None if self.induced else dict(zip(graph.edge_types, edges_per_hop)),
         )
 
     def _time(self, place: int, name: str | None, seeds: Tensor, seed_time: Mapping[str | None, Tensor] | None) -> Tensor | None:
@@ -155,10 +155,11 @@ class TypedSampler:
             return None
         if seed_time is not None and seed_time.get(name) is not None:
             return seed_time[name]
-        if self.graph.node_time[place] is None:
+        own_time = self.graph.node_time[place]
+        if own_time is None:
             kind = "edges have times" if any(relation.edge_time is not None for relation in self.graph.relations) else f"{name!r} has none"
             raise ValueError(f"the seeds need times, since {kind}; pass input_time (of a link loader edge_label_time)")
-        return self.graph.node_time[place][seeds]
+        return own_time[seeds]
 
 
 _NONE = torch.empty(0, dtype=torch.int64)

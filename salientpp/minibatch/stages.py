@@ -290,7 +290,9 @@ class BatchStages:
     def _brings(self, column: Column, contents: Contents) -> bool:
         """Whether the tiers hold the very tensor of a column, and it has not become learnable: gathered rows have no gradient."""
         value = contents.value(column)
-        return column in self.own or (value is self.held.value(column) and not value.requires_grad)
+        if column in self.own:
+            return True
+        return isinstance(value, Tensor) and self.held is not None and value is self.held.value(column) and not value.requires_grad
 
     def _build_anew(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
         """A batch in the caller's thread, of what the data holds now, but for the given rows."""

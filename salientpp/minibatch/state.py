@@ -145,7 +145,7 @@ def digest(*tensors: Tensor) -> str:
     whole = hashlib.sha256()
     for tensor in tensors:
         whole.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return whole.hexdigest()[:16]
 
 
