@@ -44,6 +44,8 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
+from salientpp.ids import first_outside
+
 __all__ = ["load_dataset", "synthetic"]
 
 # Only for suggestions; which names exist is read from the installed ogb (`_ogb_meta`).
@@ -227,12 +229,9 @@ def _check_edge_index_form(edge_index: object, where: str) -> None:
 
 
 def _check_id_range(ids: Tensor, key: str, num_vertices: int, where: str) -> None:
-    if not ids.numel():
-        return
-    lowest, highest = (int(end) for end in torch.aminmax(ids))
-    if lowest < 0 or highest >= num_vertices:
-        wrong = lowest if lowest < 0 else highest
-        raise ValueError(f"{where}: {key} must hold vertex ids in [0, {num_vertices}), got {wrong}")
+    at = first_outside(ids, num_vertices)
+    if at is not None:
+        raise ValueError(f"{where}: {key} must hold vertex ids in [0, {num_vertices}), got {int(ids.flatten()[at])}")
 
 
 def _check_fits_int64(array: np.ndarray, key: str, where: str) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
 
 from salientpp import ops
+from salientpp.ids import first_outside
 
 NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
 
@@ -566,9 +567,8 @@ class _Edges:
     def _ends(self, edge_index: Tensor) -> tuple[Tensor, Tensor]:
         edge_index = read_edge_index(edge_index, f"edge_index of {self.name}")
         for row, size in ((0, self.num_sources), (1, self.num_targets)):
-            bad = (edge_index[row] < 0) | (edge_index[row] >= size)
-            if bool(bad.any()):
-                at = int(bad.nonzero()[0])
+            at = first_outside(edge_index[row], size)
+            if at is not None:
                 raise ValueError(f"edge_index[{row}, {at}] of {self.name} must be in [0, {size}), got {int(edge_index[row, at])}")
         return edge_index[0], edge_index[1]
 

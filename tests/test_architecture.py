@@ -23,21 +23,22 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # The table of section 2 of the architecture. A part is a module or folder directly inside salientpp/; it may always
 # import from itself. `minibatch.sampler` stands for that module alone.
-BELOW_MINIBATCH = {"ops", "comm", "processes", "graph", "plan", "store", "pipeline"}
+BELOW_MINIBATCH = {"ids", "ops", "comm", "processes", "graph", "plan", "store", "pipeline"}
 MAY_IMPORT = {
+    "ids": set(),
     "ops": set(),
     "processes": set(),
     "comm": {"processes"},
     "pipeline": set(),
     "launch": set(),
-    "graph": {"ops"},
-    "plan": {"ops", "graph"},
-    "store": {"ops", "comm", "processes", "graph", "plan"},
+    "graph": {"ids", "ops"},
+    "plan": {"ids", "ops", "graph"},
+    "store": {"ids", "ops", "comm", "processes", "graph", "plan"},
     "minibatch": BELOW_MINIBATCH,
     "fullgraph": BELOW_MINIBATCH,
     "lightning": BELOW_MINIBATCH | {"minibatch"},
-    "analysis": {"ops", "graph", "plan", "store", "minibatch.sampler"},
-    "datasets": {"ops", "graph", "plan", "store", "minibatch.sampler"},
+    "analysis": {"ids", "ops", "graph", "plan", "store", "minibatch.sampler"},
+    "datasets": {"ids", "ops", "graph", "plan", "store", "minibatch.sampler"},
 }
 MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli"}
 COMPILED = "_C"  # the extension; ops alone loads it

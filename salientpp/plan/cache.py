@@ -17,6 +17,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph import Graph
+from salientpp.ids import first_outside
 from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.arguments import as_real
 from salientpp.plan.partition_book import PartitionBook
@@ -98,7 +99,7 @@ def score_halo(workload: Workload) -> Tensor:
     begin, end = workload.book.range_of(workload.part_id)
     first, last = (int(workload.graph.indptr[v]) for v in (begin, end))
     sources = workload.graph.indices[first:last].long()
-    if sources.numel() and not 0 <= int(sources.min()) <= int(sources.max()) < workload.graph.num_vertices:
+    if first_outside(sources, workload.graph.num_vertices) is not None:
         # Of a file that was altered after it was validated: counting would take memory for as many vertices as it names.
         raise RuntimeError(f"indices is corrupt: it must hold ids in [0, {workload.graph.num_vertices})")
     return torch.bincount(sources, minlength=workload.graph.num_vertices).to(torch.float32)

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
+from salientpp.ids import first_outside
 
 if TYPE_CHECKING:
     from salientpp.graph import Graph
@@ -191,9 +192,8 @@ def _constraint_weights(graph: Graph, seed_sets: Mapping[str, Tensor]) -> dict[s
                 "for a mask give mask.nonzero().view(-1)"
             )
         ids = ids.to("cpu", torch.int64)
-        outside = (ids < 0) | (ids >= graph.num_vertices)
-        if bool(outside.any()):
-            i = int(outside.nonzero()[0])
+        i = first_outside(ids, graph.num_vertices)
+        if i is not None:
             raise ValueError(f"seed_sets[{name!r}][{i}] must be in [0, {graph.num_vertices}), got {int(ids[i])}")
         if ids.numel():
             weights[name] = torch.bincount(ids, minlength=graph.num_vertices)
@@ -217,9 +217,8 @@ def _check_assignment(assignment: Tensor, num_vertices: int, num_parts: int) -> 
     if assignment.dtype.is_floating_point or assignment.dtype.is_complex or assignment.dtype == torch.bool:
         raise ValueError(f"assignment must have an integer dtype, got {assignment.dtype}; use assignment.long()")
     assignment = assignment.detach().to("cpu", torch.int64, copy=True)
-    outside = (assignment < 0) | (assignment >= num_parts)
-    if bool(outside.any()):
-        v = int(outside.nonzero()[0])
+    v = first_outside(assignment, num_parts)
+    if v is not None:
         raise ValueError(f"assignment[{v}] must be in [0, {num_parts}), got {int(assignment[v])}")
     return assignment
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from salientpp.ids import check_range
+
 
 @dataclass(frozen=True, eq=False)
 class PartitionBook:
@@ -52,9 +54,7 @@ class PartitionBook:
         Raises:
             ValueError: an id is not in [0, N).
         """
-        bad = (global_id < 0) | (global_id >= self.num_vertices)
-        if bad.any():
-            raise ValueError(f"global ids must be in [0, {self.num_vertices}), got {int(global_id[bad][0])}")
+        check_range(global_id.flatten(), self.num_vertices, "global ids must be")
         return torch.searchsorted(self.offsets, global_id, right=True) - 1
 
     def local_id(self, global_id: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph import Graph, Relation, TypedGraph
+from salientpp.ids import check_range
 from salientpp.plan.arguments import as_integer, as_real
 
 
@@ -113,12 +114,7 @@ def inclusion_probability(
             raise ValueError(f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; of a mask take mask.nonzero()")
     seed_sets = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
     for k, seed_set in enumerate(seed_sets):
-        bad = (seed_set < 0) | (seed_set >= graph.num_vertices)
-        if bad.any():
-            at = int(bad.nonzero()[0])
-            raise ValueError(
-                f"seeds must be in [0, {graph.num_vertices}), got {int(seed_set[at])} at position {at} of seed set {k}"
-            )
+        check_range(seed_set, graph.num_vertices, "seeds must be", f" of seed set {k}")
     sizes = torch.tensor([0, *(seed_set.numel() for seed_set in seed_sets)])
     transposed = graph.transpose()
     probability = ops.inclusion_probability(

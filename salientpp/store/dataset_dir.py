@@ -49,6 +49,7 @@ from torch_geometric.data import Data
 from salientpp import ops
 from salientpp.comm import group_rank
 from salientpp.graph import Graph, positions_in
+from salientpp.ids import read_ids
 from salientpp.plan.cache import Workload
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition_book import PartitionBook
@@ -652,19 +653,8 @@ def collect_splits(
             chosen = torch.as_tensor(chosen).cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"split {name!r} must be a bool mask or integer ids, got {type(chosen).__name__} ({error})") from None
-        if chosen.dtype == torch.bool:
-            if chosen.shape != (num_vertices,):
-                raise ValueError(f"split {name!r} as a mask must have shape [{num_vertices}], got {list(chosen.shape)}")
-            ids = chosen.nonzero().flatten()
-        elif chosen.dtype.is_floating_point or chosen.dtype.is_complex:
-            if chosen.numel():  # an empty list becomes float32
-                raise ValueError(f"split {name!r} must be a bool mask or integer ids, got {chosen.dtype}")
-            ids = torch.empty(0, dtype=torch.int64)
-        else:
-            ids = chosen.to(torch.int64).flatten().unique()
-            if ids.numel() and (int(ids[0]) < 0 or int(ids[-1]) >= num_vertices):
-                bad = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])
-                raise ValueError(f"split {name!r} must hold ids in [0, {num_vertices}), got {bad}")
+        ids, is_mask = read_ids(chosen, num_vertices, f"split {name!r}", "a bool mask or integer ids", "must hold ids")
+        ids = ids if is_mask else ids.unique()
         if labels is not None and labels.dtype.is_signed and not (labels.dtype.is_floating_point or labels.dtype.is_complex):
             known = labels[ids] >= 0
             ids = ids[known if known.dim() == 1 else known.flatten(1).any(dim=1)]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from salientpp.comm import Comm, Pending
+from salientpp.ids import first_outside
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import RowSource, empty_rows, take_rows
@@ -117,9 +118,8 @@ class Exchange:
         """
         begin, end = self.book.range_of(self.part_id)
         row = pending.wait().to(torch.int64) - begin
-        bad = (row < 0) | (row >= end - begin)
-        if bad.any():
-            at = int(bad.nonzero()[0])
+        at = first_outside(row, end - begin)
+        if at is not None:
             asker = int(torch.searchsorted(torch.tensor(counts.asked).cumsum(0), at, right=True))
             raise RuntimeError(
                 f"rank {asker} asked rank {self.comm.rank} for vertex {int(row[at]) + begin}, but part {self.part_id} "

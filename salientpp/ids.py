@@ -1,0 +1,52 @@
+"""Which vertices does this name? A mask or integers, read as int64 ids; and which of them are out of range?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def first_outside(ids: Tensor, end: int, begin: int = 0) -> int | None:
+    """The position of the first of some integers that is not in ``[begin, end)``; None: all are."""
+    if not ids.numel():
+        return None
+    low, high = torch.aminmax(ids)
+    if begin <= int(low) and int(high) < end:
+        return None
+    return int(((ids < begin) | (ids >= end)).flatten().nonzero()[0])
+
+
+def check_range(ids: Tensor, end: int, must: str, of: str = "") -> None:
+    """Raise ValueError, with the position, unless all ids are in ``[0, end)``.
+
+    Args:
+        ids: int64 [n].
+        must: what is asked of them, such as "seeds must be".
+        of: what the position is in, if that needs saying, such as " of seed set 3".
+    """
+    at = first_outside(ids, end)
+    if at is not None:
+        raise ValueError(f"{must} in [0, {end}), got {int(ids[at])} at position {at}{of}")
+
+
+def read_ids(given: Tensor, size: int, name: str, kinds: str = "a mask or integer ids", must: str = "must be") -> tuple[Tensor, bool]:
+    """int64 ids, of a mask ascending, else as given, flat; and whether a mask named them.
+
+    Args:
+        given: bool [size], or integers of any type; empty ones may be of any type at all, as an empty list becomes float32.
+        size: ids are in ``[0, size)``.
+        name, kinds, must: for errors: what this is, what it may be, and how ids are said to be in range.
+
+    Raises:
+        ValueError: a mask of another shape, numbers that are no integers, or an id out of range.
+    """
+    given = given.cpu()
+    if given.dtype == torch.bool:
+        if given.shape != (size,):
+            raise ValueError(f"{name} as a mask must have shape [{size}], got {list(given.shape)}")
+        return given.nonzero().flatten(), True
+    if given.numel() and (given.dtype.is_floating_point or given.dtype.is_complex):
+        raise ValueError(f"{name} must be {kinds}, got {given.dtype}")
+    ids = given.to(torch.int64).flatten()  # not all integer types can be compared
+    check_range(ids, size, f"{name} {must}")
+    return ids, False
