@@ -18,6 +18,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT
 from salientpp.graph import count_vertices, read_edge_index
+from salientpp.ids import first_outside
 from salientpp.minibatch.batch import keep_link_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
@@ -161,9 +162,9 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             if end not in sizes:
                 raise ValueError(f"edge_label_index must join node types of the data ({', '.join(sizes)}), got {end!r}")
             size = sizes[end]
-            bad = ((ends[side] < 0) | (ends[side] >= size)).nonzero()
-            if bad.numel():
-                raise ValueError(f"edge_label_index[{side}, {int(bad[0])}] must be in [0, {size}), got {int(ends[side, bad[0]])}")
+            at = first_outside(ends[side], size)
+            if at is not None:
+                raise ValueError(f"edge_label_index[{side}, {at}] must be in [0, {size}), got {int(ends[side, at])}")
         for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
             if values is not None and (not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)):
                 got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__

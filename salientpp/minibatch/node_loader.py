@@ -16,6 +16,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT
 from salientpp.graph import count_vertices
+from salientpp.ids import first_outside, read_ids
 from salientpp.minibatch.batch import PartitionTemplate, keep_node_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
@@ -198,14 +199,13 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         if isinstance(nodes, str):
             seeds = input_id = part.split(nodes, part_id)
         else:
-            nodes = _checked_seeds(nodes, part.num_vertices)
-            if nodes.dtype == torch.bool:
-                seeds = input_id = nodes[begin:end].nonzero().flatten() + begin
+            seeds, is_mask = _read_seeds(nodes, part.num_vertices)
+            if is_mask:
+                seeds = input_id = seeds[(seeds >= begin) & (seeds < end)]
             else:
-                seeds = nodes
-                foreign = ((seeds < begin) | (seeds >= end)).nonzero()
-                if foreign.numel():
-                    seed = seeds[foreign[0]]
+                foreign = first_outside(seeds, end, begin)
+                if foreign is not None:
+                    seed = seeds[foreign]
                     raise ValueError(
                         f"seed {int(seed)} is owned by part {int(part.book.owner(seed))} but this rank serves part {part_id}; "
                         "give each rank its own seeds, or the name of a split"
@@ -242,31 +242,16 @@ def _checked_gather(gather: Any, known: list[str], part: PartitionedGraph) -> li
     return [name for name in names if name in known]
 
 
-def _checked_seeds(nodes: Any, num_vertices: int) -> Tensor | None:
-    """``input_nodes`` as a CPU mask or int64 ids in range, or None."""
-    if nodes is None:
-        return None
+def _read_seeds(nodes: Any, num_vertices: int) -> tuple[Tensor, bool]:
+    """``input_nodes`` as int64 ids in range, and whether they were a mask."""
     if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
         raise ValueError(f"input_nodes of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
     nodes = torch.as_tensor(nodes)
     if nodes.layout != torch.strided or nodes.device.type == "meta":
         raise ValueError(f"input_nodes must be an ordinary tensor with values, got {nodes.layout} on {nodes.device}")
-    nodes = nodes.cpu()
     if nodes.dim() != 1:
         raise ValueError(f"input_nodes must have 1 dimension, got shape {list(nodes.shape)}")
-    if nodes.dtype == torch.bool:
-        if nodes.numel() != num_vertices:
-            raise ValueError(f"input_nodes as a mask must have shape [{num_vertices}], got {list(nodes.shape)}")
-        return nodes
-    if nodes.numel() == 0:
-        return nodes.to(torch.int64)
-    if nodes.dtype.is_floating_point or nodes.dtype.is_complex:
-        raise ValueError(f"input_nodes must be a mask or integer ids, got {nodes.dtype}")
-    nodes = nodes.to(torch.int64)  # not all integer types can be compared
-    bad = ((nodes < 0) | (nodes >= num_vertices)).nonzero()
-    if bad.numel():
-        raise ValueError(f"input_nodes must be in [0, {num_vertices}), got {int(nodes[bad[0]])} at position {int(bad[0])}")
-    return nodes
+    return read_ids(nodes, num_vertices, "input_nodes")
 
 
 def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | None) -> NodeSamplerInput:
@@ -280,14 +265,9 @@ def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | 
         if type_ not in sizes:
             raise ValueError(f"input_nodes must be of a node type of the data ({', '.join(sizes)}), got {type_!r}")
         nodes = list(nodes) if isinstance(nodes, range) else nodes
-    nodes = _checked_seeds(nodes, sizes[type_])
-    if nodes is None:
-        ids = torch.arange(sizes[type_])
-    elif nodes.dtype == torch.bool:
-        ids = nodes.nonzero().flatten()
-        input_id = ids if input_id is None else input_id
-    else:
-        ids = nodes
+    ids, is_mask = (torch.arange(sizes[type_]), False) if nodes is None else _read_seeds(nodes, sizes[type_])
+    if is_mask and input_id is None:
+        input_id = ids
     for name, values in (("input_time", time), ("input_id", input_id)):
         if values is not None and (not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != ids.numel()):
             got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
