@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import salientpp
 from salientpp import NeighborLoader, cli, stage
+from salientpp.plan.placement import parts_of
 from salientpp.store.dataset_dir import DatasetError
-from salientpp.store.staging import parts_of
 
 NUM_PARTS = 3
 

@@ -42,8 +42,8 @@ from salientpp.plan.arguments import as_integer, as_real
 from salientpp.plan.cache import Policy, check_policy, check_replication_factor, plan_cache, score
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import UNEVEN, Schedule, batch_key, share_size
-from salientpp.processes import Lock, Threads, after_fork, completed, forks
 from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
+from salientpp.processes import Lock, Threads, after_fork, completed, forks
 from salientpp.store.assembly import has_kernel
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
@@ -255,7 +255,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 )  # fmt: skip
             if kwargs.get("batch_sampler") is None and (as_integer(self.batch_size) is None or not 1 <= self.batch_size <= _MOST_SEEDS):
                 raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
-            place, places = self._comm.rank % self._exchange.ranks_per_part, self._exchange.ranks_per_part
+            place, places = self._exchange.placement.place, self._exchange.placement.ranks_per_part
             if share is not None:
                 place, places = _checked_share(share, partitioned, self._orders_itself)
             _check_cache(cache, source, self._exchange.part_id)
@@ -427,7 +427,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """What ranks tell each other at construction, see :func:`_check_agreement`; JSON values."""
         exchange = self._exchange
         # Ranks of one part split its seeds between them.
-        digest = inputs_digest(source.inputs) if exchange.ranks_per_part > 1 else ""
+        digest = inputs_digest(source.inputs) if exchange.placement.ranks_per_part > 1 else ""
         settings = source.sampler.settings() if isinstance(source.sampler, NeighborSampler) else {}
         return {
             "seed": int(torch.randint(2**62, (), generator=generator)) if seed is None else seed,

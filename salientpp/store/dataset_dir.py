@@ -53,6 +53,7 @@ from salientpp.ids import read_ids
 from salientpp.plan.cache import Workload
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.placement import Placement
 from salientpp.plan.vip import check_batch_size, check_fanouts
 from salientpp.store.manifest import check_manifest, part_folder
 
@@ -79,7 +80,7 @@ _STORED_AS = {
 
 #: What a batch calls its own: node and edge attributes cannot have these names beside them.
 OWN_NAMES = frozenset(
-    "n_id e_id batch ptr batch_size input_id seed_time num_sampled_nodes num_sampled_edges num_nodes edge_index adj_t".split()
+    ["n_id", "e_id", "batch", "ptr", "batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges", "num_nodes", "edge_index", "adj_t"]
 )
 
 #: By these names PyG knows what has an entry per vertex, and per edge.
@@ -269,7 +270,7 @@ def load(
     if part_id is None:
         rank, world_size = group_rank(process_group)
         if world_size % num_parts == 0:
-            part_id = rank // (world_size // num_parts)
+            part_id = Placement(rank, world_size, num_parts).part_id
         elif world_size > 1:
             raise ValueError(
                 f"world size {world_size} does not fit {num_parts} parts of {root}: start {num_parts} ranks or a multiple "

@@ -8,7 +8,7 @@ that broke off, goes on answering the others with requests for nothing, and all 
 That is why no rank waits for one that has finished.
 
 With several ranks per part, a request for part p goes to the rank of p that has the asker's place inside its
-part, which spreads the load. Rank r serves part ``r // ranks_per_part``.
+part, which spreads the load (:mod:`salientpp.plan.placement`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from salientpp.comm import Comm, Pending
 from salientpp.ids import first_outside
 from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.placement import Placement
 from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import RowSource, empty_rows, take_rows
 from salientpp.store.tiers import IdSet
@@ -68,18 +69,16 @@ class Exchange:
     """
 
     def __init__(self, comm: Comm, book: PartitionBook) -> None:
-        if comm.size % book.num_parts != 0:
-            raise ValueError(
-                f"world size {comm.size} does not fit {book.num_parts} parts: every part is served by the same number "
-                f"of ranks; start {book.num_parts} ranks or a multiple of that, or partition into {comm.size} parts"
-            )
         self.comm = comm
         self.book = book
-        self.ranks_per_part = comm.size // book.num_parts
-        self.part_id = comm.rank // self.ranks_per_part
+        self.placement = Placement(comm.rank, comm.size, book.num_parts)
         self.traffic = Traffic()
         # int32 ids halve the bytes of a request.
         self._wire_dtype = torch.int32 if book.num_vertices < 2**31 else torch.int64
+
+    @property
+    def part_id(self) -> int:
+        return self.placement.part_id
 
     def send_counts(self, remote_counts: Tensor, leaving: bool) -> PendingCounts:
         """Start to tell every rank how many rows are wanted from it.
@@ -89,9 +88,8 @@ class Exchange:
             leaving: this rank has no further batches of its own in this epoch.
         """
         wanted = [0] * self.comm.size
-        place = self.comm.rank % self.ranks_per_part
         for part, count in enumerate(remote_counts.tolist()):
-            wanted[part * self.ranks_per_part + place] = count
+            wanted[self.placement.server_of(part)] = count
         message = torch.tensor([[count, int(leaving)] for count in wanted])
         ones = [1] * self.comm.size
         pending = self.comm.all_to_all(message, ones, ones)

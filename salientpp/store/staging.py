@@ -28,16 +28,12 @@ from typing import Any, BinaryIO
 import torch.distributed as dist
 
 from salientpp.comm import group_rank
+from salientpp.plan.placement import parts_of
 from salientpp.store.dataset_dir import STAGED, DatasetError, parts_there, read_manifest, verify_file
 from salientpp.store.manifest import part_folder
 
 _TEMPORARY = ".copying"
 _COPY_BYTES = 16 * 2**20
-
-
-def parts_of(rank: int, world_size: int, num_parts: int) -> range:
-    """The parts that rank ``rank`` of ``world_size`` serves. With fewer ranks than parts (one per host, say), those of its share of the ranks to be."""
-    return range(rank * num_parts // world_size, -((rank + 1) * num_parts // -world_size))
 
 
 def stage(
