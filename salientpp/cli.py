@@ -30,14 +30,15 @@ from rich.text import Text
 
 from salientpp import __version__
 from salientpp.analysis import report
-from salientpp.analysis.volume import analyze, check_request
+from salientpp.analysis.volume import DEFAULT_POLICIES, analyze, check_request
 from salientpp.datasets import load_dataset
 from salientpp.launch import sbatch
 from salientpp.launch.environment import LaunchError, detect
 from salientpp.plan.cache import POLICIES
+from salientpp.plan.placement import parts_of
 from salientpp.plan.vip import check_fanouts
 from salientpp.store.dataset_dir import PartitionedGraph, load, partition, parts_there
-from salientpp.store.staging import parts_of, stage
+from salientpp.store.staging import stage
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -204,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "--policies",
         type=lambda text: text.split(","),
-        default=["vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"],
+        default=list(DEFAULT_POLICIES),
         metavar="P,P,...",
         help=f"among {', '.join(sorted(POLICIES))}, and oracle, which no policy beats (all but vip-hop)",
     )

@@ -34,8 +34,9 @@ import re
 import shutil
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from salientpp.ids import first_outside
+from salientpp.plan.undirected import sorted_unique, split_keys, symmetric_closure
 
 __all__ = ["load_dataset", "synthetic"]
 
@@ -301,7 +303,7 @@ def _assemble(
     _check_edge_index_form(edges, where)
     _check_id_range(edges, "edge_index", num_vertices, where)
     if symmetrise:
-        edges = torch.from_numpy(_both_directions(*edges.numpy(), num_vertices))
+        edges = torch.from_numpy(symmetric_closure(*edges.numpy(), num_vertices))
     data.edge_index = edges
 
     for split, (key, ids) in split_ids.items():
@@ -317,42 +319,6 @@ def _assemble(
         mask[unlabelled] = False
         data[f"{split}_mask"] = mask
     return data
-
-
-def _both_directions(sources: np.ndarray, targets: np.ndarray, num_vertices: int) -> np.ndarray:
-    """The symmetric closure of an edge list: int64 [2, E'], sorted by source, then target, each pair once.
-
-    A self-loop stays single. The same graph as `torch_geometric.utils.to_undirected`, which keeps several
-    int64 arrays of the doubled edge list at a time; here one array of keys `source * N + target` is sorted
-    in place; by count, ogbn-papers100M (1.6 billion edges) needs near 80 GB beside its input.
-    """
-    num_edges = sources.size
-    keys = np.empty(2 * num_edges, dtype=np.int64)
-    for half, (first, second) in ((keys[:num_edges], (sources, targets)), (keys[num_edges:], (targets, sources))):
-        np.multiply(first, num_vertices, out=half)
-        half += second
-    keys = _sorted_unique(keys)
-    edge_index = np.empty((2, keys.size), dtype=np.int64)
-    _decode(keys, num_vertices, *edge_index)
-    return edge_index
-
-
-def _sorted_unique(keys: np.ndarray) -> np.ndarray:
-    """`numpy.unique`, but sorting in place: `keys` is used up."""
-    keys.sort()
-    if keys.size < 2:
-        return keys
-    first = np.empty(keys.size, dtype=bool)
-    first[0] = True
-    np.not_equal(keys[1:], keys[:-1], out=first[1:])
-    return keys if first.all() else keys[first]
-
-
-def _decode(keys: np.ndarray, num_vertices: int, high: np.ndarray, low: np.ndarray) -> None:
-    """Split keys `high * N + low` into the two arrays given. Multiplying back is far faster than a modulo."""
-    np.floor_divide(keys, num_vertices, out=high)
-    np.multiply(high, -num_vertices, out=low)
-    low += keys
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -818,9 +784,9 @@ def synthetic(
         id_of_position=id_of_position,
     )
     ends = np.empty((2, pairs.size), dtype=np.int64)
-    _decode(pairs, num_vertices, *ends)
+    split_keys(pairs, num_vertices, *ends)
     del pairs
-    edge_index = _both_directions(*ends, num_vertices)
+    edge_index = symmetric_closure(*ends, num_vertices)
     del ends
 
     classes = np.empty(num_vertices, dtype=np.int64)
@@ -951,7 +917,7 @@ def _draw_distinct_pairs(
         num_draws = int(1.05 * missing / max(yield_of_a_draw, 0.05)) + 16
         drawn = [draw(start, min(start + _CHUNK, num_draws), num_draws) for start in range(0, num_draws, _CHUNK)]
         before = keys.size
-        keys = _sorted_unique(np.concatenate([keys, *drawn]))
+        keys = sorted_unique(np.concatenate([keys, *drawn]))
         yield_of_a_draw = (keys.size - before) / num_draws
     else:
         raise ValueError(

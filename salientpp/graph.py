@@ -9,7 +9,7 @@ vertices, with the times and weights that edges may have; a homogeneous graph wi
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -143,6 +143,19 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph(num_vertices={self.num_vertices}, num_edges={self.num_edges}, indices={self.indices.dtype})"
+
+
+def runs_of_vertices(indptr: Tensor, num_edges: int) -> Iterator[tuple[int, int]]:
+    """Ranges of vertices, one after another, with at most ``num_edges`` edges into each, or one vertex: work on a run takes bounded memory.
+
+    Args:
+        indptr: int64 [N + 1].
+    """
+    first, num_vertices = 0, indptr.numel() - 1
+    while first < num_vertices:
+        last = max(first + 1, int(torch.searchsorted(indptr, indptr[first] + num_edges, right=True)) - 1)
+        yield first, last
+        first = last
 
 
 def read_edge_index(edge_index: object, name: str, size: str = "E") -> Tensor:

@@ -25,6 +25,7 @@ from torch_geometric.utils import is_undirected, to_undirected
 
 from salientpp import datasets
 from salientpp.datasets import load_dataset, synthetic
+from salientpp.plan.undirected import symmetric_closure
 
 # A directed graph that fits in the head: a reciprocal pair 0-1, a self-loop at 2, and vertex 4 alone.
 EDGES = np.array([[0, 1, 0, 2, 3], [1, 0, 2, 2, 0]])
@@ -232,7 +233,7 @@ def test_symmetrising_equals_pyg(tmp_path):
     rng = np.random.default_rng(5)
     for num_vertices, num_edges in ((1, 0), (1, 3), (50, 1), (50, 2000), (3000, 20_000)):
         edges = rng.integers(num_vertices, size=(2, num_edges))
-        ours = datasets._both_directions(*edges, num_vertices)
+        ours = symmetric_closure(*edges, num_vertices)
         assert np.array_equal(ours, to_undirected(torch.from_numpy(edges), num_nodes=num_vertices).numpy())
 
 

@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.data.storage import BaseStorage
-from torch_geometric.loader.utils import filter_custom_hetero_store, filter_custom_store, filter_edge_store_, index_select
+from torch_geometric.loader.utils import (
+    filter_custom_hetero_store,
+    filter_custom_store,
+    filter_edge_store_,
+    index_select,
+)
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.graph import positions_in
@@ -28,8 +33,7 @@ from salientpp.store.tiers import NO_IDS
 
 #: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
 _BOOKS = frozenset(
-    "batch batch_size input_id seed_time num_sampled_nodes num_sampled_edges edge_label_index edge_label edge_label_time src_index "
-    "dst_pos_index dst_neg_index _orig_edge_index".split()
+    ["batch", "batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges", "edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index", "_orig_edge_index"]
 )
 
 

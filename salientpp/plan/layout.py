@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salientpp.graph import Graph
+from salientpp.graph import Graph, runs_of_vertices
 from salientpp.plan.partition import PartitionAssignment, assign_parts, check_num_parts
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import add_seeds, draw_weights, inclusion_probability
@@ -110,14 +110,11 @@ def relabeled_edges(graph: Graph, layout: Layout) -> tuple[Tensor, Iterator[tupl
     new_id = layout.new_id().to(graph.indices.dtype)
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
-        first = 0
-        while first < layout.order.numel():
-            last = max(first + 1, int(torch.searchsorted(indptr, indptr[first] + _EDGES_AT_ONCE, right=True)) - 1)
+        for first, last in runs_of_vertices(indptr, _EDGES_AT_ONCE):
             start = graph.indptr[layout.order[first:last]] - (indptr[first:last] - indptr[first])
             position = torch.repeat_interleave(start, degree[first:last])
             position += torch.arange(position.numel())
             yield position, new_id[graph.indices[position].long()]
-            first = last
 
     return indptr, pieces()
 

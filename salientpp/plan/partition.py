@@ -30,17 +30,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from salientpp import ops
+from salientpp.graph import Graph, runs_of_vertices
 from salientpp.ids import first_outside
-
-if TYPE_CHECKING:
-    from salientpp.graph import Graph
+from salientpp.plan.undirected import both_directions, first_of_equals
 
 #: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
 _SWEEPS = 8
@@ -234,15 +232,10 @@ def _sum_by_part(weight: Tensor, assignment: Tensor, num_parts: int) -> tuple[in
 def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:
     degree = graph.indptr.diff()
     cut = 0
-    begin, num_vertices = 0, graph.num_vertices
-    while begin < num_vertices:
-        first_edge = int(graph.indptr[begin])
-        end = int(torch.searchsorted(graph.indptr, first_edge + _EDGES_AT_ONCE, right=True)) - 1
-        end = min(max(end, begin + 1), num_vertices)
-        sources = graph.indices[first_edge : int(graph.indptr[end])]
+    for begin, end in runs_of_vertices(graph.indptr, _EDGES_AT_ONCE):
+        sources = graph.indices[int(graph.indptr[begin]) : int(graph.indptr[end])]
         targets_part = assignment[begin:end].repeat_interleave(degree[begin:end])
         cut += int((assignment.index_select(0, sources) != targets_part).sum())
-        begin = end
     return cut
 
 
@@ -365,19 +358,13 @@ def _symmetrise(graph: Graph, edge_weights: Tensor | None) -> tuple[np.ndarray, 
         weight = None if weight is None else weight[proper]
     del proper
 
-    # One integer per edge end, target * N + source, sorted in place: no index arrays beside it. N < 2^31.5.
-    num_edges = source.size
-    key = np.empty(2 * num_edges, dtype=np.int64)
-    for half, (major, minor) in ((key[:num_edges], (target, source)), (key[num_edges:], (source, target))):
-        np.multiply(major, num_vertices, out=half, dtype=np.int64)
-        half += minor
-    del source, target, half, major, minor
+    key = both_directions(source, target, num_vertices)
+    del source, target
     if weight is None:
         key.sort()
     else:
         key, weight = _sort_with(key, weight)
-    is_first = np.ones(key.size, dtype=bool)
-    np.not_equal(key[1:], key[:-1], out=is_first[1:])
+    is_first = first_of_equals(key)
     if weight is not None:
         weight = np.add.reduceat(weight, np.flatnonzero(is_first), dtype=np.int64) if key.size else weight.astype(np.int64)
     else:
