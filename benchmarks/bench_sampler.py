@@ -14,7 +14,7 @@ from common import PYG, PyGSampler, generated, take_turns, write_results
 from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp import ops
-from salientpp.graph import Graph
+from salientpp.graph.csc import Graph
 
 FANOUTS = [15, 10, 5]
 

@@ -16,7 +16,7 @@ import torch
 from common import generated, reset_peak, resident_bytes, take_turns, write_results
 
 from salientpp import inclusion_probability
-from salientpp.graph import Graph
+from salientpp.graph.csc import Graph
 
 FANOUTS = [15, 10, 5]
 

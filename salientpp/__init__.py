@@ -2,7 +2,7 @@
 
 from importlib.metadata import distributions as _distributions
 
-from salientpp.graph import Graph
+from salientpp.graph.csc import Graph
 from salientpp.launch.preemption import Preemption
 from salientpp.launch.rendezvous import init_process_group
 from salientpp.minibatch.link_loader import LinkNeighborLoader

@@ -384,7 +384,7 @@ class Comm:
             try:
                 work.wait(timedelta(seconds=_SLICE_SECONDS))
                 break
-            except RuntimeError:
+            except RuntimeError as error:
                 self.check_script()
                 if self._groups is not None and self._groups.broken:  # by another thread, which has told the others why
                     raise RankFailure(f"rank {self.rank} has ended this") from None

@@ -222,7 +222,7 @@ def sample_neighbors(
     """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.minibatch.sampler`.
 
     Args:
-        indptr, indices: the graph in CSC form, as :class:`salientpp.graph.Graph` has checked it.
+        indptr, indices: the graph in CSC form, as :class:`salientpp.Graph` has checked it.
         edge_id: int64 [E], the ids to report for the edges, or None for positions in ``indices``.
         seeds: int64 [B], global ids; a repeated seed is expanded each time.
         fanouts: neighbours per vertex and hop, nearest the seeds first; -1 takes all.

@@ -112,7 +112,7 @@ def test_imports_follow_the_table(path):
 @pytest.mark.parametrize(
     "module, source",
     [
-        ("ops", "from salientpp.graph import Graph"),
+        ("ops", "from salientpp.graph.csc import Graph"),
         ("pipeline", "import salientpp.comm"),
         ("launch.sbatch", "from salientpp.store.dataset_dir import load"),
         ("minibatch.loader", "from salientpp.launch.environment import detect"),
@@ -141,7 +141,7 @@ def test_a_wrong_arrow_is_seen(module, source):
     "module, source",
     [
         ("ops", "from salientpp import _C"),
-        ("plan.cache", "from salientpp.plan.vip import inclusion_probability\nfrom . import partition_book\nfrom ..graph import Graph"),
+        ("plan.cache", "from salientpp.plan.vip import inclusion_probability\nfrom . import partition_book\nfrom ..graph.csc import Graph"),
         ("minibatch.loader", "from salientpp import ops\nfrom salientpp.pipeline import Stage\nimport salientpp.store.tiers"),
         ("analysis", "from salientpp.minibatch import sampler\nfrom salientpp.minibatch.sampler import Sampler"),
         ("cli", "import salientpp\nfrom salientpp.minibatch.loader import NeighborLoader"),
@@ -154,7 +154,7 @@ def test_a_right_arrow_is_let_through(module, source):
 
 
 def test_the_package_was_read():
-    assert {"ops", "graph", "comm", "pipeline", "plan.vip", "store.tiers", "minibatch.sampler", "__init__"} <= MODULES
+    assert {"ops", "graph.csc", "comm", "pipeline", "plan.vip", "store.tiers", "minibatch.sampler", "__init__"} <= MODULES
 
 
 # --- names ------------------------------------------------------------------------------------------------

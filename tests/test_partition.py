@@ -11,7 +11,7 @@ from peers import real_graph
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.graph import Graph
+from salientpp.graph.csc import Graph
 from salientpp.plan import partition
 from salientpp.plan.partition import assign_parts
 

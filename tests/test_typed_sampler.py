@@ -20,7 +20,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp import Graph, NeighborSampler, ops
-from salientpp.graph import Clock, TypedGraph
+from salientpp.graph.clock import Clock
+from salientpp.graph.typed import TypedGraph
 from salientpp.minibatch.sampler import Sampler, TypedSampler
 from salientpp.ops import join_key
 

@@ -14,9 +14,16 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
 import salientpp
 from salientpp import Graph, NeighborSampler, inclusion_probability, ops
-from salientpp.graph import TypedGraph
+from salientpp.graph.typed import TypedGraph
 from salientpp.minibatch.sampler import TypedSampler
-from salientpp.plan.vip import check_fanouts, draw_probability, draw_weights, link_start, typed_inclusion_probability, uniform_start
+from salientpp.plan.vip import (
+    check_fanouts,
+    draw_probability,
+    draw_weights,
+    link_start,
+    typed_inclusion_probability,
+    uniform_start,
+)
 
 EXPAND = pytest.mark.parametrize("expand", ["frontier", "hop"])
 

@@ -27,7 +27,7 @@ from torch_geometric.data import Data
 
 from salientpp import ops
 from salientpp.analysis.advice import DeviceRows, Recommendation, advise
-from salientpp.graph import Graph
+from salientpp.graph.csc import Graph
 from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.cache import POLICIES, Workload, cache_capacity, check_replication_factor, score
 from salientpp.plan.layout import assign_for, lay_out, relabel

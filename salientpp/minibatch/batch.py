@@ -25,7 +25,7 @@ from torch_geometric.loader.utils import (
 )
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from salientpp.graph import positions_in
+from salientpp.graph.from_pyg import positions_in
 from salientpp.processes import Lock
 from salientpp.store.fetch import Column
 from salientpp.store.rows import take_rows
@@ -33,7 +33,8 @@ from salientpp.store.tiers import NO_IDS
 
 #: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
 _BOOKS = frozenset(
-    ["batch", "batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges", "edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index", "_orig_edge_index"]
+    "batch batch_size input_id seed_time num_sampled_nodes num_sampled_edges edge_label_index edge_label edge_label_time src_index "
+    "dst_pos_index dst_neg_index _orig_edge_index".split()
 )
 
 

@@ -17,7 +17,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampl
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT
-from salientpp.graph import count_vertices, read_edge_index
+from salientpp.graph.from_pyg import count_vertices, read_edge_index
 from salientpp.ids import first_outside
 from salientpp.minibatch.batch import keep_link_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of

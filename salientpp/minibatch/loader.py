@@ -30,7 +30,7 @@ from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, Multithr
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
-from salientpp.graph import count_vertices
+from salientpp.graph.from_pyg import count_vertices
 from salientpp.minibatch.batch import Column, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.minibatch.epoch import Epoch, Run
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote

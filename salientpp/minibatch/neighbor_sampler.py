@@ -28,7 +28,9 @@ from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from salientpp import ops
-from salientpp.graph import NO_EDGES, Graph, TypedGraph, count_vertices
+from salientpp.graph.csc import Graph
+from salientpp.graph.from_pyg import NO_EDGES, count_vertices
+from salientpp.graph.typed import TypedGraph
 from salientpp.minibatch.sampler import Sampler, TypedSampler
 from salientpp.plan.vip import check_fanouts
 

@@ -15,7 +15,7 @@ from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT
-from salientpp.graph import count_vertices
+from salientpp.graph.from_pyg import count_vertices
 from salientpp.ids import first_outside, read_ids
 from salientpp.minibatch.batch import PartitionTemplate, keep_node_books
 from salientpp.minibatch.loader import BatchLoader, Source, checked_sampler, heat_of

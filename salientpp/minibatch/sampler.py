@@ -21,7 +21,8 @@ from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp import ops
-from salientpp.graph import Graph, TypedGraph
+from salientpp.graph.csc import Graph
+from salientpp.graph.typed import TypedGraph
 
 
 @dataclass(frozen=True, eq=False)

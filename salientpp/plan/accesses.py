@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.graph import Graph
+from salientpp.graph.csc import Graph
 
 #: Batches that wait for their turn to be counted, per sampling thread.
 _AHEAD = 4

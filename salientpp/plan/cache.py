@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.graph import Graph
+from salientpp.graph.csc import Graph
 from salientpp.ids import first_outside
 from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.arguments import as_real

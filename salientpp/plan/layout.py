@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salientpp.graph import Graph, runs_of_vertices
+from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.plan.partition import PartitionAssignment, assign_parts, check_num_parts
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import add_seeds, draw_weights, inclusion_probability

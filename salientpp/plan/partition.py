@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.graph import Graph, runs_of_vertices
+from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.ids import first_outside
 from salientpp.plan.undirected import both_directions, first_of_equals
 

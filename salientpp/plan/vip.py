@@ -31,7 +31,9 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.graph import Graph, Relation, TypedGraph
+from salientpp.graph.csc import Graph
+from salientpp.graph.relation import Relation
+from salientpp.graph.typed import TypedGraph
 from salientpp.ids import check_range
 from salientpp.plan.arguments import as_integer, as_real
 

@@ -48,7 +48,8 @@ from torch_geometric.data import Data
 
 from salientpp import ops
 from salientpp.comm import group_rank
-from salientpp.graph import Graph, positions_in
+from salientpp.graph.csc import Graph
+from salientpp.graph.from_pyg import positions_in
 from salientpp.ids import read_ids
 from salientpp.plan.cache import Workload
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges

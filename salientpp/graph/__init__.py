@@ -1,0 +1,1 @@
+"""What is a graph here, and how does one get in?"""

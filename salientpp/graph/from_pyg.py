@@ -1,0 +1,90 @@
+"""What does PyG's form of a graph say? Edge lists, sparse matrices and numbers of vertices, read and checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
+
+#: A graph without edges.
+NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
+
+
+def read_edge_index(edge_index: object, name: str, size: str = "E") -> Tensor:
+    """Pairs of vertex ids, int32 or int64 [2, ``size``], on the CPU; ValueError with ``name`` for anything else."""
+    if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        got = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise ValueError(f"{name} must be a tensor of shape [2, {size}], got {got}")
+    if edge_index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must have dtype int64 or int32, got {edge_index.dtype}")
+    if edge_index.layout != torch.strided or edge_index.device.type == "meta":
+        raise ValueError(f"{name} must be a dense tensor with data, got layout {edge_index.layout} on {edge_index.device}")
+    return edge_index.as_subclass(Tensor).cpu()  # PyG's EdgeIndex is a subclass with its own rules
+
+
+def read_adj_t(adj_t: Any, name: str) -> tuple[Tensor, Tensor]:
+    """``indptr`` and ``indices`` of a torch_sparse or a torch CSR matrix."""
+    if not isinstance(adj_t, Tensor):
+        return adj_t.csr()[:2]
+    if adj_t.layout != torch.sparse_csr:
+        raise ValueError(f"{name} must be a SparseTensor or a CSR tensor, got layout {adj_t.layout}")
+    return adj_t.crow_indices(), adj_t.col_indices()
+
+
+def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
+    """Where a matrix holds each edge of a list.
+
+    Args:
+        adj_t: a torch_sparse or a torch CSR matrix of targets by sources.
+        edge_index: [2, E].
+        name: what the edges are called.
+
+    Returns:
+        int64 [E], the place of each edge in the matrix row by row, of repeated edges in their order; None: the orders are the same.
+
+    Raises:
+        ValueError: they do not hold the same edges.
+    """
+    listed = read_edge_index(edge_index, f"edge_index of {name}").to(torch.int64)
+    indptr, indices = (part.cpu().to(torch.int64) for part in read_adj_t(adj_t, f"adj_t of {name}"))
+    kept = torch.stack([indices, torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())])
+    if torch.equal(listed, kept):
+        return None
+    orders = [_by_target_and_source(edges) for edges in (listed, kept)]
+    if listed.shape != kept.shape or not torch.equal(listed[:, orders[0]], kept[:, orders[1]]):
+        raise ValueError(
+            f"edge_index and adj_t of {name} must be of the same edges, got {listed.size(1)} and {kept.size(1)} that differ; "
+            "delete the one that is not meant"
+        )
+    position = torch.empty_like(orders[0])
+    position[orders[0]] = orders[1]
+    return position
+
+
+def _by_target_and_source(edge_index: Tensor) -> Tensor:
+    """int64 [E]: the stable order of edges by target, and by source among those of one."""
+    order = torch.sort(edge_index[0], stable=True).indices
+    return order[torch.sort(edge_index[1][order], stable=True).indices]
+
+
+def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) -> dict[str | None, int]:
+    """How many vertices of each type there are; the type of a homogeneous graph is None."""
+    if isinstance(data, (Data, HeteroData)):
+        sizes = {None: data.num_nodes} if isinstance(data, Data) else {name: data[name].num_nodes for name in data.node_types}
+        for name, size in sizes.items():
+            if size is None:
+                raise ValueError(f"data must say how many there are of {words_for(name)}: set num_nodes, or an attribute such as x")
+        return {name: int(size) for name, size in sizes.items()}
+    feature_store, graph_store = data
+    edges = graph_store.get_all_edge_attrs()
+    if all(attr.edge_type is None for attr in edges):
+        return {None: max(max(attr.size) for attr in edges)}
+    names = [attr.group_name for attr in feature_store.get_all_tensor_attrs() if isinstance(attr.group_name, str)]
+    names += [end for attr in edges for end in (attr.edge_type[0], attr.edge_type[2])]
+    return {name: remote_backend_utils.num_nodes(feature_store, graph_store, name) for name in dict.fromkeys(names)}
+
+
+def words_for(name: str | tuple[str, str, str] | None, otherwise: str = "the vertices") -> str:
+    return otherwise if name is None else repr(name)

@@ -1,0 +1,141 @@
+"""What are the edges from one type of vertices to another, and how are they read?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.graph.from_pyg import NO_EDGES, read_adj_t, read_edge_index
+from salientpp.ids import first_outside
+
+
+@dataclass(frozen=True, eq=False)
+class Relation:
+    """The edges from one type of vertices to another, or the same; validated by :class:`TypedGraph`.
+
+    Attributes:
+        source, target: positions in the graph's ``node_types``.
+        indptr: int64 [N_target + 1].
+        indices: int32 or int64 [E], sources in [0, N_source).
+        edge_id: int64 [E], the user's number of each edge, or None where positions in ``indices`` are the numbers.
+        edge_weight: float64 [E] in the order of ``indices``, finite and >= 0, or None: all alike.
+        edge_time: int64 [E] in the order of ``indices``, or None; see :class:`Clock`.
+    """
+
+    source: int
+    target: int
+    indptr: Tensor
+    indices: Tensor
+    edge_id: Tensor | None = None
+    edge_weight: Tensor | None = None
+    edge_time: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.indptr, self.indices, self.edge_id, self.edge_weight, self.edge_time)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+
+@dataclass(frozen=True)
+class EdgeReader:
+    """Reads one relation: its name for errors, its sizes, and what the user says of its order."""
+
+    name: str
+    num_sources: int
+    num_targets: int
+    is_sorted: bool
+    backward: bool
+
+    def ends(self, store: Mapping[str, Any]) -> tuple[Tensor, Tensor, bool]:
+        """Source and target of every edge, and whether they stand in the order of a neighbour list, so that positions are ids."""
+        if store.get("edge_index") is not None:
+            return *self._ends(store["edge_index"]), False
+        if store.get("adj_t") is not None:
+            return *self._ends_of_matrix(store["adj_t"]), True
+        return NO_EDGES[0], NO_EDGES[1], False
+
+    def read(
+        self, source: Tensor, target: Tensor, listed: bool, *, weight: Tensor | None, node_time: Tensor | None, edge_time: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """``(indptr, indices, edge_id, edge_weight, edge_time)`` as :class:`Relation` takes them."""
+        num_edges = source.numel()
+        num_sources, num_targets = self.num_sources, self.num_targets
+        if self.backward:
+            source, target, num_sources, num_targets = target, source, num_targets, num_sources
+        weight = None if weight is None else self._checked_weight(weight, num_edges)
+        if edge_time is not None:
+            one_each(edge_time, num_edges, f"the time of {self.name}")
+        time = edge_time if edge_time is not None else None if node_time is None else node_time[source]
+        order = None
+        if time is not None and not self.is_sorted:
+            order = torch.sort(time, stable=True).indices
+            source, target = source[order], target[order]
+        # The kernel sorts by target and keeps the order of a list. It knows one number of vertices, so take the larger.
+        widest = max(num_sources, num_targets)
+        indptr, indices, edge_id = ops.csc_from_coo(source.contiguous(), target.contiguous(), widest)
+        indptr = indptr[: num_targets + 1].contiguous()
+        if self.is_sorted and target.numel() and bool((target.diff() < 0).any()):
+            raise ValueError(f"is_sorted=True, but {self.name} are not sorted by target; leave is_sorted=False")
+        if order is not None:
+            edge_id = order[edge_id]
+        in_lists = None if time is None else time[edge_id]
+        if in_lists is not None and self.is_sorted:
+            self._check_sorted(indptr, in_lists)
+        return (
+            indptr,
+            indices,
+            None if self.is_sorted or (listed and time is None and not self.backward) else edge_id,
+            None if weight is None else weight[edge_id],
+            None if edge_time is None else in_lists,
+        )
+
+    def _ends(self, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        edge_index = read_edge_index(edge_index, f"edge_index of {self.name}")
+        for row, size in ((0, self.num_sources), (1, self.num_targets)):
+            at = first_outside(edge_index[row], size)
+            if at is not None:
+                raise ValueError(f"edge_index[{row}, {at}] of {self.name} must be in [0, {size}), got {int(edge_index[row, at])}")
+        return edge_index[0], edge_index[1]
+
+    def _ends_of_matrix(self, adj_t: Any) -> tuple[Tensor, Tensor]:
+        indptr, indices = read_adj_t(adj_t, f"adj_t of {self.name}")
+        indptr, indices = indptr.cpu().to(torch.int64), indices.cpu().to(torch.int64)
+        target = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())
+        return self._ends(torch.stack([indices, target]))
+
+    def _checked_weight(self, weight: Tensor, num_edges: int) -> Tensor:
+        weight = one_each(weight, num_edges, f"the weight of {self.name}").detach().cpu()
+        if weight.dtype.is_complex:
+            raise ValueError(f"the weight of {self.name} must be real numbers, got {weight.dtype}")
+        weight = weight.to(torch.float64)
+        bad = ~(weight.isfinite() & (weight >= 0))
+        if bool(bad.any()):
+            at = int(bad.nonzero()[0])
+            raise ValueError(f"the weight of {self.name} must be finite and >= 0, got {float(weight[at])} at edge {at}")
+        if not bool(weight.sum().isfinite()):
+            raise ValueError(f"the weight of {self.name} must have a finite sum; divide it by its largest, {float(weight.max()):g}")
+        return weight
+
+    def _check_sorted(self, indptr: Tensor, time: Tensor) -> None:
+        falls = time.diff() < 0
+        starts = indptr[1:-1]
+        starts = starts[(starts > 0) & (starts < time.numel())]
+        falls[starts - 1] = False
+        if bool(falls.any()):
+            at = int(falls.nonzero()[0])
+            raise ValueError(
+                f"is_sorted=True, but the times of {self.name} do not ascend inside a neighbour list (edges {at} and {at + 1}); "
+                "leave is_sorted=False"
+            )
+
+
+def one_each(values: object, size: int, name: str) -> Tensor:
+    if not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != size:
+        got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"{name} must be a tensor of shape [{size}], got {got}")
+    return values

@@ -1,0 +1,192 @@
+"""What is a graph with several types of vertices, or with times or weights?
+
+A :class:`TypedGraph` is several matrices in CSC form, one for each relation between types of vertices, with the times and weights that edges may
+have; a homogeneous graph with times or weights is one too.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+
+from salientpp.graph.clock import Clock
+from salientpp.graph.csc import Graph
+from salientpp.graph.from_pyg import count_vertices, words_for
+from salientpp.graph.relation import EdgeReader, Relation, one_each
+
+
+@dataclass(frozen=True, eq=False)
+class TypedGraph:
+    """Vertices of T types with R relations between them, with times and weights if there are any.
+
+    A homogeneous graph is the case of one type and one relation, both named None.
+
+    Attributes:
+        node_types, num_vertices: T names and sizes.
+        edge_types, relations: R names and matrices.
+        node_time: per type int64 [N], or None where vertices are there at all times.
+        clock: how times were read; None without times.
+
+    Lists of a relation with times ascend by them.
+    """
+
+    node_types: tuple[str | None, ...]
+    num_vertices: tuple[int, ...]
+    edge_types: tuple[tuple[str, str, str] | None, ...]
+    relations: tuple[Relation, ...]
+    node_time: tuple[Tensor | None, ...]
+    clock: Clock | None = None
+
+    @classmethod
+    def of(cls, graph: Graph) -> TypedGraph:
+        """A homogeneous graph; shares its arrays."""
+        relation = Relation(0, 0, graph.indptr, graph.indices, graph.edge_id)
+        return cls((None,), (graph.num_vertices,), (None,), (relation,), (None,))
+
+    @classmethod
+    def from_data(
+        cls,
+        data: Data | HeteroData,
+        *,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        is_sorted: bool = False,
+        backward: bool = False,
+    ) -> TypedGraph:
+        """From PyG's objects; a relation with neither ``edge_index`` nor ``adj_t`` has no edges.
+
+        Args:
+            time_attr: the name of node or edge times; they may be missing on some types.
+            weight_attr: the name of edge weights; they may be missing on some relations.
+            is_sorted: edges are sorted by target already, and by time inside a target's list.
+            backward: turn every edge round, so that a vertex draws from those it points to.
+
+        Raises:
+            ValueError: an attribute is missing or of the wrong shape, a weight is negative or not finite, an id is out of range.
+        """
+        if isinstance(data, HeteroData):
+            nodes = {name: data[name] for name in data.node_types}
+            edges = {name: data[name] for name in data.edge_types}
+            ends = {name: (name[0], name[2]) for name in edges}
+            for name, end in ((name, end) for name, both in ends.items() for end in both):
+                if end not in nodes:
+                    raise ValueError(f"edge type {name} must join node types of the data ({', '.join(nodes)}), got {end!r}; set num_nodes of it")
+        else:
+            nodes, edges, ends = {None: data._store}, {None: data._store}, {None: (None, None)}
+        num_vertices = count_vertices(data)
+        node_time, edge_time = _times(data, nodes, edges, time_attr)
+        if weight_attr is not None and not any(weight_attr in store for store in edges.values()):
+            raise ValueError(f"weight_attr names the edge weights, but no edges have an attribute {weight_attr!r}")
+
+        def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
+            store = edges[name]
+            weight = store[weight_attr] if weight_attr is not None and weight_attr in store else None
+            return edges_of.read(*edges_of.ends(store), weight=weight, **times)
+
+        return cls._assemble(num_vertices, ends, node_time, edge_time, time_attr, is_sorted, backward, read)
+
+    @classmethod
+    def from_stores(
+        cls, feature_store: FeatureStore, graph_store: GraphStore, *, time_attr: str | None = None, backward: bool = False
+    ) -> TypedGraph:
+        """From PyG's interfaces to graphs and features that are kept elsewhere: their topology is read whole, their times too.
+
+        Raises:
+            ValueError: ``time_attr`` names nothing, or both vertices' and edges' times.
+        """
+        edge_types = list(dict.fromkeys(attr.edge_type for attr in graph_store.get_all_edge_attrs()))
+        attributes = feature_store.get_all_tensor_attrs()
+        on_nodes, on_edges = {}, {}
+        for attr in attributes if time_attr is not None else []:
+            if attr.attr_name != time_attr:
+                continue
+            attr = copy.copy(attr)
+            attr.index = None
+            # A graph of one type has no names to tell whose times they are, so PyG goes by the attribute's.
+            homogeneous = edge_types == [None]
+            of_nodes = time_attr == "time" if homogeneous else isinstance(attr.group_name, str)
+            (on_nodes if of_nodes else on_edges)[None if homogeneous else attr.group_name] = feature_store.get_tensor(attr)
+        if time_attr is not None and bool(on_nodes) == bool(on_edges):
+            raise ValueError(f"time_attr={time_attr!r} must name times of vertices or of edges in the feature store, and not both")
+        num_vertices = count_vertices((feature_store, graph_store))
+        if edge_types == [None]:
+            ends = {None: (None, None)}
+            row, indptr, edge_id = graph_store.csc()
+            lists = {None: (row, indptr, edge_id)}
+        else:
+            ends = {name: (name[0], name[2]) for name in edge_types}
+            rows, indptrs, edge_ids = graph_store.csc()
+            lists = {name: (rows[name], indptrs[name], edge_ids.get(name)) for name in edge_types}
+
+        def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
+            row, indptr, edge_id = lists[name]
+            target = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())
+            if edge_id is not None and times["edge_time"] is not None:
+                times = {**times, "edge_time": times["edge_time"][edge_id]}
+            source, target, _ = edges_of.ends({"edge_index": torch.stack([row.to(torch.int64), target])})
+            indptr, indices, position, weight, time = edges_of.read(source, target, False, weight=None, **times)
+            return indptr, indices, position if edge_id is None else edge_id[position], weight, time
+
+        return cls._assemble(num_vertices, ends, on_nodes, on_edges, time_attr, False, backward, read)
+
+    @classmethod
+    def _assemble(
+        cls, num_vertices: dict, ends: dict, node_time: dict, edge_time: dict, time_attr: str | None, is_sorted: bool, backward: bool, read: Any
+    ) -> TypedGraph:
+        node_types = tuple(num_vertices)
+        times = [*node_time.values(), *edge_time.values()]
+        clock = Clock.of(times, time_attr) if times else None
+        on_clock = {
+            name: clock.read(one_each(time, num_vertices[name], f"{time_attr!r} of {words_for(name)}"), time_attr)
+            for name, time in node_time.items()
+        }
+        relations = []
+        for name, (source, target) in ends.items():
+            edges_of = EdgeReader(words_for(name, "the edges"), num_vertices[source], num_vertices[target], is_sorted, backward)
+            arrays = read(
+                name,
+                edges_of,
+                {
+                    "node_time": on_clock.get(target if backward else source),
+                    "edge_time": clock.read(edge_time[name], time_attr) if name in edge_time else None,
+                },
+            )
+            source_type, target_type = node_types.index(source), node_types.index(target)
+            relations.append(Relation(*((target_type, source_type) if backward else (source_type, target_type)), *arrays))
+        sizes = tuple(num_vertices.values())
+        return cls(node_types, sizes, tuple(ends), tuple(relations), tuple(on_clock.get(name) for name in node_types), clock)
+
+    @property
+    def is_homogeneous(self) -> bool:
+        return self.node_types == (None,)
+
+    def __repr__(self) -> str:
+        num_edges = {name: relation.indices.numel() for name, relation in zip(self.edge_types, self.relations)}
+        return f"TypedGraph(num_vertices={dict(zip(self.node_types, self.num_vertices))}, num_edges={num_edges})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(part.nbytes for part in (*self.relations, *(time for time in self.node_time if time is not None)))
+
+
+def _times(data: Data | HeteroData, nodes: dict, edges: dict, time_attr: str | None) -> tuple[dict, dict]:
+    """Node times by node type and edge times by edge type; one of the two is empty."""
+    if time_attr is None:
+        return {}, {}
+    if isinstance(data, HeteroData):
+        on_nodes = {name: store[time_attr] for name, store in nodes.items() if time_attr in store}
+        on_edges = {name: store[time_attr] for name, store in edges.items() if time_attr in store}
+    else:
+        on_nodes = {None: data[time_attr]} if time_attr in data and data.is_node_attr(time_attr) else {}
+        on_edges = {None: data[time_attr]} if time_attr in data and data.is_edge_attr(time_attr) and not on_nodes else {}
+    if on_nodes and on_edges:
+        raise ValueError(f"time_attr={time_attr!r} is both a node-level and an edge-level attribute; give one of them another name")
+    if not on_nodes and not on_edges:
+        raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute")
+    return on_nodes, on_edges
