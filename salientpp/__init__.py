@@ -10,8 +10,9 @@ from salientpp.minibatch.loader import LoaderStats
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.node_loader import NeighborLoader
 from salientpp.plan.vip import inclusion_probability
-from salientpp.store.dataset_dir import PartitionedGraph, load, partition
-from salientpp.store.staging import stage
+from salientpp.store.directory.local_copy import stage
+from salientpp.store.directory.opened import PartitionedGraph, load
+from salientpp.store.directory.writer import partition
 
 #: Of the installed package; a source tree that was not installed has none.
 __version__ = next((found.version for found in _distributions(name="salientpp")), "unknown")

@@ -37,8 +37,10 @@ from salientpp.launch.environment import LaunchError, detect
 from salientpp.plan.cache import POLICIES
 from salientpp.plan.placement import parts_of
 from salientpp.plan.vip import check_fanouts
-from salientpp.store.dataset_dir import PartitionedGraph, load, partition, parts_there
-from salientpp.store.staging import stage
+from salientpp.store.directory.local_copy import stage
+from salientpp.store.directory.manifest import parts_there
+from salientpp.store.directory.opened import PartitionedGraph, load
+from salientpp.store.directory.writer import partition
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ from salientpp.minibatch.link_loader import LinkNeighborLoader
 from salientpp.minibatch.loader import BatchLoader
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.node_loader import NeighborLoader
-from salientpp.store.dataset_dir import PartitionedGraph
+from salientpp.store.directory.opened import PartitionedGraph
 
 #: May be set on a sampler that is there, to draw otherwise from the same graph.
 _SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy"}

@@ -114,7 +114,7 @@ def test_imports_follow_the_table(path):
     [
         ("ops", "from salientpp.graph.csc import Graph"),
         ("pipeline", "import salientpp.comm"),
-        ("launch.sbatch", "from salientpp.store.dataset_dir import load"),
+        ("launch.sbatch", "from salientpp.store.directory.opened import load"),
         ("minibatch.loader", "from salientpp.launch.environment import detect"),
         ("graph", "from salientpp import pipeline"),
         ("plan.vip", "def f():\n    from salientpp.store import tiers"),

@@ -23,7 +23,7 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.minibatch.loader import BatchLoader
-from salientpp.store import dataset_dir
+from salientpp.store.directory import contents
 from salientpp.store.fetch import Packed
 
 N = 40
@@ -118,7 +118,7 @@ def assert_as_in_pyg(data: Data | HeteroData, seeds: Any, link: bool = False, **
 
 # --- names ------------------------------------------------------------------------------------------------
 
-NAMES = sorted(dataset_dir.OWN_NAMES - {"edge_index", "adj_t", "num_nodes"})
+NAMES = sorted(contents.OWN_NAMES - {"edge_index", "adj_t", "num_nodes"})
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -150,7 +150,7 @@ def test_a_dataset_directory_refuses_names_that_its_batches_use(tmp_path, name, 
 
 
 def test_a_directory_that_was_written_with_such_a_name_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset_dir, "OWN_NAMES", frozenset())
+    monkeypatch.setattr(contents, "OWN_NAMES", frozenset())
     part = salientpp.partition(graph(x=torch.rand(N, 2), n_id=torch.arange(N)), 1, tmp_path / "d", [2], 4)
     with pytest.raises(ValueError, match="names that batches use themselves .n_id.; rename them and partition again"):
         NeighborLoader(part, [2], "all")

@@ -29,8 +29,9 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp.plan import layout
-from salientpp.store import dataset_dir
-from salientpp.store.dataset_dir import DatasetError
+from salientpp.store.directory import files, writer
+from salientpp.store.directory.files import DatasetError
+from salientpp.store.directory.manifest import manifest_checksum
 
 FANOUTS, BATCH_SIZE = [3, 2], 8
 SPLITS = ("train", "val", "test")
@@ -267,7 +268,7 @@ def test_every_dtype_and_shape_keeps_its_bits(tmp_path):
 def test_writing_in_many_small_pieces_gives_the_same_files(tmp_path, monkeypatch):
     data = hostile_data(9)
     write(data, 3, tmp_path / "whole")
-    monkeypatch.setattr(dataset_dir, "_COPY_BYTES", 100)
+    monkeypatch.setattr(writer, "_COPY_BYTES", 100)
     monkeypatch.setattr(layout, "_EDGES_AT_ONCE", 7)
     write(data, 3, tmp_path / "pieces")
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
@@ -576,7 +577,7 @@ def test_a_full_disk_leaves_the_old_directory_and_nothing_else(tmp_path, monkeyp
         if calls == fail_at:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(dataset_dir.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError, match="No space left on device"):
         write(hostile_data(1), 2, tmp_path / "d", overwrite=True)
     monkeypatch.undo()
@@ -613,7 +614,7 @@ def test_what_a_killed_run_of_the_same_process_id_left_is_not_in_the_way(tmp_pat
             left.extend(names_in(tmp_path))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(dataset_dir.shutil, "rmtree", lambda *args, **kwargs: None)
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
     with pytest.raises(KeyboardInterrupt):
         write(hostile_data(), 2, tmp_path / "d", on_step=killed)
     monkeypatch.undo()
@@ -713,7 +714,7 @@ def _write_and_die(rank: int, root: str, place: str) -> None:
     calls = []
     if place.isdigit():
         fsync = os.fsync
-        dataset_dir.os.fsync = lambda descriptor: die() if len(calls) == int(place) else (calls.append(0), fsync(descriptor))
+        os.fsync = lambda descriptor: die() if len(calls) == int(place) else (calls.append(0), fsync(descriptor))
     elif place == "between renames":
         rename = Path.rename
         Path.rename = lambda path, target: die() if ".writing-" in path.name else rename(path, target)
@@ -783,14 +784,14 @@ def edit_manifest(root: Path, change, *, checksum: bool) -> None:
     change(manifest)
     if checksum:
         del manifest["checksum"]
-        manifest["checksum"] = dataset_dir._manifest_checksum(manifest)
+        manifest["checksum"] = manifest_checksum(manifest)
     path.write_text(json.dumps(manifest))
 
 
 def forge_checksums(root: Path, name: str) -> None:
     """Let the manifest state what file ``name`` is now, in all but dtype and shape."""
     path = root / name
-    change = {"bytes": path.stat().st_size, "sha256": dataset_dir._sha256(path), "quick": dataset_dir._quick_checksum(path)}
+    change = {"bytes": path.stat().st_size, "sha256": files.sha256_of(path), "quick": files.quick_checksum(path)}
     edit_manifest(root, lambda manifest: manifest["files"][name].update(change), checksum=True)
 
 
@@ -817,7 +818,7 @@ def test_a_file_that_may_not_be_read_is_a_dataset_error(root, monkeypatch):
     def refuse(path: Path) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(dataset_dir, "_quick_checksum", refuse)
+    monkeypatch.setattr(files, "quick_checksum", refuse)
     with pytest.raises(DatasetError, match=r"npy cannot be read \(Permission denied\)"):
         salientpp.load(root)
 
@@ -1028,11 +1029,11 @@ def test_one_part_needs_no_part_id(tmp_path):
 
 @pytest.mark.parametrize(("world_size", "served"), [(2, [0, 1]), (6, [0, 0, 0, 1, 1, 1])])
 def test_rank_r_serves_part_r_over_ranks_per_part(root, monkeypatch, world_size, served):
-    monkeypatch.setattr(dataset_dir.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dataset_dir.dist, "get_world_size", lambda: world_size)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world_size)
     parts = []
     for rank in range(world_size):
-        monkeypatch.setattr(dataset_dir.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         parts.append(salientpp.load(root).part_id)
     assert parts == served
     assert salientpp.load(root, part_id=0).part_id == 0, "a part asked for by name wins"
@@ -1072,7 +1073,7 @@ list(loader)  # deleted, but whole
 os.truncate(part.root / "whole", 4096)
 try:
     list(loader)
-except salientpp.store.dataset_dir.DatasetError as error:
+except salientpp.store.directory.files.DatasetError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=Path(salientpp.__file__).parents[1])

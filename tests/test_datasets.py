@@ -24,7 +24,8 @@ from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.utils import is_undirected, to_undirected
 
 from salientpp import datasets
-from salientpp.datasets import load_dataset, synthetic
+from salientpp.datasets import load_dataset, ogb, synthetic
+from salientpp.datasets.generated import _power_law_weights
 from salientpp.plan.undirected import symmetric_closure
 
 # A directed graph that fits in the head: a reciprocal pair 0-1, a self-loop at 2, and vertex 4 alone.
@@ -126,7 +127,7 @@ def test_a_wrong_parameter_is_answered_with_the_known_ones(dataset, parameters, 
 
 def test_importing_the_module_imports_no_ogb():
     code = "import sys, salientpp.datasets; sys.exit(any(m.split('.')[0] == 'ogb' for m in sys.modules))"
-    root = Path(datasets.__file__).parents[1]
+    root = Path(datasets.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 
 
@@ -697,8 +698,8 @@ def test_download_fetches_and_unpacks_when_permitted(ogb_root, tmp_path, monkeyp
     published, root = tmp_path / "published", tmp_path / "data"
     shutil.copytree(ogb_root / "ogbn_arxiv", published / "arxiv")
     shutil.make_archive(str(published / "arxiv"), "zip", published, "arxiv")
-    meta = {**datasets._ogb_meta("ogbn-arxiv"), "url": (published / "arxiv.zip").as_uri()}
-    monkeypatch.setattr(datasets, "_ogb_meta", lambda name: meta)
+    meta = {**ogb._ogb_meta("ogbn-arxiv"), "url": (published / "arxiv.zip").as_uri()}
+    monkeypatch.setattr(ogb, "_ogb_meta", lambda name: meta)
     data = load_dataset("ogbn-arxiv:download=true", root=root)
     assert edge_list(data) == list(zip(*EDGES.tolist()))
     assert [path.name for path in root.iterdir()] == ["ogbn_arxiv"]
@@ -752,7 +753,7 @@ def test_degrees_have_a_power_law_tail(generated):
 
 
 def test_expected_degrees_follow_the_asked_exponent():
-    weights = datasets._power_law_weights(np.random.default_rng(0), 200_000, mean=20, exponent=2.5, cap=2000)
+    weights = _power_law_weights(np.random.default_rng(0), 200_000, mean=20, exponent=2.5, cap=2000)
     assert weights.mean() == pytest.approx(20, rel=1e-6) and weights.max() <= 2000
     # Beyond w the share falls as w^-1.5: 10^-1.5 per decade.
     ratio = (weights > 300).mean() / (weights > 30).mean()

@@ -22,9 +22,9 @@ from test_dataset_dir import edit_manifest, forge_checksums
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.plan.cache import score
-from salientpp.store import dataset_dir
-from salientpp.store.dataset_dir import DatasetError
-from salientpp.store.staging import stage
+from salientpp.store.directory.files import DatasetError
+from salientpp.store.directory.local_copy import stage
+from salientpp.store.directory.manifest import manifest_checksum
 
 #: Cases in the suite; a run of 3,000 was made when this was written.
 CASES = 100
@@ -107,7 +107,7 @@ def forged_case(roots: list[Path], scratch: Path, seed: int) -> str:
         del manifest["checksum"]
         try:
             how = forge(manifest, seed)
-            manifest["checksum"] = dataset_dir._manifest_checksum(manifest)
+            manifest["checksum"] = manifest_checksum(manifest)
             path.write_text(json.dumps(manifest))
         except RecursionError:
             return "nested too deep to be written"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import salientpp
 from salientpp import NeighborLoader, cli, stage
 from salientpp.plan.placement import parts_of
-from salientpp.store.dataset_dir import DatasetError
+from salientpp.store.directory.files import DatasetError
 
 NUM_PARTS = 3
 

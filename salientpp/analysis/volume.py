@@ -34,7 +34,8 @@ from salientpp.plan.layout import assign_for, lay_out, relabel
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import Schedule, batch_key
 from salientpp.plan.vip import check_fanouts, inclusion_probability
-from salientpp.store.dataset_dir import PartitionedGraph, collect_splits
+from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.opened import PartitionedGraph
 
 ORACLES = ("oracle", "oracle-heldout")
 #: Compared unless others are named: all but 'vip-hop', which ranks nearly as 'vip' does.

@@ -47,7 +47,8 @@ from salientpp.processes import Lock, Threads, after_fork, completed, forks
 from salientpp.store.assembly import has_kernel
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
-from salientpp.store.dataset_dir import DatasetError, PartitionedGraph
+from salientpp.store.directory.files import DatasetError
+from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange, Traffic
 from salientpp.store.fetch import Fetch, InPlace, Packed
 from salientpp.store.rows import RowSource, TensorRows, checked_rows

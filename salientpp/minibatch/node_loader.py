@@ -23,7 +23,8 @@ from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.plan.cache import Policy
 from salientpp.plan.vip import uniform_start
 from salientpp.store.cache import FeatureCache
-from salientpp.store.dataset_dir import OWN_NAMES, PartitionedGraph
+from salientpp.store.directory.contents import OWN_NAMES
+from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange
 from salientpp.store.rows import RowSource, TensorRows
 

@@ -106,7 +106,7 @@ def test_each_host_stages_its_own_parts(slurm, datasets, folder):
         copy = folder / node / "parts-4"
         assert sorted(path.name for path in copy.glob("part-*")) == [f"part-{part:05d}" for part in parts]
         salientpp.load(copy, part_id=parts[0], verify="full")
-        with pytest.raises(salientpp.store.dataset_dir.DatasetError, match=f"is a copy without part {3 - parts[0]}"):
+        with pytest.raises(salientpp.store.directory.files.DatasetError, match=f"is a copy without part {3 - parts[0]}"):
             salientpp.load(copy, part_id=3 - parts[0])
 
 

@@ -29,8 +29,8 @@ import torch.distributed as dist
 
 from salientpp.comm import group_rank
 from salientpp.plan.placement import parts_of
-from salientpp.store.dataset_dir import STAGED, DatasetError, parts_there, read_manifest, verify_file
-from salientpp.store.manifest import part_folder
+from salientpp.store.directory.files import DatasetError, verify_file
+from salientpp.store.directory.manifest import PARTS_FILE, part_folder, parts_there, read_manifest
 
 _TEMPORARY = ".copying"
 _COPY_BYTES = 16 * 2**20
@@ -74,7 +74,7 @@ def stage(
             have = parts_there(copy)
             if have is not None and not wanted <= have:
                 _copy_files(root, copy, manifest, wanted, on_step)
-                _write(copy / STAGED, json.dumps({"parts": sorted(have | wanted)}) + "\n")
+                _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | wanted)}) + "\n")
                 _write(copy / "manifest.json", (root / "manifest.json").read_text())
     except OSError as error:
         raise type(error)(error.errno, f"{root} cannot be staged to {to} ({error.strerror or error}); choose another directory") from None
@@ -125,13 +125,13 @@ def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
             raise DatasetError(f"{copy} is a copy of other contents, perhaps of before it was partitioned again; delete it, or stage elsewhere")
         return
     if copy.exists():
-        if not (copy / STAGED).exists() and any(copy.iterdir()):
+        if not (copy / PARTS_FILE).exists() and any(copy.iterdir()):
             raise DatasetError(f"{copy} exists and is no copy of a dataset directory, so nothing is written there; stage elsewhere")
         # A copy that was broken off. The directory itself may be a link to a disk with more room.
         for path in copy.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     copy.mkdir(exist_ok=True)
-    _write(copy / STAGED, json.dumps({"parts": []}) + "\n")
+    _write(copy / PARTS_FILE, json.dumps({"parts": []}) + "\n")
 
 
 def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], on_step: Callable[[str], None]) -> None:

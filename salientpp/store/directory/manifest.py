@@ -10,11 +10,23 @@ dtypes and shapes, is computed and compared.
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from salientpp.store.directory.files import DatasetError, numpy_dtype
+
+FORMAT = "salientpp-partitioned-graph"
+VERSION = 1
+
+#: In a copy for one host: {"parts": [...]}, the parts that are there.
+PARTS_FILE = "parts.json"
 
 #: A test of a JSON value.
 Check = Callable[[Any], bool]
@@ -92,6 +104,68 @@ _SCHEMA: dict[str, tuple[str, Check]] = {
 
 def part_folder(part_id: int) -> str:
     return f"part-{part_id:05d}"
+
+
+def read_manifest(root: Path) -> dict[str, Any]:
+    path = root / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        aside = sorted(root.parent.glob(f".{glob.escape(root.name)}.replaced-*"))
+        raise DatasetError(
+            f"{root} is not a dataset directory: it has no manifest.json; write one with salientpp.partition(...) or "
+            f"`salientpp partition`{f', or rename back {aside[-1]}, which a killed run was replacing' if aside else ''}"
+        ) from None
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error.strerror}); copy it again, or partition again") from None
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{path} is not valid JSON ({error}); partition again") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DatasetError(f"{path} does not describe a dataset directory: expected format {FORMAT!r}; partition again")
+    if manifest.get("version") != VERSION:
+        raise DatasetError(
+            f"{path} has format version {manifest.get('version')}, this salientpp reads version {VERSION}; "
+            "upgrade salientpp, or partition again"
+        )
+    stated = manifest.pop("checksum", None)
+    try:
+        if stated != manifest_checksum(manifest):
+            raise DatasetError(f"{path} was altered: its checksum does not match its contents; partition again")
+        check_manifest(manifest, lambda dtype: numpy_dtype(dtype).str)
+    except RecursionError:
+        raise DatasetError(f"{path} is nested too deeply; partition again") from None
+    except DatasetError:
+        raise
+    except ValueError as error:
+        raise DatasetError(f"{path} does not describe a dataset directory: {error}; partition again") from None
+    return manifest
+
+
+def manifest_checksum(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def parts_there(root: Path) -> set[int] | None:
+    """The parts that a copy for one host has; None: all, it is no such copy."""
+    path = root / PARTS_FILE
+    try:
+        parts = json.loads(path.read_text())["parts"]
+        if not isinstance(parts, list) or not all(type(part) is int and part >= 0 for part in parts):
+            raise ValueError(f"parts must be a list of integers >= 0, got {ascii(parts)[:200]}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DatasetError(f"{path} does not list parts ({error}); delete the directory and stage it again") from None
+    return set(parts)
+
+
+def check_is_there(root: Path, part_id: int) -> None:
+    there = parts_there(root)
+    if there is not None and part_id not in there:
+        raise DatasetError(
+            f"{root} is a copy without part {part_id}, its parts are {', '.join(map(str, sorted(there))) or 'none'}; stage that part too, "
+            "or open the directory that it was copied from"
+        )
 
 
 def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dtype], str]) -> None:

@@ -1,0 +1,6 @@
+"""Where does a graph come from? One way in, :func:`load_dataset`, and generated graphs, :func:`synthetic`."""
+
+from salientpp.datasets.generated import synthetic
+from salientpp.datasets.load import load_dataset
+
+__all__ = ["load_dataset", "synthetic"]

@@ -1,0 +1,168 @@
+"""Are these the arrays of a graph? Each check names where (a file or an object), what was expected and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from salientpp.ids import first_outside
+from salientpp.plan.undirected import symmetric_closure
+
+SPLITS = ("train", "val", "test")
+
+
+def check_data(data: Data, where: str = "Data object") -> None:
+    edge_index, adj_t = data.get("edge_index"), data.get("adj_t")
+    if edge_index is None and adj_t is None:
+        raise ValueError(f"{where}: expected edge_index or adj_t, got only {', '.join(data.keys()) or 'nothing'}")
+    if edge_index is not None:
+        # Before num_nodes, which PyG may have to infer from it.
+        _check_edge_index_form(edge_index, where)
+    num_vertices = data.num_nodes
+    if num_vertices is None:
+        raise ValueError(f"{where}: the number of vertices is unknown; set data.num_nodes")
+    if edge_index is not None:
+        _check_id_range(edge_index, "edge_index", num_vertices, where)
+    if adj_t is not None:
+        if not (isinstance(adj_t, Tensor) or hasattr(adj_t, "sparse_sizes")):
+            raise ValueError(f"{where}: adj_t must be a sparse matrix, got {form(adj_t)}")
+        # torch_sparse.SparseTensor and torch's own sparse tensors name their shape differently.
+        shape = adj_t.sparse_sizes() if hasattr(adj_t, "sparse_sizes") else adj_t.size()
+        if tuple(shape) != (num_vertices, num_vertices):
+            raise ValueError(f"{where}: adj_t must have shape {[num_vertices] * 2}, got {list(shape)}")
+    if isinstance(data.get("x"), Tensor):
+        check_features(data.x, num_vertices, where)
+    for split in SPLITS:
+        mask = data.get(f"{split}_mask")
+        if mask is None:
+            continue
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (num_vertices,):
+            raise ValueError(f"{where}: {split}_mask must be bool [{num_vertices}], got {form(mask)}")
+
+
+def form(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _check_edge_index_form(edge_index: object, where: str) -> None:
+    if not isinstance(edge_index, Tensor):
+        raise ValueError(f"{where}: edge_index must be a tensor, got {form(edge_index)}")
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ValueError(f"{where}: edge_index must have shape [2, E], got {list(edge_index.shape)}")
+    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
+        raise ValueError(f"{where}: edge_index must hold integers, got {form(edge_index)}")
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{where}: edge_index must be int64 or int32, got {form(edge_index)}")
+    if edge_index.layout != torch.strided or edge_index.is_meta:
+        raise ValueError(f"{where}: edge_index must be dense and have values, got layout {edge_index.layout} on {edge_index.device}")
+
+
+def _check_id_range(ids: Tensor, key: str, num_vertices: int, where: str) -> None:
+    at = first_outside(ids, num_vertices)
+    if at is not None:
+        raise ValueError(f"{where}: {key} must hold vertex ids in [0, {num_vertices}), got {int(ids.flatten()[at])}")
+
+
+def _check_fits_int64(array: np.ndarray, key: str, where: str) -> None:
+    if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+        raise ValueError(f"{where}: {key} must hold numbers below 2^63, got {int(array.max())}")
+
+
+def check_features(x: Tensor, num_vertices: int, where: str) -> None:
+    if x.dim() == 0 or x.size(0) != num_vertices:
+        raise ValueError(f"{where}: x must have one row per vertex, expected {num_vertices} rows, got {list(x.shape)}")
+    if not x.is_floating_point() or x.layout != torch.strided or x.is_meta:
+        return
+    # By blocks: the mask of a whole feature matrix would cost a quarter of its memory again.
+    rows_per_block = max(1, (1 << 24) // max(1, x[:1].numel()))
+    for start in range(0, num_vertices, rows_per_block):
+        finite = torch.isfinite(x[start : start + rows_per_block]).reshape(-1, max(1, x[:1].numel())).all(dim=1)
+        if not bool(finite.all()):
+            row = start + int((~finite).nonzero()[0])
+            raise ValueError(f"{where}: x must be finite, got nan or infinity in row {row}")
+
+
+def assemble(
+    where: str,
+    edge_index: np.ndarray,
+    num_vertices: int,
+    x: np.ndarray | None,
+    y: np.ndarray,
+    split_ids: Mapping[str, tuple[str, np.ndarray]],
+    symmetrise: bool,
+) -> Data:
+    """Check arrays that came from a file and join them.
+
+    Args:
+        where: the file or folder, for errors.
+        edge_index: integer [2, E].
+        x: floating [N, F], or None.
+        y: integer [N] or [N, labels per vertex]; a negative number means "unlabelled".
+        split_ids: for train, val and test the name of its array in the file and the array, vertex ids [*].
+        symmetrise: whether to add the inverse of each edge.
+    """
+    data = Data(num_nodes=num_vertices)
+    if x is not None:
+        if x.dtype not in (np.float16, np.float32, np.float64):
+            raise ValueError(f"{where}: x must hold float16, float32 or float64, got dtype {x.dtype}")
+        if x.ndim != 2:
+            raise ValueError(f"{where}: x must have shape [N, F], got {list(x.shape)}")
+        data.x = torch.from_numpy(x).contiguous()
+        check_features(data.x, num_vertices, where)
+
+    if y.dtype.kind not in "iu":
+        raise ValueError(f"{where}: y must hold integers (-1 for an unlabelled vertex), got dtype {y.dtype}")
+    _check_fits_int64(y, "y", where)
+    if y.shape[:1] != (num_vertices,):
+        raise ValueError(f"{where}: y must have shape [N] with N = {num_vertices}, got {list(y.shape)}")
+    data.y = torch.from_numpy(np.maximum(y.astype(np.int64), -1))
+    unlabelled = data.y < 0 if data.y.dim() == 1 else (data.y < 0).all(dim=1)
+
+    if edge_index.dtype.kind not in "iu":
+        raise ValueError(f"{where}: edge_index must hold integers, got dtype {edge_index.dtype}")
+    _check_fits_int64(edge_index, "edge_index", where)
+    edges = torch.from_numpy(np.ascontiguousarray(edge_index, dtype=np.int64))
+    del edge_index
+    _check_edge_index_form(edges, where)
+    _check_id_range(edges, "edge_index", num_vertices, where)
+    if symmetrise:
+        edges = torch.from_numpy(symmetric_closure(edges[0].numpy(), edges[1].numpy(), num_vertices))
+    data.edge_index = edges
+
+    for split, (key, ids) in split_ids.items():
+        if ids.dtype.kind not in "iu" and ids.size:
+            raise ValueError(f"{where}: {key} must hold integers, got dtype {ids.dtype}")
+        if ids.ndim != 1:
+            raise ValueError(f"{where}: {key} must be a list of vertex ids, shape [*], got {list(ids.shape)}")
+        _check_fits_int64(ids, key, where)
+        mask = torch.zeros(num_vertices, dtype=torch.bool)
+        chosen = torch.from_numpy(ids.astype(np.int64))
+        _check_id_range(chosen, key, num_vertices, where)
+        mask[chosen] = True
+        mask[unlabelled] = False
+        data[f"{split}_mask"] = mask
+    return data
+
+
+def check_file(file: Path) -> None:
+    if not file.exists():
+        raise FileNotFoundError(f"{file}: no such file")
+    if not file.is_file():  # a pipe would be waited for
+        raise ValueError(f"{file}: {'a directory' if file.is_dir() else 'a device or a pipe'}; expected a file")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, on one line; its type if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def check_undirected(undirected: object, dataset: str) -> None:
+    if undirected is not None and not isinstance(undirected, bool):
+        raise ValueError(f"{dataset}: undirected must be True, False or None, got {undirected!r}")

@@ -1,0 +1,167 @@
+"""What graph do the files of the Open Graph Benchmark hold?"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from salientpp.datasets.arrays import SPLITS, assemble, check_undirected, first_line
+from salientpp.datasets.spec import did_you_mean
+
+
+def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bool = False) -> Data:
+    """See `load_dataset`.
+
+    The raw files are read by ogb's own readers, but not by `ogb.nodeproppred.NodePropPredDataset` around
+    them. That class (ogb 1.3.6) asks on standard input before a large download and when a version file is
+    missing, and it keeps a copy of the dataset, pickled with protocol 4, that its next run opens by
+    `torch.load`, which since torch 2.6 refuses such a file ("Unsupported operand 149").
+    """
+    check_undirected(undirected, name)
+    if not isinstance(download, bool):
+        raise ValueError(f"{name}: download must be True or False, got {download!r}")
+    meta = _ogb_meta(name)
+    folder = root / name.replace("-", "_")
+    _provide_ogb_files(name, meta, folder, download)
+
+    raw = folder / "raw"
+    # The stored definition: ogbn-products and ogbn-proteins are stored with each edge once.
+    add_inverse_edge = meta["add_inverse_edge"] == "True" and undirected is not False
+    try:
+        graph, labels = _read_ogb_files(raw, meta, add_inverse_edge)
+        split_ids = {
+            split: (ogb_split, _read_ogb_split(folder, meta, ogb_split))
+            for split, ogb_split in zip(SPLITS, ("train", "valid", "test"))
+        }
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:  # what ogb, pandas, numpy and gzip raise for a damaged file is documented nowhere
+        raise ValueError(
+            f"{name}: a file in {folder} is damaged or not in its format ({type(error).__name__}: {first_line(error)}). Remove the folder, "
+            f"and fetch it again from {meta['url']}"
+        ) from error
+
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.dtype.kind == "f":
+        labels = np.nan_to_num(labels, nan=-1.0).astype(np.int64)
+
+    symmetrise = bool(undirected) and not add_inverse_edge
+    if symmetrise and graph["edge_feat"] is not None:
+        raise ValueError(f"{name}: undirected=True would merge edges, but this dataset has edge features")
+    node_feat = graph["node_feat"]
+    # The arrays are taken out of `graph`, so that the edges as stored can go while they are being doubled.
+    data = assemble(
+        str(folder),
+        graph.pop("edge_index"),
+        int(graph["num_nodes"]),
+        None if node_feat is None else _writable(node_feat),
+        labels,
+        split_ids,
+        symmetrise,
+    )
+    if graph["edge_feat"] is not None:
+        data.edge_attr = torch.from_numpy(_writable(graph["edge_feat"]))
+    for key, value in graph.items():
+        if key.startswith("node_") and value is not None and key != "node_feat":
+            data[key] = torch.from_numpy(_writable(value))
+    return data
+
+
+def _read_ogb_files(raw: Path, meta: dict[str, str], add_inverse_edge: bool) -> tuple[dict[str, Any], np.ndarray]:
+    """ogb's description of the graph, and the labels."""
+    from ogb.io.read_graph_raw import read_binary_graph_raw, read_csv_graph_raw
+
+    with contextlib.redirect_stdout(sys.stderr):  # the readers print, and stdout is for results
+        if meta["binary"] == "True":
+            graph = read_binary_graph_raw(str(raw), add_inverse_edge=add_inverse_edge)[0]
+            with np.load(raw / "node-label.npz", allow_pickle=False) as labels_file:
+                return graph, labels_file["node_label"]
+        graph = read_csv_graph_raw(
+            str(raw),
+            add_inverse_edge=add_inverse_edge,
+            additional_node_files=_listed(meta["additional node files"]),
+            additional_edge_files=_listed(meta["additional edge files"]),
+        )[0]
+        return graph, np.loadtxt(raw / "node-label.csv.gz", delimiter=",", ndmin=2)
+
+
+def _ogb_meta(name: str) -> dict[str, str]:
+    """OGB's description of the dataset `name`: version, url, split, whether stored as text or binary, ..."""
+    try:
+        import ogb
+    except ImportError as error:
+        raise ImportError(f'{name} is read with the "ogb" package, which is not installed: pip install ogb') from error
+    # The table that ogb's own dataset class reads: one row per property, one column per dataset.
+    with open(Path(ogb.__file__).parent / "nodeproppred" / "master.csv", newline="") as table:
+        header, *rows = csv.reader(table)
+    datasets = {column: {row[0]: row[i] for row in rows} for i, column in enumerate(header) if column}
+    if name not in datasets:
+        known = [key for key, meta in datasets.items() if meta["is hetero"] != "True"]
+        raise ValueError(
+            f"{name} is not a node-property dataset of the installed ogb {ogb.__version__}, which has "
+            f"{', '.join(known)}{did_you_mean(name, known)}"
+        )
+    if datasets[name]["is hetero"] == "True":
+        raise ValueError(f"{name} has several types of vertices; only homogeneous graphs can be loaded")
+    return datasets[name]
+
+
+def _listed(names: str) -> list[str]:
+    return [] if names == "None" else names.split(",")
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """`array` as torch wants it; pandas hands out read-only arrays. Copies only if it must."""
+    return np.require(array, requirements=["C", "W"])
+
+
+def _provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: bool) -> None:
+    """See to it that the raw files lie in `folder`, by a download if that is allowed and `folder` is new."""
+    url = meta["url"]
+    if download and not folder.exists():
+        from ogb.utils.url import download_url, extract_zip
+
+        with contextlib.redirect_stdout(sys.stderr):
+            archive = download_url(url, str(folder.parent))
+            extract_zip(archive, str(folder.parent))
+        Path(archive).unlink()
+        shutil.move(folder.parent / meta["download_name"], folder)
+
+    if meta["binary"] == "True":
+        needed = ["raw/data.npz", "raw/node-label.npz"]
+    else:
+        needed = [f"raw/{part}.csv.gz" for part in ("edge", "num-node-list", "num-edge-list", "node-label")]
+        needed += ["raw/node-feat.csv.gz"] if meta["has_node_attr"] == "True" else []
+        needed += ["raw/edge-feat.csv.gz"] if meta["has_edge_attr"] == "True" else []
+    needed += [f"split/{meta['split']}/{part}.csv.gz" for part in ("train", "valid", "test")]
+    missing = [part for part in needed if not (folder / part).exists()]
+    if missing and folder.exists():
+        raise FileNotFoundError(
+            f"{name}: {folder} lacks {', '.join(missing)}. Complete it from {url}, or remove the folder and "
+            f"pass download=True"
+        )
+    if missing:
+        raise FileNotFoundError(
+            f"{name} is not in {folder}. Pass download=True to fetch it from {url}, or unpack that archive "
+            f"and rename its folder {meta['download_name']} to {folder}"
+        )
+    releases = sorted(path.name for path in folder.glob("RELEASE_v*.txt"))
+    expected = f"RELEASE_v{meta['version']}.txt"
+    if releases and expected not in releases:
+        raise ValueError(
+            f"{name}: {folder} is of another version: expected {expected}, got {', '.join(releases)}. Remove "
+            f"the folder and pass download=True"
+        )
+
+
+def _read_ogb_split(folder: Path, meta: dict[str, str], ogb_split: str) -> np.ndarray:
+    return np.loadtxt(folder / "split" / meta["split"] / f"{ogb_split}.csv.gz", dtype=np.int64, ndmin=1)

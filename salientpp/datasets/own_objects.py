@@ -1,0 +1,103 @@
+"""What graph does the user's own PyG object hold, from a file or from a function?"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+
+from salientpp.datasets.arrays import check_data, check_file, first_line, form
+from salientpp.datasets.spec import did_you_mean
+
+
+def load_pyg(file: Path) -> Data:
+    """See `load_dataset`."""
+    check_file(file)
+    try:
+        # PyG registers its data classes with torch, but not the containers that a Data of its 2.7 and later holds.
+        with torch.serialization.safe_globals([DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage]):
+            stored = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:
+        # torch's own text advises to read the file unsafely.
+        needed = re.search(r"unsupported (?:global: )?(?:global|class|operand) ([\w.]+?)(?:\.?\s|\.?$)", str(error), re.IGNORECASE)
+        if needed is None:
+            raise ValueError(f"{file}: damaged, or not a file that torch.save wrote ({type(error).__name__})") from error
+        raise ValueError(
+            f"{file}: not read, since it holds more than tensors and PyG's own classes ({needed[1]}), which could run code. If you trust it, convert "
+            f"it once in Python: data = torch.load({str(file)!r}, weights_only=False); torch.save({{name: value for name, value in "
+            "data.to_dict().items() if isinstance(value, torch.Tensor)}, 'new.pt'). Or let a function of yours return it: python:MODULE:FUNCTION"
+        ) from error
+    try:
+        data = _graph_in(stored, str(file))
+        check_data(data, str(file))
+    except ValueError:
+        raise
+    except Exception as error:  # a damaged file can leave an object of PyG's half made
+        raise ValueError(f"{file}: the object in it is damaged ({type(error).__name__}: {first_line(error)})") from error
+    return data
+
+
+def _graph_in(stored: object, where: str) -> Data:
+    """The homogeneous graph that a file or a function gave, in one of the forms that PyG itself writes."""
+    if isinstance(stored, tuple) and len(stored) in (2, 3):  # InMemoryDataset.save: the graphs as one, where each begins, their class
+        stored, slices, *_ = stored
+        if slices:
+            raise ValueError(f"{where}: expected one graph, got a dataset of several; save the one that is meant, torch.save(dataset[0], FILE)")
+    if isinstance(stored, dict):
+        if not all(isinstance(key, str) for key in stored):
+            raise ValueError(f"{where}: expected the attributes of a Data by name, got a dict with other keys")
+        return Data.from_dict(stored)
+    if isinstance(stored, Data):
+        return stored
+    advice = "; data.to_homogeneous() makes one" if type(stored).__name__ == "HeteroData" else ""
+    raise ValueError(f"{where}: expected a homogeneous torch_geometric Data, got {form(stored)}{advice}")
+
+
+def load_python(where: str, source: str) -> Data:
+    """See `load_dataset`."""
+    name, colon, function_name = source.partition(":")
+    if not (colon and all(part.isidentifier() for part in name.split(".")) and function_name.isidentifier()):
+        raise ValueError(f"{where}: expected python:MODULE:FUNCTION such as python:my_graph:load, where MODULE is my_graph.py without .py")
+    sys.path.insert(0, os.getcwd())
+    try:
+        # What it prints is no result of a command.
+        with contextlib.redirect_stdout(sys.stderr):
+            module = _run_users(where, f"importing {name}", lambda: importlib.import_module(name))
+            function = getattr(module, function_name, None)
+            if not callable(function):
+                known = sorted(key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == name)
+                raise ValueError(
+                    f"{where}: {getattr(module, '__file__', name)} has no function {function_name!r}; it has {', '.join(known) or 'none'}"
+                    f"{did_you_mean(function_name, known)}"
+                )
+            stored = _run_users(where, f"{function_name}()", function)
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(os.getcwd())
+    data = _graph_in(stored, where)
+    check_data(data, where)
+    return data
+
+
+def _run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
+    """``call()``, which is the user's code: whatever it raises is an error that says where, innermost first."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        here = {__file__, importlib.__file__}
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in here and "<frozen" not in f.filename]
+        at = ", called from ".join(f"{f.filename}, line {f.lineno}, in {f.name}" for f in reversed(frames))
+        raise ValueError(f"{where}: {what} raised {type(error).__name__}: {first_line(error)}{f' ({at})' if at else ''}") from error

@@ -1,0 +1,52 @@
+"""What does a name with parameters say? ``NAME:key=value,key=value``."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_geometric.data import Data
+
+
+def with_spec(dataset: str, spec: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """`parameters` joined by those that `spec`, "key=value,key=value", holds."""
+    merged = dict(parameters)
+    for item in filter(None, spec.split(",")):
+        key, equals, text = (part.strip() for part in item.partition("="))
+        if not (key and equals and text):
+            raise ValueError(f"{dataset}: expected key=value after the colon, separated by commas, got {item!r}")
+        if key in merged:
+            raise ValueError(f"{dataset}: parameter {key} is given twice")
+        merged[key] = _literal(dataset, key, text)
+    return merged
+
+
+def _literal(dataset: str, key: str, text: str) -> int | float | bool | None:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    raise ValueError(f"{dataset}: {key} must be a number, true, false or none, got {text!r}")
+
+
+def call_with(function: Callable[..., Data], dataset: str, parameters: dict[str, Any], **own: Any) -> Data:
+    """`function(**own, **parameters)`, refusing unknown parameters with a list of the known."""
+    known = [key for key in inspect.signature(function).parameters if key not in own]
+    for key in parameters:
+        if key not in known:
+            raise ValueError(
+                f"{dataset} has no parameter {key!r}; it has {', '.join(known) or 'none'}{did_you_mean(key, known)}"
+            )
+    return function(**own, **parameters)
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """A sentence with the names closest to `word`, or nothing."""
+    lowered = {name.lower(): name for name in known}
+    close = [lowered[match] for match in difflib.get_close_matches(word.lower(), lowered)]
+    return f". Did you mean {' or '.join(close)}?" if close else ""
