@@ -50,7 +50,7 @@ class Clock:
             whole, real = self.known
             down = _real_below(time) if is_whole else _whole_below(time)
             earlier = (time, down) if is_whole else (down, time)
-            return sum(torch.searchsorted(all_, own, right=True) for all_, own in zip((whole, real), earlier))
+            return torch.searchsorted(whole, earlier[0], right=True) + torch.searchsorted(real, earlier[1], right=True)
         if not self.real:
             return (time if is_whole else _whole_below(time)).contiguous()
         bits = ((_real_below(time) if is_whole else time) + 0.0).contiguous().view(torch.int64)  # adding zero turns -0.0 into 0.0

@@ -111,14 +111,13 @@ class Graph:
             num_vertices = int(edge_index.max()) + 1 if edge_index.numel() else 0
         source, target = edge_index[0].contiguous(), edge_index[1].contiguous()
         try:
-            indptr, indices, edge_id = ops.csc_from_coo(source, target, num_vertices)
+            indptr, indices, order = ops.csc_from_coo(source, target, num_vertices)
         except RuntimeError as error:
             raise ValueError(f"{error}; the graph has {num_vertices} vertices") from None
         if is_sorted:
             if target.numel() and bool((target.diff() < 0).any()):
                 raise ValueError("is_sorted=True, but edge_index is not sorted by target (row 1); leave is_sorted=False")
-            edge_id = None
-        return cls(indptr, indices, edge_id)
+        return cls(indptr, indices, None if is_sorted else order)
 
     @classmethod
     def from_data(cls, data: Data, *, is_sorted: bool = False) -> Graph:

@@ -86,7 +86,7 @@ class TypedGraph:
         def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
             store = edges[name]
             weight = store[weight_attr] if weight_attr is not None and weight_attr in store else None
-            return edges_of.read(*edges_of.ends(store), weight=weight, **times)
+            return edges_of.read(*edges_of.ends(store), weight=weight, node_time=times["node_time"], edge_time=times["edge_time"])
 
         return cls._assemble(num_vertices, ends, node_time, edge_time, time_attr, is_sorted, backward, read)
 
@@ -101,7 +101,8 @@ class TypedGraph:
         """
         edge_types = list(dict.fromkeys(attr.edge_type for attr in graph_store.get_all_edge_attrs()))
         attributes = feature_store.get_all_tensor_attrs()
-        on_nodes, on_edges = {}, {}
+        on_nodes: dict[Any, Tensor] = {}
+        on_edges: dict[Any, Tensor] = {}
         for attr in attributes if time_attr is not None else []:
             if attr.attr_name != time_attr:
                 continue
@@ -126,10 +127,13 @@ class TypedGraph:
         def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
             row, indptr, edge_id = lists[name]
             target = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())
-            if edge_id is not None and times["edge_time"] is not None:
-                times = {**times, "edge_time": times["edge_time"][edge_id]}
+            edge_time = times["edge_time"]
+            if edge_id is not None and edge_time is not None:
+                edge_time = edge_time[edge_id]
             source, target, _ = edges_of.ends({"edge_index": torch.stack([row.to(torch.int64), target])})
-            indptr, indices, position, weight, time = edges_of.read(source, target, False, weight=None, **times)
+            indptr, indices, position, weight, time = edges_of.read(
+                source, target, False, weight=None, node_time=times["node_time"], edge_time=edge_time
+            )
             return indptr, indices, position if edge_id is None else edge_id[position], weight, time
 
         return cls._assemble(num_vertices, ends, on_nodes, on_edges, time_attr, False, backward, read)
@@ -140,11 +144,14 @@ class TypedGraph:
     ) -> TypedGraph:
         node_types = tuple(num_vertices)
         times = [*node_time.values(), *edge_time.values()]
-        clock = Clock.of(times, time_attr) if times else None
-        on_clock = {
-            name: clock.read(one_each(time, num_vertices[name], f"{time_attr!r} of {words_for(name)}"), time_attr)
-            for name, time in node_time.items()
-        }
+        clock, on_clock, edges_on_clock = None, {}, {}
+        if time_attr is not None and times:
+            clock = Clock.of(times, time_attr)
+            on_clock = {
+                name: clock.read(one_each(time, num_vertices[name], f"{time_attr!r} of {words_for(name)}"), time_attr)
+                for name, time in node_time.items()
+            }
+            edges_on_clock = {name: clock.read(time, time_attr) for name, time in edge_time.items()}
         relations = []
         for name, (source, target) in ends.items():
             edges_of = EdgeReader(words_for(name, "the edges"), num_vertices[source], num_vertices[target], is_sorted, backward)
@@ -153,7 +160,7 @@ class TypedGraph:
                 edges_of,
                 {
                     "node_time": on_clock.get(target if backward else source),
-                    "edge_time": clock.read(edge_time[name], time_attr) if name in edge_time else None,
+                    "edge_time": edges_on_clock.get(name),
                 },
             )
             source_type, target_type = node_types.index(source), node_types.index(target)
@@ -172,7 +179,7 @@ class TypedGraph:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return sum(part.nbytes for part in (*self.relations, *(time for time in self.node_time if time is not None)))
+        return sum(relation.nbytes for relation in self.relations) + sum(time.nbytes for time in self.node_time if time is not None)
 
 
 def _times(data: Data | HeteroData, nodes: dict, edges: dict, time_attr: str | None) -> tuple[dict, dict]:

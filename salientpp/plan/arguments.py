@@ -25,7 +25,7 @@ def as_real(value: Any) -> float | None:
     whole = as_integer(value)
     dtype = getattr(value, "dtype", None)
     if isinstance(value, Tensor):
-        is_real = value.ndim == 0 and dtype.is_floating_point
+        is_real = value.ndim == 0 and value.dtype.is_floating_point
     else:
         is_real = (isinstance(value, numbers.Real) and not isinstance(value, bool)) or (getattr(value, "ndim", 1) == 0 and getattr(dtype, "kind", "") == "f")
     if whole is None and not is_real:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -322,7 +323,7 @@ def _partition_with_metis(
     return assignment
 
 
-def _import_pymetis():
+def _import_pymetis() -> Any:
     try:
         import pymetis
     except ImportError as error:

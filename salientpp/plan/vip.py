@@ -107,23 +107,23 @@ def inclusion_probability(
         raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
     batch_size = check_batch_size(batch_size)
     fanouts = check_fanouts(num_neighbors)
-    seed_sets = list(seeds) if isinstance(seeds, (list, tuple)) else [seeds]
+    seed_sets: list[Tensor] = list(seeds) if isinstance(seeds, (list, tuple)) else [seeds]  # type: ignore[list-item]  # checked below
     for k, seed_set in enumerate(seed_sets):
         if not isinstance(seed_set, Tensor) or seed_set.device.type != "cpu" or seed_set.layout != torch.strided:
             got = f"{seed_set.layout} on {seed_set.device}" if isinstance(seed_set, Tensor) else type(seed_set).__name__
             raise ValueError(f"seeds must be a dense CPU tensor or a list of such, got {got} in seed set {k}")
         if seed_set.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; of a mask take mask.nonzero()")
-    seed_sets = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
-    for k, seed_set in enumerate(seed_sets):
+    ids = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
+    for k, seed_set in enumerate(ids):
         check_range(seed_set, graph.num_vertices, "seeds must be", f" of seed set {k}")
-    sizes = torch.tensor([0, *(seed_set.numel() for seed_set in seed_sets)])
+    sizes = torch.tensor([0, *(seed_set.numel() for seed_set in ids)])
     transposed = graph.transpose()
     probability = ops.inclusion_probability(
         graph.indptr,
         transposed.indptr,
         transposed.indices,
-        torch.cat(seed_sets) if seed_sets else torch.empty(0, dtype=torch.int64),
+        torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64),
         sizes.cumsum(0),
         fanouts,
         batch_size,

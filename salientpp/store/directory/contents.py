@@ -35,7 +35,8 @@ class Attributes:
 
 def collect_attributes(data: Data, graph: Graph) -> Attributes:
     """Node and edge attributes of a ``Data``; what cannot be stored is refused rather than lost."""
-    node, edge = {}, {}
+    node: dict[str, Tensor] = {}
+    edge: dict[str, Tensor] = {}
     if data.get("edge_index") is not None and data.get("adj_t") is not None:
         positions_in(data.adj_t, data.edge_index, "the edges")  # only one of them is stored
     if data.get("adj_t") is not None and _has_weights(data.adj_t):
