@@ -671,7 +671,7 @@ _DIFFERENT = {
 #: tests of their own give to some ranks.
 _APART = {
     "data", "input_time", "disjoint", "temporal_strategy", "time_attr", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
-    "sampler", "batch_sampler", "multiprocessing_context", "cache", "device",
+    "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "rows", "share",
 }  # fmt: skip
 
 

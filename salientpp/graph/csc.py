@@ -114,9 +114,8 @@ class Graph:
             indptr, indices, order = ops.csc_from_coo(source, target, num_vertices)
         except RuntimeError as error:
             raise ValueError(f"{error}; the graph has {num_vertices} vertices") from None
-        if is_sorted:
-            if target.numel() and bool((target.diff() < 0).any()):
-                raise ValueError("is_sorted=True, but edge_index is not sorted by target (row 1); leave is_sorted=False")
+        if is_sorted and target.numel() and bool((target.diff() < 0).any()):
+            raise ValueError("is_sorted=True, but edge_index is not sorted by target (row 1); leave is_sorted=False")
         return cls(indptr, indices, None if is_sorted else order)
 
     @classmethod

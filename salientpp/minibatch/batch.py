@@ -33,8 +33,7 @@ from salientpp.store.tiers import NO_IDS
 
 #: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
 _SET_BY_LOADER = frozenset(
-    "batch batch_size input_id seed_time num_sampled_nodes num_sampled_edges edge_label_index edge_label edge_label_time src_index "
-    "dst_pos_index dst_neg_index _orig_edge_index".split()
+    ["batch", "batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges", "edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index", "_orig_edge_index"]
 )
 
 

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch_geometric.data import Data
@@ -108,7 +108,7 @@ class Run:
         resume: batches that were given before, in a run that stopped; None: this epoch starts anew.
     """
 
-    unfinished: weakref.WeakSet[Run] = weakref.WeakSet()
+    unfinished: ClassVar[weakref.WeakSet[Run]] = weakref.WeakSet()
 
     def __init__(self, context: RunContext, epoch: int, resume: int | None = None) -> None:
         self._context = context

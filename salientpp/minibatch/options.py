@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,10 +118,8 @@ class Options:
         if isinstance(self.timeout, timedelta):
             found = self.timeout
         elif seconds is not None:
-            try:
+            with contextlib.suppress(OverflowError):  # too large a number
                 found = timedelta(seconds=seconds)
-            except OverflowError:  # too large a number
-                pass
         if found <= timedelta(0):
             raise ValueError(f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {self.timeout!r}")
         return found

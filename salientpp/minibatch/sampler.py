@@ -104,7 +104,7 @@ class TypedSampler:
         first_tree, total = {}, 0
         for name, ids in seeds.items():
             first_tree[name], total = total, total + ids.numel()
-        all_seeds = [seeds[name] if name in seeds else _NONE for name in graph.node_types]
+        all_seeds = [seeds.get(name, _NONE) for name in graph.node_types]
         times: list[Tensor | None] = [None] * len(all_seeds)
         if graph.clock is not None:
             times = [self._time(place, name, ids, seed_time) for place, (name, ids) in enumerate(zip(graph.node_types, all_seeds))]

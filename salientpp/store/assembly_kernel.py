@@ -20,7 +20,7 @@ _WIDEST = 128
 
 # Sizes change with every batch; specialised on, they would have the kernel compiled again and again.
 @triton.jit(do_not_specialize=["end_0", "end_1", "end_2", "end_3", "num_rows"])
-def _assemble(
+def _assemble(  # type: ignore[no-untyped-def]  # Triton reads the signature
     out, index, source_0, source_1, source_2, source_3, source_4, end_0, end_1, end_2, end_3, num_rows,
     WORDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip

@@ -16,7 +16,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,35 @@ from salientpp.store.tiers import NO_IDS, Places, Tiers
 
 #: An attribute of the vertices of one type; the type is None where there is only one.
 Column = tuple[str | None, str]
+
+Plan = TypeVar("Plan")
+
+
+class Way(Protocol[Plan]):
+    """How the rows of a batch are put together, by a plan that is made once for all attributes."""
+
+    @property
+    def holds(self) -> bool:
+        """A finished batch should stay in the pipeline for one more tick."""
+
+    def plan(self, tiers: Tiers, places: Places) -> Plan: ...
+
+    def plan_for_others(self, tiers: Tiers, row: Tensor) -> Plan:
+        """For rows int64 [a] of the part that other ranks asked for."""
+
+    def take(self, tiers: Tiers, name: str, plan: Plan) -> Tensor:
+        """Take from the host what the plan wants from there; for a worker thread."""
+
+    def put_together(self, tiers: Tiers, name: str, plan: Plan, taken: Tensor, arrived: Tensor | None) -> Tensor:
+        """Complete what was taken, with the rows that arrived from other ranks."""
+
+    def pin(self, batch: Any) -> Any: ...
+
+    def to_device(self, value: Any) -> Any: ...
+
+    def measure(self, parts: Iterable[Tensor]) -> None: ...
+
+    def bytes_under_way(self, num_batches: int) -> int: ...
 
 
 class InPlace:
@@ -64,7 +93,7 @@ class InPlace:
         return out
 
     def put_together(self, tiers: Tiers, name: str, plan: Places, taken: Tensor, arrived: Tensor | None) -> Tensor:
-        if plan.remote_position.numel():
+        if arrived is not None and plan.remote_position.numel():
             put_rows(arrived, torch.arange(len(arrived)), taken, plan.remote_position)
         return taken
 
@@ -113,7 +142,7 @@ class Packed:
         if any(position is None and not tier.on_device for tier, position, _ in tiers.groups(places)):
             return Recipe(None, packed)
         # Which places each tensor fills, from which of its rows (None: all, in order), and how many rows it has.
-        takes = [(position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device]
+        takes: list[tuple[Tensor | None, Tensor | None, int]] = [(position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device]
         takes += [(position, None, slot.numel()) for tier, position, slot in tiers.groups(places) if not tier.on_device]
         takes.append((places.remote_position, None, places.remote_id.numel()))
         num_rows = sum(size for _, _, size in takes)
@@ -207,8 +236,8 @@ class Fetch:
     exchange: Exchange
     columns: Sequence[Column]
     seed_columns: Sequence[Column]
-    own: InPlace | Packed
-    served: InPlace | Packed
+    own: Way[Any]
+    served: Way[Any]
     counts: Counter[str] = field(default_factory=Counter)
     counting: Lock = field(default_factory=Lock)
 

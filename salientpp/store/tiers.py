@@ -65,7 +65,10 @@ class Tier:
 
     def tensor(self, name: str) -> Tensor:
         """The rows of an attribute for the device to read, if the tier is ``on_device``."""
-        return self.rows[name].tensor
+        source = self.rows[name]
+        if not isinstance(source, TensorRows):
+            raise TypeError(f"rows of {name!r} that a device reads must be a TensorRows, got {type(source).__name__}")
+        return source.tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +139,11 @@ class Tiers:
                 raise ValueError(f"attribute {name!r} must have one row per vertex of part {part_id}, expected {size}, got {source.shape[0]}")
         whole = {name: source for name, source in rows.items() if name not in seeds_only}
         if zero_copy:
-            elsewhere = [name for name, source in whole.items() if not isinstance(source, TensorRows)]
+            in_memory = {name: source for name, source in whole.items() if isinstance(source, TensorRows)}
+            elsewhere = [name for name in whole if name not in in_memory]
             if elsewhere:
                 raise ValueError(f"zero_copy needs rows in memory, but those of {', '.join(elsewhere)} come from a source of yours; leave zero_copy out")
-            rows = {**rows, **{name: TensorRows(pinned(source.tensor)) for name, source in whole.items()}}
+            rows = {**rows, **{name: TensorRows(pinned(source.tensor)) for name, source in in_memory.items()}}
         near = []
         members = IdSet.of(gpu_ids, size)
         if len(members):
@@ -155,7 +159,7 @@ class Tiers:
         """Places of the int64 [n] global ids ``n_id``."""
         if self.book.num_parts == 1 and not self.near:
             return Places([None], [n_id], NO_IDS, NO_IDS, NO_IDS.new_zeros(1))
-        sets = ([tier.members.words for tier in tiers] for tiers in (self.near, self.copies))
+        sets = ([tier.members.words for tier in tiers if tier.members is not None] for tiers in (self.near, self.copies))
         *position, remote_position = (found := ops.look_up(n_id, self.book.offsets, self.part_id, *sets))[0]
         *slot, remote_id = found[1]
         return Places(position, slot, remote_position, remote_id, found[2])

@@ -16,7 +16,8 @@ VIP (with seeds), so a prefix of a part is its hottest rows. Plain ``.npy`` file
 maps: ranks of one host share the page cache. A directory is written under a temporary name and renamed, so half a
 directory is never taken for a whole one.
 
-A copy for one host (:mod:`salientpp.store.directory.local_copy`) lacks the folders of parts that are not served there; its ``parts.json`` lists those that it has.
+A copy for one host (:mod:`salientpp.store.directory.local_copy`) lacks the folders of parts that are not served there; its ``parts.json``
+lists those that it has.
 
 Checksums: SHA-256 of every file, and a quick CRC-32 of its size and of evenly spread blocks (all of it up to 4 MiB). Opening
 checks the manifest (:mod:`salientpp.store.directory.manifest`), sizes, headers and the quick sums; ``verify='full'`` reads everything.

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dt
         if not check(manifest[field]):
             raise ValueError(f"{field} must be {words}, got {_shown(manifest[field])}")
     offsets, num_parts, num_vertices = manifest["offsets"], manifest["num_parts"], manifest["num_vertices"]
-    ascending = all(first <= second for first, second in zip(offsets, offsets[1:]))
+    ascending = all(first <= second for first, second in pairwise(offsets))
     if len(offsets) != num_parts + 1 or offsets[0] != 0 or offsets[-1] != num_vertices or not ascending:
         raise ValueError(f"offsets must ascend from 0 to num_vertices, {num_vertices}, in num_parts + 1 = {num_parts + 1} numbers, got {_shown(offsets)}")
     for name, counts in manifest["splits"].items():
@@ -210,7 +211,7 @@ def _check_files(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dtyp
             raise ValueError(f"{kind}_attributes[{name!r}] must have a dtype that files can hold, got {entry['dtype']!r}") from None
         if kind == "edge":
             expected[f"edge_{name}.npy"] = (stored,), [num_edges, *entry["row_shape"]]
-        for part_id, (begin, end) in enumerate(zip(offsets, offsets[1:])) if kind == "node" else ():
+        for part_id, (begin, end) in enumerate(pairwise(offsets)) if kind == "node" else ():
             expected[f"{part_folder(part_id)}/node_{name}.npy"] = (stored,), [end - begin, *entry["row_shape"]]
     for part_id in range(len(offsets) - 1):
         expected[f"{part_folder(part_id)}/vip.npy"] = (float32,), [num_vertices]
