@@ -48,7 +48,9 @@ def main() -> None:
     stages, fetch = loader._stages, loader._fetch
     loader._workers.draw = timed(loader._workers.draw, "sampling")
     fetch.look_up = timed(fetch.look_up, "look-up")
-    fetch.own.take = timed(fetch.own.take, lambda tiers, name, plan: "gathering x" if name == "x" else "gathering labels and masks")
+    fetch.own.take = timed(
+        fetch.own.take, lambda tiers, name, plan: "gathering x" if name == "x" else "gathering labels and masks"
+    )
     stages.template.build = timed(stages.template.build, "assembling")
     stages.add_batch_attributes = timed(stages.add_batch_attributes, "assembling")
     steps: dict[str, list[float]] = defaultdict(list)
@@ -75,11 +77,27 @@ def main() -> None:
     rows = []
     for name, seconds in steps.items():
         median = statistics.median(seconds)
-        rows.append({"step": name, "cpu_ns": median * 1e9, "share": median / whole, "quartiles_ns": [q * 1e9 for q in statistics.quantiles(seconds, n=4)]})
+        rows.append(
+            {
+                "step": name,
+                "cpu_ns": median * 1e9,
+                "share": median / whole,
+                "quartiles_ns": [q * 1e9 for q in statistics.quantiles(seconds, n=4)],
+            }
+        )
         print(f"{name:28} {median * 1e3:8.3f} ms {median / whole:6.1%}")
-    write_results("batch", rows, vertices=arguments.vertices, edges=data.num_edges, features=arguments.features, fanouts=FANOUTS,
-                  batch_size=arguments.batch_size, repeats=arguments.batches, batch_vertices=statistics.median(vertices),
-                  batch_edges=statistics.median(edges))
+    write_results(
+        "batch",
+        rows,
+        vertices=arguments.vertices,
+        edges=data.num_edges,
+        features=arguments.features,
+        fanouts=FANOUTS,
+        batch_size=arguments.batch_size,
+        repeats=arguments.batches,
+        batch_vertices=statistics.median(vertices),
+        batch_edges=statistics.median(edges),
+    )
 
 
 if __name__ == "__main__":

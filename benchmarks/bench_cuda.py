@@ -55,14 +55,27 @@ def main() -> None:
     del dense
     sparse = chung_lu(arguments.sparse_vertices, 29, 128, 0.01, device)
     rows += time_tiers(sparse, arguments, device)
-    write_results("cuda", rows, fanouts=FANOUTS, batch_size=arguments.batch_size, hidden=arguments.hidden, layers=3, workers=arguments.workers,
-                  vertices=arguments.vertices, sparse_vertices=arguments.sparse_vertices)
+    write_results(
+        "cuda",
+        rows,
+        fanouts=FANOUTS,
+        batch_size=arguments.batch_size,
+        hidden=arguments.hidden,
+        layers=3,
+        workers=arguments.workers,
+        vertices=arguments.vertices,
+        sparse_vertices=arguments.sparse_vertices,
+    )
 
 
 def chung_lu(num_vertices: int, degree: float, num_features: int, train_fraction: float, device: torch.device) -> Data:
     """An undirected graph whose edges take both ends in proportion to expected degrees of a power law; repeats stay."""
     generator = torch.Generator(device).manual_seed(0)
-    weight = (1 - torch.rand(num_vertices, generator=generator, device=device, dtype=torch.float64)).pow(-1 / 1.5).clamp(max=num_vertices**0.5)
+    weight = (
+        (1 - torch.rand(num_vertices, generator=generator, device=device, dtype=torch.float64))
+        .pow(-1 / 1.5)
+        .clamp(max=num_vertices**0.5)
+    )
     ends = weight.cumsum(0)
     num_pairs = int(num_vertices * degree / 2)
     pairs = torch.empty(2, num_pairs, dtype=torch.int32)
@@ -109,7 +122,9 @@ class Training:
             use(batch.to(self.device, non_blocking=True))
             given += 1
         if given <= 10:
-            raise ValueError(f"an epoch must have more than 10 batches, got {given}; take a larger graph or smaller batches")
+            raise ValueError(
+                f"an epoch must have more than 10 batches, got {given}; take a larger graph or smaller batches"
+            )
         self._wait()
         return (time.perf_counter() - started) / (given - 10)
 
@@ -122,7 +137,15 @@ def time_epochs(data: Data, arguments: argparse.Namespace, device: torch.device)
     training = Training(data.num_features, arguments.hidden, device)
 
     def loader(kind: Callable = NeighborLoader, **options) -> Iterable:
-        return kind(data, FANOUTS, data.train_mask, batch_size=arguments.batch_size, shuffle=True, num_workers=arguments.workers, **options)
+        return kind(
+            data,
+            FANOUTS,
+            data.train_mask,
+            batch_size=arguments.batch_size,
+            shuffle=True,
+            num_workers=arguments.workers,
+            **options,
+        )
 
     ready = list(islice(loader(device=device), 16))
     candidates: dict[str, Callable[[], Iterable]] = {"floor": lambda: cycle(ready)}
@@ -152,11 +175,21 @@ def time_epochs(data: Data, arguments: argparse.Namespace, device: torch.device)
     rows = []
     for name, spent in seconds.items():
         median = statistics.median(spent)
-        rows.append({
-            "part": "epoch", "name": name, "ms_per_batch": median * 1e3, "ms": [s * 1e3 for s in spent], "over_floor": median / floor,
-            "share_waiting": max(0.0, 1 - floor / median), "batches_per_second_loading": [1 / s for s in loading[name]],
-        })
-        print(f"{name:24} {median * 1e3:8.2f} ms per batch, {median / floor:5.2f} x the floor; loads {[round(1 / s, 1) for s in loading[name]]} per s", flush=True)
+        rows.append(
+            {
+                "part": "epoch",
+                "name": name,
+                "ms_per_batch": median * 1e3,
+                "ms": [s * 1e3 for s in spent],
+                "over_floor": median / floor,
+                "share_waiting": max(0.0, 1 - floor / median),
+                "batches_per_second_loading": [1 / s for s in loading[name]],
+            }
+        )
+        print(
+            f"{name:24} {median * 1e3:8.2f} ms per batch, {median / floor:5.2f} x the floor; loads {[round(1 / s, 1) for s in loading[name]]} per s",
+            flush=True,
+        )
     return rows
 
 
@@ -165,17 +198,36 @@ def time_tiers(data: Data, arguments: argparse.Namespace, device: torch.device) 
     rows = []
     for order in ("VIP", "random"):
         for beta in (0.0, 0.05, 0.1, 0.25, 0.5, 1.0):
-            options = {"gpu_fraction": beta, "device": device, "num_workers": arguments.workers, "batch_size": arguments.batch_size, "seed": 1}
-            with mock.patch.object(node_loader, "access_probability", node_loader.access_probability if order == "VIP" else random_probability):
+            options = {
+                "gpu_fraction": beta,
+                "device": device,
+                "num_workers": arguments.workers,
+                "batch_size": arguments.batch_size,
+                "seed": 1,
+            }
+            with mock.patch.object(
+                node_loader,
+                "access_probability",
+                node_loader.access_probability if order == "VIP" else random_probability,
+            ):
                 loader = NeighborLoader(data, FANOUTS, data.train_mask, shuffle=True, **options)
             settle()
             spent = [training.seconds(loader, arguments.batches) for _ in range(arguments.turns)]
             stats = loader.stats()
-            rows.append({
-                "part": "tier", "order": order, "beta": beta, "ms_per_batch": statistics.median(spent) * 1e3, "ms": [s * 1e3 for s in spent],
-                "share_of_rows_from_host": stats.rows_cpu / stats.rows,
-            })
-            print(f"{order:8} beta {beta:4.2f}  {rows[-1]['ms_per_batch']:8.2f} ms per batch, {stats.rows_cpu / stats.rows:6.1%} of the rows from the host", flush=True)
+            rows.append(
+                {
+                    "part": "tier",
+                    "order": order,
+                    "beta": beta,
+                    "ms_per_batch": statistics.median(spent) * 1e3,
+                    "ms": [s * 1e3 for s in spent],
+                    "share_of_rows_from_host": stats.rows_cpu / stats.rows,
+                }
+            )
+            print(
+                f"{order:8} beta {beta:4.2f}  {rows[-1]['ms_per_batch']:8.2f} ms per batch, {stats.rows_cpu / stats.rows:6.1%} of the rows from the host",
+                flush=True,
+            )
             del loader
     return rows
 
@@ -191,7 +243,9 @@ def time_assembly(data: Data, arguments: argparse.Namespace, device: torch.devic
     for dtype in (torch.float32, torch.float16, torch.int8):
         x = data.x[: min(1_000_000, data.num_nodes)].to(dtype).to(device)
         packed, arrived = x[: num_rows // 10].clone(), x[: num_rows // 10].clone()
-        index = torch.cat([torch.randint(len(x), (num_rows - 2 * len(packed),)), len(x) + torch.arange(2 * len(packed))])
+        index = torch.cat(
+            [torch.randint(len(x), (num_rows - 2 * len(packed),)), len(x) + torch.arange(2 * len(packed))]
+        )
         permutation = torch.randperm(num_rows)
         permuted = permutation.to(device)
         slots = index[: num_rows - 2 * len(packed)].to(device)
@@ -207,9 +261,20 @@ def time_assembly(data: Data, arguments: argparse.Namespace, device: torch.devic
 
         assert torch.equal(fused(), in_torch())
         times = {function.__name__: time_on_device(function, device) for function in (fused, in_torch)}
-        rows.append({"part": "assembly", "dtype": str(dtype), "rows": num_rows, "columns": x.size(1), "bytes": out.nbytes,
-                     **{f"{name}_us": seconds * 1e6 for name, seconds in times.items()}})
-        print(f"assembly {dtype}: {times['fused'] * 1e6:.0f} us, in torch {times['in_torch'] * 1e6:.0f} us, {2 * out.nbytes / times['fused'] / 1e9:.0f} GB/s", flush=True)
+        rows.append(
+            {
+                "part": "assembly",
+                "dtype": str(dtype),
+                "rows": num_rows,
+                "columns": x.size(1),
+                "bytes": out.nbytes,
+                **{f"{name}_us": seconds * 1e6 for name, seconds in times.items()},
+            }
+        )
+        print(
+            f"assembly {dtype}: {times['fused'] * 1e6:.0f} us, in torch {times['in_torch'] * 1e6:.0f} us, {2 * out.nbytes / times['fused'] / 1e9:.0f} GB/s",
+            flush=True,
+        )
     return rows
 
 

@@ -50,14 +50,34 @@ def main() -> None:
             seconds = [total for total, _ in of_kind]
             per_batch = statistics.median(seconds)
             share = sum(waiting for _, waiting in of_kind) / sum(seconds)
-            rows.append({
-                "loader": name, "workers": workers, "seconds_per_epoch": per_batch * len(loaders[name]), "seconds_per_batch": per_batch,
-                "share_waiting": share, "seconds_waiting_per_batch": share * statistics.mean(seconds), "batches": len(seconds),
-                "quartiles": statistics.quantiles(seconds, n=4),
-            })
-            print(f"{workers} workers  {name:22} {rows[-1]['seconds_per_epoch']:8.1f} s per epoch, {share:6.1%} of it waiting", flush=True)
-    write_results("epoch", rows, vertices=arguments.vertices, edges=data.num_edges, features=arguments.features, hidden=arguments.hidden,
-                  layers=3, fanouts=FANOUTS, batch_size=arguments.batch_size, batches_per_epoch=len(loaders["salientpp"]))
+            rows.append(
+                {
+                    "loader": name,
+                    "workers": workers,
+                    "seconds_per_epoch": per_batch * len(loaders[name]),
+                    "seconds_per_batch": per_batch,
+                    "share_waiting": share,
+                    "seconds_waiting_per_batch": share * statistics.mean(seconds),
+                    "batches": len(seconds),
+                    "quartiles": statistics.quantiles(seconds, n=4),
+                }
+            )
+            print(
+                f"{workers} workers  {name:22} {rows[-1]['seconds_per_epoch']:8.1f} s per epoch, {share:6.1%} of it waiting",
+                flush=True,
+            )
+    write_results(
+        "epoch",
+        rows,
+        vertices=arguments.vertices,
+        edges=data.num_edges,
+        features=arguments.features,
+        hidden=arguments.hidden,
+        layers=3,
+        fanouts=FANOUTS,
+        batch_size=arguments.batch_size,
+        batches_per_epoch=len(loaders["salientpp"]),
+    )
 
 
 def train(model, optimizer, loader, batches: int | None) -> list[tuple[float, float]]:

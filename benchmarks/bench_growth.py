@@ -46,21 +46,42 @@ def main() -> None:
     if arguments.long is not None:
         sys.exit(run_long(arguments.long))
     if arguments.one is not None:
-        print(json.dumps(measure(arguments.one, arguments.vertices[0], arguments.degree, arguments.batches, arguments.repeats)))
+        print(
+            json.dumps(
+                measure(arguments.one, arguments.vertices[0], arguments.degree, arguments.batches, arguments.repeats)
+            )
+        )
         return
     rows = []
     for num_vertices in arguments.vertices:
-        generated(num_vertices, arguments.degree, 1)  # made here, so that no measured process has memory left from making it
+        generated(
+            num_vertices, arguments.degree, 1
+        )  # made here, so that no measured process has memory left from making it
         for loader in ["salientpp", *PYG]:
-            command = [sys.executable, __file__, "--one", loader, "--vertices", num_vertices, "--degree", arguments.degree,
-                       "--batches", arguments.batches, "--repeats", arguments.repeats]
+            command = [
+                sys.executable,
+                __file__,
+                "--one",
+                loader,
+                "--vertices",
+                num_vertices,
+                "--degree",
+                arguments.degree,
+                "--batches",
+                arguments.batches,
+                "--repeats",
+                arguments.repeats,
+            ]
             out = subprocess.run(list(map(str, command)), capture_output=True, text=True)
             if out.returncode:
                 raise RuntimeError(f"the process of {loader} with {num_vertices} vertices failed: {out.stderr}")
             rows.append(json.loads(out.stdout.splitlines()[-1]))
             row = rows[-1]
-            print(f"{num_vertices:>9,} vertices {row['edges']:>11,} edges  {loader:22} {row['cpu_ns_per_edge']:8.1f} ns per sampled edge  "
-                  f"{row['peak_bytes_per_vertex']:9.1f} bytes per vertex", flush=True)
+            print(
+                f"{num_vertices:>9,} vertices {row['edges']:>11,} edges  {loader:22} {row['cpu_ns_per_edge']:8.1f} ns per sampled edge  "
+                f"{row['peak_bytes_per_vertex']:9.1f} bytes per vertex",
+                flush=True,
+            )
     write_results("growth", rows, fanouts=FANOUTS, batch_size=BATCH_SIZE, degree=arguments.degree)
 
 
@@ -88,9 +109,16 @@ def measure(name: str, num_vertices: int, degree: float, batches: int, repeats: 
             edges.append(sampled)
     extra = resident_bytes(peak=True) - inputs
     return {
-        "vertices": num_vertices, "edges": data.num_edges, "loader": name, "cpu_ns_per_edge": statistics.median(costs),
-        "quartiles": statistics.quantiles(costs, n=4), "sampled_edges": statistics.median(edges), "repeats": len(costs),
-        "construction_cpu_seconds": construction, "peak_bytes": extra, "peak_bytes_per_vertex": extra / num_vertices,
+        "vertices": num_vertices,
+        "edges": data.num_edges,
+        "loader": name,
+        "cpu_ns_per_edge": statistics.median(costs),
+        "quartiles": statistics.quantiles(costs, n=4),
+        "sampled_edges": statistics.median(edges),
+        "repeats": len(costs),
+        "construction_cpu_seconds": construction,
+        "peak_bytes": extra,
+        "peak_bytes_per_vertex": extra / num_vertices,
         "resident_bytes_per_vertex": (resident_bytes() - inputs) / num_vertices,
     }
 
@@ -109,7 +137,14 @@ def run_long(batches: int) -> int:
         for _ in loader:
             given += 1
             if given % EVERY == 0:
-                rows.append({"batches": given, "seconds": time.perf_counter() - started, "resident_bytes": resident_bytes(), **handles()})
+                rows.append(
+                    {
+                        "batches": given,
+                        "seconds": time.perf_counter() - started,
+                        "resident_bytes": resident_bytes(),
+                        **handles(),
+                    }
+                )
             if given == batches:
                 break
     half = [row for row in rows if row["batches"] >= batches / 2]
@@ -121,10 +156,21 @@ def run_long(batches: int) -> int:
     for name in ("descriptors", "threads"):
         growth[name] = half[-1][name] / half[0][name] - 1
     flat = growth["resident memory"] <= 0.01 and growth["descriptors"] <= 0 and growth["threads"] <= 0
-    print(f"{batches:,} batches in {rows[-1]['seconds']:.0f} s; last half: {slope:+.2f} bytes per batch, " +
-          ", ".join(f"{name} {value:+.2%}" for name, value in growth.items()) + ("" if flat else ": NOT FLAT"))
-    write_results("long", rows, vertices=data.num_nodes, fanouts=[5, 3], batch_size=64, workers=2, bytes_per_batch=slope,
-                  growth_of_last_half=growth)
+    print(
+        f"{batches:,} batches in {rows[-1]['seconds']:.0f} s; last half: {slope:+.2f} bytes per batch, "
+        + ", ".join(f"{name} {value:+.2%}" for name, value in growth.items())
+        + ("" if flat else ": NOT FLAT")
+    )
+    write_results(
+        "long",
+        rows,
+        vertices=data.num_nodes,
+        fanouts=[5, 3],
+        batch_size=64,
+        workers=2,
+        bytes_per_batch=slope,
+        growth_of_last_half=growth,
+    )
     return 0 if flat else 1
 
 

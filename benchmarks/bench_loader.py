@@ -41,13 +41,25 @@ def main() -> None:
                 timings[name].append(time_batches(loader, arguments.batches))
         for name, of_kind in timings.items():
             wall, cpu = (statistics.median(values) for values in zip(*of_kind))
-            rows.append({
-                "loader": name, "workers": workers, "batches_per_second": 1 / wall, "cpu_seconds_per_batch": cpu,
-                "seconds_per_batch": sorted(w for w, _ in of_kind),
-            })
+            rows.append(
+                {
+                    "loader": name,
+                    "workers": workers,
+                    "batches_per_second": 1 / wall,
+                    "cpu_seconds_per_batch": cpu,
+                    "seconds_per_batch": sorted(w for w, _ in of_kind),
+                }
+            )
             print(f"{workers} workers  {name:22} {1 / wall:7.2f} batches/s  {cpu:.4f} CPU s per batch", flush=True)
-    write_results("loader", rows, vertices=arguments.vertices, edges=data.num_edges, features=arguments.features, fanouts=FANOUTS,
-                  batch_size=arguments.batch_size)
+    write_results(
+        "loader",
+        rows,
+        vertices=arguments.vertices,
+        edges=data.num_edges,
+        features=arguments.features,
+        fanouts=FANOUTS,
+        batch_size=arguments.batch_size,
+    )
 
 
 def time_batches(loader, count: int) -> tuple[float, float]:

@@ -37,11 +37,13 @@ def main() -> None:
     words = ops.pack_id_set(cached, n)
     # A third local, a third cached, a third remote.
     third = arguments.ids // 3
-    ids = torch.cat([
-        torch.randint(begin, begin + n // k, (third,), generator=generator),
-        cached[torch.randint(cached.numel(), (third,), generator=generator)],
-        torch.randint(n, (third,), generator=generator),
-    ])
+    ids = torch.cat(
+        [
+            torch.randint(begin, begin + n // k, (third,), generator=generator),
+            cached[torch.randint(cached.numel(), (third,), generator=generator)],
+            torch.randint(n, (third,), generator=generator),
+        ]
+    )
     ids = ids[torch.randperm(ids.numel(), generator=generator)]
 
     def binary_search() -> torch.Tensor:
@@ -54,7 +56,9 @@ def main() -> None:
     }
     nbytes = {"salientpp, all of look_up": words.nbytes, "searchsorted, cache only": cached.nbytes}
     library = compiled("linear_probing")
-    for name, huge in (("hash map, linear probing", False), ("hash map, huge pages", True)) if library is not None else ():
+    for name, huge in (
+        (("hash map, linear probing", False), ("hash map, huge pages", True)) if library is not None else ()
+    ):
         peer = LinearProbing(library, cached)
         if huge:
             ops.use_huge_pages(peer.table)

@@ -28,7 +28,13 @@ def main() -> None:
         data = load_dataset(dataset, undirected=True)
         data.train_mask = first_seeds(data.train_mask, data.num_nodes // 100)
         analysis = analyze(
-            data, 4, fanouts=[[15, 10, 5], [5, 5, 5]], batch_size=32, replication_factors=[0.5, 1], policies=["vip", "oracle"], epochs=epochs
+            data,
+            4,
+            fanouts=[[15, 10, 5], [5, 5, 5]],
+            batch_size=32,
+            replication_factors=[0.5, 1],
+            policies=["vip", "oracle"],
+            epochs=epochs,
         )
         for result in analysis.to_dict()["results"]:
             if result["policy"] == "vip":

@@ -50,11 +50,20 @@ def main() -> None:
             )
         for name, timing in take_turns(candidates, arguments.repeats).items():
             edges = timing.pop("last")
-            rows.append({
-                "vertices": num_vertices, "edges": graph.num_edges, "sampler": name, "sampled_edges": edges,
-                "cpu_ns_per_edge": timing["cpu_seconds"]["median"] / edges * 1e9, **timing,
-            })
-            print(f"{num_vertices:>9,} vertices  {name:22} {rows[-1]['cpu_ns_per_edge']:8.1f} ns per sampled edge", flush=True)
+            rows.append(
+                {
+                    "vertices": num_vertices,
+                    "edges": graph.num_edges,
+                    "sampler": name,
+                    "sampled_edges": edges,
+                    "cpu_ns_per_edge": timing["cpu_seconds"]["median"] / edges * 1e9,
+                    **timing,
+                }
+            )
+            print(
+                f"{num_vertices:>9,} vertices  {name:22} {rows[-1]['cpu_ns_per_edge']:8.1f} ns per sampled edge",
+                flush=True,
+            )
     write_results("sampler", rows, fanouts=FANOUTS, batch_size=arguments.batch_size)
 
 

@@ -46,11 +46,21 @@ def main() -> None:
             gc.collect()  # else a later loader's workers inherit these and complain
             for name, of_loader in times.items():
                 wall, cpu = (statistics.median(values) for values in zip(*of_loader))
-                rows.append({
-                    "loader": name, "workers": workers, "batch_size": batch_size, "fanouts": fanouts,
-                    "us_per_batch": wall * 1e6, "cpu_us_per_batch": cpu * 1e6, "turns": len(of_loader),
-                })
-                print(f"{workers} workers  batch {batch_size:5} {fanouts!s:12} {name:22} {wall * 1e6:8.0f} us  {cpu * 1e6:8.0f} us of CPU", flush=True)
+                rows.append(
+                    {
+                        "loader": name,
+                        "workers": workers,
+                        "batch_size": batch_size,
+                        "fanouts": fanouts,
+                        "us_per_batch": wall * 1e6,
+                        "cpu_us_per_batch": cpu * 1e6,
+                        "turns": len(of_loader),
+                    }
+                )
+                print(
+                    f"{workers} workers  batch {batch_size:5} {fanouts!s:12} {name:22} {wall * 1e6:8.0f} us  {cpu * 1e6:8.0f} us of CPU",
+                    flush=True,
+                )
     write_results("small", rows, vertices=data.num_nodes, edges=data.num_edges, features=arguments.features)
 
 

@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--peer-parts", type=int, default=1, help="parts that the peers compute; their time is scaled up")
+    parser.add_argument(
+        "--peer-parts", type=int, default=1, help="parts that the peers compute; their time is scaled up"
+    )
     arguments = parser.parse_args()
     data = generated(arguments.vertices, arguments.degree, num_features=1)
     graph = Graph.from_data(data)
@@ -51,7 +53,10 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         matrix = torch.sparse_csr_tensor(
-            transposed.indptr, transposed.indices.long(), torch.ones(graph.num_edges), (graph.num_vertices, graph.num_vertices)
+            transposed.indptr,
+            transposed.indices.long(),
+            torch.ones(graph.num_edges),
+            (graph.num_vertices, graph.num_vertices),
         )
     degree = graph.in_degree().clamp(min=1).float()
 
@@ -68,7 +73,9 @@ def main() -> None:
         return torch.log1p(-((fanout / degree).clamp(max=1.0) * frontier).clamp(max=1 - 1e-7))
 
     def formula(fanout: int, frontier: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(graph.num_vertices).scatter_add_(0, source, log_miss(fanout, frontier[target], degree[target]))
+        return torch.zeros(graph.num_vertices).scatter_add_(
+            0, source, log_miss(fanout, frontier[target], degree[target])
+        )
 
     def edge_wise(fanout: int, frontier: torch.Tensor) -> torch.Tensor:
         return torch.zeros(graph.num_vertices).scatter_add_(0, source, log_miss(fanout, frontier, degree)[target])
@@ -76,7 +83,11 @@ def main() -> None:
     def product(fanout: int, frontier: torch.Tensor) -> torch.Tensor:
         return matrix @ log_miss(fanout, frontier, degree)
 
-    peers = {"torch, the formula per edge": formula, "torch, one logarithm per vertex": edge_wise, "torch.sparse CSR": product}
+    peers = {
+        "torch, the formula per edge": formula,
+        "torch, one logarithm per vertex": edge_wise,
+        "torch.sparse CSR": product,
+    }
     for threads in (1, 2):
         torch.set_num_threads(threads)
         candidates = {"salientpp": lambda: inclusion_probability(graph, seed_sets, FANOUTS, arguments.batch_size)}
@@ -87,10 +98,21 @@ def main() -> None:
             scale = 1 if name == "salientpp" else arguments.parts / arguments.peer_parts
             seconds = timing["seconds"]["median"] * scale
             ns = seconds / graph.num_edges / len(FANOUTS) * 1e9
-            rows.append({"vip": name, "threads": threads, "seconds": seconds, "ns_per_edge_and_hop": ns, "timing": timing})
-            print(f"{threads} threads  {name:31} {seconds:8.2f} s  {ns:7.2f} ns per edge and hop, {arguments.parts} parts", flush=True)
-    write_results("vip", rows, vertices=graph.num_vertices, edges=graph.num_edges, parts=arguments.parts,
-                  extra_bytes_per_vertex_and_part=extra / graph.num_vertices / arguments.parts)
+            rows.append(
+                {"vip": name, "threads": threads, "seconds": seconds, "ns_per_edge_and_hop": ns, "timing": timing}
+            )
+            print(
+                f"{threads} threads  {name:31} {seconds:8.2f} s  {ns:7.2f} ns per edge and hop, {arguments.parts} parts",
+                flush=True,
+            )
+    write_results(
+        "vip",
+        rows,
+        vertices=graph.num_vertices,
+        edges=graph.num_edges,
+        parts=arguments.parts,
+        extra_bytes_per_vertex_and_part=extra / graph.num_vertices / arguments.parts,
+    )
 
 
 if __name__ == "__main__":

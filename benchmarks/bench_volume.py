@@ -48,8 +48,15 @@ def main() -> None:
         if share is not None:
             data.train_mask = first_seeds(data.train_mask, int(share * data.num_nodes))
         analysis = analyze(
-            data, parts, name=name, method=method, fanouts=FANOUTS, batch_size=batch_size, replication_factors=ALPHAS,
-            policies=POLICIES if method == "metis-vip" else ["vip"], epochs=arguments.epochs,
+            data,
+            parts,
+            name=name,
+            method=method,
+            fanouts=FANOUTS,
+            batch_size=batch_size,
+            replication_factors=ALPHAS,
+            policies=POLICIES if method == "metis-vip" else ["vip"],
+            epochs=arguments.epochs,
         ).to_dict()
         labels = {"dataset": name, "parts": parts, "workload": workload, "batch_size": batch_size}
         facts = {key: analysis[key] for key in ("edge_cut_fraction", "balance", "rows_without_cache")}

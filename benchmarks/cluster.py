@@ -116,7 +116,9 @@ class Cluster:
         """Give every link this rate, each way."""
         # What tc calls bps is bytes.
         limit = f"root tbf rate {int(bytes_per_second)}bps burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
-        _run_in(self._namespaces[0], "; ".join(f"tc qdisc replace dev port{host} {limit}" for host in range(self.num_hosts)))
+        _run_in(
+            self._namespaces[0], "; ".join(f"tc qdisc replace dev port{host} {limit}" for host in range(self.num_hosts))
+        )
         for namespace in self._namespaces[1:]:
             _run_in(namespace, f"tc qdisc replace dev {_INTERFACE} {limit}")
 
@@ -155,7 +157,9 @@ class Cluster:
         """
         self._end_ranks()
         context = multiprocessing.get_context("forkserver")
-        self._pools = [ProcessPoolExecutor(1, context, initializer=self.enter, initargs=(rank,)) for rank in range(self.num_hosts)]
+        self._pools = [
+            ProcessPoolExecutor(1, context, initializer=self.enter, initargs=(rank,)) for rank in range(self.num_hosts)
+        ]
         return [pool.submit(_be_rank, self, rank, seconds, function, args) for rank, pool in enumerate(self._pools)]
 
     def enter(self, host: int) -> None:
@@ -174,7 +178,10 @@ class Cluster:
     def _hold_namespace(self) -> None:
         holder = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo made; exec cat"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         self._holders.append(holder)
         if holder.stdout.readline() != b"made\n":
@@ -208,7 +215,9 @@ def _address(host: int) -> str:
 
 
 def _run_in(namespace: int, script: str) -> None:
-    done = subprocess.run(["nsenter", f"--net=/proc/{namespace}/ns/net", "sh", "-ec", script], capture_output=True, text=True)
+    done = subprocess.run(
+        ["nsenter", f"--net=/proc/{namespace}/ns/net", "sh", "-ec", script], capture_output=True, text=True
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{script!r}: {done.stderr.strip()}")
 
@@ -221,7 +230,11 @@ def _end_with(holder: int) -> None:
 def _be_rank(cluster: Cluster, rank: int, seconds: float, function: Callable[..., Any], args: tuple) -> Any:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://{_address(0)}:{_STORE_PORT}", rank=rank, world_size=cluster.num_hosts, timeout=timedelta(seconds=seconds)
+        "gloo",
+        init_method=f"tcp://{_address(0)}:{_STORE_PORT}",
+        rank=rank,
+        world_size=cluster.num_hosts,
+        timeout=timedelta(seconds=seconds),
     )
     try:
         return function(rank, *args)

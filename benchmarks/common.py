@@ -134,7 +134,10 @@ def describe_run() -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
     ).stdout.strip()
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "",
+    )
     return {
         "machine": {
             "cpu": cpu or platform.processor(),
@@ -145,7 +148,8 @@ def describe_run() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "salientpp": _version()},
         "commit": commit,
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "command": "python " + " ".join([os.path.relpath(sys.argv[0]), *(_anonymous(argument) for argument in sys.argv[1:])]),
+        "command": "python "
+        + " ".join([os.path.relpath(sys.argv[0]), *(_anonymous(argument) for argument in sys.argv[1:])]),
     }
 
 
@@ -197,7 +201,10 @@ def take_turns(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[s
             if turn:
                 seconds[name].append(time.perf_counter() - wall_start)
                 cpu[name].append(time.process_time() - cpu_start)
-    return {name: {"seconds": spread(seconds[name]), "cpu_seconds": spread(cpu[name]), "last": last[name]} for name in candidates}
+    return {
+        name: {"seconds": spread(seconds[name]), "cpu_seconds": spread(cpu[name]), "last": last[name]}
+        for name in candidates
+    }
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -73,7 +73,9 @@ def draw_volume(result: dict) -> str:
         if (fanouts, alpha) == ((15, 10, 5), 0.16):
             best = counts["oracle-heldout"]
             shares = [f"{counts[policy] / best:.3f}" for policy in policies]
-            rows.append([f"{dataset}, {named(workload)}, B = {batch_sizes[workload]}, K = {parts}", f"{best:,.0f}", *shares])
+            rows.append(
+                [f"{dataset}, {named(workload)}, B = {batch_sizes[workload]}, K = {parts}", f"{best:,.0f}", *shares]
+            )
     title = (
         "**Rows fetched per epoch with a cache of α = 0.16**, fanouts (15, 10, 5), relative to an oracle that ranks vertices by the "
         f"accesses of {result['epochs']} other epochs (first column: its rows); less is better. Real graphs: packages of Debian 12 and their "
@@ -89,8 +91,16 @@ def draw_volume_summary(result: dict) -> str:
         ratios = [counts[policy] / counts["oracle-heldout"] for counts in cases]
         others = [counts["vip"] / counts[policy] for counts in cases if counts[policy] > 0]
         lines.append([policy, f"{statistics.geometric_mean(ratios):.3f}", f"{max(ratios):.3f}", f"{max(others):.3f}"])
-    text = f"{len(cases)} cases: {len({key[:2] for key in by_case(result)})} graphs and workloads, K, fanouts and α > 0."
-    return "\n\n".join([text, table(["policy", "geometric mean over held-out oracle", "worst", "VIP over it, worst"], lines), source(result)])
+    text = (
+        f"{len(cases)} cases: {len({key[:2] for key in by_case(result)})} graphs and workloads, K, fanouts and α > 0."
+    )
+    return "\n\n".join(
+        [
+            text,
+            table(["policy", "geometric mean over held-out oracle", "worst", "VIP over it, worst"], lines),
+            source(result),
+        ]
+    )
 
 
 def draw_volume_exceptions(result: dict) -> str:
@@ -99,10 +109,21 @@ def draw_volume_exceptions(result: dict) -> str:
         best = min(counts["oracle"], counts["oracle-heldout"])
         if fanouts != (5, 5, 5) and alpha <= 0.5 and best > 0 and counts["vip"] > 1.03 * best:
             ratios = [f"{counts['vip'] / counts[oracle]:.3f}" for oracle in ("oracle", "oracle-heldout")]
-            lines.append([f"{dataset}, {named(workload)}", str(parts), str(list(fanouts)), f"{alpha:g}", f"{counts['vip']:,.0f}", *ratios])
+            lines.append(
+                [
+                    f"{dataset}, {named(workload)}",
+                    str(parts),
+                    str(list(fanouts)),
+                    f"{alpha:g}",
+                    f"{counts['vip']:,.0f}",
+                    *ratios,
+                ]
+            )
     if not lines:
         return "None."
-    return table(["graph", "K", "fanouts", "α", "VIP, rows per epoch", "over the oracle", "over the held-out oracle"], lines)
+    return table(
+        ["graph", "K", "fanouts", "α", "VIP, rows per epoch", "over the oracle", "over the held-out oracle"], lines
+    )
 
 
 def draw_oracle(result: dict) -> str:
@@ -113,7 +134,10 @@ def draw_oracle(result: dict) -> str:
             key = (row["dataset"], str(row["fanouts"]), f"{row['replication_factor']:g}")
             cases.setdefault(key, {})[row["epochs"]] = " / ".join(f"{ratio:.2f}" for ratio in ratios)
     epochs = sorted({row["epochs"] for row in result["rows"]})
-    lines = [[", ".join([key[0], f"fanouts {key[1]}", f"α = {key[2]}"]), *(cells.get(e, "–") for e in epochs)] for key, cells in cases.items()]
+    lines = [
+        [", ".join([key[0], f"fanouts {key[1]}", f"α = {key[2]}"]), *(cells.get(e, "–") for e in epochs)]
+        for key, cells in cases.items()
+    ]
     title = f"VIP over the oracle / over the held-out oracle, 1 % seeds, K = {result['parts']}, by the number of counted epochs:"
     return "\n\n".join([title, table(["", *(f"{e} epochs" for e in epochs)], lines), source(result)])
 
@@ -135,11 +159,19 @@ def draw_volume_all(result: dict) -> str:
     cases = by_case(result)
     for dataset, workload in dict.fromkeys(key[:2] for key in cases):
         lines = []
-        for (_, _, k, fanouts, alpha), counts in ((key, value) for key, value in cases.items() if key[:2] == (dataset, workload)):
+        for (_, _, k, fanouts, alpha), counts in (
+            (key, value) for key, value in cases.items() if key[:2] == (dataset, workload)
+        ):
             best = counts["oracle-heldout"]
-            ratios = [f"{counts[policy] / best:.3f}" if best else f"({counts[policy]:,.0f})" for policy in [*POLICIES, "oracle"]]
+            ratios = [
+                f"{counts[policy] / best:.3f}" if best else f"({counts[policy]:,.0f})"
+                for policy in [*POLICIES, "oracle"]
+            ]
             lines.append([f"{k}, {list(fanouts)}, {alpha:g}", f"{best:,.0f}", *ratios])
-        parts += [f"### {dataset}, {named(workload)}", table(["K, fanouts, α", "held-out oracle, rows", *POLICIES, "oracle"], lines)]
+        parts += [
+            f"### {dataset}, {named(workload)}",
+            table(["K, fanouts, α", "held-out oracle, rows", *POLICIES, "oracle"], lines),
+        ]
     return "\n\n".join([*parts, source(result)])
 
 
@@ -148,10 +180,14 @@ def draw_sampler(result: dict) -> str:
     sizes = list(dict.fromkeys((row["vertices"], row["edges"]) for row in result["rows"]))
     lines = []
     for size in sizes:
-        of_size = {row["sampler"]: row["cpu_ns_per_edge"] for row in result["rows"] if (row["vertices"], row["edges"]) == size}
+        of_size = {
+            row["sampler"]: row["cpu_ns_per_edge"] for row in result["rows"] if (row["vertices"], row["edges"]) == size
+        }
         peers = [of_size[name] / of_size["salientpp"] for name in names if not name.startswith("salientpp")]
         cells = [f"{of_size[name]:,.1f}" for name in names]
-        lines.append([f"{size[0]:,} vertices, {size[1] / 1e6:.1f} M edges", *cells, *(f"{ratio:.0f}×" for ratio in peers)])
+        lines.append(
+            [f"{size[0]:,} vertices, {size[1] / 1e6:.1f} M edges", *cells, *(f"{ratio:.0f}×" for ratio in peers)]
+        )
     peers = [f"{name} / salientpp" for name in names if not name.startswith("salientpp")]
     title = f"**Sampling**, CPU nanoseconds per sampled edge on one core, fanouts {result['fanouts']}, batches of {result['batch_size']}, generated graphs:"
     return "\n\n".join([title, table(["", *names, *peers], lines), source(result)])
@@ -166,7 +202,9 @@ def draw_loader(result: dict) -> str:
         f"**Whole batches** (features, labels, ids), {result['vertices']:,} vertices, {result['edges'] / 1e6:.0f} M edges, "
         f"{result['features']} float32 features; workers are threads here and processes in PyG:"
     )
-    return "\n\n".join([title, table(["loader", "workers", "batches per second", "CPU seconds per batch"], lines), source(result)])
+    return "\n\n".join(
+        [title, table(["loader", "workers", "batches per second", "CPU seconds per batch"], lines), source(result)]
+    )
 
 
 def draw_small(result: dict) -> str:
@@ -213,7 +251,14 @@ def draw_lookup(result: dict) -> str:
     lines = []
     for row in result["rows"]:
         size = row.get("bytes_per_vertex")
-        lines.append([row["look_up"], f"{row['ns_per_id']:.1f}", f"{row['ns_per_id'] / ours:.2f}", "–" if size is None else f"{size:.2f}"])
+        lines.append(
+            [
+                row["look_up"],
+                f"{row['ns_per_id']:.1f}",
+                f"{row['ns_per_id'] / ours:.2f}",
+                "–" if size is None else f"{size:.2f}",
+            ]
+        )
     title = (
         f"**Tier look-up**, CPU nanoseconds per id on one core, {result['vertices']:,} vertices, K = {result['parts']}, α = {result['alpha']}; "
         "a third of the ids local, a third cached, a third remote:"
@@ -224,7 +269,12 @@ def draw_lookup(result: dict) -> str:
 def draw_vip(result: dict) -> str:
     ours = {row["threads"]: row["seconds"] for row in result["rows"] if row["vip"] == "salientpp"}
     lines = [
-        [f"{row['vip']}, {counted(row['threads'])}", f"{row['seconds']:.2f}", f"{row['ns_per_edge_and_hop']:.1f}", f"{row['seconds'] / ours[row['threads']]:.1f}×"]
+        [
+            f"{row['vip']}, {counted(row['threads'])}",
+            f"{row['seconds']:.2f}",
+            f"{row['ns_per_edge_and_hop']:.1f}",
+            f"{row['seconds'] / ours[row['threads']]:.1f}×",
+        ]
         for row in sorted(result["rows"], key=lambda row: row["threads"])
     ]
     title = (
@@ -237,8 +287,14 @@ def draw_vip(result: dict) -> str:
 def draw_epoch(result: dict) -> str:
     ours = {row["workers"]: row["seconds_per_epoch"] for row in result["rows"] if row["loader"] == "salientpp"}
     lines = [
-        [row["loader"], str(row["workers"]), f"{row['seconds_per_epoch']:.1f}", f"{row['seconds_per_epoch'] / ours[row['workers']]:.2f}",
-         f"{row['seconds_waiting_per_batch'] * 1e3:.0f}", f"{row['share_waiting']:.0%}"]
+        [
+            row["loader"],
+            str(row["workers"]),
+            f"{row['seconds_per_epoch']:.1f}",
+            f"{row['seconds_per_epoch'] / ours[row['workers']]:.2f}",
+            f"{row['seconds_waiting_per_batch'] * 1e3:.0f}",
+            f"{row['share_waiting']:.0%}",
+        ]
         for row in sorted(result["rows"], key=lambda row: (row["workers"], row["loader"] != "salientpp"))
     ]
     title = (
@@ -252,7 +308,10 @@ def draw_epoch(result: dict) -> str:
 
 def draw_batch(result: dict) -> str:
     edges = result["batch_edges"]
-    lines = [[row["step"], f"{row['cpu_ns'] / 1e3:,.0f}", f"{row['cpu_ns'] / edges:.2f}", f"{row['share']:.1%}"] for row in result["rows"]]
+    lines = [
+        [row["step"], f"{row['cpu_ns'] / 1e3:,.0f}", f"{row['cpu_ns'] / edges:.2f}", f"{row['share']:.1%}"]
+        for row in result["rows"]
+    ]
     title = (
         f"**Where the time of a batch goes**: CPU time of one batch by step, medians; {result['vertices']:,} vertices, "
         f"{result['edges'] / 1e6:.0f} M edges, {result['features']} float32 features, labels, three masks; {result['batch_vertices']:,.0f} "
@@ -295,7 +354,12 @@ def plot_growth(found: dict[tuple[int, str], dict], names: list[str], sizes: lis
     ):
         for name in names:
             rows = [found[size, name] for size in sizes]
-            axis.plot([row["edges"] for row in rows], [row[key] / (1e6 if key == "peak_bytes" else 1) for row in rows], marker="o", label=name)
+            axis.plot(
+                [row["edges"] for row in rows],
+                [row[key] / (1e6 if key == "peak_bytes" else 1) for row in rows],
+                marker="o",
+                label=name,
+            )
         axis.set(xscale="log", yscale="log", xlabel="directed edges of the graph", title=label)
         axis.grid(alpha=0.3, which="both")
     axes[0].legend(frameon=False)
@@ -308,8 +372,13 @@ def draw_cuda(result: dict) -> str:
     """Three small tables: epochs against the floor, over β in two orders, and the kernel."""
     parts = {name: [row for row in result["rows"] if row["part"] == name] for name in ("epoch", "tier", "assembly")}
     epochs = [
-        [row["name"], f"{row['ms_per_batch']:.2f}", f"{row['over_floor']:.2f}×", f"{row['share_waiting']:.0%}",
-         f"{statistics.median(row['batches_per_second_loading']):,.1f}" if row["batches_per_second_loading"] else ""]
+        [
+            row["name"],
+            f"{row['ms_per_batch']:.2f}",
+            f"{row['over_floor']:.2f}×",
+            f"{row['share_waiting']:.0%}",
+            f"{statistics.median(row['batches_per_second_loading']):,.1f}" if row["batches_per_second_loading"] else "",
+        ]
         for row in parts["epoch"]
     ]
     tiers: dict[float, dict[str, dict]] = {}
@@ -317,27 +386,45 @@ def draw_cuda(result: dict) -> str:
         tiers.setdefault(row["beta"], {})[row["order"]] = row
     orders = list(dict.fromkeys(row["order"] for row in parts["tier"]))
     over_beta = [
-        [f"{beta:g}", *(cell for order in orders for cell in (f"{of[order]['ms_per_batch']:.2f}", f"{of[order]['share_of_rows_from_host']:.0%}"))]
+        [
+            f"{beta:g}",
+            *(
+                cell
+                for order in orders
+                for cell in (f"{of[order]['ms_per_batch']:.2f}", f"{of[order]['share_of_rows_from_host']:.0%}")
+            ),
+        ]
         for beta, of in tiers.items()
     ]
     kernel = [
-        [row["dtype"], f"{row['fused_us']:,.0f}", f"{row['in_torch_us']:,.0f}", f"{row['in_torch_us'] / row['fused_us']:.1f}×"] for row in parts["assembly"]
+        [
+            row["dtype"],
+            f"{row['fused_us']:,.0f}",
+            f"{row['in_torch_us']:,.0f}",
+            f"{row['in_torch_us'] / row['fused_us']:.1f}×",
+        ]
+        for row in parts["assembly"]
     ]
     model = f"3-layer GraphSAGE, width {result['hidden']}, fanouts {result['fanouts']}, batches of {result['batch_size']}, {result['workers']} workers"
-    return "\n\n".join([
-        f"**Training**, {result['vertices']:,} vertices; {model}. The floor is the same model on batches that are on the device already:",
-        table(["", "ms per batch", "over the floor", "GPU waits", "batches per second, loading alone"], epochs),
-        f"**The GPU tier**, {result['sparse_vertices']:,} vertices, 1 % of them seeds: ms per batch and share of rows from the host",
-        table(["β", *(cell for order in orders for cell in (f"{order} order, ms", "from the host"))], over_beta),
-        "**Putting rows together**, µs:",
-        table(["", "one pass", "concatenate and permute in torch", "ratio"], kernel),
-        source(result),
-    ])
+    return "\n\n".join(
+        [
+            f"**Training**, {result['vertices']:,} vertices; {model}. The floor is the same model on batches that are on the device already:",
+            table(["", "ms per batch", "over the floor", "GPU waits", "batches per second, loading alone"], epochs),
+            f"**The GPU tier**, {result['sparse_vertices']:,} vertices, 1 % of them seeds: ms per batch and share of rows from the host",
+            table(["β", *(cell for order in orders for cell in (f"{order} order, ms", "from the host"))], over_beta),
+            "**Putting rows together**, µs:",
+            table(["", "one pass", "concatenate and permute in torch", "ratio"], kernel),
+            source(result),
+        ]
+    )
 
 
 def draw_long(result: dict) -> str:
     rows = [row for row in result["rows"] if row["batches"] % (4 * result["rows"][0]["batches"]) == 0]
-    lines = [[f"{row['batches']:,}", f"{row['resident_bytes'] / 2**20:.1f}", str(row["descriptors"]), str(row["threads"])] for row in rows]
+    lines = [
+        [f"{row['batches']:,}", f"{row['resident_bytes'] / 2**20:.1f}", str(row["descriptors"]), str(row["threads"])]
+        for row in rows
+    ]
     title = (
         f"**As a run goes on**: {result['rows'][-1]['batches']:,} batches in {result['rows'][-1]['seconds']:.0f} s, "
         f"{result['workers']} sampling threads; "
@@ -351,26 +438,66 @@ def draw_host(results: dict[str, dict | None]) -> str:
     """The short table: for each kernel ours, the peer that comes nearest, and the ratio."""
     lines = []
 
-    def add(what: str, name: str, unit: str, digits: int, best: float, peers: dict[str, float], more_is_better: bool = False) -> None:
+    def add(
+        what: str, name: str, unit: str, digits: int, best: float, peers: dict[str, float], more_is_better: bool = False
+    ) -> None:
         if peers:
             nearest = (max if more_is_better else min)(peers, key=lambda peer: peers[peer])
             ratio = best / peers[nearest] if more_is_better else peers[nearest] / best
-            lines.append([what, f"{best:,.{digits}f} {unit}", f"{peers[nearest]:,.{digits}f} {unit}", nearest, f"{ratio:.1f}×", results[name]["date"]])
+            lines.append(
+                [
+                    what,
+                    f"{best:,.{digits}f} {unit}",
+                    f"{peers[nearest]:,.{digits}f} {unit}",
+                    nearest,
+                    f"{ratio:.1f}×",
+                    results[name]["date"],
+                ]
+            )
 
     def split(name: str, key: str, value: str, where: dict) -> tuple[float, dict[str, float]] | None:
         rows = [row for row in (results[name] or {"rows": []})["rows"] if all(row[k] == v for k, v in where.items())]
         ours = [row[value] for row in rows if row[key].startswith("salientpp")]
-        return (ours[0], {row[key]: row[value] for row in rows if not row[key].startswith("salientpp")}) if ours else None
+        return (
+            (ours[0], {row[key]: row[value] for row in rows if not row[key].startswith("salientpp")}) if ours else None
+        )
 
     largest = max((row["vertices"] for row in (results["sampler"] or {"rows": []})["rows"]), default=0)
     for what, name, key, value, where, unit, digits, more in (
-        ("sampling, per edge, one core", "sampler", "sampler", "cpu_ns_per_edge", {"vertices": largest}, "ns", 1, False),
+        (
+            "sampling, per edge, one core",
+            "sampler",
+            "sampler",
+            "cpu_ns_per_edge",
+            {"vertices": largest},
+            "ns",
+            1,
+            False,
+        ),
         ("whole batches, no workers, CPU", "loader", "loader", "cpu_seconds_per_batch", {"workers": 0}, "s", 3, False),
         ("whole batches, 2 workers", "loader", "loader", "batches_per_second", {"workers": 2}, "per s", 1, True),
-        ("a small graph, batches of 32, no workers", "small", "loader", "us_per_batch", {"workers": 0, "batch_size": 32, "fanouts": [10, 10]}, "µs", 0, False),
+        (
+            "a small graph, batches of 32, no workers",
+            "small",
+            "loader",
+            "us_per_batch",
+            {"workers": 0, "batch_size": 32, "fanouts": [10, 10]},
+            "µs",
+            0,
+            False,
+        ),
         ("training epoch, 2 workers", "epoch", "loader", "seconds_per_epoch", {"workers": 2}, "s", 1, False),
         ("tier look-up, per id", "lookup", "look_up", "ns_per_id", {}, "ns", 1, False),
-        ("gathering float32 rows, 1 thread", "gather", "gather", "gb_per_second", {"dtype": "torch.float32", "threads": 1}, "GB/s", 1, True),
+        (
+            "gathering float32 rows, 1 thread",
+            "gather",
+            "gather",
+            "gb_per_second",
+            {"dtype": "torch.float32", "threads": 1},
+            "GB/s",
+            1,
+            True,
+        ),
         ("inclusion probabilities, 2 threads", "vip", "vip", "seconds", {"threads": 2}, "s", 2, False),
     ):
         values = split(name, key, value, where)

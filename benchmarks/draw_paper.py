@@ -1,6 +1,6 @@
 """Draw docs/results.md: its tables, and its figures as PNG and SVG under docs/results, from results/paper_*.json.
 
-    python benchmarks/draw_paper.py
+python benchmarks/draw_paper.py
 """
 
 from __future__ import annotations
@@ -54,13 +54,29 @@ def draw_table1(result: Row) -> str:
         full = seconds(rows[0])
         for row in rows:
             spread = row["seconds"]
-            lines.append([
-                f"{graph}, {hosts} hosts: {short(row)}", f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})",
-                f"{spread['median'] / full:.2f}", f"{row['remote_rows']:,.0f}", f"{row['predicted_rows']:,.0f}", f"{row['bytes'] / 1e6:,.1f}",
-                f"{row['feature_bytes'] / row['partitioned_bytes']:.2f}",
-            ])
-    header = ["", "seconds per epoch", "over full replication", "rows fetched", "as predicted", "MB fetched", "feature memory"]
-    exact = sum((row["remote_rows"], row["bytes"]) == (row["predicted_rows"], row["predicted_bytes"]) for row in result["rows"])
+            lines.append(
+                [
+                    f"{graph}, {hosts} hosts: {short(row)}",
+                    f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})",
+                    f"{spread['median'] / full:.2f}",
+                    f"{row['remote_rows']:,.0f}",
+                    f"{row['predicted_rows']:,.0f}",
+                    f"{row['bytes'] / 1e6:,.1f}",
+                    f"{row['feature_bytes'] / row['partitioned_bytes']:.2f}",
+                ]
+            )
+    header = [
+        "",
+        "seconds per epoch",
+        "over full replication",
+        "rows fetched",
+        "as predicted",
+        "MB fetched",
+        "feature memory",
+    ]
+    exact = sum(
+        (row["remote_rows"], row["bytes"]) == (row["predicted_rows"], row["predicted_bytes"]) for row in result["rows"]
+    )
     title = (
         f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles); each step keeps those before it, and α stands for feature caching. "
         f"Feature memory is of all hosts, over one copy. Rows and bytes are exactly as predicted in {exact} of {len(result['rows'])} lines."
@@ -70,14 +86,27 @@ def draw_table1(result: Row) -> str:
 
 def draw_rates(result: Row) -> str:
     lines = [
-        [f"{graph}, {hosts} hosts", str(rows[0]["hidden"]), f"{rows[0]['compute_seconds']:.2f}", f"{rows[0]['communication_seconds']:.2f}", f"{rows[0]['ratio']:.2f}",
-         f"{rows[0]['link_bytes_per_second'] / 1e6:.1f}", str(rows[0]["batches_per_epoch"])]
+        [
+            f"{graph}, {hosts} hosts",
+            str(rows[0]["hidden"]),
+            f"{rows[0]['compute_seconds']:.2f}",
+            f"{rows[0]['communication_seconds']:.2f}",
+            f"{rows[0]['ratio']:.2f}",
+            f"{rows[0]['link_bytes_per_second'] / 1e6:.1f}",
+            str(rows[0]["batches_per_epoch"]),
+        ]
         for (graph, hosts), rows in cases(result["rows"]).items()
     ]
-    title = (
-        f"The links, chosen by measurement; fanouts {result['fanouts']}, {result['batch_size']} seeds per batch and host, GraphSAGE:"
-    )
-    header = ["", "hidden channels", "computation, s", "communication, s", "ratio", "MB/s of a link, each way", "batches per host"]
+    title = f"The links, chosen by measurement; fanouts {result['fanouts']}, {result['batch_size']} seeds per batch and host, GraphSAGE:"
+    header = [
+        "",
+        "hidden channels",
+        "computation, s",
+        "communication, s",
+        "ratio",
+        "MB/s of a link, each way",
+        "batches per host",
+    ]
     return "\n\n".join([title, table(header, lines)])
 
 
@@ -87,8 +116,16 @@ def draw_figure4(result: Row) -> str:
     def draw(axes: Any) -> None:
         for place, rows in enumerate(chosen.values()):
             for index, row in enumerate(rows):
-                axes.bar(place + index / 8, seconds(row) / seconds(rows[0]), 1 / 9, color=f"C{index}", label=short(row) if place == 0 else None)
-        axes.set(xticks=[place + 0.3 for place in range(len(chosen))], ylabel="epoch, over full replication", title="4 hosts")
+                axes.bar(
+                    place + index / 8,
+                    seconds(row) / seconds(rows[0]),
+                    1 / 9,
+                    color=f"C{index}",
+                    label=short(row) if place == 0 else None,
+                )
+        axes.set(
+            xticks=[place + 0.3 for place in range(len(chosen))], ylabel="epoch, over full replication", title="4 hosts"
+        )
         axes.set_xticklabels(chosen)
         axes.margins(y=0.4)  # room for the legend
         axes.legend(frameon=False, fontsize=7, ncol=2)
@@ -136,10 +173,21 @@ def draw_figure5(result: Row) -> str:
 
     def draw(time: Any, memory: Any) -> None:
         for index, name in enumerate(map(short, by_hosts[hosts[0]])):
-            time.plot(hosts, [seconds(by_hosts[k][index]) / seconds(by_hosts[k][0]) for k in hosts], marker="o", label=name)
-            memory.plot(hosts, [by_hosts[k][index]["feature_bytes"] / by_hosts[k][index]["partitioned_bytes"] for k in hosts], marker="o")
+            time.plot(
+                hosts, [seconds(by_hosts[k][index]) / seconds(by_hosts[k][0]) for k in hosts], marker="o", label=name
+            )
+            memory.plot(
+                hosts,
+                [by_hosts[k][index]["feature_bytes"] / by_hosts[k][index]["partitioned_bytes"] for k in hosts],
+                marker="o",
+            )
         time.set(xlabel="hosts", xticks=hosts, ylabel="epoch, over full replication", title=graph)
-        memory.set(xlabel="hosts", xticks=hosts, ylabel="feature memory of all hosts, in copies", title="1 + α, or one copy per host")
+        memory.set(
+            xlabel="hosts",
+            xticks=hosts,
+            ylabel="feature memory of all hosts, in copies",
+            title="1 + α, or one copy per host",
+        )
         time.legend(frameon=False, fontsize=7)
 
     return figure("figure5", draw, columns=2)
@@ -154,14 +202,26 @@ def draw_figure8(result: Row) -> str:
     stages = list(chosen[0]["seconds_by_stage"])
     lines = [[stage, *(f"{row['seconds_by_stage'][stage]:.2f}" for row in chosen)] for stage in stages]
     lines.append(["waiting in `next()`, in all", *(f"{row['seconds_waiting']:.2f}" for row in chosen)])
-    lines.append(["training step, with gradients' all-reduce", *(f"{seconds(row) - row['seconds_waiting']:.2f}" for row in chosen)])
+    lines.append(
+        [
+            "training step, with gradients' all-reduce",
+            *(f"{seconds(row) - row['seconds_waiting']:.2f}" for row in chosen),
+        ]
+    )
 
     def draw(axes: Any) -> None:
         for place, row in enumerate(chosen):
             parts = {**row["seconds_by_stage"], "training step": seconds(row) - row["seconds_waiting"]}
             bottom = 0.0
             for index, (name, value) in enumerate(parts.items()):
-                axes.bar(place, value, 0.7, bottom, color=f"C{index}" if index < 10 else "lightgrey", label=name if place == 0 else None)
+                axes.bar(
+                    place,
+                    value,
+                    0.7,
+                    bottom,
+                    color=f"C{index}" if index < 10 else "lightgrey",
+                    label=name if place == 0 else None,
+                )
                 bottom += value
         axes.set(xticks=range(len(chosen)), ylabel="seconds per epoch", title=f"{chosen[0]['graph']}, 4 hosts")
         axes.set_xticklabels([short(row).replace(" ", "\n", 1) for row in chosen], fontsize=7)
@@ -174,15 +234,27 @@ def draw_figure8(result: Row) -> str:
 def draw_figure7(result: Row) -> str:
     full, *rows = result["rows"]
     lines = [
-        [f"{row['replication_factor']:g}", f"{seconds(row):.2f}", f"{seconds(row) / seconds(full):.2f}", f"{row['remote_rows'] / rows[0]['remote_rows']:.3f}",
-         "yes" if row["remote_rows"] == row["predicted_rows"] else "no"]
+        [
+            f"{row['replication_factor']:g}",
+            f"{seconds(row):.2f}",
+            f"{seconds(row) / seconds(full):.2f}",
+            f"{row['remote_rows'] / rows[0]['remote_rows']:.3f}",
+            "yes" if row["remote_rows"] == row["predicted_rows"] else "no",
+        ]
         for row in rows
     ]
 
     def draw(axes: Any) -> None:
         alphas = [row["replication_factor"] for row in rows]
-        axes.plot(alphas, [seconds(row) / seconds(full) for row in rows], marker="o", label="epoch, over full replication")
-        axes.plot(alphas, [row["remote_rows"] / rows[0]["remote_rows"] for row in rows], marker="o", label="share of rows still fetched")
+        axes.plot(
+            alphas, [seconds(row) / seconds(full) for row in rows], marker="o", label="epoch, over full replication"
+        )
+        axes.plot(
+            alphas,
+            [row["remote_rows"] / rows[0]["remote_rows"] for row in rows],
+            marker="o",
+            label="share of rows still fetched",
+        )
         axes.axhline(1, color="grey", linewidth=0.8)
         axes.set(xlabel="replication factor α", ylim=0, title=f"{full['graph']}, {full['hosts']} hosts")
         axes.legend(frameon=False)
@@ -194,18 +266,38 @@ def draw_figure7(result: Row) -> str:
 def draw_figure9(result: Row) -> str:
     by_policy = {policy: [row for row in result["rows"] if row["policy"] == policy] for policy in ("vip", "simulation")}
     lines = [
-        [f"{vip['replication_factor']:g}", *(f"{seconds(row):.2f} ({row['seconds']['low']:.2f} to {row['seconds']['high']:.2f})" for row in (vip, other)),
-         f"{seconds(other) / seconds(vip):.2f}", f"{other['remote_rows'] / max(vip['remote_rows'], 1):.3f}"]
+        [
+            f"{vip['replication_factor']:g}",
+            *(
+                f"{seconds(row):.2f} ({row['seconds']['low']:.2f} to {row['seconds']['high']:.2f})"
+                for row in (vip, other)
+            ),
+            f"{seconds(other) / seconds(vip):.2f}",
+            f"{other['remote_rows'] / max(vip['remote_rows'], 1):.3f}",
+        ]
         for vip, other in zip(by_policy["vip"], by_policy["simulation"])
     ]
 
     def draw(axes: Any) -> None:
         for policy, rows in by_policy.items():
-            axes.plot([row["replication_factor"] for row in rows], [seconds(row) for row in rows], marker="o", label=policy)
-        axes.set(xlabel="replication factor α", ylabel="seconds per epoch", ylim=0, title=f"links of 1/{result['rows'][0]['slowdown']:g} of the rate")
+            axes.plot(
+                [row["replication_factor"] for row in rows], [seconds(row) for row in rows], marker="o", label=policy
+            )
+        axes.set(
+            xlabel="replication factor α",
+            ylabel="seconds per epoch",
+            ylim=0,
+            title=f"links of 1/{result['rows'][0]['slowdown']:g} of the rate",
+        )
         axes.legend(frameon=False)
 
-    header = ["α", "VIP by formula, s", "VIP by simulation, s", "time, simulation / formula", "rows, simulation / formula"]
+    header = [
+        "α",
+        "VIP by formula, s",
+        "VIP by simulation, s",
+        "time, simulation / formula",
+        "rows, simulation / formula",
+    ]
     return "\n\n".join([figure("figure9", draw), table(header, lines), source(result)])
 
 
@@ -214,16 +306,24 @@ def draw_figure6(result: Row) -> str:
     by_graph = {graph: [row for row in result["rows"] if row["graph"] == graph] for graph in graphs}
     orders = ("vip_order", "file_order")
     lines = [
-        [f"{graph}, β = {row['gpu_fraction']:g}", *(f"{row[f'{kind}_{order}']:,.0f}" for order in orders for kind in ("expected", "rows"))]
-        for graph, rows in by_graph.items() for row in rows
+        [
+            f"{graph}, β = {row['gpu_fraction']:g}",
+            *(f"{row[f'{kind}_{order}']:,.0f}" for order in orders for kind in ("expected", "rows")),
+        ]
+        for graph, rows in by_graph.items()
+        for row in rows
     ]
 
     def draw(*all_axes: Any) -> None:
         for axes, (graph, rows) in zip(all_axes, by_graph.items()):
             betas = [row["gpu_fraction"] for row in rows]
             for index, (order, name) in enumerate(zip(orders, ("VIP order", "order of the file"))):
-                axes.plot(betas, [row[f"rows_{order}"] for row in rows], "o", color=f"C{index}", label=f"{name}, counted")
-                axes.plot(betas, [row[f"expected_{order}"] for row in rows], "-", color=f"C{index}", label=f"{name}, expected")
+                axes.plot(
+                    betas, [row[f"rows_{order}"] for row in rows], "o", color=f"C{index}", label=f"{name}, counted"
+                )
+                axes.plot(
+                    betas, [row[f"expected_{order}"] for row in rows], "-", color=f"C{index}", label=f"{name}, expected"
+                )
             axes.set(xlabel="GPU fraction β", ylabel="rows per epoch", ylim=0, title=graph)
         all_axes[0].legend(frameon=False, fontsize=7)
 
@@ -236,13 +336,19 @@ def draw_accuracy(result: Row) -> str:
     for row in result["rows"]:
         found.setdefault((row["graph"], row["hosts"]), []).append(row["test_accuracy"])
     lines = [
-        [f"{graph}, {hosts} rank{'s' if hosts > 1 else ''}", *(f"{value:.4f}" for value in values), f"{sum(values) / len(values):.4f}",
-         f"{max(values) - min(values):.4f}"]
+        [
+            f"{graph}, {hosts} rank{'s' if hosts > 1 else ''}",
+            *(f"{value:.4f}" for value in values),
+            f"{sum(values) / len(values):.4f}",
+            f"{max(values) - min(values):.4f}",
+        ]
         for (graph, hosts), values in found.items()
     ]
     seeds = sorted({row["seed"] for row in result["rows"]})
     title = f"Test accuracy after {result['rows'][0]['epochs']} epochs, the same global batch:"
-    return "\n\n".join([title, table(["", *(f"seed {seed}" for seed in seeds), "mean", "spread"], lines), source(result)])
+    return "\n\n".join(
+        [title, table(["", *(f"seed {seed}" for seed in seeds), "mean", "spread"], lines), source(result)]
+    )
 
 
 DRAWN = {

@@ -52,9 +52,7 @@ sys.path.append(str(Path(__file__).parent.parent / "examples"))
 import train_sage
 
 #: Seeds are 3 % of the vertices of a graph with heavy hubs: in ogbn-papers100M, the paper's largest, about 1 % are.
-GENERATED = (
-    "synthetic:num_vertices=400000,exponent=2.1,num_features=128,train_fraction=0.015,val_fraction=0.005,test_fraction=0.02"
-)
+GENERATED = "synthetic:num_vertices=400000,exponent=2.1,num_features=128,train_fraction=0.015,val_fraction=0.005,test_fraction=0.02"
 FANOUTS, BATCH_SIZE, SEED = [15, 10, 5], 32, 0
 #: Wide, so that the work of moving bytes, done by the same cores, is a small part of the computation; but of a small graph a batch fetches
 #: little, and the gradients of a wide model would be as much.
@@ -83,8 +81,17 @@ class Configuration:
 
     def loader(self, part: salientpp.PartitionedGraph) -> NeighborLoader:
         return NeighborLoader(
-            part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, num_workers=1, timeout=120,
-            replication_factor=self.replication_factor, depth=self.depth, policy=self.policy,
+            part,
+            FANOUTS,
+            "train",
+            batch_size=BATCH_SIZE,
+            shuffle=True,
+            seed=SEED,
+            num_workers=1,
+            timeout=120,
+            replication_factor=self.replication_factor,
+            depth=self.depth,
+            policy=self.policy,
         )
 
 
@@ -144,12 +151,21 @@ def everywhere(value: float) -> float:
 
 
 def measure(
-    rank: int, cluster: Cluster, root: str, hidden: int, configurations: list[Configuration], turns: int, ratio: float, slowdown: float
+    rank: int,
+    cluster: Cluster,
+    root: str,
+    hidden: int,
+    configurations: list[Configuration],
+    turns: int,
+    ratio: float,
+    slowdown: float,
 ) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
     """Find the rate, then train with every configuration in turn; facts, and by configuration what each turn measured."""
     part = salientpp.load(root)
     trainer = Trainer(part, hidden)
-    loaders = [configuration.loader(part) for configuration in configurations]  # caches are filled while the network is fast
+    loaders = [
+        configuration.loader(part) for configuration in configurations
+    ]  # caches are filled while the network is fast
     facts = calibrate(rank, cluster, part, trainer, ratio, slowdown)
     for loader in loaders:
         trainer.train(loader, most_batches=3)
@@ -205,7 +221,9 @@ def count_device_rows(rank: int, root: str, betas: list[float]) -> list[tuple[in
     accesses = torch.zeros(end - begin, dtype=torch.int64)
     in_vip_order = []
     for beta in betas:
-        loader = NeighborLoader(part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, gpu_fraction=beta)
+        loader = NeighborLoader(
+            part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, gpu_fraction=beta
+        )
         accesses.zero_()
         for batch in loader:
             own = batch.n_id[(batch.n_id >= begin) & (batch.n_id < end)]
@@ -225,8 +243,12 @@ def train_and_test(rank: int, root: str, batch_size: int, alpha: float, seed: in
     part = salientpp.load(root)
     torch.manual_seed(seed)
     options = {"seed": seed, "num_workers": 1}
-    train = NeighborLoader(part, FANOUTS, "train", batch_size=batch_size, shuffle=True, replication_factor=alpha, **options)
-    test = NeighborLoader(part, [20, 20, 20], "test", batch_size=batch_size, uneven="exact", cache=train.cache, **options)
+    train = NeighborLoader(
+        part, FANOUTS, "train", batch_size=batch_size, shuffle=True, replication_factor=alpha, **options
+    )
+    test = NeighborLoader(
+        part, [20, 20, 20], "test", batch_size=batch_size, uneven="exact", cache=train.cache, **options
+    )
     model = DistributedDataParallel(GraphSAGE(part.num_features, 64, len(FANOUTS), part.num_classes, dropout=0.3))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     for _ in range(epochs):
@@ -245,9 +267,16 @@ class Datasets:
         self.data, self.root = cache(self._data), cache(self._root)
 
     def _data(self, graph: str) -> Data:
-        data = load_dataset(graph, undirected=True) if graph.startswith("npz:") else load_dataset(GENERATED if graph == "generated" else graph)
+        data = (
+            load_dataset(graph, undirected=True)
+            if graph.startswith("npz:")
+            else load_dataset(GENERATED if graph == "generated" else graph)
+        )
         data.x = data.x.float()
-        data.train_mask, data.test_mask = first_seeds(data.train_mask, MOST_SEEDS), first_seeds(data.test_mask, MOST_TESTED)
+        data.train_mask, data.test_mask = (
+            first_seeds(data.train_mask, MOST_SEEDS),
+            first_seeds(data.test_mask, MOST_TESTED),
+        )
         return data
 
     def _root(self, graph: str, num_hosts: int) -> str:
@@ -262,18 +291,33 @@ def name_of(graph: str) -> str:
 
 
 def timed(
-    datasets: Datasets, graph: str, num_hosts: int, configurations: list[Configuration], arguments: argparse.Namespace, slowdown: float = 1
+    datasets: Datasets,
+    graph: str,
+    num_hosts: int,
+    configurations: list[Configuration],
+    arguments: argparse.Namespace,
+    slowdown: float = 1,
 ) -> Iterator[dict[str, Any]]:
     """A row for every configuration."""
     root, hidden = datasets.root(graph, num_hosts), HIDDEN.get(name_of(graph), HIDDEN_OTHERS)
     with Cluster(num_hosts) as cluster:
-        by_rank = cluster.run(measure, cluster, root, hidden, configurations, arguments.turns, arguments.ratio, slowdown, seconds=1500)
+        by_rank = cluster.run(
+            measure, cluster, root, hidden, configurations, arguments.turns, arguments.ratio, slowdown, seconds=1500
+        )
     facts = by_rank[0][0]
-    print(f"{name_of(graph)}, {num_hosts} hosts: " + ", ".join(f"{name} {value:,.4g}" for name, value in facts.items()), flush=True)
+    print(
+        f"{name_of(graph)}, {num_hosts} hosts: " + ", ".join(f"{name} {value:,.4g}" for name, value in facts.items()),
+        flush=True,
+    )
     part = salientpp.load(root)
     counted = analyze(
-        part, fanouts=[FANOUTS], batch_size=BATCH_SIZE, epochs=arguments.turns, seed=SEED,
-        replication_factors=[c.replication_factor for c in configurations], policies=sorted({c.policy for c in configurations}),
+        part,
+        fanouts=[FANOUTS],
+        batch_size=BATCH_SIZE,
+        epochs=arguments.turns,
+        seed=SEED,
+        replication_factors=[c.replication_factor for c in configurations],
+        policies=sorted({c.policy for c in configurations}),
     )
     predicted = {(v.policy, v.replication_factor): v.remote_rows_per_epoch for v in counted.results}
     for index, configuration in enumerate(configurations):
@@ -300,7 +344,8 @@ def timed(
         }
         print(
             f"  {configuration.step}, α = {configuration.replication_factor:g}, {configuration.policy}: {row['seconds']['median']:.2f} s, "
-            f"{rows:,.0f} rows, predicted {row['predicted_rows']:,.0f}", flush=True,
+            f"{rows:,.0f} rows, predicted {row['predicted_rows']:,.0f}",
+            flush=True,
         )
         yield row
 
@@ -329,7 +374,11 @@ def run_alpha(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[st
 
 
 def run_slow(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    configurations = [Configuration("feature caching", alpha, policy=policy) for alpha in SLOW_ALPHAS for policy in ("vip", "simulation")]
+    configurations = [
+        Configuration("feature caching", alpha, policy=policy)
+        for alpha in SLOW_ALPHAS
+        for policy in ("vip", "simulation")
+    ]
     return list(timed(datasets, arguments.graphs[0], 4, configurations, arguments, slowdown=2))
 
 
@@ -342,15 +391,17 @@ def run_device(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[s
         part = salientpp.load(root)
         for index, beta in enumerate(BETAS):
             expected = [expected_device_rows(part, part_id, beta) for part_id in range(4)]
-            rows.append({
-                "graph": name_of(graph),
-                "hosts": 4,
-                "gpu_fraction": beta,
-                "rows_vip_order": sum(rank[index][0] for rank in counted),
-                "rows_file_order": sum(rank[index][1] for rank in counted),
-                "expected_vip_order": sum(vip for vip, _ in expected),
-                "expected_file_order": sum(by_file for _, by_file in expected),
-            })
+            rows.append(
+                {
+                    "graph": name_of(graph),
+                    "hosts": 4,
+                    "gpu_fraction": beta,
+                    "rows_vip_order": sum(rank[index][0] for rank in counted),
+                    "rows_file_order": sum(rank[index][1] for rank in counted),
+                    "expected_vip_order": sum(vip for vip, _ in expected),
+                    "expected_file_order": sum(by_file for _, by_file in expected),
+                }
+            )
             print(rows[-1], flush=True)
     return rows
 
@@ -366,7 +417,12 @@ def expected_device_rows(part: salientpp.PartitionedGraph, part_id: int, beta: f
     full, rest = divmod(max(per_part), BATCH_SIZE)
     for count, size in ((full, BATCH_SIZE), (1, rest)):
         if count and size:
-            chance = salientpp.inclusion_probability(part.graph, seeds, FANOUTS, size, include_seeds=True)[begin:end].double() * count
+            chance = (
+                salientpp.inclusion_probability(part.graph, seeds, FANOUTS, size, include_seeds=True)[
+                    begin:end
+                ].double()
+                * count
+            )
             totals += torch.stack([chance[first:].sum(), by_file(part, chance, begin, end)[first:].sum()])
     return float(totals[0]), float(totals[1])
 
@@ -379,12 +435,24 @@ def run_accuracy(datasets: Datasets, arguments: argparse.Namespace) -> list[dict
                 started = time.perf_counter()
                 with Cluster(num_hosts) as cluster:
                     accuracy = cluster.run(
-                        train_and_test, datasets.root(graph, num_hosts), 4 * BATCH_SIZE // num_hosts, alpha, seed, arguments.epochs
+                        train_and_test,
+                        datasets.root(graph, num_hosts),
+                        4 * BATCH_SIZE // num_hosts,
+                        alpha,
+                        seed,
+                        arguments.epochs,
                     )[0]
-                rows.append({
-                    "graph": name_of(graph), "hosts": num_hosts, "replication_factor": alpha, "seed": seed, "epochs": arguments.epochs,
-                    "test_accuracy": accuracy, "seconds": time.perf_counter() - started,
-                })
+                rows.append(
+                    {
+                        "graph": name_of(graph),
+                        "hosts": num_hosts,
+                        "replication_factor": alpha,
+                        "seed": seed,
+                        "epochs": arguments.epochs,
+                        "test_accuracy": accuracy,
+                        "seconds": time.perf_counter() - started,
+                    }
+                )
                 print(rows[-1], flush=True)
     return rows
 
@@ -392,7 +460,13 @@ def run_accuracy(datasets: Datasets, arguments: argparse.Namespace) -> list[dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of {', '.join(TABLES)}; none: all")
-    parser.add_argument("--graphs", nargs="+", default=["generated"], metavar="GRAPH", help="generated, npz:FILE, ...; alpha and slow take the first")
+    parser.add_argument(
+        "--graphs",
+        nargs="+",
+        default=["generated"],
+        metavar="GRAPH",
+        help="generated, npz:FILE, ...; alpha and slow take the first",
+    )
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 8], help="of steps; the others take 4")
     parser.add_argument("--turns", type=int, default=3, help="epochs of each configuration, taking turns")
     parser.add_argument("--ratio", type=float, default=2.1, help="communication without a cache over computation")
@@ -406,13 +480,25 @@ def main() -> None:
     if reason is not None:
         sys.exit(f"no hosts can be emulated here: {reason}")
     multiprocessing.set_forkserver_preload(["torch", "torch_geometric.nn", "salientpp"])
-    workload = {"fanouts": FANOUTS, "batch_size": BATCH_SIZE, "most_seeds": MOST_SEEDS, "most_tested": MOST_TESTED, "generated": GENERATED}
+    workload = {
+        "fanouts": FANOUTS,
+        "batch_size": BATCH_SIZE,
+        "most_seeds": MOST_SEEDS,
+        "most_tested": MOST_TESTED,
+        "generated": GENERATED,
+    }
     with tempfile.TemporaryDirectory() as folder:
         datasets = Datasets(Path(folder))
         for table in arguments.tables or TABLES:
             started = time.perf_counter()
             rows = globals()[f"run_{table}"](datasets, arguments)
-            write_results(f"paper_{table}", rows, **workload, ratio_wanted=arguments.ratio, took_seconds=round(time.perf_counter() - started))
+            write_results(
+                f"paper_{table}",
+                rows,
+                **workload,
+                ratio_wanted=arguments.ratio,
+                took_seconds=round(time.perf_counter() - started),
+            )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ template <class... Words>
 
 template <class... Words>
 inline void check(bool holds, const Words&... words) {
-  if (!holds) [[unlikely]] fail(words...);
+  if (!holds) [[unlikely]]
+    fail(words...);
 }
 
 // Python's None reaches a kernel as an undefined tensor, of which nothing else may be asked.
@@ -67,12 +68,15 @@ inline const int64_t* int64_data(const Tensor& tensor) {
   return static_cast<const int64_t*>(tensor.const_data_ptr());
 }
 
-// The ends of lists that follow each other in an array of `num_entries` called `entries`; `offsets` has passed check_vector.
+// The ends of lists that follow each other in an array of `num_entries` called `entries`; `offsets` has passed
+// check_vector.
 inline void check_offsets(const Tensor& offsets, int64_t num_entries, const char* name, const char* entries) {
   const int64_t* offset = int64_data(offsets);
   const int64_t last = offsets.numel() - 1;
-  check(offset[0] == 0 && offset[last] == num_entries, name, " must run from 0 to the number of ", entries, ", ", num_entries, ", got ", offset[0], " to ", offset[last]);
-  for (int64_t i = 0; i < last; ++i) check(offset[i] <= offset[i + 1], name, " must not decrease, got ", offset[i + 1], " after ", offset[i]);
+  check(offset[0] == 0 && offset[last] == num_entries, name, " must run from 0 to the number of ", entries, ", ",
+        num_entries, ", got ", offset[0], " to ", offset[last]);
+  for (int64_t i = 0; i < last; ++i)
+    check(offset[i] <= offset[i + 1], name, " must not decrease, got ", offset[i + 1], " after ", offset[i]);
 }
 
 inline int64_t* mutable_int64_data(const Tensor& tensor) {

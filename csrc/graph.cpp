@@ -22,7 +22,8 @@ std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tens
   check_index_vector(source, "source");
   check_vector(target, source.scalar_type(), "target");
   const int64_t num_edges = source.numel();
-  check(target.numel() == num_edges, "target must have one entry per edge, expected ", num_edges, ", got ", target.numel());
+  check(target.numel() == num_edges, "target must have one entry per edge, expected ", num_edges, ", got ",
+        target.numel());
   check(num_vertices >= 0, "num_vertices must be >= 0, got ", num_vertices);
   check(num_vertices < std::numeric_limits<int64_t>::max(), "num_vertices must be < 2^63 - 1, got ", num_vertices);
 
@@ -36,8 +37,10 @@ std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tens
   dispatch_index(source, [&](auto* from) {
     const auto* to = static_cast<decltype(from)>(target.const_data_ptr());
     for (int64_t e = 0; e < num_edges; ++e) {
-      check(from[e] >= 0 && from[e] < num_vertices, "edge_index[0, ", e, "] must be in [0, ", num_vertices, "), got ", from[e]);
-      check(to[e] >= 0 && to[e] < num_vertices, "edge_index[1, ", e, "] must be in [0, ", num_vertices, "), got ", to[e]);
+      check(from[e] >= 0 && from[e] < num_vertices, "edge_index[0, ", e, "] must be in [0, ", num_vertices, "), got ",
+            from[e]);
+      check(to[e] >= 0 && to[e] < num_vertices, "edge_index[1, ", e, "] must be in [0, ", num_vertices, "), got ",
+            to[e]);
       ++ptr[to[e] + 1];
     }
     accumulate(ptr, num_vertices);
@@ -65,12 +68,15 @@ void check_csc(const Tensor& indptr, const Tensor& indices) {
   const int64_t* ptr = int64_data(indptr);
   check(ptr[0] == 0, "indptr[0] must be 0, got ", ptr[0]);
   for (int64_t v = 0; v < num_vertices; ++v) {
-    check(ptr[v + 1] >= ptr[v], "indptr must not decrease, got indptr[", v, "] = ", ptr[v], " and indptr[", v + 1, "] = ", ptr[v + 1]);
+    check(ptr[v + 1] >= ptr[v], "indptr must not decrease, got indptr[", v, "] = ", ptr[v], " and indptr[", v + 1,
+          "] = ", ptr[v + 1]);
   }
-  check(ptr[num_vertices] == num_edges, "indptr[-1] must be the number of indices, expected ", num_edges, ", got ", ptr[num_vertices]);
+  check(ptr[num_vertices] == num_edges, "indptr[-1] must be the number of indices, expected ", num_edges, ", got ",
+        ptr[num_vertices]);
   dispatch_index(indices, [&](auto* sources) {
     for (int64_t e = 0; e < num_edges; ++e) {
-      check(sources[e] >= 0 && sources[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ", sources[e]);
+      check(sources[e] >= 0 && sources[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ",
+            sources[e]);
     }
   });
 }

@@ -37,7 +37,8 @@ void use_huge_pages(const Tensor& tensor) {
   if (!tensor.is_contiguous()) return;
   const auto data = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
   const uintptr_t begin = (data + kHugePage - 1) & ~(kHugePage - 1);
-  const uintptr_t end = (data + static_cast<size_t>(tensor.numel()) * static_cast<size_t>(tensor.element_size())) & ~(kHugePage - 1);
+  const uintptr_t end =
+      (data + static_cast<size_t>(tensor.numel()) * static_cast<size_t>(tensor.element_size())) & ~(kHugePage - 1);
   if (begin >= end || !is_anonymous(begin)) return;
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_COLLAPSE);

@@ -44,11 +44,15 @@ struct HugePageAllocator {
     return static_cast<T*>(data);
   }
   void deallocate(T* data, size_t count) {
-    if (count * sizeof(T) < kHugePage) ::operator delete(data);
-    else ::operator delete(data, std::align_val_t{kHugePage});
+    if (count * sizeof(T) < kHugePage)
+      ::operator delete(data);
+    else
+      ::operator delete(data, std::align_val_t{kHugePage});
   }
   template <class U>
-  bool operator==(const HugePageAllocator<U>&) const { return true; }
+  bool operator==(const HugePageAllocator<U>&) const {
+    return true;
+  }
 };
 
 // An uninitialised vector that lives long and is read at random.

@@ -35,8 +35,18 @@ FANOUTS, BATCH_SIZE, ALPHA, EPOCHS, PARTS, SEED = [15, 10, 5], 128, 0.16, 5, 2, 
 
 def training_arguments(dataset: str, batch_size: int) -> argparse.Namespace:
     return argparse.Namespace(
-        dataset=dataset, fanouts=FANOUTS, batch_size=batch_size, alpha=ALPHA, beta=0.0, epochs=EPOCHS, hidden=64, lr=0.005,
-        workers=1, depth=10, seed=SEED, profile=None,
+        dataset=dataset,
+        fanouts=FANOUTS,
+        batch_size=batch_size,
+        alpha=ALPHA,
+        beta=0.0,
+        epochs=EPOCHS,
+        hidden=64,
+        lr=0.005,
+        workers=1,
+        depth=10,
+        seed=SEED,
+        profile=None,
     )
 
 
@@ -48,13 +58,21 @@ def run_rank(root: Path, out: Path) -> None:
     cached = loaders["train"]
     bare = NeighborLoader(part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, num_workers=1)
     for _ in range(EPOCHS):
-        for _ in tqdm(bare, desc="the same batches without a cache", unit="batch", leave=False, disable=dist.get_rank() != 0 or None):
+        for _ in tqdm(
+            bare,
+            desc="the same batches without a cache",
+            unit="batch",
+            leave=False,
+            disable=dist.get_rank() != 0 or None,
+        ):
             pass
     report = {"test": test, "runs": []}
     for name, loader in ((f"VIP cache, α = {ALPHA}", cached), ("no cache", bare)):
         predicted = expected_remote_rows(part.vip(), part.book, part.part_id, loader.cache.members.ids)
         stats = asdict(loader.stats())
-        report["runs"].append({"name": name, "predicted": predicted * stats["batches"], "memory": loader.memory(), **stats})
+        report["runs"].append(
+            {"name": name, "predicted": predicted * stats["batches"], "memory": loader.memory(), **stats}
+        )
     (out / f"{dist.get_rank()}.json").write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
@@ -64,20 +82,31 @@ def summarize(reports: list[dict], single: float) -> dict:
     """Rows and bytes per epoch, summed over ranks, for the run with the cache and the one without."""
     runs = []
     for of_ranks in zip(*(report["runs"] for report in reports)):
-        total = {key: sum(run[key] for run in of_ranks) / EPOCHS for key in of_ranks[0] if key.startswith(("rows_", "bytes_", "predicted"))}
+        total = {
+            key: sum(run[key] for run in of_ranks) / EPOCHS
+            for key in of_ranks[0]
+            if key.startswith(("rows_", "bytes_", "predicted"))
+        }
         rows = {tier: total[f"rows_{tier}"] for tier in ("gpu", "cpu", "cache", "remote")}
-        runs.append({
-            "name": of_ranks[0]["name"],
-            "rows": sum(rows.values()),
-            "local rows": rows["gpu"] + rows["cpu"],
-            "cache hits": rows["cache"],
-            "remote rows": rows["remote"],
-            "remote rows, VIP's forecast": total["predicted"],
-            "MB exchanged": total["bytes_received"] / 1e6,
-            "MB of cache": sum(run["memory"]["cache"] for run in of_ranks) / 1e6,
-        })
+        runs.append(
+            {
+                "name": of_ranks[0]["name"],
+                "rows": sum(rows.values()),
+                "local rows": rows["gpu"] + rows["cpu"],
+                "cache hits": rows["cache"],
+                "remote rows": rows["remote"],
+                "remote rows, VIP's forecast": total["predicted"],
+                "MB exchanged": total["bytes_received"] / 1e6,
+                "MB of cache": sum(run["memory"]["cache"] for run in of_ranks) / 1e6,
+            }
+        )
     return {
-        "ranks": PARTS, "fanouts": FANOUTS, "batch_size": BATCH_SIZE, "alpha": ALPHA, "epochs": EPOCHS, "runs": runs,
+        "ranks": PARTS,
+        "fanouts": FANOUTS,
+        "batch_size": BATCH_SIZE,
+        "alpha": ALPHA,
+        "epochs": EPOCHS,
+        "runs": runs,
         "test accuracy": {f"{PARTS} ranks": reports[0]["test"], "one rank, same global batch": single},
     }
 
@@ -89,7 +118,9 @@ def print_report(summary: dict) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for quantity in list(runs[0])[1:]:
-        table.add_row(quantity, *(f"{run[quantity]:,.1f}" if "MB" in quantity else f"{run[quantity]:,.0f}" for run in runs))
+        table.add_row(
+            quantity, *(f"{run[quantity]:,.1f}" if "MB" in quantity else f"{run[quantity]:,.0f}" for run in runs)
+        )
     console.print(table)
     with_cache, without = (run["remote rows"] for run in runs)
     console.print(
@@ -108,13 +139,33 @@ def main() -> None:
     started = time.perf_counter()
     root = Path("demo-data") / f"synthetic-{PARTS}"
     fanouts = ",".join(map(str, FANOUTS))
-    command = ["partition", "synthetic", str(root), "--parts", str(PARTS), "--fanouts", fanouts, "--batch-size", str(BATCH_SIZE)]
+    command = [
+        "partition",
+        "synthetic",
+        str(root),
+        "--parts",
+        str(PARTS),
+        "--fanouts",
+        fanouts,
+        "--batch-size",
+        str(BATCH_SIZE),
+    ]
     if salientpp.cli.main([*command, "--overwrite"]) != 0:
         sys.exit(1)
     with tempfile.TemporaryDirectory() as out:
         print(f"\ntraining on {PARTS} ranks", flush=True)
         subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PARTS), __file__, str(root), out],
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(PARTS),
+                __file__,
+                str(root),
+                out,
+            ],
             check=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
@@ -125,7 +176,9 @@ def main() -> None:
     summary = summarize(reports, single)
     print_report(summary)
     print(f"{time.perf_counter() - started:.0f} s")
-    (root.parent / "report.json").write_text(json.dumps({**summary, "seconds": time.perf_counter() - started}, indent=1) + "\n")
+    (root.parent / "report.json").write_text(
+        json.dumps({**summary, "seconds": time.perf_counter() - started}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ def train(root: str, epochs: int = 2) -> tuple[list[list[int]], float]:
                 loss.backward()
                 optimizer.step()
                 seeds[-1] += batch.input_id.tolist()
-        print(f"rank {dist.get_rank()}: {len(loader)} batches, {len(seeds[-1])} seeds, loss {loss.item():.2f}", flush=True)
+        print(
+            f"rank {dist.get_rank()}: {len(loader)} batches, {len(seeds[-1])} seeds, loss {loss.item():.2f}", flush=True
+        )
     return seeds, loss.item()
 
 

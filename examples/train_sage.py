@@ -41,7 +41,9 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", help="a dataset directory, or a dataset for one process (synthetic, npz:FILE, ogbn-...)")
+    parser.add_argument(
+        "dataset", help="a dataset directory, or a dataset for one process (synthetic, npz:FILE, ogbn-...)"
+    )
     add_training_arguments(parser)
     parser.add_argument("--profile", metavar="FILE", help="write a Chrome trace of the first epoch's stages (rank 0)")
     return parser.parse_args()
@@ -116,12 +118,18 @@ def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
     torch.manual_seed(args.seed)
     device = detect().device
     loaders, num_features, num_classes = make_loaders(args, device)
-    model: torch.nn.Module = GraphSAGE(num_features, args.hidden, len(args.fanouts), num_classes, dropout=0.3).to(device)
+    model: torch.nn.Module = GraphSAGE(num_features, args.hidden, len(args.fanouts), num_classes, dropout=0.3).to(
+        device
+    )
     if dist.is_initialized():
         model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     for epoch in range(args.epochs):
-        with loaders["train"].profile(args.profile) if args.profile and epoch == rank() == 0 else contextlib.nullcontext():
+        with (
+            loaders["train"].profile(args.profile)
+            if args.profile and epoch == rank() == 0
+            else contextlib.nullcontext()
+        ):
             loss = train_epoch(model, loaders["train"], optimizer, f"epoch {epoch}")
         val = accuracy(model, loaders["val"], device)
         if rank() == 0:

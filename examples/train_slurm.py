@@ -33,7 +33,13 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="a dataset directory")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="on a disk that all hosts share")
-    parser.add_argument("--stage", nargs="?", const=tempfile.gettempdir(), metavar="DIR", help="copy the part to this disk of the host ($TMPDIR)")
+    parser.add_argument(
+        "--stage",
+        nargs="?",
+        const=tempfile.gettempdir(),
+        metavar="DIR",
+        help="copy the part to this disk of the host ($TMPDIR)",
+    )
     add_training_arguments(parser)
     return parser.parse_args()
 
@@ -41,14 +47,20 @@ def parse_arguments() -> argparse.Namespace:
 class Training:
     """What a checkpoint holds: model, optimizer, and of every rank the loader's state, the random state and the losses of the epoch."""
 
-    def __init__(self, file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: NeighborLoader) -> None:
+    def __init__(
+        self, file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: NeighborLoader
+    ) -> None:
         self.file, self.model, self.optimizer, self.loader = file, model, optimizer, loader
         self.losses: list[torch.Tensor] = []
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def save(self) -> None:
         """Write the checkpoint; every rank calls it. One file, renamed when it is whole: there is no half of it, and no mixture of two."""
-        mine = {"loader": self.loader.state_dict(), "losses": [float(loss) for loss in self.losses], "random": torch.get_rng_state()}
+        mine = {
+            "loader": self.loader.state_dict(),
+            "losses": [float(loss) for loss in self.losses],
+            "random": torch.get_rng_state(),
+        }
         if torch.cuda.is_available():
             mine["cuda_random"] = torch.cuda.get_rng_state()
         ranks: list[Any] = [mine] * self.size
@@ -57,7 +69,9 @@ class Training:
         if self.rank == 0:
             temporary = self.file.with_name(f"{self.file.name}.writing")
             with temporary.open("wb") as file:
-                torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ranks": ranks}, file)
+                torch.save(
+                    {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ranks": ranks}, file
+                )
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(self.file)
@@ -68,7 +82,9 @@ class Training:
             return
         saved = torch.load(self.file, map_location="cpu", weights_only=True)
         if len(saved["ranks"]) != self.size:
-            raise ValueError(f"{self.file} is of {len(saved['ranks'])} ranks, and this run has {self.size}; start as many, or choose another --checkpoint")
+            raise ValueError(
+                f"{self.file} is of {len(saved['ranks'])} ranks, and this run has {self.size}; start as many, or choose another --checkpoint"
+            )
         mine = saved["ranks"][self.rank]
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -88,9 +104,14 @@ def train(args: argparse.Namespace, device: torch.device) -> float | None:
     training = Training(args.checkpoint, model, torch.optim.Adam(model.parameters(), lr=args.lr), loader)
     training.load()
     rank, size = training.rank, training.size
-    parallel = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None) if size > 1 else model
+    parallel = (
+        DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None) if size > 1 else model
+    )
     state = loader.state_dict()
-    print(f"rank={rank} of={size} host={os.uname().nodename} device={device} starts at epoch={state['epoch']} batch={state['batches']}", flush=True)
+    print(
+        f"rank={rank} of={size} host={os.uname().nodename} device={device} starts at epoch={state['epoch']} batch={state['batches']}",
+        flush=True,
+    )
     with Preemption() as preemption:
         for epoch in range(state["epoch"], args.epochs):
             loader.set_epoch(epoch)
@@ -118,14 +139,19 @@ def train(args: argparse.Namespace, device: torch.device) -> float | None:
     return accuracy(model, loaders["test"], device)
 
 
-def report_epoch(epoch: int, losses: list[torch.Tensor], validation: float, seconds: float, rank: int, size: int) -> None:
+def report_epoch(
+    epoch: int, losses: list[torch.Tensor], validation: float, seconds: float, rank: int, size: int
+) -> None:
     """One line per epoch for all ranks: `grep loss= LOG`."""
     loss = torch.tensor([sum(float(loss) for loss in losses), len(losses)], dtype=torch.float64)
     if size > 1:
         dist.all_reduce(loss)
     if rank == 0:
         mean, batches = loss[0] / loss[1], int(loss[1])
-        print(f"epoch={epoch} loss={mean:.6f} validation={validation:.4f} batches={batches} seconds={seconds:.1f}", flush=True)
+        print(
+            f"epoch={epoch} loss={mean:.6f} validation={validation:.4f} batches={batches} seconds={seconds:.1f}",
+            flush=True,
+        )
 
 
 def main() -> None:

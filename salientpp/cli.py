@@ -67,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):  # torch has no type for it
             raise
-        _complain(f"salientpp{command}: not enough memory ({str(error).splitlines()[0] if str(error) else 'no more is known'})")
+        _complain(
+            f"salientpp{command}: not enough memory ({str(error).splitlines()[0] if str(error) else 'no more is known'})"
+        )
         return 2
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} had been written" if written else "nothing was written"
@@ -104,7 +106,9 @@ def _print(what: str | bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             sys.stdout.close()  # else Python tries once more when it ends, with a text and an exit code of its own
-        raise OSError(f"the result could not be printed: stdout cannot be written ({error.strerror or error})") from None
+        raise OSError(
+            f"the result could not be printed: stdout cannot be written ({error.strerror or error})"
+        ) from None
 
 
 def _show(*what: RenderableType) -> None:
@@ -146,7 +150,8 @@ _DATASETS = (
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="salientpp", description="Train graph neural networks on graphs that outgrow one machine: offline tools.",
+        prog="salientpp",
+        description="Train graph neural networks on graphs that outgrow one machine: offline tools.",
         epilog="Exit status: 0; 2 where something was refused or could not be read or written, which one line on stderr says; 130 after Ctrl-C.",
     )
     parser.add_argument("--version", action="version", version=f"salientpp {__version__}")
@@ -164,7 +169,10 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("root", type=Path, help="the directory to write")
     cut.add_argument("--parts", type=int, required=True, metavar="K", help="number of parts, one per rank or machine")
     cut.add_argument(
-        "--partition", default="metis-vip", metavar="HOW", help="metis-vip (default), metis, random, or an .npy file of part ids [N]"
+        "--partition",
+        default="metis-vip",
+        metavar="HOW",
+        help="metis-vip (default), metis, random, or an .npy file of part ids [N]",
     )
     cut.add_argument(
         "--fanouts",
@@ -191,7 +199,9 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("dataset", help=f"a dataset directory, {_DATASETS}")
     cost.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
     cost.add_argument(
-        "--partition", default="metis-vip", metavar="HOW",
+        "--partition",
+        default="metis-vip",
+        metavar="HOW",
         help="metis-vip (default), metis, random, or an .npy file of part ids; a dataset directory is partitioned already",
     )
     cost.add_argument(
@@ -203,7 +213,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     cost.add_argument("--batch-size", type=int, default=1024, metavar="B", help="seeds per batch and machine (1024)")
     cost.add_argument(
-        "--replication-factors", type=_numbers, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...",
+        "--replication-factors",
+        type=_numbers,
+        default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1],
+        metavar="α,α,...",
         help="sizes of the cache to try; 0 is none, K - 1 would hold everything (0,.01,.05,.1,.2,.5,1)",
     )
     cost.add_argument(
@@ -214,9 +227,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"among {', '.join(sorted(POLICIES))}, and oracle, which no policy beats (all but vip-hop)",
     )
     cost.add_argument("--epochs", type=int, default=10, help="epochs to count (10)")
-    cost.add_argument("--seeds", default="train", help="the split that batches start from: train, val, test or all (train)")
     cost.add_argument(
-        "--predict-only", action="store_true",
+        "--seeds", default="train", help="the split that batches start from: train, val, test or all (train)"
+    )
+    cost.add_argument(
+        "--predict-only",
+        action="store_true",
         help="no sampling: VIP's forecast alone; METIS still takes its minutes on a large graph that is not partitioned yet",
     )
     cost.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
@@ -241,8 +257,20 @@ def _parser() -> argparse.ArgumentParser:
         "The path of the copy, for salientpp.load, is the one line on stdout.",
     )
     copy.add_argument("root", type=Path, help="a directory that `salientpp partition` wrote")
-    copy.add_argument("--to", type=Path, required=True, metavar="DIR", help="where to put the copy, as DIR/NAME; on a cluster often $TMPDIR")
-    copy.add_argument("--part", type=int, action="append", metavar="P", help="a part to copy, rather than this rank's; may be given several times")
+    copy.add_argument(
+        "--to",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where to put the copy, as DIR/NAME; on a cluster often $TMPDIR",
+    )
+    copy.add_argument(
+        "--part",
+        type=int,
+        action="append",
+        metavar="P",
+        help="a part to copy, rather than this rank's; may be given several times",
+    )
     copy.set_defaults(run=_stage)
 
     batch = commands.add_parser(
@@ -253,22 +281,54 @@ def _parser() -> argparse.ArgumentParser:
         "salientpp.init_process_group(). With --dataset and --root the script is a chain: `bash SCRIPT` on the login node submits a job that "
         "partitions, and the training to begin after it.",
     )
-    batch.add_argument("script", nargs="+", metavar="-- train.py", help="the training script and its arguments, without python")
+    batch.add_argument(
+        "script", nargs="+", metavar="-- train.py", help="the training script and its arguments, without python"
+    )
     batch.add_argument("--parts", type=int, required=True, metavar="K", help="number of parts of the dataset")
     batch.add_argument("--time", required=True, metavar="T", help="of the training: minutes, H:MM:SS or D-HH:MM:SS")
     batch.add_argument("--partition", metavar="P", help="SLURM's partition of the training (the cluster's default)")
     batch.add_argument("--gpus-per-node", type=int, default=0, metavar="G", help="GPUs of a host (0)")
     batch.add_argument("--ranks-per-node", type=int, metavar="R", help="ranks on a host (one per GPU, or 1)")
-    batch.add_argument("--ranks-per-part", type=int, default=1, metavar="R", help="ranks that share a part and split its seeds (1)")
+    batch.add_argument(
+        "--ranks-per-part", type=int, default=1, metavar="R", help="ranks that share a part and split its seeds (1)"
+    )
     batch.add_argument("--cpus-per-task", type=int, default=4, metavar="C", help="CPUs of a rank (4)")
-    batch.add_argument("--launcher", choices=sbatch.LAUNCHERS, default="srun", help="who starts the ranks of a host (srun)")
-    batch.add_argument("--job-name", default="salientpp", metavar="NAME", help="also the beginning of the log's name (salientpp)")
-    batch.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="a further line #SBATCH OPTION, as in --sbatch=--account=physics")
-    batch.add_argument("--python", default=sys.executable, metavar="FILE", help="the interpreter on the hosts (%(default)s)")
-    batch.add_argument("--output", type=Path, metavar="FILE", help="write the script there rather than to stdout; an existing file is kept")
-    batch.add_argument("--dataset", metavar="DATASET", help="partition this first, see `salientpp partition --help`; needs --root")
-    batch.add_argument("--root", metavar="DIR", help="the dataset directory that the first job writes; where it exists, that job is left out")
-    batch.add_argument("--partition-options", default="", metavar="TEXT", help="for `salientpp partition`, as in '--fanouts 15,10,5 --batch-size 1024'")
+    batch.add_argument(
+        "--launcher", choices=sbatch.LAUNCHERS, default="srun", help="who starts the ranks of a host (srun)"
+    )
+    batch.add_argument(
+        "--job-name", default="salientpp", metavar="NAME", help="also the beginning of the log's name (salientpp)"
+    )
+    batch.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="a further line #SBATCH OPTION, as in --sbatch=--account=physics",
+    )
+    batch.add_argument(
+        "--python", default=sys.executable, metavar="FILE", help="the interpreter on the hosts (%(default)s)"
+    )
+    batch.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the script there rather than to stdout; an existing file is kept",
+    )
+    batch.add_argument(
+        "--dataset", metavar="DATASET", help="partition this first, see `salientpp partition --help`; needs --root"
+    )
+    batch.add_argument(
+        "--root",
+        metavar="DIR",
+        help="the dataset directory that the first job writes; where it exists, that job is left out",
+    )
+    batch.add_argument(
+        "--partition-options",
+        default="",
+        metavar="TEXT",
+        help="for `salientpp partition`, as in '--fanouts 15,10,5 --batch-size 1024'",
+    )
     batch.add_argument("--partition-cpus", type=int, default=4, metavar="C", help="CPUs of the job that partitions (4)")
     batch.add_argument("--partition-time", metavar="T", help="its time (that of the training)")
     batch.add_argument("--partition-queue", metavar="P", help="SLURM's partition of it (that of the training)")
@@ -280,14 +340,18 @@ def _fanouts(text: str) -> list[int]:
     try:
         return [int(entry) for entry in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected integers separated by commas such as 15,10,5, got {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected integers separated by commas such as 15,10,5, got {text!r}"
+        ) from None
 
 
 def _numbers(text: str) -> list[float]:
     try:
         return [float(entry) for entry in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers separated by commas such as 0,.1,.5, got {text!r}") from None
+        raise argparse.ArgumentTypeError(
+            f"expected numbers separated by commas such as 0,.1,.5, got {text!r}"
+        ) from None
 
 
 def _method(text: str) -> str | torch.Tensor:
@@ -352,12 +416,22 @@ def _analyze(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
     fanouts = arguments.fanouts or [[15, 10, 5]]
     check_request(
-        fanouts, arguments.batch_size, arguments.replication_factors, arguments.policies, arguments.epochs, arguments.predict_only
+        fanouts,
+        arguments.batch_size,
+        arguments.replication_factors,
+        arguments.policies,
+        arguments.epochs,
+        arguments.predict_only,
     )
     screen = Console(stderr=True)
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=screen, transient=True, disable=not screen.is_terminal,
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
     ) as progress:
         bar = progress.add_task("")
 
@@ -383,7 +457,9 @@ def _analyze(arguments: argparse.Namespace) -> int:
             track=track,
         )
     write = {
-        "json": lambda path: report.write_whole(path, lambda file: file.write((json.dumps(analysis.to_dict(), indent=1) + "\n").encode())),
+        "json": lambda path: report.write_whole(
+            path, lambda file: file.write((json.dumps(analysis.to_dict(), indent=1) + "\n").encode())
+        ),
         "csv": lambda path: report.write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
         "plot": lambda path: report.plot(analysis, path),
     }
@@ -427,7 +503,12 @@ def _check_outputs(paths: dict[str, Path]) -> None:
 
 def _info(arguments: argparse.Namespace) -> int:
     part = load(arguments.root, verify="full" if arguments.verify else "quick")
-    _show(*_description(part), "every byte matches its checksum" if arguments.verify else "sizes and sampled checksums match; --verify reads all")
+    _show(
+        *_description(part),
+        "every byte matches its checksum"
+        if arguments.verify
+        else "sizes and sampled checksums match; --verify reads all",
+    )
     return 0
 
 
@@ -453,7 +534,9 @@ def _slurm(arguments: argparse.Namespace) -> int:
     if arguments.dataset is not None:
         options = _split(arguments.partition_options)
         # What that job would refuse is refused now.
-        _parser().parse_args(["partition", "--parts", str(arguments.parts), *options, "--", arguments.dataset, arguments.root])
+        _parser().parse_args(
+            ["partition", "--parts", str(arguments.parts), *options, "--", arguments.dataset, arguments.root]
+        )
         first = sbatch.Partitioning(
             arguments.dataset,
             arguments.root,
@@ -468,7 +551,9 @@ def _slurm(arguments: argparse.Namespace) -> int:
         time=arguments.time,
         python=arguments.python,
         ranks_per_part=arguments.ranks_per_part,
-        ranks_per_node=max(1, arguments.gpus_per_node) if arguments.ranks_per_node is None else arguments.ranks_per_node,
+        ranks_per_node=max(1, arguments.gpus_per_node)
+        if arguments.ranks_per_node is None
+        else arguments.ranks_per_node,
         gpus_per_node=arguments.gpus_per_node,
         cpus_per_task=arguments.cpus_per_task,
         partition=arguments.partition,
@@ -484,7 +569,9 @@ def _slurm(arguments: argparse.Namespace) -> int:
     else:
         _check_outputs({"--output": arguments.output})
         if arguments.output.exists() and report.is_replaced(arguments.output):
-            raise ValueError(f"--output: {arguments.output} exists, and you may have changed it; remove it, or choose another name")
+            raise ValueError(
+                f"--output: {arguments.output} exists, and you may have changed it; remove it, or choose another name"
+            )
         report.write_whole(arguments.output, lambda file: file.write(data))
     return 0
 
@@ -508,10 +595,22 @@ def _description(part: PartitionedGraph) -> list[RenderableType]:
     there = parts_there(part.root)
     facts = [
         ("directory", f"{part.root}, {total / 1e6:,.1f} MB, format version {manifest['version']}"),
-        *([] if there is None else [("copy with", f"part {', '.join(map(str, sorted(there)))} of {part.num_parts}; the figures are of the whole")]),
+        *(
+            []
+            if there is None
+            else [
+                (
+                    "copy with",
+                    f"part {', '.join(map(str, sorted(there)))} of {part.num_parts}; the figures are of the whole",
+                )
+            ]
+        ),
         ("graph", f"{manifest['num_vertices']:,} vertices, {manifest['num_edges']:,} edges"),
         ("attributes", ", ".join(attributes) or "none"),
-        ("ordered for", f"fanouts {workload['num_neighbors']}, batch size {workload['batch_size']}, seeds {workload['seeds']!r}"),
+        (
+            "ordered for",
+            f"fanouts {workload['num_neighbors']}, batch size {workload['batch_size']}, seeds {workload['seeds']!r}",
+        ),
         ("edge cut", f"{quality['edge_cut']:,} edges, {quality['edge_cut_fraction']:.1%}"),
         ("largest part / mean", ", ".join(f"{name} {ratio:.3f}" for name, ratio in quality["balance"].items())),
     ]

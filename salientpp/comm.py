@@ -141,7 +141,9 @@ class Comm:
 
     made = False  # whether any group was
 
-    def __init__(self, groups: Groups | None, timeout: timedelta, device: torch.device | None = None, roll: _Roll | None = None) -> None:
+    def __init__(
+        self, groups: Groups | None, timeout: timedelta, device: torch.device | None = None, roll: _Roll | None = None
+    ) -> None:
         self._groups = groups
         self.timeout = timeout
         self._forks = forks()
@@ -194,7 +196,9 @@ class Comm:
             if error is not None:
                 raise error
             return cls(None, timeout)
-        over_nccl = device is not None and device.type == "cuda" and "nccl" in str(dist.get_backend_config(process_group))
+        over_nccl = (
+            device is not None and device.type == "cuda" and "nccl" in str(dist.get_backend_config(process_group))
+        )
         circle = _Circle.of(ranks)
         _own_up(ranks, circle)
         # new_group wants all ranks of the job.
@@ -226,7 +230,9 @@ class Comm:
         """
         on_host = send.device.type == "cpu"
         self.check_process()
-        recv = torch.empty((sum(recv_counts), *send.shape[1:]), dtype=send.dtype, device=send.device, pin_memory=self._pins and on_host)
+        recv = torch.empty(
+            (sum(recv_counts), *send.shape[1:]), dtype=send.dtype, device=send.device, pin_memory=self._pins and on_host
+        )
         groups = self._groups
         if groups is None:
             recv.copy_(send)
@@ -236,7 +242,10 @@ class Comm:
         for size in recv.shape[1:]:
             row_bytes *= size
         received, sent = recv.view(-1).view(torch.uint8), send.contiguous().view(-1).view(torch.uint8)
-        recv_bytes, send_bytes = [count * row_bytes for count in recv_counts], [count * row_bytes for count in send_counts]
+        recv_bytes, send_bytes = (
+            [count * row_bytes for count in recv_counts],
+            [count * row_bytes for count in send_counts],
+        )
         if not on_host:
             work = dist.all_to_all_single(received, sent, recv_bytes, send_bytes, group=groups.device, async_op=True)
             return Pending(self, recv, work)
@@ -252,7 +261,7 @@ class Comm:
         if self.size == 1:
             return [facts]
         text = torch.frombuffer(bytearray(json.dumps(facts, default=repr).encode()), dtype=torch.uint8)
-        lengths = [length for length, in self.gather_numbers([text.numel()])]
+        lengths = [length for (length,) in self.gather_numbers([text.numel()])]
         everyone = self.all_to_all(text.repeat(self.size), [text.numel()] * self.size, lengths).wait()
         self._clean_up()
         return [json.loads(bytes(piece.tolist())) for piece in everyone.split(lengths)]
@@ -311,7 +320,9 @@ class Comm:
         if self._store is None or self.is_inherited:
             return None
         answer: Future[Any] = Future()
-        asking = threading.Thread(target=_answer, args=(answer, question, self._store), name="salientpp-store", daemon=True)
+        asking = threading.Thread(
+            target=_answer, args=(answer, question, self._store), name="salientpp-store", daemon=True
+        )
         try:
             asking.start()
         except RuntimeError:  # the interpreter is exiting and starts no more threads
@@ -332,7 +343,11 @@ class Comm:
         failure = self.failure()
         if failure is None:
             its = "its connection is" if len(gone) == 1 else "their connections are"
-            failure = RankFailure(f"{_ranks(gone)}{self.of} went away, {its} closed; look there first" if gone else f"a rank went away: {error}")
+            failure = RankFailure(
+                f"{_ranks(gone)}{self.of} went away, {its} closed; look there first"
+                if gone
+                else f"a rank went away: {error}"
+            )
             self.report_failure(str(failure))
         return failure
 
@@ -439,9 +454,13 @@ def _members(process_group: Any) -> tuple[int, ...]:
     try:
         ranks = tuple(dist.get_process_group_ranks(process_group))
     except (KeyError, ValueError, RuntimeError):
-        raise ValueError("process_group must be a group of this job, got one that torch.distributed does not know (any more)") from None
+        raise ValueError(
+            "process_group must be a group of this job, got one that torch.distributed does not know (any more)"
+        ) from None
     if dist.get_rank() not in ranks:
-        raise ValueError(f"process_group must be a group that this rank is in, got ranks {list(ranks)} on rank {dist.get_rank()}")
+        raise ValueError(
+            f"process_group must be a group that this rank is in, got ranks {list(ranks)} on rank {dist.get_rank()}"
+        )
     return ranks
 
 
@@ -475,7 +494,9 @@ class _Circle:
     """
 
     #: By default group: after `destroy_process_group` all begins anew.
-    known: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], _Circle]]] = weakref.WeakKeyDictionary()
+    known: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], _Circle]]] = (
+        weakref.WeakKeyDictionary()
+    )
 
     def __init__(self) -> None:
         self.calls = 0
@@ -491,9 +512,15 @@ class _Circle:
         """The groups that nobody has, ascending."""
         if self._num_leased() >= self._many:
             gc.collect()
-            self._many = max(_MANY_LEASED, 2 * self._num_leased())  # those that live shall not cost a collection each time
+            self._many = max(
+                _MANY_LEASED, 2 * self._num_leased()
+            )  # those that live shall not cost a collection each time
         self.groups = {number: groups for number, groups in self.groups.items() if not groups.broken}
-        return sorted(number for number, groups in self.groups.items() if groups.free and (groups.device is not None) == (over == "nccl"))
+        return sorted(
+            number
+            for number, groups in self.groups.items()
+            if groups.free and (groups.device is not None) == (over == "nccl")
+        )
 
     def _num_leased(self) -> int:
         return sum(not groups.free and not groups.broken for groups in self.groups.values())
@@ -606,7 +633,11 @@ def go_astray(error: Exception) -> None:
     if dist.is_available() and dist.is_initialized() and not _is_parents_group():
         mistakes = _Mistakes.made.setdefault(_default_group(), _Mistakes())
         mistakes.texts.append(_words(error))
-        _try(lambda: _job_store().set(_astray_key(dist.get_rank()), json.dumps([len(mistakes.texts), mistakes.texts[-1]])))
+        _try(
+            lambda: _job_store().set(
+                _astray_key(dist.get_rank()), json.dumps([len(mistakes.texts), mistakes.texts[-1]])
+            )
+        )
 
 
 def _own_up(ranks: tuple[int, ...], circle: _Circle) -> None:
@@ -631,7 +662,9 @@ def _store_needed() -> Iterator[None]:
     try:
         yield
     except dist.DistError as error:
-        raise RankFailure("the job's key-value store (which rank 0 or torchrun hosts) went away while loaders were made") from error
+        raise RankFailure(
+            "the job's key-value store (which rank 0 or torchrun hosts) went away while loaders were made"
+        ) from error
 
 
 def _try(action: Callable[[], Any]) -> None:

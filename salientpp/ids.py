@@ -29,7 +29,9 @@ def check_range(ids: Tensor, end: int, must: str, of: str = "") -> None:
         raise ValueError(f"{must} in [0, {end}), got {int(ids[at])} at position {at}{of}")
 
 
-def read_ids(given: Tensor, size: int, name: str, kinds: str = "a mask or integer ids", must: str = "must be") -> tuple[Tensor, bool]:
+def read_ids(
+    given: Tensor, size: int, name: str, kinds: str = "a mask or integer ids", must: str = "must be"
+) -> tuple[Tensor, bool]:
     """int64 ids, of a mask ascending, else as given, flat; and whether a mask named them.
 
     Args:

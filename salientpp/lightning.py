@@ -83,7 +83,9 @@ class FollowingLoader:
             return
         if not self.loader.has_state:
             warnings.warn(
-                f"epoch {epoch} goes on after {batches} batches, but a sampler of your own has no state: it begins anew", UserWarning, stacklevel=3
+                f"epoch {epoch} goes on after {batches} batches, but a sampler of your own has no state: it begins anew",
+                UserWarning,
+                stacklevel=3,
             )
             return
         self.loader.load_state_dict({**self.loader.state_dict(), "epoch": epoch, "batches": batches})
@@ -94,7 +96,9 @@ class FollowingLoader:
             return {}
         state = self.loader.state_dict()
         if state["fingerprint"]["world_size"] > 1:
-            state["fingerprint"] = {name: value for name, value in state["fingerprint"].items() if name not in _OF_A_RANK}
+            state["fingerprint"] = {
+                name: value for name, value in state["fingerprint"].items() if name not in _OF_A_RANK
+            }
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -152,7 +156,11 @@ class _GraphData(pyg.LightningDataModule):
         if loader == "custom":
             ignored = sorted(given.keys() & set(inspect.signature(type(sampler)).parameters))
             if ignored:
-                warnings.warn(f"{', '.join(ignored)} have no effect: the sampler that was passed has its own", UserWarning, stacklevel=3)
+                warnings.warn(
+                    f"{', '.join(ignored)} have no effect: the sampler that was passed has its own",
+                    UserWarning,
+                    stacklevel=3,
+                )
         if not partitioned and loader != "full":
             names = set(inspect.signature(type(sampler) if sampler is not None else NeighborSampler).parameters)
             how, given = _split(given, names)
@@ -185,7 +193,9 @@ class _GraphData(pyg.LightningDataModule):
         if trainer is not None and trainer.strategy.root_device.type == "cuda":
             kwargs.setdefault("device", trainer.strategy.root_device)
         if partitioned and self._cache is not None and kwargs.get("cache") is None and kwargs.get("replication_factor"):
-            kwargs = {name: value for name, value in kwargs.items() if name not in ("replication_factor", "gpu_cache_bytes")}
+            kwargs = {
+                name: value for name, value in kwargs.items() if name not in ("replication_factor", "gpu_cache_bytes")
+            }
             kwargs["cache"] = self._cache
         if not partitioned:
             kwargs["neighbor_sampler"] = sampler
@@ -226,7 +236,11 @@ class _GraphData(pyg.LightningDataModule):
     def train_shuffle(self) -> bool:
         """Whether training's seeds are shuffled: unless the user has a sampler, or lets Lightning overfit on a few batches."""
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0
-        return not overfits and self.loader_kwargs.get("sampler") is None and self.loader_kwargs.get("batch_sampler") is None
+        return (
+            not overfits
+            and self.loader_kwargs.get("sampler") is None
+            and self.loader_kwargs.get("batch_sampler") is None
+        )
 
     def train_dataloader(self) -> Any:
         """The training seeds, shuffled."""
@@ -243,7 +257,11 @@ class _GraphData(pyg.LightningDataModule):
 
     def predict_dataloader(self) -> Any:
         """The prediction seeds, in their order, each once, also on several ranks."""
-        return self._follow(self._evaluate("pred", **({} if self.loader == "full" else {"uneven": self.eval_loader_kwargs.get("uneven", "exact")})))
+        return self._follow(
+            self._evaluate(
+                "pred", **({} if self.loader == "full" else {"uneven": self.eval_loader_kwargs.get("uneven", "exact")})
+            )
+        )
 
     # --- Lightning's hooks --------------------------------------------------------------------------------
 
@@ -326,7 +344,12 @@ class LightningNodeData(_GraphData):
         self.input_pred_time, self.input_pred_id = input_pred_time, None
 
     def dataloader(
-        self, input_nodes: Any, input_time: Tensor | None = None, input_id: Tensor | None = None, node_sampler: BaseSampler | None = None, **kwargs: Any
+        self,
+        input_nodes: Any,
+        input_time: Tensor | None = None,
+        input_id: Tensor | None = None,
+        node_sampler: BaseSampler | None = None,
+        **kwargs: Any,
     ) -> Any:
         """A loader of some seeds, with the module's sampler and seed unless others are given."""
         seeds = {"input_nodes": input_nodes, "input_time": input_time, "input_id": input_id}
@@ -344,7 +367,9 @@ class LightningNodeData(_GraphData):
 
     def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
         nodes, time, ids = (getattr(self, f"input_{split}_{name}") for name in ("nodes", "time", "id"))
-        return self.dataloader(nodes, time, ids, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs})
+        return self.dataloader(
+            nodes, time, ids, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs}
+        )
 
 
 class LightningLinkData(_GraphData):
@@ -389,7 +414,9 @@ class LightningLinkData(_GraphData):
         **kwargs: Any,
     ) -> None:
         if isinstance(data, PartitionedGraph):
-            raise TypeError("data must be a Data, a HeteroData or a pair of FeatureStore and GraphStore: edges of a partitioned graph cannot be seeds yet")
+            raise TypeError(
+                "data must be a Data, a HeteroData or a pair of FeatureStore and GraphStore: edges of a partitioned graph cannot be seeds yet"
+            )
         has_val, has_test = input_val_edges is not None, input_test_edges is not None
         super().__init__(data, has_val, has_test, loader, link_sampler, eval_loader_kwargs, **kwargs)
         self.input_train_edges, self.input_train_labels = input_train_edges, input_train_labels
@@ -411,7 +438,12 @@ class LightningLinkData(_GraphData):
         **kwargs: Any,
     ) -> Any:
         """A loader of some edges, with the module's sampler and seed unless others are given."""
-        seeds = {"edge_label_index": input_edges, "edge_label": input_labels, "edge_label_time": input_time, "input_id": input_id}
+        seeds = {
+            "edge_label_index": input_edges,
+            "edge_label": input_labels,
+            "edge_label_time": input_time,
+            "input_id": input_id,
+        }
         return self._open(link_sampler or self.graph_sampler, seeds, kwargs)
 
     def _train(self) -> BatchLoader:
@@ -426,8 +458,12 @@ class LightningLinkData(_GraphData):
         )
 
     def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
-        edges, labels, time, ids = (getattr(self, f"input_{split}_{name}") for name in ("edges", "labels", "time", "id"))
-        return self.dataloader(edges, labels, time, ids, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs})
+        edges, labels, time, ids = (
+            getattr(self, f"input_{split}_{name}") for name in ("edges", "labels", "time", "id")
+        )
+        return self.dataloader(
+            edges, labels, time, ids, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs}
+        )
 
 
 def _found_seeds(data: Any, given: Any, *splits: str) -> Any:
@@ -450,8 +486,18 @@ def _split(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dic
 def _for_full_batches(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
     """Without what a single batch has no use for, with a warning each."""
     kwargs = dict(kwargs)
-    for option, only in (("batch_size", 1), ("num_workers", 0), ("pin_memory", False), ("sampler", None), ("batch_sampler", None)):
+    for option, only in (
+        ("batch_size", 1),
+        ("num_workers", 0),
+        ("pin_memory", False),
+        ("sampler", None),
+        ("batch_sampler", None),
+    ):
         if kwargs.get(option, only) != only:
-            warnings.warn(f"{option}={kwargs[option]} has no effect in '{name}' for loader='full', where the graph is one batch", UserWarning, stacklevel=4)
+            warnings.warn(
+                f"{option}={kwargs[option]} has no effect in '{name}' for loader='full', where the graph is one batch",
+                UserWarning,
+                stacklevel=4,
+            )
         kwargs.pop(option, None)
     return {**kwargs, "batch_size": 1, "num_workers": 0, "pin_memory": False}

@@ -104,7 +104,16 @@ def inclusion_probability(
         fanouts: one entry per hop, -1 for all neighbours.
     """
     return _ops.inclusion_probability(
-        indptr, out_indptr, out_indices, seeds, seed_offsets, list(fanouts), batch_size, frontier, include_seeds, replace
+        indptr,
+        out_indptr,
+        out_indices,
+        seeds,
+        seed_offsets,
+        list(fanouts),
+        batch_size,
+        frontier,
+        include_seeds,
+        replace,
     )
 
 
@@ -190,8 +199,18 @@ def gather_rows(source: Tensor, source_index: Tensor, out: Tensor, out_index: Te
 #: What every libtorch of the stable ABI can pass to a kernel; others are passed as bytes.
 _KNOWN_DTYPES = frozenset(
     {
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
-        torch.float64, torch.complex64, torch.complex128,
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
     }
 )
 
@@ -280,8 +299,25 @@ def sample_typed_neighbors(
         int64 [R, hops].
     """
     return _ops.sample_typed_neighbors(
-        indptr, indices, edge_id, edge_weight, edge_time, source_type, target_type, num_vertices, node_time, seeds, seed_time,
-        first_tree, fanouts, num_hops, batch_key, replace, disjoint, last, induced,
+        indptr,
+        indices,
+        edge_id,
+        edge_weight,
+        edge_time,
+        source_type,
+        target_type,
+        num_vertices,
+        node_time,
+        seeds,
+        seed_time,
+        first_tree,
+        fanouts,
+        num_hops,
+        batch_key,
+        replace,
+        disjoint,
+        last,
+        induced,
     )
 
 

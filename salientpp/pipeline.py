@@ -81,7 +81,8 @@ class Trace:
         tracks = {track: number for number, track in enumerate(dict.fromkeys(span[0] for span in self._spans))}
         zero = min((span[2] for span in self._spans), default=0.0)
         events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": track}} for track, number in tracks.items()
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": track}}
+            for track, number in tracks.items()
         ]
         for track, name, started, ended in self._spans:
             times = {"ts": (started - zero) * 1e6, "dur": (ended - started) * 1e6}

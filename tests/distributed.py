@@ -65,7 +65,10 @@ def run(
     pipes, processes = [], []
     for rank in range(world_size):
         here, there = _context.Pipe(duplex=False)
-        process = _context.Process(target=_main, args=(there, function, rank, world_size, port, group_seconds, rank_0_hosts and rank == 0, args))
+        process = _context.Process(
+            target=_main,
+            args=(there, function, rank, world_size, port, group_seconds, rank_0_hosts and rank == 0, args),
+        )
         process.start()
         there.close()
         pipes.append(here)
@@ -104,7 +107,9 @@ def _main(
 
     torch.set_num_threads(1)
     try:
-        store = dist.TCPStore("127.0.0.1", port, is_master=hosts, wait_for_workers=False, timeout=timedelta(seconds=group_seconds))
+        store = dist.TCPStore(
+            "127.0.0.1", port, is_master=hosts, wait_for_workers=False, timeout=timedelta(seconds=group_seconds)
+        )
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=group_seconds)
         )

@@ -48,7 +48,12 @@ def random_data(
 
 
 #: Four relations: both ways between two types, inside one type, and from a type that nothing leads to.
-RELATIONS = [("paper", "by", "author"), ("author", "writes", "paper"), ("paper", "cites", "paper"), ("venue", "prints", "paper")]
+RELATIONS = [
+    ("paper", "by", "author"),
+    ("author", "writes", "paper"),
+    ("paper", "cites", "paper"),
+    ("venue", "prints", "paper"),
+]
 
 
 def random_hetero(num_edges: int = 300, *, seed: int = 0, **sizes: int) -> HeteroData:
@@ -65,12 +70,17 @@ def random_hetero(num_edges: int = 300, *, seed: int = 0, **sizes: int) -> Heter
         data[name].x = torch.stack([torch.full_like(ids, number), ids], 1).float()
         data[name].time = torch.from_numpy(generator.integers(10, size=size))
     for number, (source, relation, target) in enumerate(RELATIONS):
-        ends = [generator.permutation(sizes[end])[(generator.random(num_edges) ** 2 * sizes[end]).astype(np.int64)] for end in (source, target)]
+        ends = [
+            generator.permutation(sizes[end])[(generator.random(num_edges) ** 2 * sizes[end]).astype(np.int64)]
+            for end in (source, target)
+        ]
         store = data[source, relation, target]
         store.edge_index = torch.from_numpy(np.stack(ends))
         store.edge_attr = torch.stack([torch.full((num_edges,), number), torch.arange(num_edges)], 1).float()
         store.edge_time = torch.from_numpy(generator.integers(10, size=num_edges))
-        store.weight = torch.from_numpy(np.where(generator.random(num_edges) < 0.1, 0.0, generator.random(num_edges) ** 3))
+        store.weight = torch.from_numpy(
+            np.where(generator.random(num_edges) < 0.1, 0.0, generator.random(num_edges) ** 3)
+        )
     return data
 
 

@@ -161,7 +161,9 @@ def draw_weighted(stream: Stream, weights: Sequence[float], count: int, replace:
     if count == degree:
         return list(range(degree))
     # Those without weight arrive after all others, among themselves as if they weighed the same.
-    arrivals = [(w == 0.0, -math.log(uniform(stream)) / (w or 1.0), place) for place, w in enumerate(weights)] if count else []
+    arrivals = (
+        [(w == 0.0, -math.log(uniform(stream)) / (w or 1.0), place) for place, w in enumerate(weights)] if count else []
+    )
     return sorted(place for *_, place in sorted(arrivals)[:count])
 
 
@@ -186,7 +188,8 @@ def visible(relation: Relation, v: int, node_time: Sequence[int] | None, now: in
     return [
         e
         for e in places
-        if (relation.time is None or relation.time[e] <= now) and (node_time is None or node_time[relation.indices[e]] <= now)
+        if (relation.time is None or relation.time[e] <= now)
+        and (node_time is None or node_time[relation.indices[e]] <= now)
     ]
 
 
@@ -259,7 +262,10 @@ def sample_typed_neighbors(
                 if (tree[t][i], relation.indices[e]) in local[s]
             ]
             rows[r], cols[r], edges[r] = ([f[k] for f in found] for k in range(3))
-    e_id = [list(es) if relation.edge_id is None else [relation.edge_id[e] for e in es] for relation, es in zip(relations, edges)]
+    e_id = [
+        list(es) if relation.edge_id is None else [relation.edge_id[e] for e in es]
+        for relation, es in zip(relations, edges)
+    ]
     return n_id, tree if disjoint else [], [[a, b] for a, b in zip(rows, cols)], e_id, num_nodes, num_edges
 
 

@@ -35,10 +35,14 @@ def test_a_prepared_loader_trains(num_workers):
     for _ in range(2):
         seeds = []
         for batch in prepared:
-            assert torch.equal(batch.x, data.x[batch.n_id]) and torch.equal(data.edge_index[:, batch.e_id], batch.n_id[batch.edge_index])
+            assert torch.equal(batch.x, data.x[batch.n_id]) and torch.equal(
+                data.edge_index[:, batch.e_id], batch.n_id[batch.edge_index]
+            )
             seeds += batch.input_id.tolist()
             with accelerator.accumulate(model):
-                loss = F.cross_entropy(model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size])
+                loss = F.cross_entropy(
+                    model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]
+                )
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -49,7 +53,9 @@ def test_a_prepared_loader_trains(num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_epochs_of_a_prepared_loader_draw_anew(num_workers):
-    loader = accelerate.Accelerator(cpu=True).prepare(NeighborLoader(graph(), [3], torch.arange(50), batch_size=10, num_workers=num_workers))
+    loader = accelerate.Accelerator(cpu=True).prepare(
+        NeighborLoader(graph(), [3], torch.arange(50), batch_size=10, num_workers=num_workers)
+    )
     epochs = [[batch.n_id.tolist() for batch in loader] for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
@@ -62,7 +68,14 @@ def test_links_can_be_prepared():
 
 
 def on_rank(rank, directory):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1", ACCELERATE_USE_CPU="true")
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
+        ACCELERATE_USE_CPU="true",
+    )
     accelerator = accelerate.Accelerator(cpu=True)
     assert accelerator.num_processes == 2
     texts = []
@@ -85,4 +98,6 @@ def test_ranks_that_share_already_are_not_shared_again(tmp_path):
     for texts, _ in found:
         assert all("leave it out of prepare()" in text for text in texts)
     seeds = [sum(batches, []) for _, batches in found]
-    assert sorted(seeds[0] + seeds[1]) == list(range(40)) and len(seeds[0]) == len(seeds[1]), "of a Data each process gets its share"
+    assert sorted(seeds[0] + seeds[1]) == list(range(40)) and len(seeds[0]) == len(seeds[1]), (
+        "of a Data each process gets its share"
+    )

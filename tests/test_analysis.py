@@ -26,7 +26,14 @@ def _live(rank: int, root: str, policy: str) -> list[list[int]]:
     rows = []
     for alpha in ALPHAS:
         loader = NeighborLoader(
-            salientpp.load(root), FANOUTS, "train", batch_size=BATCH, shuffle=True, seed=5, replication_factor=alpha, policy=policy
+            salientpp.load(root),
+            FANOUTS,
+            "train",
+            batch_size=BATCH,
+            shuffle=True,
+            seed=5,
+            replication_factor=alpha,
+            policy=policy,
         )
         for _ in range(2):
             for _ in loader:
@@ -59,7 +66,8 @@ def test_no_static_cache_beats_the_oracle(small):
     _, analysis = small
     for volume in analysis.results:
         best = next(
-            v for v in analysis.results
+            v
+            for v in analysis.results
             if (v.fanouts, v.policy, v.replication_factor) == (volume.fanouts, "oracle", volume.replication_factor)
         )
         assert volume.remote_rows_per_epoch >= best.remote_rows_per_epoch
@@ -81,8 +89,13 @@ def test_the_forecast_is_the_sum_of_probabilities_of_uncached_remote_vertices(tm
     data = random_data(num_vertices=500, num_edges=3000, seed=4)
     part = salientpp.partition(data, 2, tmp_path / "parts", FANOUTS, BATCH, seeds="all", split={})
     analysis = analyze(
-        part, fanouts=[FANOUTS], batch_size=BATCH, replication_factors=ALPHAS, policies=["vip", "degree", "random"],
-        seeds="all", predict_only=True,
+        part,
+        fanouts=[FANOUTS],
+        batch_size=BATCH,
+        replication_factors=ALPHAS,
+        policies=["vip", "degree", "random"],
+        seeds="all",
+        predict_only=True,
     )
     assert analysis.epochs == 0
     largest = max(part.book.size_of(0), part.book.size_of(1))
@@ -106,7 +119,10 @@ def test_at_one_hop_the_forecast_is_right_and_the_calibration_agrees(small):
         if volume.fanouts == (2,) and volume.policy == "vip" and volume.replication_factor < 1:
             spread = 6 * volume.remote_rows_std / 2 + 1  # 4 epochs
             assert abs(volume.predicted_rows_per_epoch - volume.remote_rows_per_epoch) < spread
-            assert abs(volume.calibrated_rows_per_epoch - volume.remote_rows_per_epoch) < 6 * volume.calibrated_error + spread
+            assert (
+                abs(volume.calibrated_rows_per_epoch - volume.remote_rows_per_epoch)
+                < 6 * volume.calibrated_error + spread
+            )
 
 
 def test_the_advice_is_consistent_with_the_table(small):
@@ -119,7 +135,10 @@ def test_the_advice_is_consistent_with_the_table(small):
         for other in own:  # the knee is farthest above the chord
             rise = (other.reduction - least.reduction) / (most.reduction - least.reduction)
             knee = (chosen.reduction - least.reduction) / (most.reduction - least.reduction)
-            assert knee - chosen.replication_factor / most.replication_factor >= rise - other.replication_factor / most.replication_factor - 1e-9
+            assert (
+                knee - chosen.replication_factor / most.replication_factor
+                >= rise - other.replication_factor / most.replication_factor - 1e-9
+            )
         assert 0 <= recommendation.next_gb_saves <= 1 and f"α = {chosen.replication_factor:g}" in str(recommendation)
         rows = [row.rows_per_batch_vip_order for row in analysis.device_rows if row.fanouts == recommendation.fanouts]
         assert rows == sorted(rows, reverse=True) and rows[-1] == 0
@@ -156,19 +175,52 @@ def test_wrong_arguments_are_refused(options, text):
 
 def test_the_command_writes_what_it_shows(tmp_path, capsys):
     out = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv")}
-    command = ["analyze", "synthetic:num_vertices=2000", "--parts", "2", "--fanouts", "5,3", "--fanouts", "2,2", "--epochs", "2"]
-    command += ["--batch-size", "32", "--replication-factors", "0,.1,1", "--json", str(out["json"]), "--csv", str(out["csv"])]
+    command = [
+        "analyze",
+        "synthetic:num_vertices=2000",
+        "--parts",
+        "2",
+        "--fanouts",
+        "5,3",
+        "--fanouts",
+        "2,2",
+        "--epochs",
+        "2",
+    ]
+    command += [
+        "--batch-size",
+        "32",
+        "--replication-factors",
+        "0,.1,1",
+        "--json",
+        str(out["json"]),
+        "--csv",
+        str(out["csv"]),
+    ]
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "Fanouts [5, 3]" in text and "geometric mean" in text and "leaves" in text
     result = json.loads(out["json"].read_text())
     assert (result["schema"], result["parts"], result["batch_size"], result["epochs"]) == (1, 2, 32, 2)
-    wanted = {"fanouts", "policy", "replication_factor", "remote_rows_per_epoch", "remote_rows_std", "predicted_rows_per_epoch",
-              "ratio_to_oracle", "reduction"}
+    wanted = {
+        "fanouts",
+        "policy",
+        "replication_factor",
+        "remote_rows_per_epoch",
+        "remote_rows_std",
+        "predicted_rows_per_epoch",
+        "ratio_to_oracle",
+        "reduction",
+    }
     assert all(wanted <= set(entry) for entry in result["results"])
-    assert {entry["policy"] for entry in result["results"]} == set(POLICIES) - {"vip-hop"} | {"oracle", "oracle-heldout"}
+    assert {entry["policy"] for entry in result["results"]} == set(POLICIES) - {"vip-hop"} | {
+        "oracle",
+        "oracle-heldout",
+    }
     lines = list(csv.DictReader(out["csv"].open()))
-    assert [float(line["remote_rows_per_epoch"]) for line in lines] == [e["remote_rows_per_epoch"] for e in result["results"]]
+    assert [float(line["remote_rows_per_epoch"]) for line in lines] == [
+        e["remote_rows_per_epoch"] for e in result["results"]
+    ]
 
 
 def test_the_command_draws_a_plot(tmp_path):
@@ -193,7 +245,10 @@ def test_the_command_draws_a_plot(tmp_path):
         (["--policies", "vip,lru"], "policies must be among"),
         (["--epochs", "0"], "epochs must be >= 1, got 0"),
         (["--replication-factors", "0,-1"], "replication_factor must be >= 0"),
-        (["--partition", "nofile"], "--partition must be metis, metis-vip, random or an .npy file of part ids, got nofile"),
+        (
+            ["--partition", "nofile"],
+            "--partition must be metis, metis-vip, random or an .npy file of part ids, got nofile",
+        ),
     ],
 )
 def test_the_command_refuses_in_one_line_before_it_loads_anything(extra, text, capsys, monkeypatch):
@@ -226,7 +281,16 @@ def test_an_interrupt_leaves_the_files_of_before(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("salientpp.analysis.volume._analyze_part", interrupt)
-    command = ["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--fanouts", "3", "--json", str(tmp_path / "out.json")]
+    command = [
+        "analyze",
+        "synthetic:num_vertices=1000",
+        "--parts",
+        "2",
+        "--fanouts",
+        "3",
+        "--json",
+        str(tmp_path / "out.json"),
+    ]
     assert main([*command, "--csv", str(tmp_path / "out.csv")]) == 130
     assert "interrupted; nothing was written" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and (tmp_path / "out.json").read_text() == "old"
@@ -234,15 +298,32 @@ def test_an_interrupt_leaves_the_files_of_before(tmp_path, capsys, monkeypatch):
 
 def test_the_tables_say_what_memory_each_size_takes(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    command = ["analyze", "synthetic:num_vertices=2000,num_features=25", "--parts", "2", "--fanouts", "3", "--predict-only"]
+    command = [
+        "analyze",
+        "synthetic:num_vertices=2000,num_features=25",
+        "--parts",
+        "2",
+        "--fanouts",
+        "3",
+        "--predict-only",
+    ]
     assert main([*command, "--replication-factors", "0,.1,1", "--json", str(tmp_path / "out.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     # 100 bytes a row; α = 0.1 is 100 rows of 2000 / 2, and β is a share of the largest part.
-    assert next(line for line in lines if "cache per machine" in line).split()[3:] == ["0", "B", "10", "kB", "100", "kB"]
+    assert next(line for line in lines if "cache per machine" in line).split()[3:] == [
+        "0",
+        "B",
+        "10",
+        "kB",
+        "100",
+        "kB",
+    ]
     result = json.loads((tmp_path / "out.json").read_text())
     assert [entry["cache_bytes"] for entry in result["results"][:3]] == [0, 10_000, 100_000]
     largest = round(result["balance"]["vertices"] * 1000)
-    assert [row["gpu_bytes"] for row in result["device_rows"]] == [int(row["gpu_fraction"] * largest) * 100 for row in result["device_rows"]]
+    assert [row["gpu_bytes"] for row in result["device_rows"]] == [
+        int(row["gpu_fraction"] * largest) * 100 for row in result["device_rows"]
+    ]
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
@@ -261,7 +342,12 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 def test_on_a_real_graph_vip_is_near_the_heldout_oracle_and_better_than_degree_and_random():
     data = real_data("debian_full")
     analysis = analyze(
-        data, 4, fanouts=[[15, 10, 5]], batch_size=256, replication_factors=[0.16], policies=["vip", "degree", "random", "oracle"],
+        data,
+        4,
+        fanouts=[[15, 10, 5]],
+        batch_size=256,
+        replication_factors=[0.16],
+        policies=["vip", "degree", "random", "oracle"],
         epochs=20,
     )
     rows = {volume.policy: volume.remote_rows_per_epoch for volume in analysis.results}
@@ -274,7 +360,14 @@ def test_vip_edge_weights_lower_the_traffic_at_equal_balance():
     rows = {}
     for method in ("metis", "metis-vip"):
         analysis = analyze(
-            data, 4, method=method, fanouts=[[15, 10, 5]], batch_size=256, replication_factors=[0], policies=["vip"], epochs=2
+            data,
+            4,
+            method=method,
+            fanouts=[[15, 10, 5]],
+            batch_size=256,
+            replication_factors=[0],
+            policies=["vip"],
+            epochs=2,
         )
         assert max(analysis.balance.values()) < 1.06
         rows[method] = analysis.results[0].remote_rows_per_epoch

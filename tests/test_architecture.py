@@ -70,7 +70,10 @@ def imports_of(source: str, module: str, is_package: bool, modules: set[str]) ->
                 parents = here[: len(here) - node.level + is_package]
                 base = ".".join([*parents, *([node.module] if node.module else [])])
             names = [f"{base}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "import_module",
+            "__import__",
+        ):
             names = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         for name in names:
             if name != "salientpp" and not name.startswith("salientpp."):
@@ -141,8 +144,14 @@ def test_a_wrong_arrow_is_seen(module, source):
     "module, source",
     [
         ("ops", "from salientpp import _C"),
-        ("plan.cache", "from salientpp.plan.vip import inclusion_probability\nfrom . import partition_book\nfrom ..graph.csc import Graph"),
-        ("minibatch.loader", "from salientpp import ops\nfrom salientpp.pipeline import Stage\nimport salientpp.store.tiers"),
+        (
+            "plan.cache",
+            "from salientpp.plan.vip import inclusion_probability\nfrom . import partition_book\nfrom ..graph.csc import Graph",
+        ),
+        (
+            "minibatch.loader",
+            "from salientpp import ops\nfrom salientpp.pipeline import Stage\nimport salientpp.store.tiers",
+        ),
         ("analysis", "from salientpp.minibatch import sampler\nfrom salientpp.minibatch.sampler import Sampler"),
         ("cli", "import salientpp\nfrom salientpp.minibatch.loader import NeighborLoader"),
         ("__init__", "from salientpp.minibatch.loader import NeighborLoader"),
@@ -186,7 +195,16 @@ def test_a_circle_is_seen():
 
 
 def test_the_package_was_read():
-    assert {"ops", "graph.csc", "comm", "pipeline", "plan.vip", "store.tiers", "minibatch.sampler", "__init__"} <= MODULES
+    assert {
+        "ops",
+        "graph.csc",
+        "comm",
+        "pipeline",
+        "plan.vip",
+        "store.tiers",
+        "minibatch.sampler",
+        "__init__",
+    } <= MODULES
 
 
 # --- names ------------------------------------------------------------------------------------------------
@@ -208,7 +226,10 @@ def test_public_names_hold_what_the_contract_promises():
 def test_init_holds_names_and_nothing_else():
     for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        is_all = isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] in (["__all__"], ["__version__"])
+        is_all = isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] in (
+            ["__all__"],
+            ["__version__"],
+        )
         assert is_docstring or is_all or isinstance(node, ast.ImportFrom), f"__init__.py:{node.lineno} does something"
 
 
@@ -221,7 +242,11 @@ def test_every_module_opens_with_a_docstring():
 def test_no_file_is_named_after_nothing():
     forbidden = {"utils", "util", "common", "base", "helpers", "misc"}
     names = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*") if "__pycache__" not in path.parts]
-    assert [str(name) for name in names if name.stem in forbidden or "internal" in name.parts or name.stem.startswith("dist_")] == []
+    assert [
+        str(name)
+        for name in names
+        if name.stem in forbidden or "internal" in name.parts or name.stem.startswith("dist_")
+    ] == []
 
 
 # --- importing does nothing -------------------------------------------------------------------------------
@@ -259,7 +284,13 @@ def writes_environment(source: str) -> list[int]:
         if isinstance(node, ast.Subscript) and is_environ(node.value) and not isinstance(node.ctx, ast.Load):
             lines.append(node.lineno)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            on_environ = is_environ(node.func.value) and node.func.attr in ("update", "setdefault", "pop", "clear", "popitem")
+            on_environ = is_environ(node.func.value) and node.func.attr in (
+                "update",
+                "setdefault",
+                "pop",
+                "clear",
+                "popitem",
+            )
             if on_environ or node.func.attr in ("putenv", "unsetenv"):
                 lines.append(node.lineno)
     return lines
@@ -267,7 +298,12 @@ def writes_environment(source: str) -> list[int]:
 
 def test_no_module_writes_the_environment():
     assert {str(p.relative_to(ROOT)): lines for p in SOURCES if (lines := writes_environment(p.read_text()))} == {}
-    for source in ("os.environ['A'] = '1'", "environ.setdefault('A', '1')", "del os.environ['A']", "os.putenv('A', '1')"):
+    for source in (
+        "os.environ['A'] = '1'",
+        "environ.setdefault('A', '1')",
+        "del os.environ['A']",
+        "os.putenv('A', '1')",
+    ):
         assert writes_environment(source) == [1]
     assert writes_environment("os.environ.get('A', os.environ['B'])") == []
 
@@ -277,7 +313,9 @@ def test_heavy_packages_are_imported_where_they_are_used():
         if part_of(module_name(path)) in MAY_IMPORT_ANYTHING - {"__init__"}:
             continue
         for node in ast.parse(path.read_text()).body:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+            names = (
+                [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+            )
             assert not HEAVY & {name.partition(".")[0] for name in names}, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
@@ -286,7 +324,11 @@ def test_heavy_packages_are_imported_where_they_are_used():
 
 def operators_called(function: ast.FunctionDef) -> set[str]:
     """Names used as ``_ops.<name>``."""
-    return {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "_ops"}
+    return {
+        n.attr
+        for n in ast.walk(function)
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "_ops"
+    }
 
 
 def test_each_operator_has_one_schema_and_one_function_of_its_name():
@@ -302,7 +344,11 @@ def test_each_operator_has_one_schema_and_one_function_of_its_name():
 
 def test_each_function_takes_the_arguments_of_its_schema_in_their_order():
     library = (ROOT / "csrc" / "library.cpp").read_text()
-    tree = {node.name: node for node in ast.parse((PACKAGE / "ops.py").read_text()).body if isinstance(node, ast.FunctionDef)}
+    tree = {
+        node.name: node
+        for node in ast.parse((PACKAGE / "ops.py").read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
     for name, arguments in re.findall(r'm\.def\("(\w+)\((.*?)\) ->', library):
         names = [re.split(r"[ =]", argument.strip())[1] for argument in arguments.split(",")]
         given = tree[name].args

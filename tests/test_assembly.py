@@ -86,7 +86,12 @@ def test_the_kernel_compiles_for_gpus_and_moves_16_bytes_where_rows_allow(capabi
     sizes = [*(f"end_{i}" for i in range(NUM_TENSORS - 1)), "num_rows"]
     columns = min(triton.next_power_of_2(words), 128)
     constants = {"WORDS": words, "ROWS": 1024 // columns, "COLUMNS": columns}
-    signature = {**dict.fromkeys(pointers, "*i64"), "index": "*i32", **dict.fromkeys(sizes, "i32"), **dict.fromkeys(constants, "constexpr")}
+    signature = {
+        **dict.fromkeys(pointers, "*i64"),
+        "index": "*i32",
+        **dict.fromkeys(sizes, "i32"),
+        **dict.fromkeys(constants, "constexpr"),
+    }
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}
     source = ASTSource(assembly_kernel._assemble, signature, constants, aligned)
     assembly = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
@@ -98,7 +103,9 @@ def test_the_kernel_compiles_for_gpus_and_moves_16_bytes_where_rows_allow(capabi
 # --- recipes ----------------------------------------------------------------------------------------------
 
 
-def random_tiers(seed: int, gpu_fraction: float, cache_fraction: float, zero_copy: bool, cache_share: float) -> tuple[Tiers, torch.Tensor]:
+def random_tiers(
+    seed: int, gpu_fraction: float, cache_fraction: float, zero_copy: bool, cache_share: float
+) -> tuple[Tiers, torch.Tensor]:
     book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
     begin, end = book.range_of(part_id)
     x = identity_features(book.num_vertices, 2)
@@ -115,9 +122,13 @@ def random_tiers(seed: int, gpu_fraction: float, cache_fraction: float, zero_cop
 @pytest.mark.parametrize("cache_share", [0, 0.4, 1])
 @pytest.mark.parametrize("zero_copy", [False, True])
 @FRACTIONS
-def test_a_recipe_puts_every_row_in_its_place(interpreted, monkeypatch, gpu_fraction, cache_fraction, zero_copy, cache_share, kernel):
+def test_a_recipe_puts_every_row_in_its_place(
+    interpreted, monkeypatch, gpu_fraction, cache_fraction, zero_copy, cache_share, kernel
+):
     if kernel == "kernel":
-        monkeypatch.setattr(fetch, "assemble_rows", lambda tensors, index, out: run_kernel(tensors, index, out) if out.numel() else None)
+        monkeypatch.setattr(
+            fetch, "assemble_rows", lambda tensors, index, out: run_kernel(tensors, index, out) if out.numel() else None
+        )
     way = Packed(CPU)
     for seed in range(4):
         tiers, n_id = random_tiers(seed, gpu_fraction, cache_fraction, zero_copy, cache_share)
@@ -146,7 +157,9 @@ def test_the_highest_scores_go_to_the_device_until_it_is_full():
         if kept:
             assert tiered.device_rows["y"].tolist() == tiered.device_rows["x"][:, 0].tolist() == kept
             assert tiered.device_members.ids.tolist() == kept
-            assert [tier.members for tier in tiered.tiers(False)] == [tiered.device_members, cache.members], "the device's come first"
+            assert [tier.members for tier in tiered.tiers(False)] == [tiered.device_members, cache.members], (
+                "the device's come first"
+            )
         assert tiered.rows is cache.rows
     assert cache.on_device(scores, 10**6, CPU).device_rows["y"].tolist() == ids.tolist()
 

@@ -66,7 +66,11 @@ def differs(ours: Any, theirs: Any) -> str:
     if isinstance(ours, np.ndarray):
         return "" if np.array_equal(ours, theirs) else "other values"
     if isinstance(ours, dict):
-        return "; ".join(filter(None, (differs(ours[k], theirs[k]) for k in ours))) if ours.keys() == theirs.keys() else "other keys"
+        return (
+            "; ".join(filter(None, (differs(ours[k], theirs[k]) for k in ours)))
+            if ours.keys() == theirs.keys()
+            else "other keys"
+        )
     if isinstance(ours, (list, tuple)):
         return "; ".join(filter(None, map(differs, ours, theirs))) if len(ours) == len(theirs) else "other length"
     return "" if ours == theirs else f"{ours!r} is not {theirs!r}"
@@ -122,7 +126,9 @@ NAMES = sorted(contents.OWN_NAMES - {"edge_index", "adj_t", "num_nodes"})
 
 
 @pytest.mark.parametrize("link", [False, True])
-@pytest.mark.parametrize("name", [*NAMES, "edge_label_index", "edge_label", "num_edges", "_orig_edge_index", "data", "x y", "time"])
+@pytest.mark.parametrize(
+    "name", [*NAMES, "edge_label_index", "edge_label", "num_edges", "_orig_edge_index", "data", "x y", "time"]
+)
 def test_attributes_by_names_of_the_batch_are_what_they_are_in_pyg(name, link):
     for size in (N, 120):
         data = graph(**{name: torch.arange(size) + 1000}) if name != "num_edges" else graph(num_edges=120)
@@ -137,7 +143,10 @@ def test_attributes_by_names_of_the_batch_are_what_they_are_in_pyg(name, link):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dataset_directory_refuses_names_that_its_batches_use(tmp_path, name, size):
     data = graph(x=torch.rand(N, 2), **{name: torch.arange(size)})
-    with pytest.raises(ValueError, match=rf"data\.{name} cannot be stored under its name, .* data.my_{name} = data.{name}; del data.{name}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"data\.{name} cannot be stored under its name, .* data.my_{name} = data.{name}; del data.{name}",
+    ):
         salientpp.partition(data, 1, tmp_path / "d", [2], 4)
     assert not (tmp_path / "d").exists()
     data[f"my_{name}"] = data[name]
@@ -159,13 +168,17 @@ def test_a_directory_that_was_written_with_such_a_name_is_refused(tmp_path, monk
 @pytest.mark.parametrize("name, rows", [("x", 38), ("x", 41), ("pos", 5), ("edge_attr", 119), ("edge_weight", 7)])
 def test_a_directory_refuses_features_of_some_vertices_or_edges_only(tmp_path, name, rows):
     of = "edge" if name.startswith("edge") else "vertex"
-    with pytest.raises(ValueError, match=rf"data.{name} must be a tensor with one row per {of}, expected \d+ rows, got \[{rows}, 2\]"):
+    with pytest.raises(
+        ValueError, match=rf"data.{name} must be a tensor with one row per {of}, expected \d+ rows, got \[{rows}, 2\]"
+    ):
         salientpp.partition(graph(**{name: torch.rand(rows, 2)}), 1, tmp_path / "d", [2], 4)
 
 
 def test_features_of_some_vertices_only_come_whole_with_a_warning():
     data = graph(x=torch.rand(38, 2))
-    with pytest.warns(UserWarning, match="data.x has 38 rows for 40 vertices, so every batch carries it whole, as in PyG"):
+    with pytest.warns(
+        UserWarning, match="data.x has 38 rows for 40 vertices, so every batch carries it whole, as in PyG"
+    ):
         loader = NeighborLoader(data, [2])
     assert next(iter(loader)).x is data.x
     assert assert_as_in_pyg(data, torch.arange(10))
@@ -178,7 +191,9 @@ def test_with_fanouts_of_zero_nothing_is_drawn_on_parts_either(tmp_path):
         mine, parts = (next(iter(NeighborLoader(source, fanouts, None, batch_size=8))) for source in (data, part))
         theirs = next(iter(torch_geometric_loader(data, fanouts)))
         for batch in (mine, parts):
-            assert [count == 0 for count in batch.num_sampled_edges] == [count == 0 for count in theirs.num_sampled_edges]
+            assert [count == 0 for count in batch.num_sampled_edges] == [
+                count == 0 for count in theirs.num_sampled_edges
+            ]
             assert len(batch.num_sampled_nodes) == len(fanouts) + 1 and batch.num_sampled_nodes[0] == 8
 
 
@@ -219,7 +234,9 @@ def test_a_matrix_beside_a_list_of_edges_keeps_its_values(kind, with_values, typ
         edges = store.edge_index.unique(dim=1)
         store.edge_index = edges[:, torch.randperm(edges.size(1), generator=torch.Generator().manual_seed(3))]
         store.edge_attr = store.edge_index[0] * 100 + store.edge_index[1]  # every edge knows its ends
-        store.adj_t = matrix_of(store.edge_index, tuple(store.size())[::-1], store.edge_attr.float() if with_values else None, kind)
+        store.adj_t = matrix_of(
+            store.edge_index, tuple(store.size())[::-1], store.edge_attr.float() if with_values else None, kind
+        )
     ends = torch.randint(30, (2, 12), generator=torch.Generator().manual_seed(0))
     if link:
         loader = LinkNeighborLoader(data, [3, 2], (TYPE, ends) if typed else ends, batch_size=4)
@@ -228,7 +245,9 @@ def test_a_matrix_beside_a_list_of_edges_keeps_its_values(kind, with_values, typ
     seen = 0
     for batch in loader:
         for store in batch.edge_stores:
-            source_ids, target_ids = (batch.n_id,) * 2 if not typed else (batch[store._key[0]].n_id, batch[store._key[2]].n_id)
+            source_ids, target_ids = (
+                (batch.n_id,) * 2 if not typed else (batch[store._key[0]].n_id, batch[store._key[2]].n_id)
+            )
             assert torch.equal(store.edge_attr, source_ids[store.edge_index[0]] * 100 + target_ids[store.edge_index[1]])
             target, source, value = entries_of(store.adj_t)
             seen += target.numel()
@@ -254,7 +273,11 @@ def test_a_matrix_of_other_edges_is_refused(tmp_path, kind):
     data.edge_index = data.edge_index.unique(dim=1)
     data.adj_t = matrix_of(data.edge_index.flip(0), (N, N), None, kind)
     words = "edge_index and adj_t of the edges must be of the same edges, .* delete the one that is not meant"
-    for make in (lambda: NeighborLoader(data, [2]), lambda: LinkNeighborLoader(data, [2]), lambda: salientpp.partition(data, 1, tmp_path / "d")):
+    for make in (
+        lambda: NeighborLoader(data, [2]),
+        lambda: LinkNeighborLoader(data, [2]),
+        lambda: salientpp.partition(data, 1, tmp_path / "d"),
+    ):
         with pytest.raises(ValueError, match=words):
             make()
     typed = typed_graph()
@@ -299,9 +322,17 @@ def test_a_coo_matrix_of_edges_is_refused():
 # --- data that changes ------------------------------------------------------------------------------------
 
 LOADERS = {
-    "default": {}, "depth 1": {"depth": 1}, "workers": {"num_workers": 2}, "rows on the device": {"gpu_fraction": 0.5},
-    "workers, device rows": {"gpu_fraction": 1.0, "num_workers": 1}, "zero copy": {"zero_copy": True},
-    **({"cuda": {"device": "cuda"}, "cuda, rows there": {"device": "cuda", "gpu_fraction": 0.5, "num_workers": 1}} if torch.cuda.is_available() else {}),
+    "default": {},
+    "depth 1": {"depth": 1},
+    "workers": {"num_workers": 2},
+    "rows on the device": {"gpu_fraction": 0.5},
+    "workers, device rows": {"gpu_fraction": 1.0, "num_workers": 1},
+    "zero copy": {"zero_copy": True},
+    **(
+        {"cuda": {"device": "cuda"}, "cuda, rows there": {"device": "cuda", "gpu_fraction": 0.5, "num_workers": 1}}
+        if torch.cuda.is_available()
+        else {}
+    ),
 }
 LOADER = pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
 
@@ -323,13 +354,26 @@ def assert_is_current(batch: Data | HeteroData, data: Data | HeteroData) -> None
     """Every attribute is what the data holds now."""
     batch = batch.clone().to("cpu")
     for store in batch.stores:
-        whole = data._store if store._key is None and isinstance(data, Data) else None if store._key is None else data[store._key]
+        whole = (
+            data._store
+            if store._key is None and isinstance(data, Data)
+            else None
+            if store._key is None
+            else data[store._key]
+        )
         for name, value in () if whole is None else whole.items():
             if name in ("edge_index", "num_nodes"):
                 continue
             ids = store.n_id if whole.is_node_attr(name) else store.e_id if whole.is_edge_attr(name) else None
-            assert not differs(store[name].detach(), (value if ids is None else value[ids]).detach()), (store._key, name)
-        assert not [name for name in store.keys() if whole is not None and name in ("x", "y", "extra", "edge_attr") and name not in whole]
+            assert not differs(store[name].detach(), (value if ids is None else value[ids]).detach()), (
+                store._key,
+                name,
+            )
+        assert not [
+            name
+            for name in store.keys()
+            if whole is not None and name in ("x", "y", "extra", "edge_attr") and name not in whole
+        ]
 
 
 def in_place(data: Data, step: int) -> None:
@@ -404,7 +448,10 @@ def test_so_do_batches_of_edges_and_single_batches(options):
 def test_learnable_features_learn_as_they_do_with_pygs_loader(options):
     """The rows, and where the gradients go: an optimizer's steps are those of one process without a pipeline."""
     tables = []
-    for make in (lambda d: NodeLoader(d, NeighborSampler(d, [-1, -1]), batch_size=16), lambda d: NeighborLoader(d, [-1, -1], batch_size=16, **options)):
+    for make in (
+        lambda d: NodeLoader(d, NeighborSampler(d, [-1, -1]), batch_size=16),
+        lambda d: NeighborLoader(d, [-1, -1], batch_size=16, **options),
+    ):
         torch.manual_seed(0)
         data = known(False)
         data.x = torch.nn.Parameter(torch.rand(300, 3))
@@ -474,7 +521,9 @@ def test_several_iterators_of_one_loader_hold_the_data_as_it_is():
 
 def test_a_transform_sees_every_batch_once_and_dtype_holds_for_changed_features():
     data, seen = known(False), []
-    loader = NeighborLoader(data, [3], batch_size=16, dtype=torch.bfloat16, transform=lambda batch: seen.append(batch.x.clone()) or batch)
+    loader = NeighborLoader(
+        data, [3], batch_size=16, dtype=torch.bfloat16, transform=lambda batch: seen.append(batch.x.clone()) or batch
+    )
     for step, batch in enumerate(loader):
         assert batch.x.dtype == torch.bfloat16
         assert torch.equal(batch.x, data.x[batch.n_id].bfloat16()) and torch.equal(seen[-1], batch.x)
@@ -502,7 +551,9 @@ def test_edges_that_change_are_not_drawn_from_and_that_is_said_once():
         warnings.simplefilter("error")
         list(loader)
     data.edge_index = data.edge_index.flip(0)
-    with pytest.warns(UserWarning, match="the edges of data have changed since this loader was made; .* Make a new loader"):
+    with pytest.warns(
+        UserWarning, match="the edges of data have changed since this loader was made; .* Make a new loader"
+    ):
         after = [batch.edge_index for batch in loader]
     assert all(map(torch.equal, before, after))
     with warnings.catch_warnings():
@@ -522,9 +573,16 @@ def test_a_single_batch_takes_positions_or_a_mask_of_the_seeds():
     seeds = torch.tensor([7, 3, 9, 1])
     for loader in (NeighborLoader(graph(), [2], seeds), LinkNeighborLoader(graph(), [2], torch.stack([seeds, seeds]))):
         for index, want in [
-            (torch.tensor([True, False, True, False]), [0, 2]), ([False, False, False, True], [3]), (np.array([False, True, True, False]), [1, 2]),
-            (torch.zeros(4, dtype=torch.bool), []), ([2, 2], [2, 2]), (torch.tensor([1], dtype=torch.uint8), [1]), (np.array([3, 0]), [3, 0]),
-            (3, [3]), ([], []), (range(2), [0, 1]),
+            (torch.tensor([True, False, True, False]), [0, 2]),
+            ([False, False, False, True], [3]),
+            (np.array([False, True, True, False]), [1, 2]),
+            (torch.zeros(4, dtype=torch.bool), []),
+            ([2, 2], [2, 2]),
+            (torch.tensor([1], dtype=torch.uint8), [1]),
+            (np.array([3, 0]), [3, 0]),
+            (3, [3]),
+            ([], []),
+            (range(2), [0, 1]),
         ]:
             batch = loader(index)
             assert batch.input_id.tolist() == want
@@ -551,7 +609,9 @@ def test_other_positions_are_refused(index, words):
 
 
 def test_a_samplers_positions_are_checked_too():
-    with pytest.raises(ValueError, match=r"a batch of the sampler must hold positions of seeds in \[0, 4\), got 9 at place 1"):
+    with pytest.raises(
+        ValueError, match=r"a batch of the sampler must hold positions of seeds in \[0, 4\), got 9 at place 1"
+    ):
         list(NeighborLoader(graph(), [2], torch.arange(4), batch_sampler=[[0, 9]]))
 
 
@@ -562,12 +622,33 @@ class Coloured(Tensor):
     """A tensor subclass."""
 
 
-WHOLE = [torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64]
-REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.complex128]
+WHOLE = [
+    torch.bool,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+]
+REAL = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.complex64,
+    torch.complex128,
+]
 
 
 def rows_of_dtype(dtype: torch.dtype) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda size, g: torch.randint(100, (size, 3), generator=g).to(torch.float32 if dtype in REAL else torch.int64).to(dtype)
+    return lambda size, g: (
+        torch.randint(100, (size, 3), generator=g).to(torch.float32 if dtype in REAL else torch.int64).to(dtype)
+    )
 
 
 def sparse_matrix(size: int, g: torch.Generator) -> Any:
@@ -635,7 +716,9 @@ def test_attributes_of_any_kind_are_cut_as_in_pyg_or_refused_as_there(kind, plac
         data["a"].x, data[TYPE].edge_attr = KINDS[kind](N, g), KINDS[kind](90, g)
         has_batches = assert_as_in_pyg(data, ("a", torch.arange(10)))
     else:
-        has_batches = assert_as_in_pyg(graph(**{place: KINDS[kind](120 if place == "edge_attr" else N, g)}), torch.arange(10))
+        has_batches = assert_as_in_pyg(
+            graph(**{place: KINDS[kind](120 if place == "edge_attr" else N, g)}), torch.arange(10)
+        )
     assert has_batches != (kind in ODD)
 
 
@@ -650,7 +733,10 @@ def test_types_may_have_attributes_that_the_first_type_lacks(options):
 @pytest.mark.parametrize("kind", ODD)
 def test_what_has_no_rows_to_take_is_named(kind):
     data = graph(note=KINDS[kind](N, torch.Generator()))
-    with pytest.raises(RuntimeError, match=r"data\.note cannot be cut to what was sampled, .* of length 40 .*; make it a dense or COO tensor, or delete it"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"data\.note cannot be cut to what was sampled, .* of length 40 .*; make it a dense or COO tensor, or delete it",
+    ):
         list(NeighborLoader(data, [2]))
 
 
@@ -679,12 +765,18 @@ def odd_object(number: int) -> tuple[Data | HeteroData, Any, bool, dict[str, Any
             warnings.simplefilter("ignore")
             edges = draw.choice(data.edge_stores)
             rows, columns = edges.size()
-            edges.adj_t = matrix_of(edges.edge_index, (columns, rows), torch.arange(edges.edge_index.size(1)), "SparseTensor")
+            edges.adj_t = matrix_of(
+                edges.edge_index, (columns, rows), torch.arange(edges.edge_index.size(1)), "SparseTensor"
+            )
         del edges["edge_index"]
     seeds = torch.randint(30, (2, 9) if link else (9,), generator=g)
     if typed:
         seeds = (TYPE if link else draw.choice(["a", "b"]), seeds)
-    options = {"depth": draw.choice([1, 3, 10]), "num_workers": draw.choice([0, 0, 1, 2]), "gpu_fraction": draw.choice([0.0, 0.0, 0.5, 1.0])}
+    options = {
+        "depth": draw.choice([1, 3, 10]),
+        "num_workers": draw.choice([0, 0, 1, 2]),
+        "gpu_fraction": draw.choice([0.0, 0.0, 0.5, 1.0]),
+    }
     return data, seeds, link, options
 
 

@@ -58,7 +58,9 @@ def test_a_plan_equals_the_slow_reference(seed):
     scores = torch.from_numpy(generator.integers(0, 5, size=num_vertices) / 4).float()
     for part_id in range(num_parts):
         for alpha in (0.0, 0.1, 0.5, 1.0, 2.5, 100.0):
-            want = reference.plan_cache(scores.tolist(), *book.range_of(part_id), math.floor(alpha * num_vertices / num_parts))
+            want = reference.plan_cache(
+                scores.tolist(), *book.range_of(part_id), math.floor(alpha * num_vertices / num_parts)
+            )
             plan = plan_cache(scores, book, part_id, alpha)
             assert plan.dtype == torch.int64
             assert plan.tolist() == want
@@ -105,7 +107,15 @@ def test_planning_leaves_the_scores_alone():
 
 @pytest.mark.parametrize(
     "alpha, num_vertices, num_parts, rows",
-    [(0, 100, 4, 0), (0.16, 100, 4, 4), (0.16, 99, 4, 3), (1, 100, 4, 25), (1, 100, 3, 33), (2.5, 10, 1, 25), (0.5, 0, 2, 0)],
+    [
+        (0, 100, 4, 0),
+        (0.16, 100, 4, 4),
+        (0.16, 99, 4, 3),
+        (1, 100, 4, 25),
+        (1, 100, 3, 33),
+        (2.5, 10, 1, 25),
+        (0.5, 0, 2, 0),
+    ],
 )
 def test_the_capacity_is_alpha_n_over_k_rounded_down(alpha, num_vertices, num_parts, rows):
     assert cache_capacity(alpha, book_of(*[0] * num_parts, num_vertices)) == rows
@@ -163,7 +173,9 @@ def test_vip_is_the_inclusion_probability_of_either_meaning_of_a_hop():
         want = inclusion_probability(work.graph, work.seeds, [4, 3], 5, expand=expand)
         assert torch.equal(score(policy, work), want)
     with_replacement = Workload(work.graph, work.book, 1, work.seeds, [4, 3], 5, replace=True)
-    assert torch.equal(score("vip", with_replacement), inclusion_probability(work.graph, work.seeds, [4, 3], 5, replace=True))
+    assert torch.equal(
+        score("vip", with_replacement), inclusion_probability(work.graph, work.seeds, [4, 3], 5, replace=True)
+    )
 
 
 def vertices_within(graph: Graph, seeds: torch.Tensor, hops: int) -> set[int]:
@@ -204,7 +216,9 @@ def test_an_unknown_policy_is_refused_with_the_names_of_those_there_are():
 # --- whose rows a cache holds -----------------------------------------------------------------------------
 
 
-def _dataset(root: Path, num_parts: int, shift: float = 0.0, seed: int = 0, assigned: torch.Tensor | None = None) -> str:
+def _dataset(
+    root: Path, num_parts: int, shift: float = 0.0, seed: int = 0, assigned: torch.Tensor | None = None
+) -> str:
     data = random_data(200, 900, seed=seed)
     data.x = data.x + shift
     data.z = data.x[:, 0].long()
@@ -215,6 +229,7 @@ def _dataset(root: Path, num_parts: int, shift: float = 0.0, seed: int = 0, assi
 
 def _with_caches_of_others(rank: int, roots: dict[str, str]) -> dict[str, str]:
     """What a loader says to each cache, and that every row is right where it says nothing."""
+
     def make(root: str, **options):
         graph = salientpp.load(root)
         return NeighborLoader(graph, [4, 2], "train", batch_size=16, seed=3, uneven="exact", **options)
@@ -226,7 +241,11 @@ def _with_caches_of_others(rank: int, roots: dict[str, str]) -> dict[str, str]:
     caches["x and z"] = make(roots["own"], replication_factor=0.5, gather=("z", "x")).cache
     caches["z"] = make(roots["own"], replication_factor=0.5, gather="z").cache
     other_part = dataclasses.replace(caches["own"], owner=(caches["own"].owner[0], 1 - rank))
-    for name, cache in {**caches, "other part": other_part, "nobody's": dataclasses.replace(caches["own"], owner=None)}.items():
+    for name, cache in {
+        **caches,
+        "other part": other_part,
+        "nobody's": dataclasses.replace(caches["own"], owner=None),
+    }.items():
         try:
             loader = make(roots["own"], cache=cache)
         except ValueError as error:
@@ -265,7 +284,10 @@ def test_a_cache_serves_the_contents_and_the_part_that_it_was_filled_for_and_no_
     for said in distributed.run(_with_caches_of_others, 2, roots, seconds=240):
         for name in ("other rows", "other edges", "other parts", "nobody's"):
             assert "cache holds rows of another dataset" in said[name], name
-        assert "was chosen for part" in said["other part"] and "take the cache of a loader on that part" in said["other part"]
+        assert (
+            "was chosen for part" in said["other part"]
+            and "take the cache of a loader on that part" in said["other part"]
+        )
         assert "holds no rows of 'x'; make it with gather=('x',)" in said["z"]
         assert [said[name] for name in ("own", "copy", "x and z", "no rows", "of Data")] == [""] * 5
 
@@ -277,10 +299,16 @@ def test_a_workload_without_hops_caches_nothing(policy):
 
 def _without_hops(rank: int, root: str) -> list[tuple[int, int]]:
     part, rows = salientpp.load(root), []
-    for options in ({"replication_factor": 0.5}, {"replication_factor": 0.5, "policy": "degree"}, {"gpu_fraction": 0.5}):
+    for options in (
+        {"replication_factor": 0.5},
+        {"replication_factor": 0.5, "policy": "degree"},
+        {"gpu_fraction": 0.5},
+    ):
         loader = NeighborLoader(part, [], "train", batch_size=16, uneven="exact", **options)
         for batch in loader:
-            assert batch.num_nodes == batch.batch_size and torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+            assert batch.num_nodes == batch.batch_size and torch.equal(
+                batch.x[:, 0].long(), part.original_id(batch.n_id)
+            )
         rows.append((len(loader.cache), loader.stats().rows_remote))
     return rows
 
@@ -290,7 +318,9 @@ def test_seeds_alone_need_no_cache_and_no_rows_of_others(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:data has neither")
-@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"subgraph_type": "induced"}, {"shuffle": True}, {"edges": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"disjoint": True}, {"subgraph_type": "induced"}, {"shuffle": True}, {"edges": False}], ids=str
+)
 @pytest.mark.parametrize("gpu_fraction", [0.1, 0.5, 1.0])
 def test_without_hops_the_seeds_are_the_rows_to_keep_on_the_device(options, gpu_fraction):
     data = random_data(200, 900)

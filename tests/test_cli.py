@@ -88,7 +88,12 @@ def test_partition_writes_what_the_package_writes(capsys, tmp_path, dataset_dir)
     code, out, err = run(capsys, "partition", DATASET, tmp_path / "d", "--parts", 4)
     assert code == 0
     assert salientpp.load(tmp_path / "d", verify="full").fingerprint == salientpp.load(dataset_dir).fingerprint
-    for word in ("loading synthetic", "assigning 2000 vertices to 4 parts", "computing inclusion probabilities", "done"):
+    for word in (
+        "loading synthetic",
+        "assigning 2000 vertices to 4 parts",
+        "computing inclusion probabilities",
+        "done",
+    ):
         assert word in err, "progress goes to stderr"
         assert word not in out
     assert "2,000 vertices, 40,000 edges" in out
@@ -97,12 +102,32 @@ def test_partition_writes_what_the_package_writes(capsys, tmp_path, dataset_dir)
 
 def test_every_option_reaches_the_package(capsys, tmp_path):
     code, _, _ = run(
-        capsys, "partition", DATASET, tmp_path / "d", "--parts", 3, "--partition", "random", "--fanouts=-1,4",
-        "--batch-size", 64, "--tolerance", 0.2, "--seed", 9,
+        capsys,
+        "partition",
+        DATASET,
+        tmp_path / "d",
+        "--parts",
+        3,
+        "--partition",
+        "random",
+        "--fanouts=-1,4",
+        "--batch-size",
+        64,
+        "--tolerance",
+        0.2,
+        "--seed",
+        9,
     )
     assert code == 0
     expected = salientpp.partition(
-        synthetic(num_vertices=2000, num_features=8), 3, tmp_path / "e", [-1, 4], 64, method="random", tolerance=0.2, seed=9
+        synthetic(num_vertices=2000, num_features=8),
+        3,
+        tmp_path / "e",
+        [-1, 4],
+        64,
+        method="random",
+        tolerance=0.2,
+        seed=9,
     )
     part = salientpp.load(tmp_path / "d")
     assert part.fingerprint == expected.fingerprint
@@ -133,24 +158,34 @@ def test_verify_reads_every_byte(capsys, tmp_path):
         file.seek(64 * 1024 + 100)
         file.write(b"\1")
     assert run(capsys, "info", root)[0] == 0
-    assert "node_x.npy was altered: its checksum does not match the manifest" in mistake(capsys, "info", root, "--verify")
+    assert "node_x.npy was altered: its checksum does not match the manifest" in mistake(
+        capsys, "info", root, "--verify"
+    )
 
 
 def test_an_npz_file_is_partitioned(capsys, tmp_path, npz_file):
-    code, out, _ = run(capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2, "--fanouts", "3", "--batch-size", 4)
+    code, out, _ = run(
+        capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2, "--fanouts", "3", "--batch-size", 4
+    )
     assert code == 0
     assert "50 vertices, 100 edges" in out and "x float16 [2], y int64" in out
     part = salientpp.load(tmp_path / "d")
     x = torch.cat([part.node_rows(p)["x"] for p in range(2)])
     assert torch.equal(x[:, 0].long(), part.original_id(torch.arange(50)))
-    assert {name: sum(counts) for name, counts in part.manifest["splits"].items()} == {"train": 20, "val": 10, "test": 20}
+    assert {name: sum(counts) for name, counts in part.manifest["splits"].items()} == {
+        "train": 20,
+        "val": 10,
+        "test": 20,
+    }
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.uint16])
 def test_a_given_assignment_is_kept(capsys, tmp_path, npz_file, dtype):
     given = (np.arange(50) % 3).astype(dtype)
     np.save(tmp_path / "parts.npy", given)
-    code, _, _ = run(capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 3, "--partition", tmp_path / "parts.npy")
+    code, _, _ = run(
+        capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 3, "--partition", tmp_path / "parts.npy"
+    )
     assert code == 0
     part = salientpp.load(tmp_path / "d")
     ids = torch.arange(50)
@@ -238,17 +273,23 @@ def test_a_partition_file_that_is_no_array_of_part_ids_is_refused(capsys, tmp_pa
 )
 def test_a_wrong_assignment_is_refused(capsys, tmp_path, array, text):
     np.save(tmp_path / "parts.npy", array)
-    assert text in mistake(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--partition", tmp_path / "parts.npy")
+    assert text in mistake(
+        capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--partition", tmp_path / "parts.npy"
+    )
     assert not (tmp_path / "d").exists()
 
 
 def test_a_root_that_cannot_be_written_is_refused(capsys, tmp_path, npz_file):
     line = mistake(capsys, "partition", f"npz:{npz_file}", npz_file / "d", "--parts", 2)
-    assert f"{npz_file}/d cannot be written (Not a directory); choose a root in a directory that you may write to" in line
+    assert (
+        f"{npz_file}/d cannot be written (Not a directory); choose a root in a directory that you may write to" in line
+    )
 
 
 def test_info_refuses_what_is_no_dataset_directory(capsys, tmp_path, dataset_dir):
-    assert "nowhere is not a dataset directory: it has no manifest.json" in mistake(capsys, "info", tmp_path / "nowhere")
+    assert "nowhere is not a dataset directory: it has no manifest.json" in mistake(
+        capsys, "info", tmp_path / "nowhere"
+    )
     shutil.copytree(dataset_dir, tmp_path / "d")
     (tmp_path / "d" / "indices.npy").unlink()
     line = mistake(capsys, "info", tmp_path / "d")
@@ -282,7 +323,10 @@ def test_ctrl_c_ends_in_130_and_writes_nothing(capsys, monkeypatch, tmp_path, np
         (["fly"], "invalid choice: 'fly'"),
         (["partition", DATASET, "d"], "the following arguments are required: --parts"),
         (["partition", DATASET, "d", "--parts", "two"], "argument --parts: invalid int value: 'two'"),
-        (["partition", DATASET, "d", "--parts", "2", "--fanouts", "3,x"], "expected integers separated by commas such as 15,10,5, got '3,x'"),
+        (
+            ["partition", DATASET, "d", "--parts", "2", "--fanouts", "3,x"],
+            "expected integers separated by commas such as 15,10,5, got '3,x'",
+        ),
         (["info"], "the following arguments are required: root"),
     ],
 )
@@ -376,7 +420,10 @@ def test_a_link_stays_and_what_it_leads_to_is_written(capsys, tmp_path):
 
 def test_pipes_are_written_and_not_replaced(capsys, tmp_path):
     pytest.importorskip("matplotlib")
-    pipes = {option: tmp_path / f"pipe.{suffix}" for option, suffix in (("--json", "json"), ("--csv", "csv"), ("--plot", "png"))}
+    pipes = {
+        option: tmp_path / f"pipe.{suffix}"
+        for option, suffix in (("--json", "json"), ("--csv", "csv"), ("--plot", "png"))
+    }
     for pipe in pipes.values():
         os.mkfifo(pipe)
     with ThreadPoolExecutor(3) as pool:
@@ -410,7 +457,11 @@ def test_what_is_no_regular_file_needs_no_directory_to_write_in(tmp_path, monkey
 def test_a_file_that_is_also_stdout_is_not_replaced_under_it(tmp_path, monkeypatch):
     """`--json /dev/stdout > FILE`: both go to the file, one after the other."""
     with (tmp_path / "out").open("w+b", buffering=0) as file:
-        monkeypatch.setattr(report, "_standard_stream", lambda found: file.fileno() if os.path.samestat(found, os.fstat(file.fileno())) else None)
+        monkeypatch.setattr(
+            report,
+            "_standard_stream",
+            lambda found: file.fileno() if os.path.samestat(found, os.fstat(file.fileno())) else None,
+        )
         (tmp_path / "stdout").symlink_to(f"/proc/self/fd/{file.fileno()}")
         report.write_whole(tmp_path / "stdout", lambda out: out.write(b"results\n"))
         file.write(b"table\n")
@@ -439,7 +490,9 @@ def test_a_full_disk_leaves_the_files_of_before(capsys, tmp_path, command):
     assert code == 2 and err.count("\n") == 1 and "cannot be written (File too large)" in err
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and json_file.read_text() == "old"
     if command == "slurm":
-        assert run(capsys, "slurm", "--parts", 1, "--time", 1, "--output", script, "--", "t.py")[0] == 0, "nothing is in the way"
+        assert run(capsys, "slurm", "--parts", 1, "--time", 1, "--output", script, "--", "t.py")[0] == 0, (
+            "nothing is in the way"
+        )
     else:
         assert "200 vertices" in out, "a file that cannot be written does not take the table along"
 
@@ -463,8 +516,14 @@ def test_a_table_that_cannot_be_printed_takes_no_file_along(capsys, monkeypatch,
 
 def test_a_full_stdout_is_one_line_and_exit_code_2_also_of_help(tmp_path):
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "salientpp.cli", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    assert done.returncode == 2 and done.stderr == "salientpp: the result could not be printed: stdout cannot be written (No space left on device)\n"
+        done = subprocess.run(
+            [sys.executable, "-m", "salientpp.cli", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+    assert (
+        done.returncode == 2
+        and done.stderr
+        == "salientpp: the result could not be printed: stdout cannot be written (No space left on device)\n"
+    )
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -488,7 +547,10 @@ def test_names_that_are_no_text_are_one_line_and_arrive_as_they_are(capsysbinary
     assert err.count(b"\n") == 1 and b"\x1b" not in err and rb"caf\udce9 \n \x1b[2J is not a dataset directory" in err
     assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path / odd), "--part", "0"]) == 0
     assert capsysbinary.readouterr().out == os.fsencode(tmp_path / odd / "d") + b"\n"
-    script = [("slurm", "--parts", "1", "--time", "1", "--", odd), ("slurm", "--parts", "1", "--time", "1", "--output", str(tmp_path / "s"), "--", odd)]
+    script = [
+        ("slurm", "--parts", "1", "--time", "1", "--", odd),
+        ("slurm", "--parts", "1", "--time", "1", "--output", str(tmp_path / "s"), "--", odd),
+    ]
     assert [cli.main(words) for words in script] == [0, 0]
     assert b"caf\xe9 \n" in capsysbinary.readouterr().out and b"caf\xe9 \n" in (tmp_path / "s").read_bytes()
     assert subprocess.run(["bash", "-n", tmp_path / "s"]).returncode == 0
@@ -554,7 +616,10 @@ def odd_command(rng: random.Random) -> list[str]:
 
 def check_odd_command(words: list[str], encoding: str) -> int:
     """The exit code; AssertionError or another exception if it does not end as it is documented."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors, newline="") for errors in ("strict", "backslashreplace"))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors, newline="")
+        for errors in ("strict", "backslashreplace")
+    )
     asked_for_help_or_malformed = False
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -39,7 +39,14 @@ def _partition(root: Path, num_parts: int) -> str:
 
 
 def _loader(root: str, **options) -> NeighborLoader:
-    options = {"batch_size": BATCH, "shuffle": True, "seed": SEED, "replication_factor": ALPHA, "num_workers": 1, **options}
+    options = {
+        "batch_size": BATCH,
+        "shuffle": True,
+        "seed": SEED,
+        "replication_factor": ALPHA,
+        "num_workers": 1,
+        **options,
+    }
     return NeighborLoader(salientpp.load(root), FANOUTS, "train", **options)
 
 
@@ -78,12 +85,20 @@ def test_over_a_slow_link_batches_are_the_same_and_communication_is_what_was_pre
         slow = hosts.run(_digests, root, seconds=HANG)
     assert slow == distributed.run(_digests, 3, root)
     predicted = analyze(
-        salientpp.load(root), fanouts=[FANOUTS], batch_size=BATCH, replication_factors=[ALPHA], policies=["vip"], epochs=2, seed=SEED
+        salientpp.load(root),
+        fanouts=[FANOUTS],
+        batch_size=BATCH,
+        replication_factors=[ALPHA],
+        policies=["vip"],
+        epochs=2,
+        seed=SEED,
     )
     assert [rows for _, rows in slow] == [2 * rows for rows in predicted.results[0].remote_rows_per_part]
 
 
-def _until_cut(rank: int, root: str, hosts: Cluster, victim: int, depth: int, seconds_cut: float | None) -> tuple[str, float, list]:
+def _until_cut(
+    rank: int, root: str, hosts: Cluster, victim: int, depth: int, seconds_cut: float | None
+) -> tuple[str, float, list]:
     """Iterate; the victim cuts its own link in mid-epoch: the error, seconds from the cut, and the batches."""
     loader = _loader(root, depth=depth, timeout=CUT_TIMEOUT if seconds_cut is None else NEVER)
     cut, batches = None, []

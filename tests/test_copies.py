@@ -44,12 +44,26 @@ def same_batch(a: Data | HeteroData, b: Data | HeteroData) -> bool:
 
 LOADERS: dict[str, Callable[..., Any]] = {
     "data": lambda **options: NeighborLoader(random_data(), [4, 2], batch_size=40, shuffle=True, **options),
-    "device rows": lambda **options: NeighborLoader(random_data(), [4, 2], batch_size=40, shuffle=True, gpu_fraction=0.3, **options),
-    "types": lambda **options: NeighborLoader(random_hetero(), [3, 2], input_nodes="paper", batch_size=9, shuffle=True, **options),
-    "stores": lambda **options: NeighborLoader(stores(), [4, 2], input_nodes=torch.arange(100), batch_size=40, shuffle=True, **options),
-    "links": lambda **options: LinkNeighborLoader(random_data(), [3], batch_size=900, neg_sampling="triplet", shuffle=True, **options),
+    "device rows": lambda **options: NeighborLoader(
+        random_data(), [4, 2], batch_size=40, shuffle=True, gpu_fraction=0.3, **options
+    ),
+    "types": lambda **options: NeighborLoader(
+        random_hetero(), [3, 2], input_nodes="paper", batch_size=9, shuffle=True, **options
+    ),
+    "stores": lambda **options: NeighborLoader(
+        stores(), [4, 2], input_nodes=torch.arange(100), batch_size=40, shuffle=True, **options
+    ),
+    "links": lambda **options: LinkNeighborLoader(
+        random_data(), [3], batch_size=900, neg_sampling="triplet", shuffle=True, **options
+    ),
     "generator": lambda **options: NeighborLoader(
-        random_data(), [4], batch_size=40, shuffle=True, generator=torch.Generator().manual_seed(4), worker_init_fn=print, **options
+        random_data(),
+        [4],
+        batch_size=40,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(4),
+        worker_init_fn=print,
+        **options,
     ),
 }
 
@@ -127,14 +141,19 @@ def test_what_a_loader_is_made_of_can_be_copied(tmp_path, copied):
     assert len(pickle.dumps(part)) < 20_000 < part.graph.nbytes
     other = copied(part)
     assert (other.root, other.part_id, other.fingerprint) == (part.root, 1, part.fingerprint)
-    assert torch.equal(other.node_rows()["x"], part.node_rows()["x"]) and torch.equal(other.graph.indices, part.graph.indices)
+    assert torch.equal(other.node_rows()["x"], part.node_rows()["x"]) and torch.equal(
+        other.graph.indices, part.graph.indices
+    )
 
 
 @COPIES
 def test_a_loader_of_a_partitioned_graph_cannot_be_copied_and_says_so(tmp_path, copied):
     salientpp.partition(random_data(), 1, tmp_path / "parts", [4, 3], 8)
     loader = NeighborLoader(salientpp.load(tmp_path / "parts"), [4, 3], "train", batch_size=8)
-    with pytest.raises(TypeError, match=r"a loader of a partitioned graph cannot be copied or pickled.*salientpp.load\(root\).*state_dict\(\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"a loader of a partitioned graph cannot be copied or pickled.*salientpp.load\(root\).*state_dict\(\)",
+    ):
         copied(loader)
 
 

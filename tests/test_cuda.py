@@ -25,7 +25,9 @@ from salientpp.comm import Comm, Groups
 from salientpp.store.assembly import assemble_rows
 from salientpp.store.fetch import Packed
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available() and os.environ.get("FAIL_WITHOUT_CUDA") != "1", reason="needs a GPU")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() and os.environ.get("FAIL_WITHOUT_CUDA") != "1", reason="needs a GPU"
+)
 CUDA = torch.device("cuda", 0)
 N = 250
 
@@ -77,22 +79,41 @@ def test_batches_on_the_device_are_those_of_the_cpu(data, part, source, gpu_frac
     graph, nodes = (data, data.train_mask) if source == "data" else (part, "train")
     want = list(make(graph, input_nodes=nodes))
     for depth, num_workers in [(1, 0), (4, 1), (10, 3)]:
-        options = {"gpu_fraction": gpu_fraction, "depth": depth, "num_workers": num_workers, "zero_copy": zero_copy, "device": CUDA}
+        options = {
+            "gpu_fraction": gpu_fraction,
+            "depth": depth,
+            "num_workers": num_workers,
+            "zero_copy": zero_copy,
+            "device": CUDA,
+        }
         batches = list(make(graph, input_nodes=nodes, **options))
         for name, value in batches[0]:
-            assert not isinstance(value, torch.Tensor) or value.device == CUDA, f"{name} is left for the user's loop to copy"
+            assert not isinstance(value, torch.Tensor) or value.device == CUDA, (
+                f"{name} is left for the user's loop to copy"
+            )
         assert_same_batches(on_cpu(batches), want)
 
 
 def test_batches_of_several_types_and_of_links_are_those_of_the_cpu(data):
     graph = random_hetero(paper=60, author=40, venue=5)
-    options = {"num_neighbors": dict.fromkeys(RELATIONS, [3, 2]), "input_nodes": "paper", "batch_size": 8, "seed": 1, "gpu_fraction": 0.4}
-    for one, other in zip(NeighborLoader(graph, **options), on_cpu(NeighborLoader(graph, device=CUDA, **options)), strict=True):
+    options = {
+        "num_neighbors": dict.fromkeys(RELATIONS, [3, 2]),
+        "input_nodes": "paper",
+        "batch_size": 8,
+        "seed": 1,
+        "gpu_fraction": 0.4,
+    }
+    for one, other in zip(
+        NeighborLoader(graph, **options), on_cpu(NeighborLoader(graph, device=CUDA, **options)), strict=True
+    ):
         for store, same in zip(one.stores, other.stores, strict=True):
             for name, value in store.items():
                 assert torch.equal(value, same[name]) if isinstance(value, torch.Tensor) else value == same[name], name
     links = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
-    assert_same_batches(on_cpu(LinkNeighborLoader(data, device=CUDA, gpu_fraction=0.2, **links)), list(LinkNeighborLoader(data, **links)))
+    assert_same_batches(
+        on_cpu(LinkNeighborLoader(data, device=CUDA, gpu_fraction=0.2, **links)),
+        list(LinkNeighborLoader(data, **links)),
+    )
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.int8])
@@ -116,7 +137,15 @@ def test_attributes_that_already_are_on_the_device_come_along(large):
 @pytest.mark.parametrize("gpu_fraction", [0, 0.3])
 def test_batches_are_whole_however_late_the_device_is(large, gpu_fraction, zero_copy):
     # Memory that is freed in Python is still in use on some stream; a missing event or record would show as other rows.
-    loader = make(large, input_nodes=large.train_mask, batch_size=1024, num_workers=2, device=CUDA, gpu_fraction=gpu_fraction, zero_copy=zero_copy)
+    loader = make(
+        large,
+        input_nodes=large.train_mask,
+        batch_size=1024,
+        num_workers=2,
+        device=CUDA,
+        gpu_fraction=gpu_fraction,
+        zero_copy=zero_copy,
+    )
     side, wrong, last = torch.cuda.Stream(), torch.zeros((), device=CUDA), []
     for index, batch in enumerate(loader):
         if index % 3 == 0:
@@ -136,7 +165,15 @@ def test_batches_are_whole_however_late_the_device_is(large, gpu_fraction, zero_
 
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_the_host_never_waits_for_the_device(large, zero_copy):
-    loader = make(large, input_nodes=large.train_mask, batch_size=96, num_workers=2, device=CUDA, gpu_fraction=0.3, zero_copy=zero_copy)
+    loader = make(
+        large,
+        input_nodes=large.train_mask,
+        batch_size=96,
+        num_workers=2,
+        device=CUDA,
+        gpu_fraction=0.3,
+        zero_copy=zero_copy,
+    )
     model = GraphSAGE(100, 16, num_layers=2, out_channels=7).to(CUDA)
     loss = torch.zeros((), device=CUDA)
     given = 0
@@ -184,8 +221,18 @@ def _compare_on_one_gpu(rank: int, root: str) -> int:
     part = salientpp.load(root)
     common = {"batch_size": 16, "shuffle": True, "seed": 3, "replication_factor": 0.3}
     want, compared = list(NeighborLoader(part, [4, 3], "train", **common)), 0
-    for depth, gpu_fraction, gpu_cache_bytes, zero_copy in [(1, 0, 0, False), (10, 0.3, 100, False), (10, 0.5, 10**6, True)]:
-        options = {"depth": depth, "gpu_fraction": gpu_fraction, "gpu_cache_bytes": gpu_cache_bytes, "zero_copy": zero_copy, "device": CUDA}
+    for depth, gpu_fraction, gpu_cache_bytes, zero_copy in [
+        (1, 0, 0, False),
+        (10, 0.3, 100, False),
+        (10, 0.5, 10**6, True),
+    ]:
+        options = {
+            "depth": depth,
+            "gpu_fraction": gpu_fraction,
+            "gpu_cache_bytes": gpu_cache_bytes,
+            "zero_copy": zero_copy,
+            "device": CUDA,
+        }
         assert_same_batches(on_cpu(NeighborLoader(part, [4, 3], "train", **common, **options)), want)
         compared += len(want)
     return compared
@@ -205,7 +252,9 @@ def _over_nccl(rank: int, root: str) -> list[float]:
     Comm.create = classmethod(lambda cls, *_: comm)  # of one rank it would need no group
     loader = NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1, device=CUDA, gpu_fraction=0.3)
     assert isinstance(loader._fetch.served, Packed)
-    assert_same_batches(on_cpu(loader), list(NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1)))
+    assert_same_batches(
+        on_cpu(loader), list(NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1))
+    )
     return pending.wait().cpu().flatten().tolist()
 
 

@@ -148,7 +148,9 @@ def test_every_vertex_and_edge_comes_back(tmp_path, num_parts, method, seed):
     part = write(data, num_parts, tmp_path / "d", method=method)
     assert_nothing_is_lost(data, part, mask_splits(data))
     assert_nothing_is_lost(data, salientpp.load(tmp_path / "d", verify="full"), mask_splits(data))
-    assert data.keys() == before.keys() and all(torch.equal(data[k], before[k]) for k in before.keys() if k != "num_nodes")
+    assert data.keys() == before.keys() and all(
+        torch.equal(data[k], before[k]) for k in before.keys() if k != "num_nodes"
+    )
 
 
 @pytest.mark.parametrize("empty", [(0,), (6,), (0, 3, 6), (1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4, 5)])
@@ -182,7 +184,9 @@ def test_a_graph_without_edges_comes_back(tmp_path):
 @pytest.mark.parametrize("num_parts", [1, 3])
 def test_what_the_data_lacks_the_directory_lacks(tmp_path, num_parts):
     full = hostile_data(4)
-    for i, missing in enumerate([("x",), ("y",), ("x", "y"), ("edge_attr",), ("train_mask",), tuple(f"{s}_mask" for s in SPLITS)]):
+    for i, missing in enumerate(
+        [("x",), ("y",), ("x", "y"), ("edge_attr",), ("train_mask",), tuple(f"{s}_mask" for s in SPLITS)]
+    ):
         data = full.clone()
         for name in missing:
             del data[name]
@@ -314,7 +318,13 @@ def test_a_given_split_replaces_the_masks_as_ids_or_masks(tmp_path):
         data,
         3,
         tmp_path / "d",
-        split={"train": torch.tensor([5, 3, 3, 59, 0]), "odd": odd, "none": [], "few": [7, 8], "int32": torch.tensor([1], dtype=torch.int32)},
+        split={
+            "train": torch.tensor([5, 3, 3, 59, 0]),
+            "odd": odd,
+            "none": [],
+            "few": [7, 8],
+            "int32": torch.tensor([1], dtype=torch.int32),
+        },
     )
     expected = {
         "train": torch.tensor([0, 3, 5, 59]),
@@ -331,7 +341,12 @@ def test_vertices_with_a_negative_label_are_in_no_split(tmp_path, form):
     data = hostile_data(11)
     unlabelled = torch.arange(60) % 3 == 0
     labels = torch.where(unlabelled, -1, data.y)
-    data.y = {"int64 [N]": labels, "int8 [N]": labels.to(torch.int8), "int64 [N, 1]": labels.view(-1, 1), "numpy [N]": labels.numpy()}[form]
+    data.y = {
+        "int64 [N]": labels,
+        "int8 [N]": labels.to(torch.int8),
+        "int64 [N, 1]": labels.view(-1, 1),
+        "numpy [N]": labels.numpy(),
+    }[form]
     expected = {name: ids_of(data[f"{name}_mask"] & ~unlabelled) for name in SPLITS}
     part = write(data, 3, tmp_path / "masks")
     assert_nothing_is_lost(data, part, expected)
@@ -344,7 +359,9 @@ def test_a_vertex_with_one_of_several_labels_stays_in_its_split(tmp_path):
     data.y = torch.full((60, 4), -1)
     data.y[::2, 3] = 0
     part = write(data, 2, tmp_path / "d")
-    assert_nothing_is_lost(data, part, {name: ids_of(data[f"{name}_mask"] & (torch.arange(60) % 2 == 0)) for name in SPLITS})
+    assert_nothing_is_lost(
+        data, part, {name: ids_of(data[f"{name}_mask"] & (torch.arange(60) % 2 == 0)) for name in SPLITS}
+    )
 
 
 def test_float_labels_and_a_label_of_the_whole_graph_take_no_one_out(tmp_path):
@@ -363,7 +380,10 @@ def test_float_labels_and_a_label_of_the_whole_graph_take_no_one_out(tmp_path):
         ({"train": torch.tensor([0, 60])}, r"split 'train' must hold ids in \[0, 60\), got 60"),
         ({"train": torch.tensor([-1, 2])}, r"split 'train' must hold ids in \[0, 60\), got -1"),
         ({"train": torch.ones(59, dtype=torch.bool)}, r"split 'train' as a mask must have shape \[60\], got \[59\]"),
-        ({"train": torch.ones(60, 2, dtype=torch.bool)}, r"split 'train' as a mask must have shape \[60\], got \[60, 2\]"),
+        (
+            {"train": torch.ones(60, 2, dtype=torch.bool)},
+            r"split 'train' as a mask must have shape \[60\], got \[60, 2\]",
+        ),
         ({"train": torch.ones(60)}, "split 'train' must be a bool mask or integer ids, got torch.float32"),
         ({"all": torch.tensor([0])}, "a split's name must be an identifier other than 'all', got 'all'"),
         ({"../x": torch.tensor([0])}, "a split's name must be an identifier other than 'all', got '../x'"),
@@ -398,7 +418,9 @@ def test_inside_a_part_ids_descend_by_vip_with_seeds(tmp_path, num_parts, seeds)
     assert part.manifest["workload"] == {"num_neighbors": FANOUTS, "batch_size": BATCH_SIZE, "seeds": split}
     for p in range(num_parts):
         begin, end = part.book.range_of(p)
-        heat = salientpp.inclusion_probability(part.graph, part.split(split, p), FANOUTS, BATCH_SIZE, include_seeds=True)[begin:end]
+        heat = salientpp.inclusion_probability(
+            part.graph, part.split(split, p), FANOUTS, BATCH_SIZE, include_seeds=True
+        )[begin:end]
         # Two sweeps over differently numbered graphs round differently.
         assert bool((heat.diff() <= 1e-6 * heat[:-1]).all()), f"part {p}"
         assert float(heat[0]) > float(heat[-1]), "the law is not about constants"
@@ -465,9 +487,17 @@ def test_a_wrong_argument_is_refused_and_leaves_nothing_behind(tmp_path, options
     ("name", "value", "text"),
     [
         ("words", ["a"] * 60, "data.words must be a tensor to be stored, got list; convert or delete it"),
-        ("x", torch.eye(60).to_sparse(), r"data.x must be dense to be stored, got layout torch.sparse_coo; call .to_dense\(\)"),
+        (
+            "x",
+            torch.eye(60).to_sparse(),
+            r"data.x must be dense to be stored, got layout torch.sparse_coo; call .to_dense\(\)",
+        ),
         ("x", torch.zeros(60, 2, device="meta"), "data.x is on the device meta, without values"),
-        ("other_index", torch.zeros(2, 60), "data.other_index must have one row per vertex in dimension 0, expected 60, got 2"),
+        (
+            "other_index",
+            torch.zeros(2, 60),
+            "data.other_index must have one row per vertex in dimension 0, expected 60, got 2",
+        ),
         ("../../evil", torch.zeros(60), r"data\['../../evil'\] cannot be stored under its name.*rename it"),
     ],
 )
@@ -484,7 +514,9 @@ def test_a_dtype_that_npy_cannot_hold_is_refused_before_any_work(tmp_path):
     data = hostile_data()
     data.half = torch.zeros(60, dtype=torch.complex32)
     steps = []
-    with pytest.raises(ValueError, match="data.half has dtype torch.complex32, which .npy files cannot hold; convert or delete it"):
+    with pytest.raises(
+        ValueError, match="data.half has dtype torch.complex32, which .npy files cannot hold; convert or delete it"
+    ):
         write(data, 2, tmp_path / "d", on_step=steps.append)
     assert steps == ["reading the topology"]
 
@@ -512,7 +544,11 @@ def test_what_is_no_dataset_directory_is_never_replaced(tmp_path, kind):
             (root / "thesis.tex").write_text("precious")
     with pytest.raises(ValueError, match="d exists and is not a dataset directory, so it is not replaced"):
         write(hostile_data(), 2, root, overwrite=True)
-    assert root.read_text() == "precious" if kind == "file" else names_in(root) == (["thesis.tex"] if kind == "folder" else [])
+    assert (
+        root.read_text() == "precious"
+        if kind == "file"
+        else names_in(root) == (["thesis.tex"] if kind == "folder" else [])
+    )
     assert names_in(tmp_path) == ["d"]
 
 
@@ -626,7 +662,10 @@ def test_what_a_killed_run_of_the_same_process_id_left_is_not_in_the_way(tmp_pat
 
 def test_an_unwritable_root_is_refused_in_words(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"file/d cannot be written \(Not a directory\); choose a root in a directory that you may write to"):
+    with pytest.raises(
+        OSError,
+        match=r"file/d cannot be written \(Not a directory\); choose a root in a directory that you may write to",
+    ):
         write(hostile_data(), 2, tmp_path / "file" / "d")
     assert names_in(tmp_path) == ["file"]
 
@@ -654,7 +693,9 @@ def test_a_folder_without_permission_is_refused_in_words(closed):
         write(hostile_data(), 2, closed / "read-only" / "d")
     with pytest.raises(PermissionError, match="Permission denied: '.*locked/new'"):
         write(hostile_data(), 2, closed / "locked" / "new")
-    with pytest.raises(DatasetError, match=r"locked/d/manifest.json cannot be read \(Permission denied\); copy it again, or partition"):
+    with pytest.raises(
+        DatasetError, match=r"locked/d/manifest.json cannot be read \(Permission denied\); copy it again, or partition"
+    ):
         salientpp.load(closed / "locked" / "d")
 
 
@@ -718,7 +759,9 @@ def _write_and_die(rank: int, root: str, place: str) -> None:
     elif place == "between renames":
         rename = Path.rename
         Path.rename = lambda path, target: die() if ".writing-" in path.name else rename(path, target)
-    write(hostile_data(1), 3, Path(root), overwrite=True, on_step=lambda step: die() if step.startswith(place) else None)
+    write(
+        hostile_data(1), 3, Path(root), overwrite=True, on_step=lambda step: die() if step.startswith(place) else None
+    )
 
 
 @pytest.mark.parametrize("place", [*STEPS, "0", "1", "4", "9", "between renames"])
@@ -731,14 +774,18 @@ def test_after_a_killed_run_there_is_the_old_directory_or_none_and_the_next_run_
     with pytest.raises(DatasetError, match="new is not a dataset directory: it has no manifest.json"):
         salientpp.load(tmp_path / "new")
     if place == "between renames":  # the one instant at which the old one is under another name; the error says which
-        with pytest.raises(DatasetError, match=r"or rename back .*/\.old\.replaced-\S+, which a killed run was replacing") as raised:
+        with pytest.raises(
+            DatasetError, match=r"or rename back .*/\.old\.replaced-\S+, which a killed run was replacing"
+        ) as raised:
             salientpp.load(tmp_path / "old")
         Path(str(raised.value).partition("rename back ")[2].partition(",")[0]).rename(tmp_path / "old")
     assert contents(tmp_path / "old") == before
     salientpp.load(tmp_path / "old", verify="full")
     for name in ("old", "new"):
         write(hostile_data(1), 3, tmp_path / name, overwrite=True)
-        assert_nothing_is_lost(hostile_data(1), salientpp.load(tmp_path / name, verify="full"), mask_splits(hostile_data(1)))
+        assert_nothing_is_lost(
+            hostile_data(1), salientpp.load(tmp_path / name, verify="full"), mask_splits(hostile_data(1))
+        )
 
 
 def test_conjugate_and_negated_views_are_stored_by_value(tmp_path):
@@ -800,7 +847,9 @@ def test_every_file_is_checked_when_opened(root):
         path = root / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
-        with pytest.raises(DatasetError, match=f"{name} must have {len(whole)} bytes, got {len(whole) - 1}; copy it again"):
+        with pytest.raises(
+            DatasetError, match=f"{name} must have {len(whole)} bytes, got {len(whole) - 1}; copy it again"
+        ):
             salientpp.load(root)
         for byte in (0, len(whole) // 2, len(whole) - 1):
             path.write_bytes(whole)
@@ -808,7 +857,9 @@ def test_every_file_is_checked_when_opened(root):
             with pytest.raises(DatasetError, match=f"{name} was altered: its checksum does not match the manifest"):
                 salientpp.load(root)
         path.unlink()
-        with pytest.raises(DatasetError, match=rf"{name} cannot be read \(No such file or directory\); copy it again, or partition"):
+        with pytest.raises(
+            DatasetError, match=rf"{name} cannot be read \(No such file or directory\); copy it again, or partition"
+        ):
             salientpp.load(root)
         path.write_bytes(whole)
         salientpp.load(root, verify="full")
@@ -877,14 +928,19 @@ def test_a_manifest_that_is_not_json_is_refused(root, text):
 @pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": "other"}', '"salientpp-partitioned-graph"'])
 def test_a_manifest_of_another_format_is_refused(root, text):
     (root / "manifest.json").write_text(text)
-    with pytest.raises(DatasetError, match="manifest.json does not describe a dataset directory: expected format 'salientpp-partitioned-graph'"):
+    with pytest.raises(
+        DatasetError,
+        match="manifest.json does not describe a dataset directory: expected format 'salientpp-partitioned-graph'",
+    ):
         salientpp.load(root)
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_another_format_version_is_refused_and_both_are_named(root, version):
     edit_manifest(root, lambda manifest: manifest.update(version=version), checksum=True)
-    with pytest.raises(DatasetError, match=f"manifest.json has format version {version}, this salientpp reads version 1; upgrade"):
+    with pytest.raises(
+        DatasetError, match=f"manifest.json has format version {version}, this salientpp reads version 1; upgrade"
+    ):
         salientpp.load(root)
 
 
@@ -928,7 +984,9 @@ def test_an_object_array_is_refused_and_never_unpickled(root, tmp_path):
         salientpp.load(root)
     forge_checksums(root, name)
     part = salientpp.load(root, verify="full", part_id=0)
-    with pytest.raises(DatasetError, match=rf"{name} cannot be opened as an array \(.*\); copy it again, or partition again"):
+    with pytest.raises(
+        DatasetError, match=rf"{name} cannot be opened as an array \(.*\); copy it again, or partition again"
+    ):
         part.node_rows()
     assert not (tmp_path / "unpickled").exists()
     np.load(root / name, allow_pickle=True)
@@ -937,7 +995,12 @@ def test_an_object_array_is_refused_and_never_unpickled(root, tmp_path):
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "got"),
-    [("<i4", (30, 3), r"<i4 \[30, 3\]"), ("<f4", (90,), r"<f4 \[90\]"), ("<f4", (3, 30), r"<f4 \[3, 30\]"), (">f4", (30, 3), r">f4 \[30, 3\]")],
+    [
+        ("<i4", (30, 3), r"<i4 \[30, 3\]"),
+        ("<f4", (90,), r"<f4 \[90\]"),
+        ("<f4", (3, 30), r"<f4 \[3, 30\]"),
+        (">f4", (30, 3), r">f4 \[30, 3\]"),
+    ],
 )
 def test_an_array_of_another_dtype_or_shape_but_the_same_size_is_refused(root, dtype, shape, got):
     name = "part-00001/node_x.npy"
@@ -1050,7 +1113,10 @@ def test_a_world_size_that_does_not_fit_is_refused_on_every_rank(root):
     results = distributed.run(_load, 3, str(root), may_fail=True)
     for result in results:
         assert isinstance(result, distributed.Failed) and result.kind == "ValueError"
-        assert f"world size 3 does not fit 2 parts of {root}: start 2 ranks or a multiple of that, or partition into 3 parts" in result.text
+        assert (
+            f"world size 3 does not fit 2 parts of {root}: start 2 ranks or a multiple of that, or partition into 3 parts"
+            in result.text
+        )
 
 
 def test_an_unknown_verify_or_split_is_refused(root):
@@ -1079,6 +1145,14 @@ try:
 except salientpp.store.directory.files.DatasetError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, cwd=Path(salientpp.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(salientpp.__file__).parents[1],
+    )
     assert done.returncode == 0, (done.returncode, done.stderr)
-    assert re.search(r"part-00000/node_x.npy was cut short .*: it must have \d+ bytes, got 4096; copy it again", done.stdout), done.stdout
+    assert re.search(
+        r"part-00000/node_x.npy was cut short .*: it must have \d+ bytes, got 4096; copy it again", done.stdout
+    ), done.stdout

@@ -116,7 +116,11 @@ def test_parameters_can_ride_on_the_name():
         ("npz:graph.npz", {"seed": 2}, "npz:graph.npz has no parameter 'seed'; it has undirected"),
         ("npz:graph.npz", {"undirected": "yes"}, "undirected must be True, False or None, got 'yes'"),
         ("ogbn-arxiv:seed=2", {}, "ogbn-arxiv has no parameter 'seed'; it has undirected, download"),
-        (Data(edge_index=torch.zeros(2, 0, dtype=torch.long)), {"seed": 2}, "a Data object takes no parameters, got seed"),
+        (
+            Data(edge_index=torch.zeros(2, 0, dtype=torch.long)),
+            {"seed": 2},
+            "a Data object takes no parameters, got seed",
+        ),
     ],
 )
 def test_a_wrong_parameter_is_answered_with_the_known_ones(dataset, parameters, words):
@@ -323,9 +327,13 @@ def test_a_damaged_file_is_a_sound_graph_or_an_error_that_names_it(tmp_path, kin
     data = small_data(adj_t=torch.eye(5).to_sparse_csr(), edge_index=None) if kind == "pyg adj_t" else small_data()
     with file.open("wb") as out:
         if kind.startswith("npz"):
-            (np.savez_compressed if "compressed" in kind else np.savez)(out, **small_arrays(num_nodes=np.int64(5), directed=np.array(False)))
+            (np.savez_compressed if "compressed" in kind else np.savez)(
+                out, **small_arrays(num_nodes=np.int64(5), directed=np.array(False))
+            )
         else:
-            torch.save(data.to_dict() if kind == "pyg dict" else data, out, _use_new_zipfile_serialization=kind != "pyg legacy")
+            torch.save(
+                data.to_dict() if kind == "pyg dict" else data, out, _use_new_zipfile_serialization=kind != "pyg legacy"
+            )
     whole, dataset = file.read_bytes(), f"{kind.split()[0]}:{file}"
     assert load_dataset(dataset).num_nodes == 5
     seed = random.randrange(2**32)
@@ -349,7 +357,12 @@ def test_a_damaged_file_is_a_sound_graph_or_an_error_that_names_it(tmp_path, kin
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, prefix):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
-    for name, words in (("nowhere", "no such file"), ("", "a directory; expected a file"), ("pipe", "a device or a pipe; expected a file"), ("empty", "not a")):
+    for name, words in (
+        ("nowhere", "no such file"),
+        ("", "a directory; expected a file"),
+        ("pipe", "a device or a pipe; expected a file"),
+        ("empty", "not a"),
+    ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             load_dataset(f"{prefix}:{tmp_path / name}")
 
@@ -392,7 +405,11 @@ def test_every_form_in_which_pyg_writes_a_graph_is_read(pt, tmp_path):
     # As PyG before 2.4 wrote it.
     forms = [pt(data), f"pyg:{tmp_path / 'processed.pt'}"]
     loaded = [load_dataset(form) for form in forms]
-    loaded += [load_dataset(pt(data.to_dict())), load_dataset(pt((data, None))), load_dataset(pt(data, _use_new_zipfile_serialization=False))]
+    loaded += [
+        load_dataset(pt(data.to_dict())),
+        load_dataset(pt((data, None))),
+        load_dataset(pt(data, _use_new_zipfile_serialization=False)),
+    ]
     for read in loaded:
         assert isinstance(read, Data) and set(read.keys()) == set(data.keys())
         assert all(torch.equal(read[key], data[key]) for key in data.keys())
@@ -408,7 +425,10 @@ def test_a_sparse_adjacency_in_a_file_is_read(pt):
 def test_a_file_that_would_run_code_is_refused_and_runs_none(pt, tmp_path, legacy):
     for stored in (RunsCode(tmp_path / "ran"), small_data(extra=RunsCode(tmp_path / "ran"))):
         dataset = pt(stored, _use_new_zipfile_serialization=not legacy)
-        with pytest.raises(ValueError, match=r"graph.pt: not read, since it holds more than tensors .*mkdir.* weights_only=False.*python:MODULE:FUNCTION"):
+        with pytest.raises(
+            ValueError,
+            match=r"graph.pt: not read, since it holds more than tensors .*mkdir.* weights_only=False.*python:MODULE:FUNCTION",
+        ):
             load_dataset(dataset)
     for protocol in range(6):
         (tmp_path / "raw.pt").write_bytes(pickle.dumps(RunsCode(tmp_path / "ran"), protocol=protocol))
@@ -422,7 +442,9 @@ def test_the_advice_for_a_file_that_needs_more_is_right(pt, tmp_path):
     with pytest.raises(ValueError) as error:
         load_dataset(pt(small_data(extra=OfTheUser())))
     assert "(test_datasets.OfTheUser)" in str(error.value)
-    advice = re.search("in Python: (.*?)[.] Or", str(error.value))[1].replace("'new.pt'", repr(str(tmp_path / "new.pt")))
+    advice = re.search("in Python: (.*?)[.] Or", str(error.value))[1].replace(
+        "'new.pt'", repr(str(tmp_path / "new.pt"))
+    )
     exec(advice, {"torch": torch})
     assert set(load_dataset(f"pyg:{tmp_path / 'new.pt'}").keys()) == set(small_data().keys())
 
@@ -437,8 +459,14 @@ def test_the_advice_for_a_file_that_needs_more_is_right(pt, tmp_path):
         (HeteroData(), r"got a HeteroData; data.to_homogeneous\(\) makes one"),
         ((Data(), {"x": torch.tensor([0, 1, 2])}), "expected one graph, got a dataset of several"),
         (small_data(x=torch.full((5, 2), np.nan)), "x must be finite, got nan or infinity in row 0"),
-        (small_data(edge_index=torch.ones(2, 3, dtype=torch.int16)), r"edge_index must be int64 or int32, got int16 \[2, 3\]"),
-        (small_data(edge_index=torch.ones(2, 3, dtype=torch.long).to_sparse()), "edge_index must be dense and have values"),
+        (
+            small_data(edge_index=torch.ones(2, 3, dtype=torch.int16)),
+            r"edge_index must be int64 or int32, got int16 \[2, 3\]",
+        ),
+        (
+            small_data(edge_index=torch.ones(2, 3, dtype=torch.long).to_sparse()),
+            "edge_index must be dense and have values",
+        ),
         (small_data(edge_index=None, adj_t=[1]), "adj_t must be a sparse matrix, got a list"),
     ],
 )
@@ -511,7 +539,10 @@ def test_a_function_of_the_users_gives_the_graph_and_prints_to_stderr(module, ca
 @pytest.mark.parametrize(
     "function, words",
     [
-        ("fails", r"fails\(\) raised LookupError: no such table \(.*graph_.*\.py, line 12, in inner, called from .*, line 15, in fails\)"),
+        (
+            "fails",
+            r"fails\(\) raised LookupError: no such table \(.*graph_.*\.py, line 12, in inner, called from .*, line 15, in fails\)",
+        ),
         ("leaves", r"leaves\(\) raised SystemExit: enough \(.*line 18, in leaves\)"),
         ("asks", r"asks\(\) raised TypeError: asks\(\) missing 1 required positional argument: 'path'"),
         ("nothing", "expected a homogeneous torch_geometric Data, got a NoneType"),
@@ -528,11 +559,17 @@ def test_what_a_function_does_wrong_is_said_with_its_place(module, function, wor
 def test_a_module_that_cannot_be_imported_is_said_with_its_place(module, tmp_path):
     (tmp_path / "broken_graph.py").write_text("x = 1\nx.y\n")
     (tmp_path / "unfinished_graph.py").write_text("def f(:\n")
-    with pytest.raises(ValueError, match=r"importing broken_graph raised AttributeError: .* \(.*broken_graph.py, line 2, in <module>\)"):
+    with pytest.raises(
+        ValueError, match=r"importing broken_graph raised AttributeError: .* \(.*broken_graph.py, line 2, in <module>\)"
+    ):
         load_dataset("python:broken_graph:f")
-    with pytest.raises(ValueError, match=r"importing unfinished_graph raised SyntaxError: .*\(unfinished_graph.py, line 1\)"):
+    with pytest.raises(
+        ValueError, match=r"importing unfinished_graph raised SyntaxError: .*\(unfinished_graph.py, line 1\)"
+    ):
         load_dataset("python:unfinished_graph:f")
-    with pytest.raises(ValueError, match="importing no_such_graph raised ModuleNotFoundError: No module named 'no_such_graph'"):
+    with pytest.raises(
+        ValueError, match="importing no_such_graph raised ModuleNotFoundError: No module named 'no_such_graph'"
+    ):
         load_dataset("python:no_such_graph:f")
     for wrong in ("graph", "graph.py:make", "graph:make:more", "graph:", ":make", "../graph:make"):
         with pytest.raises(ValueError, match="expected python:MODULE:FUNCTION such as|has no|No module named"):
@@ -846,7 +883,10 @@ def test_every_class_has_vertices():
         ({"num_vertices": 1}, "num_vertices must be an integer >= 2, got 1"),
         ({"num_vertices": 1e5}, "num_vertices must be an integer >= 2, got 100000.0"),
         ({"num_classes": 0}, "num_classes must be an integer >= 1, got 0"),
-        ({"num_vertices": 10, "num_classes": 11, "average_degree": 2}, "num_classes must be <= num_vertices = 10, got 11"),
+        (
+            {"num_vertices": 10, "num_classes": 11, "average_degree": 2},
+            "num_classes must be <= num_vertices = 10, got 11",
+        ),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"homophily": 1.5}, "homophily must be in [0, 1], got 1.5"),
         ({"label_noise": float("nan")}, "label_noise must be in [0, 1], got nan"),
@@ -866,7 +906,23 @@ def test_arguments_out_of_range_are_refused(arguments, words):
 
 # --- synthetic, from the command line -----------------------------------------------------------------------
 
-ODD_VALUES = [None, True, math.nan, math.inf, -math.inf, -1, 0, 2**31, 2**63, 10**400, 1e308, -1e308, 5e-324, "", "many"]
+ODD_VALUES = [
+    None,
+    True,
+    math.nan,
+    math.inf,
+    -math.inf,
+    -1,
+    0,
+    2**31,
+    2**63,
+    10**400,
+    1e308,
+    -1e308,
+    5e-324,
+    "",
+    "many",
+]
 
 
 @pytest.mark.parametrize("key", list(inspect.signature(synthetic).parameters))
@@ -883,13 +939,17 @@ def test_an_odd_value_of_any_parameter_is_a_graph_or_an_error_that_names_it(key)
 
 
 def test_a_graph_that_this_machine_cannot_hold_is_refused_before_it_is_made():
-    with pytest.raises(ValueError, match=r"need at least [\d,]+ GB of memory, and this machine has \d+ GB; ask for a smaller graph"):
+    with pytest.raises(
+        ValueError, match=r"need at least [\d,]+ GB of memory, and this machine has \d+ GB; ask for a smaller graph"
+    ):
         synthetic(num_vertices=2**31)
     with pytest.raises(ValueError, match="num_vertices must be at most 3037000499, got 4294967296"):
         load_dataset("synthetic:num_vertices=4294967296")
 
 
-@pytest.mark.parametrize("file", ["raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/node-label.csv.gz", "split/time/train.csv.gz"])
+@pytest.mark.parametrize(
+    "file", ["raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/node-label.csv.gz", "split/time/train.csv.gz"]
+)
 @pytest.mark.parametrize("contents", [b"no gzip", b"\x1f\x8b\x08\x00cut off", gzip.compress(b"a,b\nc\n")])
 def test_a_damaged_file_of_an_ogb_folder_is_an_error_that_names_the_folder(tmp_path, file, contents):
     write_ogb_folder(tmp_path / "ogbn_arxiv", split="time", node_year=True)

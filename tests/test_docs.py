@@ -35,7 +35,10 @@ from salientpp.datasets import synthetic
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^(?:<!-- docs-test: (?P<how>.*?) -->\n)?^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(?:<!-- docs-test: (?P<how>.*?) -->\n)?^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,16 @@ def salientpp_command(words: list[str]) -> None:
 def torchrun(words: list[str]) -> None:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words[1:]]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        *words[1:],
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, f"{shlex.join(words)}:\n{done.stdout}\n{done.stderr}"
 
@@ -99,7 +111,13 @@ def stand_ins() -> dict[str, Any]:
     data = synthetic(num_vertices=2000, num_features=16)
     part = salientpp.partition(data, 1, "a-part", [15, 10, 5], 1024)
     model = GraphSAGE(16, 8, 3, int(data.y.max()) + 1)
-    return {"salientpp": salientpp, "NeighborLoader": salientpp.NeighborLoader, "data": data, "part": part, "model": model}
+    return {
+        "salientpp": salientpp,
+        "NeighborLoader": salientpp.NeighborLoader,
+        "data": data,
+        "part": part,
+        "model": model,
+    }
 
 
 def run_page(page: Path) -> int:
@@ -111,7 +129,9 @@ def run_page(page: Path) -> int:
     for block in blocks:
         where = f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page.name}, line {block.line}"
         left_out = any(how.startswith("not run: ") for how in block.how) or block.said("is")
-        if block.language == "python" or (block.language == "diff" and not left_out):  # what is not run must be Python at least
+        if block.language == "python" or (
+            block.language == "diff" and not left_out
+        ):  # what is not run must be Python at least
             code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
         if left_out:
             continue
@@ -120,7 +140,9 @@ def run_page(page: Path) -> int:
         if block.language == "bash":
             for words in commands(block):
                 if words[0] not in RUN:
-                    raise ValueError(f"{where}: no test can run {words[0]!r}; say before the block: <!-- docs-test: not run: REASON -->")
+                    raise ValueError(
+                        f"{where}: no test can run {words[0]!r}; say before the block: <!-- docs-test: not run: REASON -->"
+                    )
                 RUN[words[0]](words)
         elif ranks := block.said("on"):
             script = Path(f"line-{block.line}.py")
@@ -141,17 +163,19 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch):
 
 def test_a_page_that_is_wrong_fails(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
-    for number, (text, error, words) in enumerate([
-        ("```python\nsalientpp.no_such_name\n```\n", AttributeError, "no_such_name"),
-        ("```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", AssertionError, None),
-        ("```diff\n-1 / 1\n+1 / 0\n```\n", ZeroDivisionError, None),
-        ("```bash\nsalientpp info nowhere\n```\n", AssertionError, "salientpp info nowhere"),
-        ("```bash\ntorchrun --nproc-per-node 1 nowhere.py\n```\n", AssertionError, "nowhere.py"),
-        ("```bash\nsrun true\n```\n", ValueError, "page.md, line 2: no test can run 'srun'"),
-        ("<!-- docs-test: reading 5 as 3 -->\n```python\n4\n```\n", ValueError, "has no '5'"),
-        ("<!-- docs-test: skip -->\n```python\n4\n```\n", ValueError, "what does 'skip' mean"),
-        ("<!-- docs-test: not run: needs a GPU -->\n```python\nx = (\n```\n", SyntaxError, None),
-    ]):
+    for number, (text, error, words) in enumerate(
+        [
+            ("```python\nsalientpp.no_such_name\n```\n", AttributeError, "no_such_name"),
+            ("```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", AssertionError, None),
+            ("```diff\n-1 / 1\n+1 / 0\n```\n", ZeroDivisionError, None),
+            ("```bash\nsalientpp info nowhere\n```\n", AssertionError, "salientpp info nowhere"),
+            ("```bash\ntorchrun --nproc-per-node 1 nowhere.py\n```\n", AssertionError, "nowhere.py"),
+            ("```bash\nsrun true\n```\n", ValueError, "page.md, line 2: no test can run 'srun'"),
+            ("<!-- docs-test: reading 5 as 3 -->\n```python\n4\n```\n", ValueError, "has no '5'"),
+            ("<!-- docs-test: skip -->\n```python\n4\n```\n", ValueError, "what does 'skip' mean"),
+            ("<!-- docs-test: not run: needs a GPU -->\n```python\nx = (\n```\n", SyntaxError, None),
+        ]
+    ):
         (tmp_path / str(number)).mkdir()
         monkeypatch.chdir(tmp_path / str(number))
         page.write_text(text)
@@ -159,7 +183,11 @@ def test_a_page_that_is_wrong_fails(tmp_path, monkeypatch):
             run_page(page)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *(path for name in ("CONTRIBUTING.md", "CHANGELOG.md") if (path := ROOT / name).exists())], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *(path for name in ("CONTRIBUTING.md", "CHANGELOG.md") if (path := ROOT / name).exists())],
+    ids=lambda page: page.name,
+)
 def test_links_lead_somewhere(page):
     text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -169,7 +197,9 @@ def test_links_lead_somewhere(page):
             assert file.exists(), target
             if anchor:
                 headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
-                assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, target
+                assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, (
+                    target
+                )
 
 
 def test_version_is_the_same_wherever_it_is_written():

@@ -94,7 +94,12 @@ def stores(data: Data | HeteroData) -> tuple[MyFeatureStore, MyGraphStore]:
     return features, topology
 
 
-OURS = SimpleNamespace(name="salientpp", NeighborLoader=NeighborLoader, LinkNeighborLoader=LinkNeighborLoader, NeighborSampler=NeighborSampler)
+OURS = SimpleNamespace(
+    name="salientpp",
+    NeighborLoader=NeighborLoader,
+    LinkNeighborLoader=LinkNeighborLoader,
+    NeighborSampler=NeighborSampler,
+)
 PYGS = SimpleNamespace(
     name="pyg",
     NeighborLoader=torch_geometric.loader.NeighborLoader,
@@ -153,7 +158,12 @@ def node(**options: Any) -> Callable:
 
 def link(**options: Any) -> Callable:
     data = options.pop("data", graph)
-    options = {"num_neighbors": [-1], "edge_label_index": data().edge_index[:, :20] if data is graph else None, "batch_size": 8, **options}
+    options = {
+        "num_neighbors": [-1],
+        "edge_label_index": data().edge_index[:, :20] if data is graph else None,
+        "batch_size": 8,
+        **options,
+    }
     return lambda side: side.LinkNeighborLoader(data(), **options)
 
 
@@ -181,7 +191,9 @@ def featureless() -> Data:
 
 
 INT64_ONLY = {"torch-sparse": "takes int64 tensors only"}
-REPEATED = {"pyg-lib": "0.9.0 miscounts vertices behind a seed that is twice in a batch, so that edges lead to others than in the graph"}
+REPEATED = {
+    "pyg-lib": "0.9.0 miscounts vertices behind a seed that is twice in a batch, so that edges lead to others than in the graph"
+}
 PAPERS = {"paper": "input_id batch_size"}
 EDGES = {None: "input_id edge_label_index"}
 LABELS = {None: "input_id edge_label_index edge_label"}
@@ -282,8 +294,14 @@ TOTALS = {
 SCENARIO = pytest.mark.parametrize("name", SCENARIOS)
 
 BOOKS = {
-    "n_id": torch.int64, "e_id": torch.int64, "input_id": torch.int64, "edge_label_index": torch.int64, "src_index": torch.int64,
-    "dst_pos_index": torch.int64, "dst_neg_index": torch.int64, "edge_index": torch.int64,
+    "n_id": torch.int64,
+    "e_id": torch.int64,
+    "input_id": torch.int64,
+    "edge_label_index": torch.int64,
+    "src_index": torch.int64,
+    "dst_pos_index": torch.int64,
+    "dst_neg_index": torch.int64,
+    "edge_index": torch.int64,
 }
 COUNTS = {"num_sampled_nodes", "num_sampled_edges"}  # torch-sparse does not give them
 
@@ -368,7 +386,10 @@ def canonical(batch: Data | HeteroData) -> dict:
                 out[key, name] = sorted(value) if name == "e_id" else value
         if "edge_label_index" in store:
             source, target = ids_of_ends(batch, key)
-            out[key, "edge_label_index"] = [source[store.edge_label_index[0]].tolist(), target[store.edge_label_index[1]].tolist()]
+            out[key, "edge_label_index"] = [
+                source[store.edge_label_index[0]].tolist(),
+                target[store.edge_label_index[1]].tolist(),
+            ]
         if store.get("batch_size") is not None:
             out[key, "seeds"] = store.n_id[: store.batch_size].tolist()
     return out
@@ -445,8 +466,14 @@ def assert_batches_are_pygs(loader_class: type, data: Any, *args: Any, **options
         seeds = seeds[0]  # (node type, ids)
     input_type = None if isinstance(seeds, Tensor) else seeds
     pygs = SimpleNamespace(
-        data=data, transform=None, transform_sampler_output=None, node_sampler=sampler, link_sampler=sampler, custom_cls=None,
-        neg_sampling=getattr(loader, "neg_sampling", None), input_data=SimpleNamespace(input_type=input_type),
+        data=data,
+        transform=None,
+        transform_sampler_output=None,
+        node_sampler=sampler,
+        link_sampler=sampler,
+        custom_cls=None,
+        neg_sampling=getattr(loader, "neg_sampling", None),
+        input_data=SimpleNamespace(input_type=input_type),
     )
     make = NodeLoader if loader_class is NeighborLoader else LinkLoader
     for batch, sampled in zip(batches, samples):
@@ -457,8 +484,14 @@ def assert_batches_are_pygs(loader_class: type, data: Any, *args: Any, **options
 
 
 HOW = [
-    {}, {"replace": True}, {"disjoint": True}, {"subgraph_type": "bidirectional"}, {"subgraph_type": "induced", "disjoint": True},
-    {"weight_attr": "weight"}, {"time_attr": "time"}, {"time_attr": "edge_time", "temporal_strategy": "last"},
+    {},
+    {"replace": True},
+    {"disjoint": True},
+    {"subgraph_type": "bidirectional"},
+    {"subgraph_type": "induced", "disjoint": True},
+    {"weight_attr": "weight"},
+    {"time_attr": "time"},
+    {"time_attr": "edge_time", "temporal_strategy": "last"},
 ]
 
 
@@ -470,12 +503,16 @@ def timed(data: Data | HeteroData, how: dict[str, Any], name: str, size: int) ->
 def test_a_batch_of_several_types_is_what_pyg_makes_of_the_same_sample(how):
     data = random_hetero(seed=5)
     how = timed(data, how, "input_time", 20)
-    for batch in assert_batches_are_pygs(NeighborLoader, data, [3, 2], input_nodes=("paper", torch.arange(20)), batch_size=8, **how):
+    for batch in assert_batches_are_pygs(
+        NeighborLoader, data, [3, 2], input_nodes=("paper", torch.arange(20)), batch_size=8, **how
+    ):
         assert ("batch" in batch["paper"]) == (how.get("disjoint", False) or "time_attr" in how)
         assert ("seed_time" in batch["paper"]) == ("time_attr" in how)
 
 
-@pytest.mark.parametrize("negatives", [None, "binary", NegativeSampling("triplet", 2)], ids=["none", "binary", "triplet"])
+@pytest.mark.parametrize(
+    "negatives", [None, "binary", NegativeSampling("triplet", 2)], ids=["none", "binary", "triplet"]
+)
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize("edge_type", [None, BUYS, RELATIONS[2]], ids=["homogeneous", "two types", "one type"])
 def test_a_batch_of_edges_is_what_pyg_makes_of_the_same_sample(edge_type, how, negatives):
@@ -496,7 +533,9 @@ def test_a_batch_of_edges_is_what_pyg_makes_of_the_same_sample(edge_type, how, n
 def test_a_batch_from_stores_is_what_pyg_makes_of_the_same_sample(how):
     for data, seeds in ((graph(), torch.arange(20)), (hetero(), ("paper", torch.arange(20)))):
         assert_batches_are_pygs(NeighborLoader, stores(data), [3, 2], input_nodes=seeds, batch_size=8, **how)
-        kept, plain = (list(NeighborLoader(form, [-1, -1], seeds, batch_size=8, **how)) for form in (stores(data), data))
+        kept, plain = (
+            list(NeighborLoader(form, [-1, -1], seeds, batch_size=8, **how)) for form in (stores(data), data)
+        )
         assert list(map(canonical, kept)) == list(map(canonical, plain)), "the same graph, however it is kept"
 
 
@@ -534,7 +573,9 @@ def differences(a: Data | HeteroData, b: Data | HeteroData) -> list[str]:
 
 
 SEEDED = {
-    "hetero": lambda **options: NeighborLoader(hetero(), [3, 2], ("paper", None), batch_size=16, shuffle=True, seed=5, **options),
+    "hetero": lambda **options: NeighborLoader(
+        hetero(), [3, 2], ("paper", None), batch_size=16, shuffle=True, seed=5, **options
+    ),
     "times": lambda **options: NeighborLoader(
         hetero(), [3, 2], ("paper", None), batch_size=16, time_attr="time", shuffle=True, seed=5, **options
     ),
@@ -542,9 +583,18 @@ SEEDED = {
         graph(), [3, 2], batch_size=32, neg_sampling="binary", shuffle=True, seed=5, **options
     ),
     "hetero edges": lambda **options: LinkNeighborLoader(
-        hetero(), [3, 2], BUYS, batch_size=16, neg_sampling=NegativeSampling("triplet", 2), shuffle=True, seed=5, **options
+        hetero(),
+        [3, 2],
+        BUYS,
+        batch_size=16,
+        neg_sampling=NegativeSampling("triplet", 2),
+        shuffle=True,
+        seed=5,
+        **options,
     ),
-    "stores": lambda **options: NeighborLoader(stores(hetero()), [3, 2], ("paper", None), batch_size=16, shuffle=True, seed=5, **options),
+    "stores": lambda **options: NeighborLoader(
+        stores(hetero()), [3, 2], ("paper", None), batch_size=16, shuffle=True, seed=5, **options
+    ),
 }
 
 
@@ -572,14 +622,18 @@ def test_every_vertex_and_edge_of_every_type_knows_who_it_is(gpu_fraction, depth
             for number, store in enumerate(batch.node_stores):
                 assert torch.equal(store.x, torch.stack([torch.full_like(store.n_id, number), store.n_id], 1).float())
             for number, store in enumerate(batch.edge_stores):
-                assert torch.equal(store.edge_attr, torch.stack([torch.full_like(store.e_id, number), store.e_id], 1).float())
+                assert torch.equal(
+                    store.edge_attr, torch.stack([torch.full_like(store.e_id, number), store.e_id], 1).float()
+                )
 
 
 def test_negatives_repeat_with_the_seed_and_differ_between_batches_and_epochs():
     for data, edges in ((graph(), None), (hetero(), BUYS)):
         drawn = []
         for seed, workers in ((5, 0), (5, 2), (6, 0)):
-            loader = LinkNeighborLoader(data, [], edges, batch_size=40, neg_sampling="binary", seed=seed, num_workers=workers)
+            loader = LinkNeighborLoader(
+                data, [], edges, batch_size=40, neg_sampling="binary", seed=seed, num_workers=workers
+            )
             drawn.append([canonical(batch)[edges, "edge_label_index"] for _ in range(2) for batch in loader])
         assert drawn[0] == drawn[1] and drawn[0] != drawn[2]
         assert len(set(map(str, drawn[0]))) == len(drawn[0])
@@ -592,7 +646,9 @@ def test_negatives_are_uniform_or_by_weight():
         sampling = NegativeSampling("binary", 100, src_weight=given, dst_weight=given)
         loader = LinkNeighborLoader(data, [], batch_size=5, neg_sampling=sampling, seed=1)
         for side in range(2):
-            ends = Counter(itertools.chain(*(canonical(b)[None, "edge_label_index"][side][5:] for _ in range(6) for b in loader)))
+            ends = Counter(
+                itertools.chain(*(canonical(b)[None, "edge_label_index"][side][5:] for _ in range(6) for b in loader))
+            )
             assert sum(ends.values()) == 3000 and all(chances[v] > 0 for v in ends)
             assert p_of_chances(ends.elements(), dict(enumerate(chances))) > FALSE_ALARM
 
@@ -606,7 +662,15 @@ def test_batches_never_look_into_the_future(time_attr, strategy):
     data = random_hetero(seed=6)
     now = torch.arange(60) % 11 - 1
     loader = NeighborLoader(
-        data, [4, 4], "paper", time_attr=time_attr, input_time=now, temporal_strategy=strategy, batch_size=16, shuffle=True, seed=1
+        data,
+        [4, 4],
+        "paper",
+        time_attr=time_attr,
+        input_time=now,
+        temporal_strategy=strategy,
+        batch_size=16,
+        shuffle=True,
+        seed=1,
     )
     seen = 0
     for batch in loader:
@@ -632,7 +696,11 @@ def test_without_input_time_seeds_have_their_own():
 
 
 @pytest.mark.parametrize("edge_type", [None, BUYS, RELATIONS[2]], ids=["homogeneous", "two types", "one type"])
-@pytest.mark.parametrize("negatives", [None, NegativeSampling("binary", 1), NegativeSampling("triplet", 2)], ids=["none", "binary", "triplet"])
+@pytest.mark.parametrize(
+    "negatives",
+    [None, NegativeSampling("binary", 1), NegativeSampling("triplet", 2)],
+    ids=["none", "binary", "triplet"],
+)
 def test_edges_with_times_see_no_newer_vertices_and_no_newer_negatives(edge_type, negatives):
     if edge_type is None:
         data = graph(time=torch.arange(150) % 9)
@@ -644,7 +712,9 @@ def test_edges_with_times_see_no_newer_vertices_and_no_newer_negatives(edge_type
         edges = data[edge_type].edge_index
     now = torch.maximum(source[edges[0]], target[edges[1]])
     seeds = edges if edge_type is None else (edge_type, edges)
-    loader = LinkNeighborLoader(data, [3], seeds, edge_label_time=now, time_attr="time", neg_sampling=negatives, batch_size=32, seed=1)
+    loader = LinkNeighborLoader(
+        data, [3], seeds, edge_label_time=now, time_attr="time", neg_sampling=negatives, batch_size=32, seed=1
+    )
     for batch in loader:
         of = batch if edge_type is None else batch[edge_type]
         ends = (batch, batch) if edge_type is None else (batch[edge_type[0]], batch[edge_type[2]])
@@ -663,7 +733,14 @@ def test_edges_with_times_see_no_newer_vertices_and_no_newer_negatives(edge_type
 
 def test_a_neighbour_of_greater_weight_comes_more_often():
     weight = torch.tensor([1.0, 0.0, 3.0, 6.0])
-    loader = NeighborLoader(Data(edge_index=star(4), num_nodes=5, weight=weight), [1], [0] * 4000, weight_attr="weight", batch_size=1, seed=1)
+    loader = NeighborLoader(
+        Data(edge_index=star(4), num_nodes=5, weight=weight),
+        [1],
+        [0] * 4000,
+        weight_attr="weight",
+        batch_size=1,
+        seed=1,
+    )
     drawn = Counter(int(batch.e_id) for batch in loader)
     assert p_of_chances(drawn.elements(), {0: 0.1, 1: 0.0, 2: 0.3, 3: 0.6}) > FALSE_ALARM
 
@@ -691,10 +768,18 @@ def test_a_sampler_draws_anew_from_torchs_generator_unless_it_gets_a_key():
 
 
 def test_a_copied_sampler_takes_other_fanouts_as_lightning_sets_them():
-    for data, seeds in ((graph(), NodeSamplerInput(None, TEN)), (hetero(), NodeSamplerInput(None, TEN, input_type="paper"))):
+    for data, seeds in (
+        (graph(), NodeSamplerInput(None, TEN)),
+        (hetero(), NodeSamplerInput(None, TEN, input_type="paper")),
+    ):
         sampler = NeighborSampler(data, [1, 1])
         other = copy.copy(sampler)
-        for name, value in {"num_neighbors": [-1], "subgraph_type": "directional", "replace": False, "disjoint": True}.items():
+        for name, value in {
+            "num_neighbors": [-1],
+            "subgraph_type": "directional",
+            "replace": False,
+            "disjoint": True,
+        }.items():
             setattr(other, name, value)
         assert sampler.num_neighbors.values == [1, 1] and not sampler.disjoint
         assert other.num_neighbors.values == [-1] and other.disjoint
@@ -709,7 +794,9 @@ def test_lightnings_data_module_takes_our_sampler():
     if not datamodule._pl_is_available:
         pytest.skip("Lightning is not installed")
     data = graph()
-    module = LightningNodeData(data, node_sampler=NeighborSampler(data, [2]), batch_size=8, eval_loader_kwargs={"num_neighbors": [-1]})
+    module = LightningNodeData(
+        data, node_sampler=NeighborSampler(data, [2]), batch_size=8, eval_loader_kwargs={"num_neighbors": [-1]}
+    )
     train, val = next(iter(module.train_dataloader())), next(iter(module.val_dataloader()))
     assert torch.equal(train.n_id[train.edge_index], data.edge_index[:, train.e_id])
     assert torch.bincount(val.edge_index[1]).max() > 2
@@ -746,9 +833,14 @@ def test_a_sampler_of_the_users_own_is_taken():
     for a, b in zip(ours, theirs, strict=True):
         assert differences(a, b) == []
         assert torch.equal(a.n_id[a.edge_index], data.edge_index[:, a.e_id])
-    with pytest.raises(ValueError, match="gpu_fraction needs to know how batches are drawn, which a FirstNeighbours does not tell"):
+    with pytest.raises(
+        ValueError, match="gpu_fraction needs to know how batches are drawn, which a FirstNeighbours does not tell"
+    ):
         NeighborLoader(data, [2], TEN, neighbor_sampler=FirstNeighbours(data), gpu_fraction=0.5)
-    with pytest.raises(TypeError, match="neighbor_sampler must be a torch_geometric.sampler.BaseSampler with sample_from_nodes, got int"):
+    with pytest.raises(
+        TypeError,
+        match="neighbor_sampler must be a torch_geometric.sampler.BaseSampler with sample_from_nodes, got int",
+    ):
         NeighborLoader(data, [2], TEN, neighbor_sampler=3)
 
 
@@ -786,7 +878,9 @@ def test_a_batch_sampler_makes_the_batches(side):
     for _ in range(2):
         assert [(b.n_id[: b.batch_size] - 40).tolist() for b in loader] == batches
     edges = side.LinkNeighborLoader(graph(), [2], batch_sampler=batches)
-    assert [canonical(batch)[None, "edge_label_index"] for batch in edges] == [graph().edge_index[:, b].tolist() for b in batches]
+    assert [canonical(batch)[None, "edge_label_index"] for batch in edges] == [
+        graph().edge_index[:, b].tolist() for b in batches
+    ]
 
 
 def test_samplers_are_refused_where_they_cannot_work(tmp_path):
@@ -811,7 +905,9 @@ def test_worker_init_fn_is_called_once_in_every_thread_and_epoch(persistent):
         gate.wait(timeout=HANG)  # all three threads must come
         calls.append((number, threading.current_thread().name))
 
-    loader = NeighborLoader(graph(), [2], batch_size=4, num_workers=3, worker_init_fn=greet, persistent_workers=persistent)
+    loader = NeighborLoader(
+        graph(), [2], batch_size=4, num_workers=3, worker_init_fn=greet, persistent_workers=persistent
+    )
     for epoch in range(3):
         list(loader)
         epochs = 1 if persistent else epoch + 1
@@ -864,7 +960,8 @@ def test_a_multiprocessing_context_has_no_effect_and_says_so():
 
 def test_the_generator_seeds_the_loader():
     first, second, other = (
-        NeighborLoader(hetero(), [2], "paper", batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(k)) for k in (8, 8, 9)
+        NeighborLoader(hetero(), [2], "paper", batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(k))
+        for k in (8, 8, 9)
     )
     assert first.seed == second.seed != other.seed
     assert all(differences(a, b) == [] for a, b in zip(first, second, strict=True))
@@ -891,9 +988,16 @@ def test_transforms_may_be_set_later(side):
 
 
 def test_a_sampler_says_what_it_draws_from_in_a_line():
-    assert repr(NeighborSampler(graph(), [2])) == "NeighborSampler(num_neighbors=[2], graph=Graph(num_vertices=150, num_edges=260, indices=torch.int32))"
+    assert (
+        repr(NeighborSampler(graph(), [2]))
+        == "NeighborSampler(num_neighbors=[2], graph=Graph(num_vertices=150, num_edges=260, indices=torch.int32))"
+    )
     several = repr(NeighborSampler(there_and_back(), [2]))
-    assert "num_vertices={'paper': 60, 'author': 35}" in several and "('paper', 'cites', 'paper'): 100" in several and len(several) < 300
+    assert (
+        "num_vertices={'paper': 60, 'author': 35}" in several
+        and "('paper', 'cites', 'paper'): 100" in several
+        and len(several) < 300
+    )
 
 
 def test_directed_false_is_the_old_word_for_induced():
@@ -1049,7 +1153,9 @@ def test_a_wrong_argument_is_refused_in_words(loader, error, text):
 )  # fmt: skip
 def test_what_a_partitioned_graph_cannot_do_yet_is_refused_in_words(options, tmp_path):
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [3], 8)
-    with pytest.raises(NotImplementedError, match=f"{next(iter(options))}=.* is not available on a partitioned graph yet"):
+    with pytest.raises(
+        NotImplementedError, match=f"{next(iter(options))}=.* is not available on a partitioned graph yet"
+    ):
         NeighborLoader(part, [2], "train", **options)
     with pytest.raises(TypeError, match="data must be a torch_geometric.data.Data, .*, got PartitionedGraph"):
         LinkNeighborLoader(part, [2])
@@ -1065,7 +1171,9 @@ def test_a_partitioned_graph_gives_induced_and_bidirectional_subgraphs(kind, tmp
         assert {*map(tuple, ends.t().tolist())} <= given
         if kind == "induced":
             inside = set(part.original_id(batch.n_id).tolist())
-            assert sorted(map(tuple, ends.t().tolist())) == sorted((u, v) for u, v in data.edge_index.t().tolist() if u in inside and v in inside)
+            assert sorted(map(tuple, ends.t().tolist())) == sorted(
+                (u, v) for u, v in data.edge_index.t().tolist() if u in inside and v in inside
+            )
         else:
             assert {(v, u) for u, v in map(tuple, ends.t().tolist())} == {*map(tuple, ends.t().tolist())}
 
@@ -1098,13 +1206,19 @@ def table_of(section: str) -> dict[str, str]:
 @pytest.mark.parametrize("section", TABLES)
 def test_the_page_of_arguments_lists_those_of_the_installed_release(section):
     theirs, _ = TABLES[section]
-    assert table_of(section) == arguments_of(theirs), "a new release has other arguments: say in docs/arguments.md what ours does"
+    assert table_of(section) == arguments_of(theirs), (
+        "a new release has other arguments: say in docs/arguments.md what ours does"
+    )
 
 
 def test_the_page_of_arguments_lists_what_pygs_loaders_hand_on():
     for base, loader in ((NodeLoader, "NeighborLoader"), (LinkLoader, "LinkNeighborLoader")):
-        rest = {name: default for name, default in arguments_of(base).items() if name not in arguments_of(TABLES[loader][0])}
-        assert table_of("NodeLoader and LinkLoader") == {k: v for k, v in rest.items() if k not in ("node_sampler", "link_sampler")}
+        rest = {
+            name: default for name, default in arguments_of(base).items() if name not in arguments_of(TABLES[loader][0])
+        }
+        assert table_of("NodeLoader and LinkLoader") == {
+            k: v for k, v in rest.items() if k not in ("node_sampler", "link_sampler")
+        }
 
 
 @pytest.mark.parametrize("section", ["NeighborLoader", "LinkNeighborLoader", "NeighborSampler"])

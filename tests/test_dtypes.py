@@ -31,7 +31,11 @@ SHAPES = {"flat": (), "wide": (3,), "none": (0,), "deep": (2, 2)}
 
 def columns(dtypes: list[torch.dtype]) -> dict[str, Tensor]:
     """A column of every dtype and shape."""
-    return {f"{str(dtype)[6:]}_{name}": rows_of(dtype, (N, *shape), seed=i) for i, dtype in enumerate(dtypes) for name, shape in SHAPES.items()}
+    return {
+        f"{str(dtype)[6:]}_{name}": rows_of(dtype, (N, *shape), seed=i)
+        for i, dtype in enumerate(dtypes)
+        for name, shape in SHAPES.items()
+    }
 
 
 def colourful(dtypes: list[torch.dtype] = STORABLE) -> Data:
@@ -70,7 +74,15 @@ def _check_part(rank: int, root: str, num_parts: int) -> tuple[int, int]:
     from_cache = from_others = 0
     for alpha, beta, is_packed in [(0.0, 0.0, False), (0.4, 0.3, False), (0.4, 0.3, True)]:
         loader = NeighborLoader(
-            part, [4, 2], "all", batch_size=16, seed=1, gather=names, replication_factor=alpha, gpu_fraction=beta, uneven="exact"
+            part,
+            [4, 2],
+            "all",
+            batch_size=16,
+            seed=1,
+            gather=names,
+            replication_factor=alpha,
+            gpu_fraction=beta,
+            uneven="exact",
         )
         for batch in packed(loader, serves=True) if is_packed else loader:
             assert_rows_are_those_of(batch, part.original_id(batch.n_id), names, data)
@@ -92,7 +104,9 @@ def test_batches_of_a_partitioned_graph(tmp_path, world_size):
         original = salientpp.load(root, part_id=part_id).original_id(own)
         for name, rows in columns(STORABLE).items():
             want = rows.unsqueeze(-1).view(torch.uint8)[original]
-            assert stored[name].dtype == rows.dtype and torch.equal(stored[name].unsqueeze(-1).view(torch.uint8), want), name
+            assert stored[name].dtype == rows.dtype and torch.equal(
+                stored[name].unsqueeze(-1).view(torch.uint8), want
+            ), name
     results = distributed.run(_check_part, world_size, str(root), world_size, seconds=300)
     assert world_size == 1 or all(from_cache > 0 and from_others > 0 for from_cache, from_others in results)
 
@@ -104,7 +118,9 @@ def test_x_of_every_dtype_is_converted_to_float32(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of complex numbers the real part stays
         for batch in NeighborLoader(data, [3], batch_size=32, dtype=torch.float32):
-            torch.testing.assert_close(batch.x, data.x.to(torch.float32)[batch.n_id], rtol=0, atol=0, equal_nan=True)  # NaNs have many bits
+            torch.testing.assert_close(
+                batch.x, data.x.to(torch.float32)[batch.n_id], rtol=0, atol=0, equal_nan=True
+            )  # NaNs have many bits
 
 
 @pytest.mark.parametrize("dtype", STORABLE, ids=str)
@@ -118,7 +134,9 @@ def test_assembly_without_triton(dtype, shape):
     assert torch.equal(out.unsqueeze(-1).view(torch.uint8), want)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64], ids=str
+)
 def test_labels_of_every_dtype(tmp_path: Path, dtype):
     data = random_data(N, 500)
     data.y = data.y.to(dtype)
@@ -126,4 +144,10 @@ def test_labels_of_every_dtype(tmp_path: Path, dtype):
     assert part.num_classes == {torch.bool: 2, torch.complex64: 0}.get(dtype, 7)
     assert part.split("train").numel() == int(data.train_mask.sum())
     for batch in NeighborLoader(part, [3], "train", batch_size=16):
-        assert same_bits(batch.y, data.y.view(torch.uint8).view(N, -1)[part.original_id(batch.n_id[: batch.batch_size])].view(dtype).flatten())
+        assert same_bits(
+            batch.y,
+            data.y.view(torch.uint8)
+            .view(N, -1)[part.original_id(batch.n_id[: batch.batch_size])]
+            .view(dtype)
+            .flatten(),
+        )

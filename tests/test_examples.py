@@ -28,7 +28,9 @@ from torch_geometric.utils import trim_to_layer
 
 import salientpp
 
-PYG = SimpleNamespace(NeighborLoader=torch_geometric.loader.NeighborLoader, LinkNeighborLoader=torch_geometric.loader.LinkNeighborLoader)
+PYG = SimpleNamespace(
+    NeighborLoader=torch_geometric.loader.NeighborLoader, LinkNeighborLoader=torch_geometric.loader.LinkNeighborLoader
+)
 CLASSES, WIDTH = 4, 16
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -64,7 +66,9 @@ def typed(half: bool = False) -> HeteroData:
     papers = torch.arange(base.num_nodes)
     author = (papers % CLASSES) * 50 + torch.randint(50, papers.shape, generator=generator)
     data["author", "writes", "paper"].edge_index = torch.stack([author, papers])
-    data["author", "in", "institution"].edge_index = torch.stack([torch.arange(200), torch.randint(10, (200,), generator=generator)])
+    data["author", "in", "institution"].edge_index = torch.stack(
+        [torch.arange(200), torch.randint(10, (200,), generator=generator)]
+    )
     if half:
         data["paper"].x = data["paper"].x.half()
         data["author"].num_nodes, data["institution"].num_nodes = 200, 10
@@ -79,7 +83,9 @@ def ratings() -> HeteroData:
     data = HeteroData()
     data["user"].x, data["item"].x = F.one_hot(torch.arange(120) % 6).float(), F.one_hot(torch.arange(90) % 6).float()
     user = torch.randint(120, (2500,), generator=generator)
-    item = (user + 6 * torch.randint(15, (2500,), generator=generator)) % 6 + 6 * torch.randint(15, (2500,), generator=generator)
+    item = (user + 6 * torch.randint(15, (2500,), generator=generator)) % 6 + 6 * torch.randint(
+        15, (2500,), generator=generator
+    )
     data["user", "rates", "item"].edge_index = torch.stack([user, item])
     data["user", "rates", "item"].time = torch.randperm(2500, generator=generator)
     data["user", "rates", "item"].edge_label = 1.0 + (user % 2)
@@ -121,7 +127,15 @@ def accuracy(loader: Any, predict: Callable[[Any], tuple[Tensor, Tensor]]) -> fl
 def nodes_with_inference_by_layers(loaders: Any) -> dict[str, Any]:
     """Train on samples; evaluate layer by layer with a loader whose data loses its features after it was made."""
     data = plain()
-    train = loaders.NeighborLoader(data, input_nodes=data.train_mask, num_neighbors=[10, 5], batch_size=128, shuffle=True, num_workers=1, persistent_workers=True)
+    train = loaders.NeighborLoader(
+        data,
+        input_nodes=data.train_mask,
+        num_neighbors=[10, 5],
+        batch_size=128,
+        shuffle=True,
+        num_workers=1,
+        persistent_workers=True,
+    )
     whole = loaders.NeighborLoader(copy.copy(data), input_nodes=None, num_neighbors=[-1], shuffle=False, batch_size=256)
     del whole.data.x, whole.data.y
     whole.data.num_nodes = data.num_nodes
@@ -153,7 +167,13 @@ def attention_with_labels_in_a_column(loaders: Any) -> dict[str, Any]:
     split = {name: data[f"{name}_mask"].nonzero().flatten() for name in ("train", "test")}
     make = functools.partial(loaders.NeighborLoader, data, num_neighbors=[5, 5], batch_size=128, shuffle=True)
     model = GAT(WIDTH, 8, 2, CLASSES, heads=2)
-    found = fit(model, make(input_nodes=split["train"]), lambda b: F.cross_entropy(model(b.x, b.edge_index)[: b.batch_size], b.y[: b.batch_size].squeeze().to(torch.long)))
+    found = fit(
+        model,
+        make(input_nodes=split["train"]),
+        lambda b: F.cross_entropy(
+            model(b.x, b.edge_index)[: b.batch_size], b.y[: b.batch_size].squeeze().to(torch.long)
+        ),
+    )
     model.eval()
 
     def predict(batch: Data) -> tuple[Tensor, Tensor]:
@@ -172,7 +192,9 @@ class Layers(torch.nn.Module):
         return self.lin(self.conv2(self.conv1(x, edge_index).relu(), edge_index).relu())
 
 
-def on_papers(loaders: Any, data: HeteroData, model: torch.nn.Module, run: Callable[[HeteroData], Tensor], **options: Any) -> dict[str, Any]:
+def on_papers(
+    loaders: Any, data: HeteroData, model: torch.nn.Module, run: Callable[[HeteroData], Tensor], **options: Any
+) -> dict[str, Any]:
     make = functools.partial(loaders.NeighborLoader, data, num_neighbors=[8, 4], batch_size=128, **options)
     train = make(input_nodes=("paper", data["paper"].train_mask), shuffle=True)
     with torch.no_grad():
@@ -189,12 +211,21 @@ def on_papers(loaders: Any, data: HeteroData, model: torch.nn.Module, run: Calla
 def a_model_for_each_type(loaders: Any) -> dict[str, Any]:
     data = typed()
     model = to_hetero(Layers(), data.metadata(), aggr="sum")
-    return on_papers(loaders, data, model, lambda batch: model(batch.x_dict, batch.edge_index_dict)["paper"], num_workers=2, persistent_workers=True)
+    return on_papers(
+        loaders,
+        data,
+        model,
+        lambda batch: model(batch.x_dict, batch.edge_index_dict)["paper"],
+        num_workers=2,
+        persistent_workers=True,
+    )
 
 
 def transformer_of_types(loaders: Any) -> dict[str, Any]:
     data = typed()
-    model = torch.nn.ModuleList([HGTConv(WIDTH, 32, data.metadata(), heads=2), HGTConv(32, 32, data.metadata(), heads=2), Linear(32, CLASSES)])
+    model = torch.nn.ModuleList(
+        [HGTConv(WIDTH, 32, data.metadata(), heads=2), HGTConv(32, 32, data.metadata(), heads=2), Linear(32, CLASSES)]
+    )
 
     def run(batch: HeteroData) -> Tensor:
         return model[2](model[1](model[0](batch.x_dict, batch.edge_index_dict), batch.edge_index_dict)["paper"])
@@ -205,7 +236,10 @@ def transformer_of_types(loaders: Any) -> dict[str, Any]:
 def layers_that_shrink(loaders: Any, sparse: bool = False) -> dict[str, Any]:
     """Each layer leaves out what was sampled last."""
     data = T.ToSparseTensor()(typed()) if sparse else typed()
-    model = torch.nn.ModuleList([HeteroConv({kind: SAGEConv((-1, -1), 32) for kind in data.edge_types}, aggr="sum") for _ in range(2)] + [Linear(32, CLASSES)])
+    model = torch.nn.ModuleList(
+        [HeteroConv({kind: SAGEConv((-1, -1), 32) for kind in data.edge_types}, aggr="sum") for _ in range(2)]
+        + [Linear(32, CLASSES)]
+    )
 
     def run(batch: HeteroData) -> Tensor:
         x, edges = batch.x_dict, batch.adj_t_dict if sparse else batch.edge_index_dict
@@ -227,18 +261,37 @@ def half_precision_and_types_without_features(loaders: Any) -> dict[str, Any]:
     data = typed(half=True)
     masks = {name: data["paper"].pop(name) for name in ("train_mask", "val_mask")}
     from_papers = {kind: SAGEConv(WIDTH, WIDTH) for kind in data.edge_types if kind[0] == "paper"}
-    model = torch.nn.ModuleList([HeteroConv(from_papers), HeteroConv({kind: SAGEConv(WIDTH, CLASSES) for kind in data.edge_types if kind[0] != "institution"})])
-    make = functools.partial(loaders.NeighborLoader, data, num_neighbors=[8, 4], batch_size=100, drop_last=True, num_workers=2, persistent_workers=True)
+    model = torch.nn.ModuleList(
+        [
+            HeteroConv(from_papers),
+            HeteroConv({kind: SAGEConv(WIDTH, CLASSES) for kind in data.edge_types if kind[0] != "institution"}),
+        ]
+    )
+    make = functools.partial(
+        loaders.NeighborLoader,
+        data,
+        num_neighbors=[8, 4],
+        batch_size=100,
+        drop_last=True,
+        num_workers=2,
+        persistent_workers=True,
+    )
 
     def predict(batch: HeteroData) -> tuple[Tensor, Tensor]:
         assert batch["paper"].x.dtype == torch.float16
         batch = batch.to("cpu", "x", "y", "edge_index")
         batch["paper"].x = batch["paper"].x.to(torch.float32)
         size, edges = batch["paper"].batch_size, batch.collect("edge_index")
-        out = model[1]({name: value.relu() for name, value in model[0](batch.collect("x"), edges).items()}, edges)["paper"]
+        out = model[1]({name: value.relu() for name, value in model[0](batch.collect("x"), edges).items()}, edges)[
+            "paper"
+        ]
         return out[:size], batch["paper"].y[:size]
 
-    found = fit(model, make(input_nodes=("paper", masks["train_mask"].nonzero().view(-1)), shuffle=True), lambda batch: F.cross_entropy(*predict(batch)))
+    found = fit(
+        model,
+        make(input_nodes=("paper", masks["train_mask"].nonzero().view(-1)), shuffle=True),
+        lambda batch: F.cross_entropy(*predict(batch)),
+    )
     return {**found, "score": accuracy(make(input_nodes=("paper", masks["val_mask"].nonzero().view(-1))), predict)}
 
 
@@ -258,7 +311,9 @@ def mixed_precision(loaders: Any) -> dict[str, Any]:
 def unsupervised(loaders: Any) -> dict[str, Any]:
     """Edges against random pairs; then a nearest class mean on the embeddings."""
     data = plain()
-    loader = loaders.LinkNeighborLoader(data, batch_size=512, shuffle=True, neg_sampling_ratio=1.0, num_neighbors=[10, 10])
+    loader = loaders.LinkNeighborLoader(
+        data, batch_size=512, shuffle=True, neg_sampling_ratio=1.0, num_neighbors=[10, 10]
+    )
     model = GraphSAGE(WIDTH, 32, 2)
 
     def loss_of(batch: Data) -> Tensor:
@@ -275,12 +330,16 @@ def unsupervised(loaders: Any) -> dict[str, Any]:
 
 def triplets(loaders: Any) -> dict[str, Any]:
     data = plain()
-    loader = loaders.LinkNeighborLoader(data, [10, 5], data.edge_index[:, :4000], batch_size=512, shuffle=True, neg_sampling="triplet")
+    loader = loaders.LinkNeighborLoader(
+        data, [10, 5], data.edge_index[:, :4000], batch_size=512, shuffle=True, neg_sampling="triplet"
+    )
     model = GraphSAGE(WIDTH, 32, 2)
 
     def loss_of(batch: Data) -> Tensor:
         h = model(batch.x, batch.edge_index)
-        nearer, further = ((h[batch.src_index] * h[other]).sum(-1) for other in (batch.dst_pos_index, batch.dst_neg_index))
+        nearer, further = (
+            (h[batch.src_index] * h[other]).sum(-1) for other in (batch.dst_pos_index, batch.dst_neg_index)
+        )
         return F.softplus(further - nearer).mean()
 
     found = fit(model, loader, loss_of)
@@ -294,12 +353,28 @@ def recommender(loaders: Any) -> dict[str, Any]:
         del data[kind].time
     del data["user", "rates", "item"].edge_label
     torch.manual_seed(1)
-    split = T.RandomLinkSplit(0.1, 0.1, neg_sampling_ratio=1.0, add_negative_train_samples=False, edge_types=[("user", "rates", "item")], rev_edge_types=[("item", "rev_rates", "user")])
+    split = T.RandomLinkSplit(
+        0.1,
+        0.1,
+        neg_sampling_ratio=1.0,
+        add_negative_train_samples=False,
+        edge_types=[("user", "rates", "item")],
+        rev_edge_types=[("item", "rev_rates", "user")],
+    )
     train_data, val_data, _ = split(data)
     kind = ("user", "rates", "item")
-    train = loaders.LinkNeighborLoader(train_data, [8, 4], kind, neg_sampling="binary", batch_size=256, shuffle=True, num_workers=2, drop_last=True)
-    val = loaders.LinkNeighborLoader(val_data, [8, 4], (kind, val_data[kind].edge_label_index), edge_label=val_data[kind].edge_label, batch_size=256)
-    model = torch.nn.ModuleList([to_hetero(Layers(), data.metadata()), torch.nn.Sequential(torch.nn.Linear(2 * CLASSES, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))])
+    train = loaders.LinkNeighborLoader(
+        train_data, [8, 4], kind, neg_sampling="binary", batch_size=256, shuffle=True, num_workers=2, drop_last=True
+    )
+    val = loaders.LinkNeighborLoader(
+        val_data, [8, 4], (kind, val_data[kind].edge_label_index), edge_label=val_data[kind].edge_label, batch_size=256
+    )
+    model = torch.nn.ModuleList(
+        [
+            to_hetero(Layers(), data.metadata()),
+            torch.nn.Sequential(torch.nn.Linear(2 * CLASSES, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)),
+        ]
+    )
 
     def score_of(batch: HeteroData) -> Tensor:
         z = model[0](batch.x_dict, batch.edge_index_dict)
@@ -308,8 +383,18 @@ def recommender(loaders: Any) -> dict[str, Any]:
 
     with torch.no_grad():
         score_of(next(iter(train)))
-    found = fit(model, train, lambda batch: F.binary_cross_entropy_with_logits(score_of(batch), batch[kind].edge_label), epochs=8)
-    return {**found, "score": accuracy(val, lambda batch: (torch.stack([-score_of(batch), score_of(batch)], 1), batch[kind].edge_label.long()))}
+    found = fit(
+        model,
+        train,
+        lambda batch: F.binary_cross_entropy_with_logits(score_of(batch), batch[kind].edge_label),
+        epochs=8,
+    )
+    return {
+        **found,
+        "score": accuracy(
+            val, lambda batch: (torch.stack([-score_of(batch), score_of(batch)], 1), batch[kind].edge_label.long())
+        ),
+    }
 
 
 def links_in_time(loaders: Any) -> dict[str, Any]:
@@ -318,9 +403,21 @@ def links_in_time(loaders: Any) -> dict[str, Any]:
     kind = ("user", "rates", "item")
     order = data[kind].time.argsort()
     parts = {"train": order[:2000], "test": order[2000:]}
-    make = functools.partial(loaders.LinkNeighborLoader, data=data, num_neighbors=[5, 5], batch_size=100, time_attr="time", temporal_strategy="last")
+    make = functools.partial(
+        loaders.LinkNeighborLoader,
+        data=data,
+        num_neighbors=[5, 5],
+        batch_size=100,
+        time_attr="time",
+        temporal_strategy="last",
+    )
     made = {
-        name: make(edge_label_index=(kind, data[kind].edge_index[:, ids]), edge_label=data[kind].edge_label[ids], edge_label_time=data[kind].time[ids] - 1, shuffle=name == "train")
+        name: make(
+            edge_label_index=(kind, data[kind].edge_index[:, ids]),
+            edge_label=data[kind].edge_label[ids],
+            edge_label_time=data[kind].time[ids] - 1,
+            shuffle=name == "train",
+        )
         for name, ids in parts.items()
     }
     model = torch.nn.ModuleList([to_hetero(Layers(), data.metadata()), torch.nn.Linear(2 * CLASSES, 1)])
@@ -335,7 +432,16 @@ def links_in_time(loaders: Any) -> dict[str, Any]:
     with torch.no_grad():
         rating(next(iter(made["train"])))
     found = fit(model, made["train"], lambda batch: F.mse_loss(rating(batch), batch[kind].edge_label), epochs=6)
-    return {**found, "score": accuracy(made["test"], lambda batch: (torch.stack([1.5 - rating(batch), rating(batch) - 1.5], 1), (batch[kind].edge_label > 1.5).long()))}
+    return {
+        **found,
+        "score": accuracy(
+            made["test"],
+            lambda batch: (
+                torch.stack([1.5 - rating(batch), rating(batch) - 1.5], 1),
+                (batch[kind].edge_label > 1.5).long(),
+            ),
+        ),
+    }
 
 
 def relations_as_an_edge_attribute(loaders: Any) -> dict[str, Any]:
@@ -393,12 +499,16 @@ def ddp_on_rank(rank: int, ours: bool) -> tuple[int, float, list[float]]:
     loaders = salientpp if ours else PYG
     train = data.train_mask.nonzero().view(-1)
     train = train.split(train.size(0) // 2)[rank]
-    loader = loaders.NeighborLoader(data, input_nodes=train, num_neighbors=[10, 5], batch_size=64, shuffle=True, drop_last=True)
+    loader = loaders.NeighborLoader(
+        data, input_nodes=train, num_neighbors=[10, 5], batch_size=64, shuffle=True, drop_last=True
+    )
     torch.manual_seed(12345)
     model = DistributedDataParallel(GraphSAGE(WIDTH, 32, 2, CLASSES))
     found = fit(model, loader, lambda b: F.cross_entropy(model(b.x, b.edge_index)[: b.batch_size], b.y[: b.batch_size]))
     test = loaders.NeighborLoader(data, input_nodes=data.test_mask, num_neighbors=[10, 5], batch_size=64)
-    score = torch.tensor(accuracy(test, lambda b: (model.module(b.x, b.edge_index)[: b.batch_size], b.y[: b.batch_size])))
+    score = torch.tensor(
+        accuracy(test, lambda b: (model.module(b.x, b.edge_index)[: b.batch_size], b.y[: b.batch_size]))
+    )
     dist.all_reduce(score)
     return found["steps"], float(score) / 2, model.module.convs[0].lin_l.weight[0].tolist()
 
@@ -442,7 +552,10 @@ def test_prefetching_and_caching_loaders():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_zipped_loaders(num_workers):
     data = plain()
-    pair = [salientpp.NeighborLoader(data, [3], torch.arange(400, 500)), salientpp.NeighborLoader(data, [2, 2], torch.arange(500, 700))]
+    pair = [
+        salientpp.NeighborLoader(data, [3], torch.arange(400, 500)),
+        salientpp.NeighborLoader(data, [2, 2], torch.arange(500, 700)),
+    ]
     seen = []
     for first, second in torch_geometric.loader.ZipLoader(pair, batch_size=40, num_workers=num_workers):
         assert torch.equal(first.x, data.x[first.n_id]) and torch.equal(second.x, data.x[second.n_id])
@@ -456,9 +569,18 @@ def test_explaining_the_seed_of_a_batch():
     data = plain()
     model = GraphSAGE(WIDTH, 16, 2, CLASSES).eval()
     how = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
-    explainer = Explainer(model, GNNExplainer(epochs=5), explanation_type="model", node_mask_type="attributes", edge_mask_type="object", model_config=how)
+    explainer = Explainer(
+        model,
+        GNNExplainer(epochs=5),
+        explanation_type="model",
+        node_mask_type="attributes",
+        edge_mask_type="object",
+        model_config=how,
+    )
     batch = next(iter(salientpp.NeighborLoader(data, [-1, -1], torch.tensor([7]))))
     explanation = explainer(batch.x, batch.edge_index, index=0)
     assert explanation.edge_mask.numel() == batch.num_edges and explanation.node_mask.shape == batch.x.shape
     whole = model(data.x, data.edge_index)[7]
-    assert torch.allclose(explainer.get_prediction(batch.x, batch.edge_index)[0], whole, atol=1e-5), "the same prediction as on the graph"
+    assert torch.allclose(explainer.get_prediction(batch.x, batch.edge_index)[0], whole, atol=1e-5), (
+        "the same prediction as on the graph"
+    )

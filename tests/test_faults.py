@@ -42,7 +42,15 @@ def _partition(root: Path, num_parts: int) -> str:
 
 
 def _loader(root: str, **options) -> NeighborLoader:
-    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": TIMEOUT, "num_workers": 1, "replication_factor": 0.1, **options}
+    options = {
+        "batch_size": BATCH,
+        "shuffle": True,
+        "seed": 7,
+        "timeout": TIMEOUT,
+        "num_workers": 1,
+        "replication_factor": 0.1,
+        **options,
+    }
     return NeighborLoader(salientpp.load(root), FANOUTS, "train", **options)
 
 
@@ -53,7 +61,9 @@ def _is_right(part: salientpp.PartitionedGraph, batch) -> bool:
 # --- kill -9 at a random moment ---------------------------------------------------------------------------
 
 
-def _until_killed(rank: int, root: str, victim: int, moment: float, depth: int, how: str) -> tuple[str, str, float, int, int]:
+def _until_killed(
+    rank: int, root: str, victim: int, moment: float, depth: int, how: str
+) -> tuple[str, str, float, int, int]:
     """Epoch after epoch until this rank or another dies: the error, when it came after the fault, batches, wrong ones."""
     part = salientpp.load(root)
     rng = random.Random(f"{moment} {rank}")
@@ -95,8 +105,13 @@ def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> No
                 kind, text, seconds, given, wrong = result
                 print("  ", rank, kind, f"{seconds:.2f} s", given, text[:160])
                 # Rank 0, which hosts the store, may end before a rank that is still being connected can ask it who is missing.
-                gone = hosts and "key-value store (which rank 0 or torchrun hosts) went away while loaders were made" in text
-                assert gone or re.search(rf"ranks? (\d, )*{victim}(, \d)* ", text.replace(f"rank {rank}, batch", "")), case
+                gone = (
+                    hosts
+                    and "key-value store (which rank 0 or torchrun hosts) went away while loaders were made" in text
+                )
+                assert gone or re.search(rf"ranks? (\d, )*{victim}(, \d)* ", text.replace(f"rank {rank}, batch", "")), (
+                    case
+                )
                 named["store" if gone else "alone" if f"rank {victim} " in text else "among others"] += 1
                 assert seconds < TIMEOUT + 60, case
                 assert wrong == 0, case
@@ -147,7 +162,9 @@ def test_a_rank_that_is_stopped_is_named_after_the_timeout(tmp_path, victim, dep
             print(text, seconds)
             # A stopped host of the store answers no questions either.
             named = f"no answer from rank {victim} within {STOPPED_TIMEOUT} s" in text
-            assert named or (rank_0_hosts and victim == 0 and "nor from the job's key-value store (which rank 0" in text)
+            assert named or (
+                rank_0_hosts and victim == 0 and "nor from the job's key-value store (which rank 0" in text
+            )
             assert STOPPED_TIMEOUT <= seconds < 4 * STOPPED_TIMEOUT, "the stopped process is killed after 5"
 
 
@@ -232,7 +249,11 @@ def _leave_often(rank: int, root: str, depth: int, epochs: int, seed: int, optio
 
 @pytest.mark.parametrize(("depth", "uneven"), [(1, "exact"), (4, "wrap"), (10, "exact")])
 def test_after_leaving_at_any_point_in_any_way_the_next_epoch_is_whole(tmp_path, depth, uneven):
-    assert distributed.run(_leave_often, 3, _partition(tmp_path / "parts", 3), depth, 12, 0, {"uneven": uneven}) == [0, 0, 0]
+    assert distributed.run(_leave_often, 3, _partition(tmp_path / "parts", 3), depth, 12, 0, {"uneven": uneven}) == [
+        0,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.faults
@@ -348,7 +369,9 @@ def _check_load(tmp_path: Path, world: int, num_batches: int, seconds: float = H
         pytest.skip("needs /proc")
     data = random_data(num_vertices=4000, num_edges=24000)
     salientpp.partition(data, world, tmp_path / "parts", FANOUTS, BATCH, method="random")
-    for rank, result in enumerate(distributed.run(_work, world, str(tmp_path / "parts"), num_batches, 0, seconds=seconds)):
+    for rank, result in enumerate(
+        distributed.run(_work, world, str(tmp_path / "parts"), num_batches, 0, seconds=seconds)
+    ):
         print(rank, result)
         assert result["wrong"] == 0 and result["batches"] >= num_batches
         assert len(result["marks"]) == 2

@@ -159,13 +159,31 @@ def _set(*path: Any, to: Any) -> Callable[[dict], None]:
         (_set("num_vertices", to=2**70), "num_vertices must be an integer >= 0, got 1180591620717411303424"),
         (_set("num_vertices", to=True), "num_vertices must be an integer >= 0, got True"),
         (_set("node_attributes", "x", "dtype", to="flaot32"), "node_attributes must be a map of names"),
-        (_set("node_attributes", "x", "dtype", to="quint8"), r"node_attributes\['x'\] must have a dtype that files can hold, got 'quint8'"),
-        (_set("node_attributes", "x", "dtype", to="int32"), r"files\['part-0000./node_x.npy'\] must be <i4 \[.*, 3\], got '<f4'"),
-        (_set("node_attributes", "../../x", to={"dtype": "int64", "row_shape": []}), "node_attributes must be a map of names, without '/'"),
-        (_set("files", "../x.npy", to={"bytes": 1, "quick": 1, "sha256": "0" * 64, "dtype": "<i8", "shape": []}), "files must have those of the graph alone, got '../x.npy'"),
-        (_set("files", "/x.npy", to={"bytes": 1, "quick": 1, "sha256": "0" * 64, "dtype": "<i8", "shape": []}), "files must have those of the graph alone, got '/x.npy'"),
+        (
+            _set("node_attributes", "x", "dtype", to="quint8"),
+            r"node_attributes\['x'\] must have a dtype that files can hold, got 'quint8'",
+        ),
+        (
+            _set("node_attributes", "x", "dtype", to="int32"),
+            r"files\['part-0000./node_x.npy'\] must be <i4 \[.*, 3\], got '<f4'",
+        ),
+        (
+            _set("node_attributes", "../../x", to={"dtype": "int64", "row_shape": []}),
+            "node_attributes must be a map of names, without '/'",
+        ),
+        (
+            _set("files", "../x.npy", to={"bytes": 1, "quick": 1, "sha256": "0" * 64, "dtype": "<i8", "shape": []}),
+            "files must have those of the graph alone, got '../x.npy'",
+        ),
+        (
+            _set("files", "/x.npy", to={"bytes": 1, "quick": 1, "sha256": "0" * 64, "dtype": "<i8", "shape": []}),
+            "files must have those of the graph alone, got '/x.npy'",
+        ),
         (lambda manifest: manifest["files"].pop("indptr.npy"), "files must have 'indptr.npy', and it is not there"),
-        (_set("files", "indptr.npy", "shape", to=[2**62]), r"files\['indptr.npy'\] must be <i8 \[61\], got '<i8' \[4611686018427387904\]"),
+        (
+            _set("files", "indptr.npy", "shape", to=[2**62]),
+            r"files\['indptr.npy'\] must be <i8 \[61\], got '<i8' \[4611686018427387904\]",
+        ),
         (_set("files", "indptr.npy", "bytes", to=-8), "files must be a map of names to bytes"),
         (_set("workload", "seeds", to="tset"), "workload.seeds must be a split or 'all', got 'tset'"),
         (_set("splits", "train", to=[1]), r"splits\['train'\] must have a number for each of 2 parts"),
@@ -177,14 +195,28 @@ def test_what_a_manifest_may_not_say_is_named(roots, tmp_path, change, text):
     root = tmp_path / "d"
     shutil.copytree(roots[1], root)
     edit_manifest(root, change, checksum=True)
-    with pytest.raises(DatasetError, match=f"manifest.json does not describe a dataset directory: ({text}).*; partition again"):
+    with pytest.raises(
+        DatasetError, match=f"manifest.json does not describe a dataset directory: ({text}).*; partition again"
+    ):
         salientpp.load(root)
     with pytest.raises(DatasetError):
         stage(root, tmp_path / "to", parts=[0])
     assert not (tmp_path / "x.npy").exists()
 
 
-@pytest.mark.parametrize("text", ['{"parts": "01"}', '{"parts": [[0]]}', '{"parts": [-1]}', '{"parts": [true]}', '{"parts": {"0": 1}}', "[0]", '"parts"', "[" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"parts": "01"}',
+        '{"parts": [[0]]}',
+        '{"parts": [-1]}',
+        '{"parts": [true]}',
+        '{"parts": {"0": 1}}',
+        "[0]",
+        '"parts"',
+        "[" * 5000,
+    ],
+)
 def test_a_list_of_parts_that_is_none_is_refused(roots, tmp_path, text):
     root = tmp_path / "d"
     shutil.copytree(roots[1], root)
@@ -198,14 +230,46 @@ def test_a_list_of_parts_that_is_none_is_refused(roots, tmp_path, text):
 LIES: dict[str, tuple[str, Callable[[np.ndarray], None], str]] = {
     "indptr falls": ("indptr.npy", lambda a: a.__setitem__(5, 10**9), "d1 holds no graph: indptr must not decrease"),
     "indptr ends late": ("indptr.npy", lambda a: a.__setitem__(-1, 2**62), "d1 holds no graph: indptr"),
-    "indptr is negative": ("indptr.npy", lambda a: a.__setitem__(slice(1, -1), -(2**63)), "d1 holds no graph: indptr must not decrease"),
-    "an id is large": ("indices.npy", lambda a: a.__setitem__(slice(None), 2**31 - 1), r"d1 holds no graph: indices\[0\] must be in \[0, 60\)"),
-    "an id is negative": ("indices.npy", lambda a: a.__setitem__(slice(None, None, 2), -1), r"d1 holds no graph: indices\[0\] must be in \[0, 60\)"),
-    "two have one id": ("original_id.npy", lambda a: a.__setitem__(slice(None), 7), "original_id.npy must hold each of 0 to 59 once"),
-    "ids of others": ("original_id.npy", lambda a: a.__setitem__(0, 2**62), "original_id.npy must hold each of 0 to 59 once"),
-    "seeds of nobody": ("part-00000/split_train.npy", lambda a: a.__setitem__(-1, 2**62), r"split_train.npy must hold ascending ids in \[0, 60\)"),
-    "negative seeds": ("part-00000/split_train.npy", lambda a: a.__setitem__(0, -5), r"split_train.npy must hold ascending ids in \[0, 60\)"),
-    "seeds twice": ("part-00000/split_train.npy", lambda a: a.__setitem__(1, a[0]), r"split_train.npy must hold ascending ids in \[0, 60\)"),
+    "indptr is negative": (
+        "indptr.npy",
+        lambda a: a.__setitem__(slice(1, -1), -(2**63)),
+        "d1 holds no graph: indptr must not decrease",
+    ),
+    "an id is large": (
+        "indices.npy",
+        lambda a: a.__setitem__(slice(None), 2**31 - 1),
+        r"d1 holds no graph: indices\[0\] must be in \[0, 60\)",
+    ),
+    "an id is negative": (
+        "indices.npy",
+        lambda a: a.__setitem__(slice(None, None, 2), -1),
+        r"d1 holds no graph: indices\[0\] must be in \[0, 60\)",
+    ),
+    "two have one id": (
+        "original_id.npy",
+        lambda a: a.__setitem__(slice(None), 7),
+        "original_id.npy must hold each of 0 to 59 once",
+    ),
+    "ids of others": (
+        "original_id.npy",
+        lambda a: a.__setitem__(0, 2**62),
+        "original_id.npy must hold each of 0 to 59 once",
+    ),
+    "seeds of nobody": (
+        "part-00000/split_train.npy",
+        lambda a: a.__setitem__(-1, 2**62),
+        r"split_train.npy must hold ascending ids in \[0, 60\)",
+    ),
+    "negative seeds": (
+        "part-00000/split_train.npy",
+        lambda a: a.__setitem__(0, -5),
+        r"split_train.npy must hold ascending ids in \[0, 60\)",
+    ),
+    "seeds twice": (
+        "part-00000/split_train.npy",
+        lambda a: a.__setitem__(1, a[0]),
+        r"split_train.npy must hold ascending ids in \[0, 60\)",
+    ),
     "no probability": ("part-00000/vip.npy", lambda a: a.__setitem__(0, np.nan), "vip.npy must hold probabilities"),
     "more than certain": ("part-00000/vip.npy", lambda a: a.__setitem__(3, np.inf), "vip.npy must hold probabilities"),
 }
@@ -227,7 +291,10 @@ def test_arrays_that_lie_are_found_by_full_verification_and_crash_nothing(roots,
         for nodes in ("train", "all"):
             try:
                 for batch in NeighborLoader(part, [3, -1], nodes, batch_size=8, **options):
-                    assert torch.equal(batch.x[:, 0].long(), torch.from_numpy(np.load(root / "part-00000/node_x.npy"))[batch.n_id][:, 0].long())
+                    assert torch.equal(
+                        batch.x[:, 0].long(),
+                        torch.from_numpy(np.load(root / "part-00000/node_x.npy"))[batch.n_id][:, 0].long(),
+                    )
             except (RuntimeError, ValueError) as error:
                 assert any(word in str(error) for word in ("corrupt", "must", "out of")), error
     for policy in ("vip", "vip-hop", "degree", "halo", "wpr", "paths", "simulation"):

@@ -90,7 +90,12 @@ def parallel():
 def total(batch: Data | HeteroData) -> int:
     """All that a batch holds, as one number."""
     plain = [
-        (key, (str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes()) if isinstance(value, torch.Tensor) else repr(value))
+        (
+            key,
+            (str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes())
+            if isinstance(value, torch.Tensor)
+            else repr(value),
+        )
         for store in batch.stores
         for key, value in sorted(store.items())
     ]
@@ -208,10 +213,14 @@ class _Epochs(torch.utils.data.IterableDataset):
 def test_a_loader_works_in_the_workers_of_a_torch_loader(num_workers):
     loader = wide_loader(num_workers=num_workers)
     next(iter(loader))
-    calls = torch.utils.data.DataLoader(_Calls(loader), num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=HANGS)
+    calls = torch.utils.data.DataLoader(
+        _Calls(loader), num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=HANGS
+    )
     for _ in range(2):
         assert list(calls) == [list(range(100 * i, 100 * i + 100)) for i in range(6)]
-    epochs = torch.utils.data.DataLoader(_Epochs(loader), num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=HANGS)
+    epochs = torch.utils.data.DataLoader(
+        _Epochs(loader), num_workers=2, batch_size=None, multiprocessing_context="fork", timeout=HANGS
+    )
     assert sorted(epochs) == sorted(2 * expected(1))
 
 
@@ -246,7 +255,9 @@ def test_an_epoch_that_was_in_another_threads_hands_at_the_fork_is_refused_in_wo
 
     def use() -> list[list[int]]:
         go_on.set()
-        with pytest.raises(RuntimeError, match=r"forked while another thread was inside next\(\) of this epoch.*iter\(loader\)"):
+        with pytest.raises(
+            RuntimeError, match=r"forked while another thread was inside next\(\) of this epoch.*iter\(loader\)"
+        ):
             next(iterator)
         loader.transform = None
         return ids(loader)
@@ -302,7 +313,10 @@ def test_a_lock_that_another_thread_held_is_free_in_the_child_and_the_forking_th
 
 def test_threads_do_again_in_the_child_what_they_had_not_done():
     threads, go_on, began = Threads(1, "test"), threading.Event(), threading.Event()
-    tasks = [threads.submit(lambda: (began.set(), go_on.wait(HANGS))), *(threads.submit(lambda i=i: (i, os.getpid())) for i in range(3))]
+    tasks = [
+        threads.submit(lambda: (began.set(), go_on.wait(HANGS))),
+        *(threads.submit(lambda i=i: (i, os.getpid())) for i in range(3)),
+    ]
     began.wait(HANGS)
     parent = os.getpid()
     numbers, pids = zip(*in_child(lambda: [task.result() for task in tasks[1:]]))
@@ -408,7 +422,10 @@ def test_a_loader_can_be_used_at_exit():
     atexit.register(lambda: print([batch.n_id.tolist() for batch in loader] == numbers, flush=True))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=HANGS,
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
@@ -419,7 +436,9 @@ def test_a_loader_can_be_used_at_exit():
 KINDS: dict[str, Callable[..., Any]] = {
     "wide": lambda **options: wide_loader(**options),
     "small": lambda **options: NeighborLoader(small(), [4, 3], batch_size=24, shuffle=True, seed=3, **options),
-    "types": lambda **options: NeighborLoader(typed(), [3, 2], input_nodes="paper", batch_size=6, shuffle=True, seed=3, **options),
+    "types": lambda **options: NeighborLoader(
+        typed(), [3, 2], input_nodes="paper", batch_size=6, shuffle=True, seed=3, **options
+    ),
     "links": lambda **options: LinkNeighborLoader(
         small(), [3, 2], neg_sampling="binary", batch_size=300, shuffle=True, seed=3, **options
     ),
@@ -443,7 +462,9 @@ def summary(kind: str, epoch: int) -> list[int]:
     return [total(batch) for batch in loader]
 
 
-def _live(kind: str, loader: Any, epoch: int, iterator: Epoch | None, given: int, rng: random.Random, generation: int) -> int:
+def _live(
+    kind: str, loader: Any, epoch: int, iterator: Epoch | None, given: int, rng: random.Random, generation: int
+) -> int:
     """Do a few random things with the loader, some of them in children; the number of forks.
 
     Args:
@@ -453,7 +474,11 @@ def _live(kind: str, loader: Any, epoch: int, iterator: Epoch | None, given: int
     forks = 0
     held: list[tuple[Any, int]] = []
     for _ in range(rng.randrange(2, 6)):
-        what = rng.choice(["begin", "batches", "rest", "leave", "fork", "fork"] if generation < 3 else ["begin", "batches", "rest", "leave"])
+        what = rng.choice(
+            ["begin", "batches", "rest", "leave", "fork", "fork"]
+            if generation < 3
+            else ["begin", "batches", "rest", "leave"]
+        )
         if what == "begin":
             iterator, given, epoch = iter(loader), 0, epoch + 1
         elif what == "leave" and iterator is not None:
@@ -470,7 +495,9 @@ def _live(kind: str, loader: Any, epoch: int, iterator: Epoch | None, given: int
                 iterator = None
         elif what == "fork":
             seed = rng.random()
-            with child(lambda: _live(kind, loader, epoch, iterator, given, random.Random(seed), generation + 1)) as wait:
+            with child(
+                lambda: _live(kind, loader, epoch, iterator, given, random.Random(seed), generation + 1)
+            ) as wait:
                 # Both at once, or one after the other.
                 early = wait() if rng.random() < 0.3 else None
                 if iterator is not None:
@@ -489,12 +516,20 @@ def _random_forks(number: int, seed: int) -> int:
     forks = 0
     for case in range(number):
         rng = random.Random(f"{seed} {case}")
-        kind, num_workers, depth = rng.choices(list(KINDS), [1, 5, 5, 5])[0], rng.randrange(4), rng.choice([1, 2, 3, 5, 10])
+        kind, num_workers, depth = (
+            rng.choices(list(KINDS), [1, 5, 5, 5])[0],
+            rng.randrange(4),
+            rng.choice([1, 2, 3, 5, 10]),
+        )
         print(f"seed {seed}, case {case}: {kind}, {num_workers} workers, depth {depth}", flush=True)
         for epoch in range(6 if kind == "wide" else 12):
             summary(kind, epoch)  # here, lest every child make it
         loader = KINDS[kind](num_workers=num_workers, depth=depth)
-        forks += in_child(lambda: _live(kind, loader, 0, None, 0, rng, 0)) + 1 if rng.random() < 0.1 else _live(kind, loader, 0, None, 0, rng, 0)
+        forks += (
+            in_child(lambda: _live(kind, loader, 0, None, 0, rng, 0)) + 1
+            if rng.random() < 0.1
+            else _live(kind, loader, 0, None, 0, rng, 0)
+        )
     print(f"{number} cases, {forks} forks")
     return forks
 

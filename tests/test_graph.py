@@ -258,7 +258,11 @@ def test_a_corrupt_trusted_graph_cannot_be_transposed():
         (torch.tensor([[0, -1], [0, 0]]), None, r"edge_index\[0, 1\] must be in \[0, 1\), got -1"),
         (SMALL, -1, r"num_vertices must be >= 0, got -1"),
         (SMALL, 0, r"edge_index\[0, 0\] must be in \[0, 0\), got 0; the graph has 0 vertices"),
-        (SMALL, 2**45, r"cannot allocate a vector of 35184372088833 entries of dtype Long; the graph has 35184372088832 vertices"),
+        (
+            SMALL,
+            2**45,
+            r"cannot allocate a vector of 35184372088833 entries of dtype Long; the graph has 35184372088832 vertices",
+        ),
         (SMALL, 2**63 - 1, r"num_vertices must be < 2\^63 - 1, got 9223372036854775807"),
         (SMALL.to("meta"), 5, r"edge_index must be a dense tensor with data, got layout torch.strided on meta"),
         (SMALL.to_sparse(), 5, r"edge_index must be a dense tensor with data, got layout torch.sparse_coo on cpu"),

@@ -182,7 +182,12 @@ def _train_apart(rank: int, roots: list[str], members: list[list[int]], counts: 
 
 
 def _train_alone(rank: int, root: str, count: int) -> list:
-    return [_batches(loader) for index in range(count) for loader in [_loader(salientpp.load(root), seed=index)] for _ in range(2)]
+    return [
+        _batches(loader)
+        for index in range(count)
+        for loader in [_loader(salientpp.load(root), seed=index)]
+        for _ in range(2)
+    ]
 
 
 @pytest.mark.parametrize("locally", [False, True], ids=["all-make-groups", "members-make-groups"])
@@ -251,7 +256,10 @@ def test_texts_say_which_numbers_of_ranks_they_mean(tmp_path):
     texts = distributed.run(_fail_in_group, 4, _partition(tmp_path / "parts", 2), [1, 3])
     assert texts[0] == texts[2] == ""
     for rank in (1, 3):
-        assert texts[rank] == "all ranks must have the same depth, got 1 on rank 0 and 2 on rank 1 of the process_group of ranks [1, 3]"
+        assert (
+            texts[rank]
+            == "all ranks must have the same depth, got 1 on rank 0 and 2 on rank 1 of the process_group of ranks [1, 3]"
+        )
 
 
 def _load_for_all(rank: int, root: str) -> str:
@@ -288,7 +296,9 @@ def test_a_rank_with_a_wrong_process_group_is_named_to_those_who_wait_for_it(tmp
     texts = distributed.run(_wrong_group, 4, _partition(tmp_path / "parts", 2), what)
     assert texts[2:] == ["made", "made"], "the other group has nothing to do with it"
     assert texts[1].startswith("ValueError: process_group must be a ")
-    assert texts[0].startswith("ValueError: rank 1 of the process_group of ranks [0, 1] could not make its loader: ValueError: process_group must be a ")
+    assert texts[0].startswith(
+        "ValueError: rank 1 of the process_group of ranks [0, 1] could not make its loader: ValueError: process_group must be a "
+    )
 
 
 # --- torch's own debugging --------------------------------------------------------------------------------

@@ -33,14 +33,35 @@ from salientpp.launch.environment import Launch, LaunchError, detect, first_host
 from salientpp.launch.sbatch import Batch, Partitioning, script
 
 TORCHRUN = {
-    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "gpu07", "MASTER_PORT": "29400",
-    "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "12",
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "gpu07",
+    "MASTER_PORT": "29400",
+    "GROUP_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": "12",
 }
 STEP = {
-    "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_CLUSTER_NAME": "big",
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "3",
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_CLUSTER_NAME": "big",
 }
-ONE_PER_HOST = {**STEP, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+ONE_PER_HOST = {
+    **STEP,
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
 
 
 def without(environ: dict[str, str], *names: str) -> dict[str, str]:
@@ -61,7 +82,11 @@ def test_a_rank_is_the_same_to_torchrun_and_to_srun():
 
 
 def test_a_process_of_its_own():
-    for environ in ({}, {"MASTER_ADDR": "here", "MASTER_PORT": "1"}, {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}):
+    for environ in (
+        {},
+        {"MASTER_ADDR": "here", "MASTER_PORT": "1"},
+        {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+    ):
         assert detect(environ) == Launch("none")
 
 
@@ -122,15 +147,25 @@ def test_tasks_of_each_host():
 # --- how do ranks meet? -----------------------------------------------------------------------------------
 
 
-def as_tasks(function: Callable[..., Any], size: int, directory: Path, seconds: float = HANG, **environ: str) -> list[Any]:
+def as_tasks(
+    function: Callable[..., Any], size: int, directory: Path, seconds: float = HANG, **environ: str
+) -> list[Any]:
     """What ``function()`` returns, or the text that it raises, in tasks that srun might have started."""
     context = multiprocessing.get_context("forkserver")
     pipes, processes = [], []
     for rank in range(size):
         here, there = context.Pipe(duplex=False)
         task = {
-            **STEP, "GLOO_SOCKET_IFNAME": "lo", "SLURM_SUBMIT_DIR": str(directory), "SLURM_STEP_NODELIST": "no-such-host.invalid", "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_TASKS_PER_NODE": str(size), **environ,
+            **STEP,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "SLURM_SUBMIT_DIR": str(directory),
+            "SLURM_STEP_NODELIST": "no-such-host.invalid",
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+            "SLURM_NODEID": "0",
+            "SLURM_STEP_NUM_TASKS": str(size),
+            "SLURM_STEP_TASKS_PER_NODE": str(size),
+            **environ,
         }
         process = context.Process(target=_task, args=(there, function, task))
         process.start()
@@ -222,7 +257,9 @@ def test_the_port_at_which_tasks_of_one_host_meet_is_open_on_loopback_alone(tmp_
         ("nosuch0", "host", "192.0.2.1", ("0" * 8, "host")),
     ],
 )
-def test_the_port_at_which_hosts_meet_is_open_where_the_others_come_from(monkeypatch, interface, name, resolved, expected):
+def test_the_port_at_which_hosts_meet_is_open_where_the_others_come_from(
+    monkeypatch, interface, name, resolved, expected
+):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if interface is not None:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
@@ -238,7 +275,9 @@ def test_the_port_at_which_hosts_meet_is_open_where_the_others_come_from(monkeyp
     listener, host = rendezvous._listen(Launch("slurm", world_size=2, ranks_per_host=1))
     with listener:
         (address,) = {listener.getsockname()[0]}
-        assert {"127.0.0.1": LOOPBACK, "0.0.0.0": "0" * 8, "::": "0" * 8}[address] == expected[0] and host == expected[1]
+        assert {"127.0.0.1": LOOPBACK, "0.0.0.0": "0" * 8, "::": "0" * 8}[address] == expected[0] and host == expected[
+            1
+        ]
         assert {row[:8] for row in _listening() - before} <= {expected[0]}
 
 
@@ -250,7 +289,11 @@ def _wait_for_rank_0():
 def test_a_directory_that_is_not_shared_is_the_explanation(tmp_path):
     ours, other = as_tasks(_wait_for_rank_0, 2, tmp_path)
     assert ours is None
-    assert other.startswith("LaunchError: rank 1 on ") and "has waited 1 s for" in other and "the hosts do not share this directory" in other
+    assert (
+        other.startswith("LaunchError: rank 1 on ")
+        and "has waited 1 s for" in other
+        and "the hosts do not share this directory" in other
+    )
     assert "in which rank 0 (on no-such-host.invalid) publishes its address" in other
 
 
@@ -261,7 +304,9 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
 
 def test_a_wrong_network_interface_is_a_hint(tmp_path):
     for text in as_tasks(_meet_once, 2, tmp_path, GLOO_SOCKET_IFNAME="nosuch0"):
-        assert "could not connect to the others" in text and "GLOO_SOCKET_IFNAME is nosuch0" in text and "among lo" in text
+        assert (
+            "could not connect to the others" in text and "GLOO_SOCKET_IFNAME is nosuch0" in text and "among lo" in text
+        )
 
 
 def test_a_process_of_its_own_gets_no_group(monkeypatch):
@@ -360,7 +405,9 @@ def test_after_sigterm_nothing_is_requeued(tmp_path):
 
 
 def test_a_refusal_of_slurm_is_passed_on(tmp_path):
-    refused, other = distributed.run(_requeue, 2, fake_scontrol(tmp_path, "echo 'not allowed' >&2; exit 1"), signal.SIGUSR1, may_fail=True)
+    refused, other = distributed.run(
+        _requeue, 2, fake_scontrol(tmp_path, "echo 'not allowed' >&2; exit 1"), signal.SIGUSR1, may_fail=True
+    )
     assert "`scontrol requeue 12` failed: not allowed; submit the job again by hand" in refused.text and other is True
 
 
@@ -372,7 +419,9 @@ def test_without_slurm_there_is_nothing_to_requeue(monkeypatch):
 # --- what does a batch script say? ------------------------------------------------------------------------
 
 COMMAND = ["train.py", "my parts", "--title", "it's $5 & more", "--epochs", "3"]
-BATCH = Batch(COMMAND, parts=8, time="2:00:00", python="/opt/env/bin/python", ranks_per_node=2, gpus_per_node=2, partition="gpu")
+BATCH = Batch(
+    COMMAND, parts=8, time="2:00:00", python="/opt/env/bin/python", ranks_per_node=2, gpus_per_node=2, partition="gpu"
+)
 FIRST = Partitioning("synthetic:num_vertices=100", "my parts", ["--fanouts", "5,3"], time="30", partition="cpu")
 
 
@@ -380,16 +429,28 @@ FIRST = Partitioning("synthetic:num_vertices=100", "my parts", ["--fanouts", "5,
 @pytest.mark.parametrize("first", [None, FIRST], ids=["alone", "chain"])
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_scripts_ask_for_what_was_given_and_read_well(tmp_path, launcher, first, gpus):
-    text = script(replace(BATCH, launcher=launcher, first=first, gpus_per_node=gpus, options=["--account=physics"]), "salientpp slurm 'a\nb'")
+    text = script(
+        replace(BATCH, launcher=launcher, first=first, gpus_per_node=gpus, options=["--account=physics"]),
+        "salientpp slurm 'a\nb'",
+    )
     directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     tasks, cpus = (2, 4) if launcher == "srun" else (1, 8)
     expected = [
-        "--partition=gpu", "--time=2:00:00", "--nodes=4", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}", "--requeue", "--signal=USR1@120",
-        "--open-mode=append", "--account=physics",
+        "--partition=gpu",
+        "--time=2:00:00",
+        "--nodes=4",
+        f"--ntasks-per-node={tasks}",
+        f"--cpus-per-task={cpus}",
+        "--requeue",
+        "--signal=USR1@120",
+        "--open-mode=append",
+        "--account=physics",
     ]
     assert set(expected) <= set(directives)
     assert ("--gpus-per-node=2" in directives) == (gpus > 0)
-    assert text.splitlines()[1 : 1 + len(directives)] == [f"#SBATCH {directive}" for directive in directives], "sbatch reads them before the first command"
+    assert text.splitlines()[1 : 1 + len(directives)] == [f"#SBATCH {directive}" for directive in directives], (
+        "sbatch reads them before the first command"
+    )
     assert f"--cpus-per-task={cpus} --kill-on-bad-exit=1" in text
     file = tmp_path / "script"
     file.write_text(text)
@@ -413,7 +474,11 @@ def run_script(tmp_path: Path, batch: Batch, **environ: str) -> dict[str, list[l
     subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environ, check=True, capture_output=True)
     calls = {}
     for path in tmp_path.glob("*.calls"):
-        calls[path.stem] = [list(call) for is_end, call in itertools.groupby(path.read_text().split("\0"), lambda word: word == "") if not is_end]
+        calls[path.stem] = [
+            list(call)
+            for is_end, call in itertools.groupby(path.read_text().split("\0"), lambda word: word == "")
+            if not is_end
+        ]
     return calls
 
 
@@ -425,13 +490,20 @@ def test_arguments_of_the_training_arrive_as_they_were(tmp_path, launcher):
     assert words[-len(COMMAND) :] == COMMAND
     assert ("torch.distributed.run" in words) == (launcher == "torchrun")
     if launcher == "torchrun":
-        assert {"--nnodes=4", "--nproc-per-node=2", f"--rdzv-endpoint={socket.gethostname()}:4242", "--rdzv-id=12-0"} <= set(words)
+        assert {
+            "--nnodes=4",
+            "--nproc-per-node=2",
+            f"--rdzv-endpoint={socket.gethostname()}:4242",
+            "--rdzv-id=12-0",
+        } <= set(words)
 
 
 def test_a_chain_submits_both_jobs_and_only_the_training_where_the_directory_is(tmp_path):
     first, training = run_script(tmp_path, replace(BATCH, first=FIRST))["sbatch"]
     assert {"--parsable", "--partition=cpu", "--time=30", "--cpus-per-task=4"} <= set(first)
-    assert first[-1].endswith("-m salientpp.cli partition synthetic:num_vertices=100 'my parts' --parts 8 --fanouts 5,3")
+    assert first[-1].endswith(
+        "-m salientpp.cli partition synthetic:num_vertices=100 'my parts' --parts 8 --fanouts 5,3"
+    )
     assert training == ["--dependency=afterok:7", "--kill-on-invalid-dep=yes", "job.sh"]
     (tmp_path / "sbatch.calls").unlink()
     (tmp_path / "my parts").mkdir()
@@ -449,7 +521,10 @@ def test_a_chain_submits_both_jobs_and_only_the_training_where_the_directory_is(
         ({"partition": "a b"}, "--partition must be a name without blanks, got 'a b'"),
         ({"job_name": "a\nb"}, "--job-name must be a name without blanks"),
         ({"launcher": "mpirun"}, "--launcher must be srun or torchrun, got 'mpirun'"),
-        ({"command": ["python", "train.py"]}, "expected the training script and its arguments, as in .*, got python train.py"),
+        (
+            {"command": ["python", "train.py"]},
+            "expected the training script and its arguments, as in .*, got python train.py",
+        ),
         ({"options": ["account"]}, "--sbatch takes an option of sbatch"),
         ({"command": ["--"]}, "expected the training script and its arguments, as in .*, got --"),
         ({"options": ["--account=a\rb"]}, "--sbatch takes an option of sbatch"),
@@ -465,7 +540,19 @@ def test_what_makes_no_script_is_refused(changes, words):
 
 
 def test_the_command_prints_or_writes_the_script(tmp_path, capsys):
-    words = ["slurm", "--parts", "8", "--gpus-per-node", "2", "--time", "2:00:00", "--partition", "gpu", "--python", "/opt/env/bin/python"]
+    words = [
+        "slurm",
+        "--parts",
+        "8",
+        "--gpus-per-node",
+        "2",
+        "--time",
+        "2:00:00",
+        "--partition",
+        "gpu",
+        "--python",
+        "/opt/env/bin/python",
+    ]
     assert cli.main([*words, "--", *COMMAND]) == 0
     text = capsys.readouterr().out
     assert [line for line in text.splitlines() if "Made by" not in line] == [
@@ -483,7 +570,10 @@ def test_the_command_prints_or_writes_the_script(tmp_path, capsys):
 def test_what_the_job_that_partitions_would_refuse_is_refused_when_the_script_is_made(capsys):
     chain = ["slurm", "--parts", "2", "--time", "5", "--dataset", "synthetic", "--root", "parts"]
     assert cli.main([*chain, "--partition-options", "--fanouts 'no end", "--", *COMMAND]) == 2
-    assert "--partition-options must be arguments as in a shell, got \"--fanouts 'no end\" (No closing quotation)" in capsys.readouterr().err
+    assert (
+        '--partition-options must be arguments as in a shell, got "--fanouts \'no end" (No closing quotation)'
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit) as end:
         cli.main([*chain, "--partition-options", "--fanouts x", "--", *COMMAND])
     assert end.value.code == 2 and "salientpp partition: error: argument --fanouts" in capsys.readouterr().err

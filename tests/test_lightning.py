@@ -50,7 +50,9 @@ def typed() -> HeteroData:
     data["user"].y = torch.arange(60) % 3
     data["user"].train_mask = torch.arange(60) < 30
     data["user"].val_mask = torch.arange(60) >= 40
-    edges = torch.stack([torch.randint(60, (300,), generator=generator), torch.randint(40, (300,), generator=generator)])
+    edges = torch.stack(
+        [torch.randint(60, (300,), generator=generator), torch.randint(40, (300,), generator=generator)]
+    )
     data["user", "buys", "item"].edge_index, data["item", "bought", "user"].edge_index = edges, edges.flip(0)
     return data
 
@@ -68,7 +70,11 @@ class Homogeneous(lightning.LightningModule):
         return F.cross_entropy(self.gnn(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size])
 
     def note(self, kind: str, index: int, batch) -> None:
-        ids = batch.n_id if isinstance(batch, Data) else torch.cat([store.n_id for store in batch.node_stores if "n_id" in store])
+        ids = (
+            batch.n_id
+            if isinstance(batch, Data)
+            else torch.cat([store.n_id for store in batch.node_stores if "n_id" in store])
+        )
         self.seen.append((kind, self.current_epoch, index, ids.tolist()))
         self.batches.append(batch)
 
@@ -114,13 +120,21 @@ class Links(Homogeneous):
 
 def trainer(root, **options) -> lightning.Trainer:
     options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, **options}
-    return lightning.Trainer(accelerator="cpu", enable_progress_bar=False, enable_model_summary=False, default_root_dir=root, **options)
+    return lightning.Trainer(
+        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False, default_root_dir=root, **options
+    )
 
 
 def shape_of(batch) -> list:
     """Names and types of everything on a batch, whatever was drawn."""
     return [
-        (store._key, name, type(value).__name__, getattr(value, "dtype", None), value.dim() if isinstance(value, torch.Tensor) else 0)
+        (
+            store._key,
+            name,
+            type(value).__name__,
+            getattr(value, "dtype", None),
+            value.dim() if isinstance(value, torch.Tensor) else 0,
+        )
         for store in batch.stores
         for name, value in sorted(store.items())
     ]
@@ -142,14 +156,20 @@ def run_of(module, model, root) -> tuple:
     runner.fit(model, module)
     steps = runner.global_step
     runner.test(model, module, verbose=False)
-    kinds = {kind: [len(entry[-1]) > 0 for entry in model.seen if entry[0] == kind] for kind in ("train", "val", "test")}
+    kinds = {
+        kind: [len(entry[-1]) > 0 for entry in model.seen if entry[0] == kind] for kind in ("train", "val", "test")
+    }
     return steps, {kind: len(found) for kind, found in kinds.items()}, [shape_of(batch) for batch in model.batches]
 
 
 def test_the_same_training_as_with_pygs_on_data(tmp_path):
     pytest.importorskip("pyg_lib")
     runs = [
-        run_of(class_(graph(), num_neighbors=[3, 2], batch_size=16, eval_loader_kwargs={"batch_size": 7}), Homogeneous(), tmp_path)
+        run_of(
+            class_(graph(), num_neighbors=[3, 2], batch_size=16, eval_loader_kwargs={"batch_size": 7}),
+            Homogeneous(),
+            tmp_path,
+        )
         for class_ in (LightningNodeData, PygNodeData)
     ]
     assert runs[0] == runs[1]
@@ -174,7 +194,11 @@ def test_the_same_training_as_with_pygs_on_links(tmp_path):
     runs = []
     for class_ in (LightningLinkData, PygLinkData):
         module = class_(
-            data, input_train_edges=data.edge_index[:, :100], input_val_edges=data.edge_index[:, 100:140], num_neighbors=[3, 2], batch_size=16,
+            data,
+            input_train_edges=data.edge_index[:, :100],
+            input_val_edges=data.edge_index[:, 100:140],
+            num_neighbors=[3, 2],
+            batch_size=16,
             neg_sampling="binary",
         )
         model, runner = Links(), trainer(tmp_path)
@@ -198,10 +222,16 @@ def test_evaluation_may_draw_otherwise():
     data = graph()
     data.weight = torch.rand(data.num_edges)
     module = LightningNodeData(
-        data, num_neighbors=[3, 2], batch_size=10, replace=True, eval_loader_kwargs={"num_neighbors": [-1], "batch_size": 100, "replace": False}
+        data,
+        num_neighbors=[3, 2],
+        batch_size=10,
+        replace=True,
+        eval_loader_kwargs={"num_neighbors": [-1], "batch_size": 100, "replace": False},
     )
     train, val = module.train_dataloader(), module.val_dataloader()
-    assert isinstance(train, NeighborLoader) and isinstance(val, NeighborLoader), "without a trainer they are plain loaders"
+    assert isinstance(train, NeighborLoader) and isinstance(val, NeighborLoader), (
+        "without a trainer they are plain loaders"
+    )
     assert len(train) == 5 and len(val) == 1
     assert next(iter(train)).num_sampled_nodes[0] == 10 and len(next(iter(train)).num_sampled_nodes) == 3
     whole = next(iter(val))
@@ -227,12 +257,16 @@ def test_times_of_the_seeds():
     data = graph()
     data.time = torch.arange(120)
     train = data.train_mask.nonzero().flatten()
-    module = LightningNodeData(data, train, input_train_time=train // 2, time_attr="time", num_neighbors=[-1], batch_size=50)
+    module = LightningNodeData(
+        data, train, input_train_time=train // 2, time_attr="time", num_neighbors=[-1], batch_size=50
+    )
     batch = next(iter(module.train_dataloader()))
     later = data.time[batch.n_id] > batch.seed_time[batch.batch]
     assert batch.num_nodes > 50 and not later[50:].any(), "no neighbour is in the future of its seed"
     edges = data.edge_index[:, :40]
-    links = LightningLinkData(data, edges, input_train_time=torch.full((40,), 60), time_attr="time", num_neighbors=[-1], batch_size=40)
+    links = LightningLinkData(
+        data, edges, input_train_time=torch.full((40,), 60), time_attr="time", num_neighbors=[-1], batch_size=40
+    )
     batch = next(iter(links.train_dataloader()))
     assert batch.edge_label_time.tolist() == [60] * 40
 
@@ -246,7 +280,9 @@ def test_shuffle_is_ignored_with_a_warning():
 
 def test_overfitting_repeats_the_same_batches(tmp_path):
     model = Homogeneous()
-    trainer(tmp_path, overfit_batches=2, max_epochs=3).fit(model, LightningNodeData(graph(), num_neighbors=[-1], batch_size=8))
+    trainer(tmp_path, overfit_batches=2, max_epochs=3).fit(
+        model, LightningNodeData(graph(), num_neighbors=[-1], batch_size=8)
+    )
     seeds = [ids[:8] for _, _, ids in model.of("train")]
     assert len(seeds) == 6 and seeds[:2] == seeds[2:4] == seeds[4:]
 
@@ -261,7 +297,9 @@ def test_predictions_come_in_the_order_of_the_seeds(tmp_path):
 def test_a_second_pass_in_a_hook_is_a_whole_one(tmp_path):
     class Counts(Callback):
         def on_train_epoch_end(self, runner, model):
-            counts.append((sum(1 for _ in runner.train_dataloader), sum(1 for _ in runner.datamodule.train_dataloader())))
+            counts.append(
+                (sum(1 for _ in runner.train_dataloader), sum(1 for _ in runner.datamodule.train_dataloader()))
+            )
 
     counts: list = []
     model = Homogeneous()
@@ -305,7 +343,9 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(tmp_path, stop, seed):
         return LightningNodeData(graph(), num_neighbors=[3, 2], batch_size=16, seed=seed)
 
     def fit(model, module, callbacks=(), **more):
-        runner = trainer(tmp_path, max_epochs=3, callbacks=list(callbacks), num_sanity_val_steps=0, **{**options, **more})
+        runner = trainer(
+            tmp_path, max_epochs=3, callbacks=list(callbacks), num_sanity_val_steps=0, **{**options, **more}
+        )
         runner.fit(model, module, ckpt_path=more.pop("ckpt", None))
 
     torch.manual_seed(11)
@@ -318,20 +358,34 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(tmp_path, stop, seed):
 
         keep, file = OnExceptionCheckpoint(tmp_path, "stopped"), tmp_path / "stopped.ckpt"
     else:
-        keep, file = ModelCheckpoint(tmp_path, "stopped", save_top_k=1, enable_version_counter=False, **when), tmp_path / "stopped.ckpt"
+        keep, file = (
+            ModelCheckpoint(tmp_path, "stopped", save_top_k=1, enable_version_counter=False, **when),
+            tmp_path / "stopped.ckpt",
+        )
     torch.manual_seed(11)
     first = Homogeneous()
     torch.manual_seed(12)
     with pytest.raises(KeyError):
-        trainer(tmp_path, max_epochs=3, num_sanity_val_steps=0, enable_checkpointing=True, callbacks=[keep, StopAt(*point)], **options).fit(first, make())
+        trainer(
+            tmp_path,
+            max_epochs=3,
+            num_sanity_val_steps=0,
+            enable_checkpointing=True,
+            callbacks=[keep, StopAt(*point)],
+            **options,
+        ).fit(first, make())
 
     torch.manual_seed(99)  # another process
     second = Homogeneous()
-    trainer(tmp_path, max_epochs=3, num_sanity_val_steps=0, **options).fit(second, make(), ckpt_path=file, weights_only=False)
+    trainer(tmp_path, max_epochs=3, num_sanity_val_steps=0, **options).fit(
+        second, make(), ckpt_path=file, weights_only=False
+    )
 
     rest = second.of("train")
     assert rest == whole.of("train")[-len(rest) :], "the remaining batches, in their epochs"
-    assert len(rest) >= 1 and first.of("train")[: len(whole.of("train")) - len(rest)] == whole.of("train")[: -len(rest)], "and no batch is missing"
+    assert (
+        len(rest) >= 1 and first.of("train")[: len(whole.of("train")) - len(rest)] == whole.of("train")[: -len(rest)]
+    ), "and no batch is missing"
     assert second.of("val") == whole.of("val")[-len(second.of("val")) :]
     for name, value in whole.gnn.state_dict().items():
         assert torch.equal(value, second.gnn.state_dict()[name]), name
@@ -361,7 +415,9 @@ def test_a_plain_loader_goes_on_in_mid_epoch(tmp_path):
     keep = ModelCheckpoint(tmp_path, "stopped", every_n_train_steps=2, enable_version_counter=False)
     torch.manual_seed(11)
     with pytest.raises(KeyError):
-        trainer(tmp_path, max_epochs=1, enable_checkpointing=True, callbacks=[keep, StopAt(0, 2)]).fit(Homogeneous(), make())
+        trainer(tmp_path, max_epochs=1, enable_checkpointing=True, callbacks=[keep, StopAt(0, 2)]).fit(
+            Homogeneous(), make()
+        )
     second = Homogeneous()
     trainer(tmp_path, max_epochs=1).fit(second, make(), ckpt_path=tmp_path / "stopped.ckpt", weights_only=False)
     assert second.of("train") == whole.of("train")[2:]
@@ -375,8 +431,17 @@ def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
     data = graph()
     data.time, data.weight = torch.arange(120), torch.rand(data.num_edges)
     node = NeighborLoader(
-        data, [3], torch.arange(20), input_time=torch.full((20,), 50), time_attr="time", temporal_strategy="last", disjoint=True, batch_size=5,
-        input_id=torch.arange(100, 120), seed=1, dtype=torch.float64,
+        data,
+        [3],
+        torch.arange(20),
+        input_time=torch.full((20,), 50),
+        time_attr="time",
+        temporal_strategy="last",
+        disjoint=True,
+        batch_size=5,
+        input_id=torch.arange(100, 120),
+        seed=1,
+        dtype=torch.float64,
     )
     again = _update_dataloader(node, node.sampler, mode=RunningStage.PREDICTING)
     for old, new in zip(node, again, strict=True):
@@ -384,19 +449,31 @@ def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
         for name in ("n_id", "edge_index", "input_id", "seed_time", "batch", "x"):
             assert torch.equal(old[name], new[name]), name
     link = LinkNeighborLoader(
-        data, [3], data.edge_index[:, :20], edge_label=torch.arange(20), edge_label_time=torch.full((20,), 70), time_attr="time",
-        neg_sampling="binary", batch_size=5, seed=1,
+        data,
+        [3],
+        data.edge_index[:, :20],
+        edge_label=torch.arange(20),
+        edge_label_time=torch.full((20,), 70),
+        time_attr="time",
+        neg_sampling="binary",
+        batch_size=5,
+        seed=1,
     )
     again = _update_dataloader(link, link.sampler, mode=RunningStage.PREDICTING)
     for old, new in zip(link, again, strict=True):
         for name in ("n_id", "edge_label", "edge_label_index", "edge_label_time"):
             assert torch.equal(old[name], new[name]), name
-    weighted = NeighborLoader(data, [3], weight_attr="weight", subgraph_type="induced", replace=True, batch_size=60, seed=1)
+    weighted = NeighborLoader(
+        data, [3], weight_attr="weight", subgraph_type="induced", replace=True, batch_size=60, seed=1
+    )
     again = _update_dataloader(weighted, weighted.sampler)
     assert [batch.n_id.tolist() for batch in weighted] == [batch.n_id.tolist() for batch in again]
 
 
-@pytest.mark.parametrize("sampler", [torch.utils.data.SequentialSampler(range(50)), torch.utils.data.DistributedSampler(range(50), 2, 1, seed=3)])
+@pytest.mark.parametrize(
+    "sampler",
+    [torch.utils.data.SequentialSampler(range(50)), torch.utils.data.DistributedSampler(range(50), 2, 1, seed=3)],
+)
 def test_torchs_own_orders_have_a_state(sampler):
     def make(seed=4):
         return NeighborLoader(graph(), [3], graph().train_mask, batch_size=8, sampler=sampler, seed=seed)
@@ -439,8 +516,19 @@ except ModuleNotFoundError as error:
 
 def as_torchrun_would(rank: int, world_size: int) -> None:
     """What tells Lightning that the ranks are there already."""
-    names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1", MASTER_PORT="1", TORCHELASTIC_RUN_ID="0")
+    names = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "GROUP_RANK": 0,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": world_size,
+    }
+    os.environ.update(
+        {name: str(value) for name, value in names.items()},
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
+        TORCHELASTIC_RUN_ID="0",
+    )
     warnings.simplefilter("ignore")
 
 
@@ -450,7 +538,9 @@ def fit_on_rank(rank, root, directory, stop, options, make=None):
     torch.manual_seed(11 if stop != "resume" else 50)
     model = Homogeneous()
     torch.manual_seed(rank)  # ranks that draw seeds of their own
-    module = LightningNodeData(data, num_neighbors=[3, 2], batch_size=8, input_pred_nodes="test" if directory else torch.arange(31), **options)
+    module = LightningNodeData(
+        data, num_neighbors=[3, 2], batch_size=8, input_pred_nodes="test" if directory else torch.arange(31), **options
+    )
     keep = ModelCheckpoint(root, "stopped", every_n_train_steps=2, enable_version_counter=False)
     callbacks = {"stop": [keep, StopAt(1, 1)]}.get(stop, [])
     runner = trainer(root, strategy="ddp", devices=2, callbacks=callbacks, enable_checkpointing=bool(callbacks))
@@ -481,7 +571,9 @@ def test_two_ranks_share_the_seeds_and_go_on_after_a_stop(tmp_path, partitioned)
     assert steps[0] == steps[1] and steps[0] > 4, "DDP needs as many on every rank"
     train = graph().train_mask.nonzero().flatten().tolist()
     seen = [ids[:8] for train_batches, *_ in whole for epoch, _, ids in train_batches if epoch == 0]
-    assert len(seen) == 2 * steps[0] // 2 and (partitioned or set(train) <= set(sum(seen, []))), "every seed is some rank's"
+    assert len(seen) == 2 * steps[0] // 2 and (partitioned or set(train) <= set(sum(seen, []))), (
+        "every seed is some rank's"
+    )
     predicted = sorted(whole[0][1] + whole[1][1])
     wanted = graph().test_mask.nonzero().flatten().tolist() if partitioned else list(range(31))
     assert predicted == wanted, "every seed of a prediction once"
@@ -512,7 +604,9 @@ def plain_loader_on_rank(rank, root, directory):
 
 def test_lightning_leaves_a_loader_of_a_partitioned_graph_as_it_is(tmp_path):
     salientpp.partition(graph(), 2, tmp_path / "parts", [3, 2], 8)
-    for same, sampler, length, seen in distributed.run(plain_loader_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240):
+    for same, sampler, length, seen in distributed.run(
+        plain_loader_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240
+    ):
         assert same and sampler == "RanksSampler" and len(seen) == 2 * length
 
 

@@ -39,12 +39,25 @@ from salientpp.store.cache import FeatureCache
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 N = 250  # bfloat16 and uint8 still tell 250 ids apart
-DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.uint8, torch.int32, torch.int64, torch.bool]
+DTYPES = [
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+]
 
 
 def identity(dtype: torch.dtype) -> Tensor:
     """[N, 3] that tells vertices apart as well as the dtype can: all of them, or even from odd."""
-    return identity_features(N, dtype=torch.int64).remainder(2).bool() if dtype == torch.bool else identity_features(N, dtype=dtype)
+    return (
+        identity_features(N, dtype=torch.int64).remainder(2).bool()
+        if dtype == torch.bool
+        else identity_features(N, dtype=dtype)
+    )
 
 
 def known_data(**changes: Any) -> Data:
@@ -171,7 +184,13 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(data, part, source):
     reference = make(graph)
     epochs = [list(reference) for _ in range(3)]
     for depth, num_workers, gpu_fraction in itertools.product([1, 2, 10, 99], [0, 1, 3], [0, 0.4]):
-        loader = make(graph, depth=depth, num_workers=num_workers, prefetch_factor=7 if num_workers else None, gpu_fraction=gpu_fraction)
+        loader = make(
+            graph,
+            depth=depth,
+            num_workers=num_workers,
+            prefetch_factor=7 if num_workers else None,
+            gpu_fraction=gpu_fraction,
+        )
         assert_same_batches(list(loader), epochs[0])
         loader.set_epoch(2)
         assert_same_batches(list(loader), epochs[2])
@@ -261,7 +280,13 @@ def assert_batches_are_pygs(data: Data, **options: Any) -> list[Data]:
     return batches
 
 
-GRAPH_LEVEL = {"name": "cora", "scale": torch.tensor(3.0), "table": torch.zeros(4, 2), "options": {"a": 1}, "sizes": [1, 2]}
+GRAPH_LEVEL = {
+    "name": "cora",
+    "scale": torch.tensor(3.0),
+    "table": torch.zeros(4, 2),
+    "options": {"a": 1},
+    "sizes": [1, 2],
+}
 
 
 @pytest.mark.parametrize("gpu_fraction", [0, 0.5])
@@ -345,7 +370,9 @@ def test_input_id_is_the_vertex_for_a_mask_and_the_position_for_ids(data):
         (range(10), torch.arange(10)),
     ):
         loader = make(data, input_nodes=nodes, shuffle=False)
-        seeds = torch.arange(N) if nodes is None else chosen if nodes is data.train_mask else torch.as_tensor(nodes).long()
+        seeds = (
+            torch.arange(N) if nodes is None else chosen if nodes is data.train_mask else torch.as_tensor(nodes).long()
+        )
         assert torch.equal(torch.cat([batch.input_id for batch in loader]), expected)
         assert torch.equal(torch.cat([batch.n_id[: batch.batch_size] for batch in loader]), seeds)
         assert len(loader.dataset) == seeds.numel()
@@ -381,8 +408,17 @@ def test_gather_says_which_attributes_every_vertex_gets(data, part):
                 assert torch.equal(batch[name], data[name][ids]), name
             assert batch.num_nodes == batch.n_id.numel()
             assert set(batch.keys()) == {
-                "x", *others, "edge_attr", "edge_index", "num_nodes", "n_id", "e_id", "input_id", "batch_size",
-                "num_sampled_nodes", "num_sampled_edges",
+                "x",
+                *others,
+                "edge_attr",
+                "edge_index",
+                "num_nodes",
+                "n_id",
+                "e_id",
+                "input_id",
+                "batch_size",
+                "num_sampled_nodes",
+                "num_sampled_edges",
             }
     with pytest.raises(TypeError, match="gather must be the names of node attributes of .*, got int"):
         make(part, gather=5)
@@ -400,11 +436,15 @@ def test_a_partitioned_graph_without_features_is_loaded(tmp_path):
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_adj_t_as_a_csr_tensor_gives_batches():
     indptr, indices = torch.tensor([0, 2, 3, 3]), torch.tensor([1, 2, 0])
-    data = Data(x=identity_features(3), adj_t=torch.sparse_csr_tensor(indptr, indices, torch.tensor([5.0, 6.0, 7.0]), (3, 3)))
+    data = Data(
+        x=identity_features(3), adj_t=torch.sparse_csr_tensor(indptr, indices, torch.tensor([5.0, 6.0, 7.0]), (3, 3))
+    )
     (batch,) = make(data, num_neighbors=[-1], shuffle=False)
     assert torch.equal(batch.x[:, 0].long(), batch.n_id)
     everything = data.adj_t.to_dense()[batch.n_id][:, batch.n_id]
-    assert torch.equal(batch.adj_t.to_dense(), everything), "rows are targets, columns sources, values go with their edges"
+    assert torch.equal(batch.adj_t.to_dense(), everything), (
+        "rows are targets, columns sources, values go with their edges"
+    )
 
 
 # --- transforms ------------------------------------------------------------------------------------------
@@ -682,8 +722,16 @@ def test_stats_add_up(data):
     assert stats.rows == stats.rows_gpu + stats.rows_cpu + stats.rows_cache + stats.rows_remote == rows
     assert stats.rows_cache == stats.rows_remote == stats.bytes_sent == stats.bytes_received == 0
     assert list(stats.seconds_by_stage) == [
-        "sample", "exchange_counts", "read_counts", "exchange_ids", "localize_ids", "gather_host_rows", "copy_to_device",
-        "gather_device_rows", "exchange_rows", "assemble",
+        "sample",
+        "exchange_counts",
+        "read_counts",
+        "exchange_ids",
+        "localize_ids",
+        "gather_host_rows",
+        "copy_to_device",
+        "gather_device_rows",
+        "exchange_rows",
+        "assemble",
     ]
     assert all(seconds > 0 for seconds in stats.seconds_by_stage.values())
     assert sum(stats.seconds_by_stage.values()) <= stats.seconds_waiting <= elapsed
@@ -810,10 +858,22 @@ def test_only_pygs_data_and_partitioned_graphs_are_taken(graph):
     ("graph", "text"),
     [
         (Data(), "data must say how many there are of the vertices: set num_nodes, or an attribute such as x"),
-        (Data(edge_index=torch.tensor([[0, 9], [1, 1]]), num_nodes=3), r"edge_index\[0, 1\] must be in \[0, 3\), got 9; the graph has 3 vertices"),
-        (Data(edge_index=torch.tensor([[0, 1], [-1, 1]]), num_nodes=3), r"edge_index\[1, 0\] must be in \[0, 3\), got -1"),
-        (Data(edge_index=torch.zeros(2, 3), num_nodes=3), "edge_index must have dtype int64 or int32, got torch.float32"),
-        (Data(edge_index=torch.zeros(3, 2).long(), num_nodes=3), r"edge_index must be a tensor of shape \[2, E\], got \[3, 2\]"),
+        (
+            Data(edge_index=torch.tensor([[0, 9], [1, 1]]), num_nodes=3),
+            r"edge_index\[0, 1\] must be in \[0, 3\), got 9; the graph has 3 vertices",
+        ),
+        (
+            Data(edge_index=torch.tensor([[0, 1], [-1, 1]]), num_nodes=3),
+            r"edge_index\[1, 0\] must be in \[0, 3\), got -1",
+        ),
+        (
+            Data(edge_index=torch.zeros(2, 3), num_nodes=3),
+            "edge_index must have dtype int64 or int32, got torch.float32",
+        ),
+        (
+            Data(edge_index=torch.zeros(3, 2).long(), num_nodes=3),
+            r"edge_index must be a tensor of shape \[2, E\], got \[3, 2\]",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer")
@@ -846,7 +906,10 @@ def test_the_cache_of_another_loader_is_taken(data):
 def test_several_parts_on_one_rank_are_refused(data, tmp_path):
     salientpp.partition(data, 3, tmp_path / "d", [3], 8, method="random")
     for part_id in (None, 1):
-        with pytest.raises(ValueError, match="world size 1 does not fit 3 parts: .*start 3 ranks or a multiple of that, or partition into 1 parts"):
+        with pytest.raises(
+            ValueError,
+            match="world size 1 does not fit 3 parts: .*start 3 ranks or a multiple of that, or partition into 1 parts",
+        ):
             make(salientpp.load(tmp_path / "d", part_id=part_id))
 
 
@@ -859,7 +922,9 @@ def test_calling_the_loader_gives_the_batch_of_these_seeds(data):
     for index in ([0, 3], torch.tensor([5]), [2, 2]):
         batch = loader(index)
         assert torch.equal(batch.n_id[: batch.batch_size], seeds[torch.as_tensor(index)])
-        assert torch.equal(batch.x[:, 0].long(), batch.n_id) and torch.equal(batch.input_id, seeds[torch.as_tensor(index)])
+        assert torch.equal(batch.x[:, 0].long(), batch.n_id) and torch.equal(
+            batch.input_id, seeds[torch.as_tensor(index)]
+        )
         assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
 
 
@@ -890,7 +955,9 @@ def test_more_wrong_arguments_are_refused_in_words(data, options, text):
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_repeated_edges_of_a_csr_adj_t_stay_apart():
     adj_t = torch.sparse_csr_tensor(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.tensor([3.0, 5.0]), (2, 2))
-    batch = next(iter(NeighborLoader(Data(adj_t=adj_t, x=torch.zeros(2, 1)), [4], torch.tensor([0]), batch_size=1, replace=True)))
+    batch = next(
+        iter(NeighborLoader(Data(adj_t=adj_t, x=torch.zeros(2, 1)), [4], torch.tensor([0]), batch_size=1, replace=True))
+    )
     assert batch.adj_t.values().tolist() == [3.0] * 4
 
 
@@ -937,7 +1004,9 @@ def test_with_all_neighbours_our_batches_are_pygs(data, form, backend):
     ours = list(NeighborLoader(data, [-1, -1], input_nodes=data.train_mask, batch_size=32))
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
-        counts = set() if backend == "pyg-lib" else {"num_sampled_nodes", "num_sampled_edges"}  # over torch-sparse PyG does not count by hop
+        counts = (
+            set() if backend == "pyg-lib" else {"num_sampled_nodes", "num_sampled_edges"}
+        )  # over torch-sparse PyG does not count by hop
         assert set(a.keys()) - counts == set(b.keys())
         assert a.batch_size == b.batch_size and torch.equal(a.input_id, b.input_id)
         assert torch.equal(a.n_id[: a.batch_size], b.n_id[: b.batch_size])

@@ -44,10 +44,16 @@ def edges_of(kind: str, generator: torch.Generator) -> tuple[int, Tensor]:
     elif kind == "cliques":
         size, number = draw(4, 9), draw(10, 18)
         n, base = size * number, torch.combinations(torch.arange(size)).T
-        pairs = torch.cat([base + size * c for c in range(number)] + [torch.stack([torch.arange(number), torch.arange(1, number + 1) % number]) * size], 1)
+        pairs = torch.cat(
+            [base + size * c for c in range(number)]
+            + [torch.stack([torch.arange(number), torch.arange(1, number + 1) % number]) * size],
+            1,
+        )
     elif kind == "permutations":  # random and regular
         n = draw(60, 140)
-        pairs = torch.cat([torch.stack([torch.arange(n), torch.randperm(n, generator=generator)]) for _ in range(draw(2, 4))], 1)
+        pairs = torch.cat(
+            [torch.stack([torch.arange(n), torch.randperm(n, generator=generator)]) for _ in range(draw(2, 4))], 1
+        )
     else:  # few different degrees
         n = draw(80, 140)
         pairs = torch.randint(n, (2, 3 * n), generator=generator)
@@ -57,8 +63,26 @@ def edges_of(kind: str, generator: torch.Generator) -> tuple[int, Tensor]:
 
 #: Graphs, by kind and seed, of which some plan changes with the numbering that the probabilities are computed under; and one of every other kind.
 TIED = {
-    2: [("cliques", 0), ("cliques", 26), ("torus", 8), ("torus", 11), ("permutations", 19), ("circulant", 27), ("bipartite", 1), ("sparse", 2)],
-    4: [("cliques", 0), ("cliques", 19), ("torus", 8), ("circulant", 9), ("circulant", 17), ("permutations", 21), ("bipartite", 2), ("sparse", 1)],
+    2: [
+        ("cliques", 0),
+        ("cliques", 26),
+        ("torus", 8),
+        ("torus", 11),
+        ("permutations", 19),
+        ("circulant", 27),
+        ("bipartite", 1),
+        ("sparse", 2),
+    ],
+    4: [
+        ("cliques", 0),
+        ("cliques", 19),
+        ("torus", 8),
+        ("circulant", 9),
+        ("circulant", 17),
+        ("permutations", 21),
+        ("bipartite", 2),
+        ("sparse", 1),
+    ],
 }
 KINDS = ["circulant", "torus", "bipartite", "cliques", "permutations", "sparse"]
 
@@ -74,26 +98,45 @@ def tied_data(kind: str, seed: int) -> Data:
 
 def write(root: Path, kind: str, seed: int, num_parts: int) -> tuple[salientpp.PartitionedGraph, list[int], int]:
     fanouts, batch_size = ([3, 2, 2], [2, 2], [4, 3], [-1, 2])[seed % 4], (3, 8)[seed % 2]
-    part = salientpp.partition(tied_data(kind, seed), num_parts, root, fanouts, batch_size, method=("metis", "random")[seed // 2 % 2], seed=seed)
+    part = salientpp.partition(
+        tied_data(kind, seed),
+        num_parts,
+        root,
+        fanouts,
+        batch_size,
+        method=("metis", "random")[seed // 2 % 2],
+        seed=seed,
+    )
     return part, fanouts, batch_size
 
 
-def counted(source: Data | salientpp.PartitionedGraph, fanouts: list[int], batch_size: int, **options) -> dict[tuple[str, float], tuple]:
+def counted(
+    source: Data | salientpp.PartitionedGraph, fanouts: list[int], batch_size: int, **options
+) -> dict[tuple[str, float], tuple]:
     options = {"policies": sorted(POLICIES), "epochs": 1, "seed": 5, "replication_factors": ALPHAS, **options}
     analysis = analyze(source, fanouts=[fanouts], batch_size=batch_size, **options)
     return {(v.policy, v.replication_factor): v.remote_rows_per_part for v in analysis.results}
 
 
-def fetched(part: salientpp.PartitionedGraph, fanouts: list[int], batch_size: int) -> Iterator[tuple[tuple[str, float], tuple]]:
+def fetched(
+    part: salientpp.PartitionedGraph, fanouts: list[int], batch_size: int
+) -> Iterator[tuple[tuple[str, float], tuple]]:
     """What the ranks' plans leave of the batches that they draw, from the parts of a loader, without its processes."""
     own = [part.split("train", p) for p in range(part.num_parts)]
     sizes = [len(seeds) for seeds in own]
     batches = []
     for p, seeds in enumerate(own):
-        schedule = Schedule(len(seeds), p, 0, 1, sizes, p, batch_size, True, False, "exact" if 0 in sizes else "wrap", 5)
+        schedule = Schedule(
+            len(seeds), p, 0, 1, sizes, p, batch_size, True, False, "exact" if 0 in sizes else "wrap", 5
+        )
         sampler = Sampler(part.graph, fanouts)
-        batches.append([sampler.sample(seeds[at], batch_key(5, 0, p, i)).node.unique() for i, at in enumerate(schedule.batches(0))])
-    scores = {name: [score(name, part.workload(p, seeds, fanouts, batch_size)) for p, seeds in enumerate(own)] for name in POLICIES}
+        batches.append(
+            [sampler.sample(seeds[at], batch_key(5, 0, p, i)).node.unique() for i, at in enumerate(schedule.batches(0))]
+        )
+    scores = {
+        name: [score(name, part.workload(p, seeds, fanouts, batch_size)) for p, seeds in enumerate(own)]
+        for name in POLICIES
+    }
     for policy, alpha in itertools.product(POLICIES, ALPHAS):
         rows = []
         for p in range(part.num_parts):
@@ -121,7 +164,14 @@ def test_the_analysis_in_memory_is_that_of_the_directory_that_partition_writes(t
         part, fanouts, batch_size = write(tmp_path / f"d{seed}", kind, seed, 2)
         method = ("metis", "random")[seed // 2 % 2]
         alone = analyze(
-            tied_data(kind, seed), 2, method=method, fanouts=[fanouts], batch_size=batch_size, policies=sorted(POLICIES), epochs=1, seed=seed,
+            tied_data(kind, seed),
+            2,
+            method=method,
+            fanouts=[fanouts],
+            batch_size=batch_size,
+            policies=sorted(POLICIES),
+            epochs=1,
+            seed=seed,
             replication_factors=ALPHAS,
         )
         rows = {(v.policy, v.replication_factor): v.remote_rows_per_part for v in alone.results}
@@ -135,9 +185,18 @@ def _run(rank: int, roots: list[tuple[str, list[int], int]]) -> list[dict]:
         own = part.split("train", part.part_id)
         rows.append({})
         for policy, alpha in itertools.product(sorted(POLICIES), ALPHAS[1:4]):
-            for seeds in ("train", own.flip(0)) if policy == "vip" else ("train",):  # the same seeds in other words are the same workload
+            for seeds in (
+                ("train", own.flip(0)) if policy == "vip" else ("train",)
+            ):  # the same seeds in other words are the same workload
                 loader = NeighborLoader(
-                    part, fanouts, seeds, batch_size=batch_size, shuffle=True, seed=5, replication_factor=alpha, policy=policy
+                    part,
+                    fanouts,
+                    seeds,
+                    batch_size=batch_size,
+                    shuffle=True,
+                    seed=5,
+                    replication_factor=alpha,
+                    policy=policy,
                 )
                 for batch in loader:
                     assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
@@ -154,7 +213,9 @@ def _run(rank: int, roots: list[tuple[str, list[int], int]]) -> list[dict]:
 def test_analysis_counts_what_a_run_fetches(tmp_path, num_parts):
     cases = TIED[num_parts]
     written = [write(tmp_path / f"{kind}{seed}", kind, seed, num_parts) for kind, seed in cases]
-    ranks = distributed.run(_run, num_parts, [(str(part.root), *rest) for part, *rest in written], seconds=600, group_seconds=300)
+    ranks = distributed.run(
+        _run, num_parts, [(str(part.root), *rest) for part, *rest in written], seconds=600, group_seconds=300
+    )
     for case, (part, fanouts, batch_size), *rows in zip(cases, written, *ranks):
         expected = counted(part, fanouts, batch_size)
         for key in rows[0]:

@@ -20,5 +20,7 @@ def test_cells_run_in_order(tmp_path: Path) -> None:
     script += "\n\nlines = pyplot.gca().lines\nassert [len(line.get_xdata()) for line in lines] == [len(alphas)] * 3\n"
     script += "for policy, values in rows.items():\n    assert values == sorted(values, reverse=True) and values[0] > values[-1] > 0, policy\n"
     environment = {**os.environ, "MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr

@@ -56,7 +56,18 @@ CASES = {
     "inclusion_probability": [
         lambda: (INDPTR, OUT_INDPTR, OUT_INDICES, long(0), long(0, 1), [2, 1], 1, True, False, False),
         lambda: (INDPTR, OUT_INDPTR, OUT_INDICES.long(), long(0, 1, 1), long(0, 1, 1, 3), [-1], 5, False, True, True),
-        lambda: (BIG.indptr, BIG_OUT.indptr, BIG_OUT.indices, torch.arange(40), long(0, 10, 40), [3, 2], 8, True, True, False),
+        lambda: (
+            BIG.indptr,
+            BIG_OUT.indptr,
+            BIG_OUT.indices,
+            torch.arange(40),
+            long(0, 10, 40),
+            [3, 2],
+            8,
+            True,
+            True,
+            False,
+        ),
         lambda: (INDPTR, OUT_INDPTR, OUT_INDICES, NONE, long(0, 0), [2], 1, True, False, False),
         lambda: (INDPTR, OUT_INDPTR, OUT_INDICES, NONE, long(0), [2], 1, True, False, False),
         lambda: (long(0), long(0), NONE, NONE, long(0, 0), [2], 1, True, False, False),
@@ -78,16 +89,87 @@ CASES = {
     ],
     "pack_id_set": [lambda: (long(0, 31, 32, 99), 100), lambda: (NONE, 100), lambda: (NONE, 0), lambda: (long(0), 1)],
     "look_up": [
-        lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 1, [ops.pack_id_set(long(1), 3)], [ops.pack_id_set(long(0, 9), 10), ops.pack_id_set(long(2), 10)]),
+        lambda: (
+            long(5, 0, 9, 4, 2),
+            long(0, 3, 6, 10),
+            1,
+            [ops.pack_id_set(long(1), 3)],
+            [ops.pack_id_set(long(0, 9), 10), ops.pack_id_set(long(2), 10)],
+        ),
         lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 0, [], [NONE]),
         lambda: (NONE, long(0, 3, 6, 10), 2, [NONE, NONE], []),
         lambda: (long(1, 0), long(0, 2), 0, [], []),
     ],
-    "use_huge_pages": [lambda: (torch.zeros(5),), lambda: (torch.zeros(0),), lambda: (torch.ones(2**20),), lambda: (torch.ones(4, 3).t(),)],
+    "use_huge_pages": [
+        lambda: (torch.zeros(5),),
+        lambda: (torch.zeros(0),),
+        lambda: (torch.ones(2**20),),
+        lambda: (torch.ones(4, 3).t(),),
+    ],
     "sample_typed_neighbors": [
-        lambda: ([INDPTR], [INDICES], [None], [None], [None], [0], [0], [3], [None], [long(0, 1)], [None], [0], [2, 1], 2, 7, False, False, False, False),
-        lambda: ([INDPTR], [INDICES], [long(2, 0, 1)], [torch.rand(3).double()], [None], [0], [0], [3], [long(1, 1, 2)], [long(0, 0)], [long(1, 2)], [0], [-1], 1, 7, True, True, True, True),
-        lambda: ([], [], [], [], [], [], [], [3, 2], [None, None], [long(0), NONE], [None, None], [0, 1], [], 0, 7, False, True, False, False),
+        lambda: (
+            [INDPTR],
+            [INDICES],
+            [None],
+            [None],
+            [None],
+            [0],
+            [0],
+            [3],
+            [None],
+            [long(0, 1)],
+            [None],
+            [0],
+            [2, 1],
+            2,
+            7,
+            False,
+            False,
+            False,
+            False,
+        ),
+        lambda: (
+            [INDPTR],
+            [INDICES],
+            [long(2, 0, 1)],
+            [torch.rand(3).double()],
+            [None],
+            [0],
+            [0],
+            [3],
+            [long(1, 1, 2)],
+            [long(0, 0)],
+            [long(1, 2)],
+            [0],
+            [-1],
+            1,
+            7,
+            True,
+            True,
+            True,
+            True,
+        ),
+        lambda: (
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+            [3, 2],
+            [None, None],
+            [long(0), NONE],
+            [None, None],
+            [0, 1],
+            [],
+            0,
+            7,
+            False,
+            True,
+            False,
+            False,
+        ),
     ],
     "gather_rows": [
         lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 3), None),
@@ -112,7 +194,8 @@ def test_every_operator_is_checked_here():
 
 
 @pytest.mark.parametrize(
-    "name, arguments", [pytest.param(name, case, id=f"{name}{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+    "name, arguments",
+    [pytest.param(name, case, id=f"{name}{i}") for name, cases in CASES.items() for i, case in enumerate(cases)],
 )
 def test_schema_and_fake_kernel_agree_with_the_kernel(name, arguments):
     torch.library.opcheck(getattr(torch.ops.salientpp, name).default, arguments())
@@ -155,7 +238,9 @@ def rows_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tens
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """NaNs too must be the same."""
-    return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(
+        a.flatten().view(torch.uint8), b.flatten().view(torch.uint8)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -175,13 +260,17 @@ def test_gather_rows_equals_indexing_bit_for_bit(dtype):
                 places = torch.randperm(num_rows + 3, generator=generator)[:num_rows]
                 out = rows_of(dtype, (num_rows + 3, *shape), seed=6)
                 want = out.clone()
-                for place, row in zip(places, source[index], strict=True):  # torch does not put values of every dtype at many places at once
+                for place, row in zip(
+                    places, source[index], strict=True
+                ):  # torch does not put values of every dtype at many places at once
                     want[place] = row
                 ops.gather_rows(source, index.to(index_dtype), out, places)
                 assert same_bits(out, want), (shape, num_rows, index_dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bits8, torch.bits16, torch.bits2x4, torch.uint4, torch.int3, torch.float4_e2m1fn_x2], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bits8, torch.bits16, torch.bits2x4, torch.uint4, torch.int3, torch.float4_e2m1fn_x2], ids=str
+)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0)], ids=str)
 def test_gather_rows_moves_what_torch_itself_can_hardly_read(dtype, shape):
     source, out = (torch.randint(256, (6, *shape, dtype.itemsize), dtype=torch.uint8) for _ in range(2))
@@ -196,7 +285,9 @@ def test_gather_rows_of_an_uncommon_dtype_refuses_with_words():
     for dtype in (torch.uint16, torch.float8_e5m2):
         with pytest.raises(RuntimeError, match="out must have the dtype of source"):
             ops.gather_rows(torch.zeros(4, dtype=dtype), long(1), torch.zeros(4, dtype=torch.int16))
-        with pytest.raises(RuntimeError, match="out must have rows of the same shape as source, expected size 2 in dimension 1, got 3"):
+        with pytest.raises(
+            RuntimeError, match="out must have rows of the same shape as source, expected size 2 in dimension 1, got 3"
+        ):
             ops.gather_rows(torch.zeros(4, 2, dtype=dtype), long(1), torch.zeros(4, 3, dtype=dtype))
         with pytest.raises(RuntimeError, match="contiguous"):
             ops.gather_rows(torch.zeros(2, 4, dtype=dtype).T, long(1), torch.zeros(4, 2, dtype=dtype))
@@ -323,8 +414,14 @@ def test_pack_id_set_refuses_ids_in_the_last_words_unused_bits(bad_id):
         (dict(offsets=long(10)), r"offsets must have num_parts \+ 1 >= 2 entries, got 1"),
         (dict(part_id=3), r"part_id must be in \[0, 3\), got 3"),
         (dict(part_id=-1), r"part_id must be in \[0, 3\), got -1"),
-        (dict(offsets=long(0, 3, 60, 100), part_id=1, local_sets=[NONE, long(1)]), r"local_sets\[1\] must cover the 57 rows of the part"),
-        (dict(offsets=long(0, 3, 60, 100), remote_sets=[long(1)]), r"remote_sets\[0\] must cover the 100 vertices of the graph"),
+        (
+            dict(offsets=long(0, 3, 60, 100), part_id=1, local_sets=[NONE, long(1)]),
+            r"local_sets\[1\] must cover the 57 rows of the part",
+        ),
+        (
+            dict(offsets=long(0, 3, 60, 100), remote_sets=[long(1)]),
+            r"remote_sets\[0\] must cover the 100 vertices of the graph",
+        ),
         (dict(local_sets=[ints(1)]), r"local_sets must have dtype Long, got Int"),
     ],
 )
@@ -337,8 +434,16 @@ def test_look_up_refuses_with_words(change, text):
 # --- the other kernels' own guards (what Python checks first is tested with the module) --------------------
 
 VIP = dict(
-    indptr=INDPTR, out_indptr=OUT_INDPTR, out_indices=OUT_INDICES, seeds=long(0), seed_offsets=long(0, 1), fanouts=[2],
-    batch_size=1, frontier=True, include_seeds=False, replace=False,
+    indptr=INDPTR,
+    out_indptr=OUT_INDPTR,
+    out_indices=OUT_INDICES,
+    seeds=long(0),
+    seed_offsets=long(0, 1),
+    fanouts=[2],
+    batch_size=1,
+    frontier=True,
+    include_seeds=False,
+    replace=False,
 )
 
 
@@ -419,9 +524,18 @@ def test_sums_over_lists_are_products_with_the_adjacency_matrix():
         (dict(value=torch.zeros(3)), "value must have dtype Double, got Float"),
         # Far from the vertex at hand, where lists are looked at ahead of their turn.
         (dict(indptr=torch.arange(61), indices=torch.full((60,), 2**62)), "indices must be in"),
-        (dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59, dtype=torch.int64), long(2**62)])), "indices must be in"),
-        (dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59, dtype=torch.int64), long(-(2**63))])), "indices must be in"),
-        (dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59), torch.tensor([-(2.0**31)])]).int()), "indices must be in"),
+        (
+            dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59, dtype=torch.int64), long(2**62)])),
+            "indices must be in",
+        ),
+        (
+            dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59, dtype=torch.int64), long(-(2**63))])),
+            "indices must be in",
+        ),
+        (
+            dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59), torch.tensor([-(2.0**31)])]).int()),
+            "indices must be in",
+        ),
     ],
 )
 def test_sum_over_lists_refuses_with_words(change, text):
@@ -442,7 +556,9 @@ def test_a_permutation_has_a_size():
 # --- guards whose absence would corrupt memory --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("offsets", "text"), [([5, 10], r"offsets\[0\] must be 0, got 5"), ([0, 9, 4, 10], "must not decrease")])
+@pytest.mark.parametrize(
+    ("offsets", "text"), [([5, 10], r"offsets\[0\] must be 0, got 5"), ([0, 9, 4, 10], "must not decrease")]
+)
 def test_look_up_refuses_a_book_that_is_none(offsets, text):
     empty = torch.empty(0, dtype=torch.int64)
     with pytest.raises(RuntimeError, match=text):
@@ -451,7 +567,10 @@ def test_look_up_refuses_a_book_that_is_none(offsets, text):
 
 @pytest.mark.parametrize(
     ("indptr", "text"),
-    [([0, 7, 2, 3], "indptr must not decrease, got 2 after 7"), ([0, 1, 2, 9], "indptr must run from 0 to the number of edges, 3")],
+    [
+        ([0, 7, 2, 3], "indptr must not decrease, got 2 after 7"),
+        ([0, 1, 2, 9], "indptr must run from 0 to the number of edges, 3"),
+    ],
 )
 def test_inclusion_probability_refuses_degrees_that_are_none(indptr, text):
     with pytest.raises(RuntimeError, match=text):
@@ -476,8 +595,16 @@ def test_two_halves_of_one_array_are_apart():
 def test_inclusion_probability_refuses_a_corrupt_transpose(out_indptr, out_indices, text):
     with pytest.raises(RuntimeError, match=text):
         ops.inclusion_probability(
-            torch.tensor([0, 1, 2, 3]), torch.tensor(out_indptr), torch.tensor(out_indices), torch.tensor([0]), torch.tensor([0, 1]),
-            [2], 1, frontier=True, include_seeds=False, replace=False,
+            torch.tensor([0, 1, 2, 3]),
+            torch.tensor(out_indptr),
+            torch.tensor(out_indices),
+            torch.tensor([0]),
+            torch.tensor([0, 1]),
+            [2],
+            1,
+            frontier=True,
+            include_seeds=False,
+            replace=False,
         )
 
 

@@ -58,7 +58,13 @@ def test_packed_batches_are_those_of_the_cpu(data, part, source, gpu_fraction):
 @pytest.mark.parametrize("gpu_fraction", [0, 0.4])
 def test_packed_batches_of_several_types_are_those_of_the_cpu(gpu_fraction):
     graph = random_hetero(paper=60, author=40, venue=5)
-    options = {"num_neighbors": dict.fromkeys(RELATIONS, [3, 2]), "input_nodes": "paper", "batch_size": 8, "seed": 1, "gpu_fraction": gpu_fraction}
+    options = {
+        "num_neighbors": dict.fromkeys(RELATIONS, [3, 2]),
+        "input_nodes": "paper",
+        "batch_size": 8,
+        "seed": 1,
+        "gpu_fraction": gpu_fraction,
+    }
     for one, other in zip(NeighborLoader(graph, **options), packed(NeighborLoader(graph, **options)), strict=True):
         assert one.to_dict().keys() == other.to_dict().keys()
         for store, same in zip(one.stores, other.stores, strict=True):
@@ -69,7 +75,10 @@ def test_packed_batches_of_several_types_are_those_of_the_cpu(gpu_fraction):
 
 def test_packed_batches_of_links_are_those_of_the_cpu(data):
     options = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
-    loaders = LinkNeighborLoader(data, gpu_fraction=0.2, **options), packed(LinkNeighborLoader(data, gpu_fraction=0.2, **options))
+    loaders = (
+        LinkNeighborLoader(data, gpu_fraction=0.2, **options),
+        packed(LinkNeighborLoader(data, gpu_fraction=0.2, **options)),
+    )
     assert_same_batches(*map(list, loaders))
 
 
@@ -97,8 +106,13 @@ def test_packed_batches_of_several_ranks_are_those_of_the_cpu(tmp_path, world_si
     keys = "depth", "gpu_fraction", "gpu_cache_bytes", "zero_copy", "serves"
     grid = [
         dict(zip(keys, values))
-        for values in [(1, 0, 0, False, False), (10, 0.3, 0, False, True), (10, 0.3, 7 * row_bytes, False, False),
-                       (4, 0.5, 10**6, True, True), (10, 1.0, 7 * row_bytes, True, False)]
+        for values in [
+            (1, 0, 0, False, False),
+            (10, 0.3, 0, False, True),
+            (10, 0.3, 7 * row_bytes, False, False),
+            (4, 0.5, 10**6, True, True),
+            (10, 1.0, 7 * row_bytes, True, False),
+        ]
     ]
     assert all(count > len(grid) for count in distributed.run(_compare_on_ranks, world_size, str(tmp_path / "d"), grid))
 
@@ -114,7 +128,9 @@ def test_an_adjacency_in_csr_comes_along():
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("stored, delivered", [(torch.float16, torch.float32), (torch.int8, torch.bfloat16), (torch.float32, torch.float16)])
+@pytest.mark.parametrize(
+    "stored, delivered", [(torch.float16, torch.float32), (torch.int8, torch.bfloat16), (torch.float32, torch.float16)]
+)
 def test_x_may_be_stored_narrower_than_it_is_delivered(stored, delivered, on_device):
     data = random_data(100, 600)
     data.x, data.other = data.x.to(stored), data.x.to(torch.float64)
@@ -222,7 +238,9 @@ def test_a_compiled_model_is_compiled_once(data, on_device):
     graphs_of_one_call = counter.frame_count
     for batch in loader:
         compiled(batch.x, batch.edge_index)
-    assert counter.frame_count == graphs_of_one_call <= 1 + 3, "a second epoch compiles nothing, and the first no more than its frames"
+    assert counter.frame_count == graphs_of_one_call <= 1 + 3, (
+        "a second epoch compiles nothing, and the first no more than its frames"
+    )
 
 
 def test_autocast_works_on_batches(data):

@@ -201,7 +201,9 @@ def test_a_thinned_graph_is_parted_as_well_and_within_the_limits(monkeypatch):
     assert thinned.edge_cut <= 1.01 * whole.edge_cut
     assert max(thinned.balance.values()) <= 1.05
     monkeypatch.setattr(partition, "_MOST_EDGE_ENDS", graph.num_edges)
-    assert assign_parts(graph, 4).edge_cut == whole.edge_cut and len(kept) == 1, "graphs within the bound are left whole"
+    assert assign_parts(graph, 4).edge_cut == whole.edge_cut and len(kept) == 1, (
+        "graphs within the bound are left whole"
+    )
 
 
 @pytest.mark.parametrize(
@@ -360,7 +362,9 @@ def test_impossible_limits_end_in_an_answer():
     indptr, indices, weight = symmetric(make_communities(2, size=50, inside=400, across=50, seed=9)[0])
     weights = torch.ones(100, 2, dtype=torch.int64)
     weights[0, 1] = 10**12
-    result = ops.rebalance_parts(indptr, indices, torch.zeros(100, dtype=torch.int64), weights, torch.tensor([0, 1]), 3, 5, weight)
+    result = ops.rebalance_parts(
+        indptr, indices, torch.zeros(100, dtype=torch.int64), weights, torch.tensor([0, 1]), 3, 5, weight
+    )
     assert result.shape == (100,)
 
 

@@ -82,7 +82,9 @@ def test_a_held_batch_comes_out_one_tick_later_with_all_its_stages_done(depth, n
         if latency > 1 and tick >= latency - 1:
             assert (num_stages - 1, result.index) not in log[before:], "its last stage was in the tick before"
     drained = [pipeline.tick() for _ in range(latency)]
-    assert [state.index for state in drained if state is not None] == list(range(20 - latency + 1, 20)) and pipeline.in_flight == 0
+    assert [state.index for state in drained if state is not None] == list(
+        range(20 - latency + 1, 20)
+    ) and pipeline.in_flight == 0
 
 
 @pytest.mark.parametrize("hold", [False, True])
@@ -118,7 +120,11 @@ def test_no_more_than_depth_batches_are_in_flight_and_all_are_used(depth, num_st
         ended.add(state.index)
         return state
 
-    stages = [Stage("begin", first, "a"), *(Stage(f"do_step{i}", lambda s: s, "a") for i in range(num_stages)), Stage("end", last, "a")]
+    stages = [
+        Stage("begin", first, "a"),
+        *(Stage(f"do_step{i}", lambda s: s, "a") for i in range(num_stages)),
+        Stage("end", last, "a"),
+    ]
     pipeline = Pipeline(stages, depth=depth, device=CPU)
     effective = min(depth, num_stages + 2)
     for i in range(30):
@@ -183,7 +189,13 @@ def test_ticks_with_nothing_new_do_nothing():
     assert [pipeline.tick() for _ in range(6)] == [None] * 6 and log == []
     # A gap travels along.
     assert [pipeline.tick(item) and "out" for item in (State(0), None, State(1), None, None, None, None)] == [
-        None, None, None, "out", None, "out", None,
+        None,
+        None,
+        None,
+        "out",
+        None,
+        "out",
+        None,
     ]
 
 
@@ -196,7 +208,9 @@ def test_a_drained_pipeline_takes_batches_again():
 
 def test_the_last_stage_may_return_anything():
     for value in (7, "text", torch.ones(2), [1, {"a": torch.ones(1)}]):
-        pipeline = Pipeline([Stage("keep", lambda s: s, "a"), Stage("finish", lambda s, value=value: value, "b")], depth=2, device=CPU)
+        pipeline = Pipeline(
+            [Stage("keep", lambda s: s, "a"), Stage("finish", lambda s, value=value: value, "b")], depth=2, device=CPU
+        )
         assert pipeline.tick(State(0)) is None
         assert pipeline.tick() is value
 

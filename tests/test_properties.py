@@ -37,8 +37,18 @@ INT64 = np.iinfo(np.int64)
 SIZES = [-1, 0, 1, 2, 31, 32, 33, 2**62, INT64.max, INT64.min]
 EXTREMES = [*SIZES, 3, 4, 5, 99, 100, 2**31 - 1, 2**31]
 DTYPES = [
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.int8, torch.uint8, torch.int16,
-    torch.int32, torch.int64, torch.bool, torch.complex64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
 ]
 
 keys = st.integers(INT64.min, INT64.max)
@@ -82,7 +92,9 @@ def ids_below(num_vertices: int, most: int = 12):
     """int64 ids, repeats among them, maybe none."""
     if num_vertices == 0:
         return st.just(torch.empty(0, dtype=torch.int64))
-    return st.lists(st.integers(0, num_vertices - 1), max_size=most).map(lambda ids: torch.tensor(ids, dtype=torch.int64))
+    return st.lists(st.integers(0, num_vertices - 1), max_size=most).map(
+        lambda ids: torch.tensor(ids, dtype=torch.int64)
+    )
 
 
 @st.composite
@@ -93,7 +105,9 @@ def rows(draw, num_rows: int) -> Tensor:
     size = torch.empty(0, dtype=dtype).element_size()
     raw = torch.randint(256, (num_rows, 2 * width, size), dtype=torch.uint8, generator=generator)
     values = (raw[..., 0] > 127) if dtype == torch.bool else raw.view(dtype).reshape(num_rows, 2 * width)
-    match draw(st.sampled_from(["contiguous", "strided", "transposed", "expanded", "read-only", "flat", "cube", "conjugate"])):
+    match draw(
+        st.sampled_from(["contiguous", "strided", "transposed", "expanded", "read-only", "flat", "cube", "conjugate"])
+    ):
         case "strided":
             return values[:, ::2]
         case "transposed":
@@ -132,7 +146,11 @@ def bits(tensor: Tensor) -> Tensor:
 # --- the graph --------------------------------------------------------------------------------------------
 
 
-@given(edge_lists(), st.sampled_from([torch.int32, torch.int64]), st.sampled_from(["plain", "strided", "transposed", "read-only"]))
+@given(
+    edge_lists(),
+    st.sampled_from([torch.int32, torch.int64]),
+    st.sampled_from(["plain", "strided", "transposed", "read-only"]),
+)
 def test_any_edge_list_becomes_the_graph_of_the_reference(edges, dtype, form):
     edge_index, num_vertices = edges
     given_edges = edge_index.to(dtype)
@@ -155,11 +173,17 @@ def test_any_edge_list_becomes_the_graph_of_the_reference(edges, dtype, form):
 def test_arrays_that_are_no_graph_are_refused_and_all_others_kept(data):
     """Any small arrays: a graph of exactly these, or a ValueError that names one of them."""
     values = st.one_of(st.integers(-1, 6), st.sampled_from(EXTREMES))
-    indptr = torch.tensor(data.draw(st.one_of(st.lists(values, max_size=6), st.lists(st.integers(0, 4), max_size=5).map(sorted))), dtype=torch.int64)
+    indptr = torch.tensor(
+        data.draw(st.one_of(st.lists(values, max_size=6), st.lists(st.integers(0, 4), max_size=5).map(sorted))),
+        dtype=torch.int64,
+    )
     indices = torch.tensor(data.draw(st.lists(values, max_size=5)), dtype=torch.int64)
     lists = [indptr[v : v + 2].tolist() for v in range(indptr.numel() - 1)]
     is_graph = (
-        indptr.numel() >= 1 and int(indptr[0]) == 0 and all(a <= b for a, b in lists) and int(indptr[-1]) == indices.numel()
+        indptr.numel() >= 1
+        and int(indptr[0]) == 0
+        and all(a <= b for a, b in lists)
+        and int(indptr[-1]) == indices.numel()
         and all(0 <= u < len(lists) for u in indices.tolist())
     )
     if is_graph:
@@ -184,7 +208,9 @@ def assert_obeys_the_hops(graph: Graph, out, seeds: Tensor, fanouts: list[int], 
     n_id, num_nodes, num_edges = out.node, out.num_sampled_nodes, out.num_sampled_edges
     assert torch.equal(n_id[: seeds.numel()], seeds)
     found = n_id[seeds.numel() :]
-    assert found.unique().numel() == found.numel() and not torch.isin(found, seeds).any(), "no vertex twice but repeated seeds"
+    assert found.unique().numel() == found.numel() and not torch.isin(found, seeds).any(), (
+        "no vertex twice but repeated seeds"
+    )
     assert sum(num_nodes) == n_id.numel() and sum(num_edges) == out.row.numel() == out.col.numel() == out.edge.numel()
     assert len(num_nodes) == len(fanouts) + 1 and num_nodes[0] == seeds.numel()
     numbers = torch.arange(graph.num_edges) if graph.edge_id is None else graph.edge_id
@@ -192,7 +218,9 @@ def assert_obeys_the_hops(graph: Graph, out, seeds: Tensor, fanouts: list[int], 
     where[numbers] = torch.arange(graph.num_edges)
     at = where[out.edge]
     assert torch.equal(graph.indices[at].long(), n_id[out.row]), "an edge's source"
-    assert bool(((at >= graph.indptr[n_id[out.col]]) & (at < graph.indptr[n_id[out.col] + 1])).all()), "an edge's target"
+    assert bool(((at >= graph.indptr[n_id[out.col]]) & (at < graph.indptr[n_id[out.col] + 1])).all()), (
+        "an edge's target"
+    )
     degree = graph.in_degree()[n_id].tolist()
     drawn = torch.bincount(out.col, minlength=n_id.numel()).tolist()
     begin = edges_before = 0
@@ -202,8 +230,12 @@ def assert_obeys_the_hops(graph: Graph, out, seeds: Tensor, fanouts: list[int], 
             d = degree[i]
             assert drawn[i] == (d if fanout == -1 else min(d, fanout) if not replace else fanout if d else 0)
         hop_edges = slice(edges_before, edges_before + num_edges[hop])
-        assert bool(((out.col[hop_edges] >= begin) & (out.col[hop_edges] < end)).all()), "a hop expands what the last one found"
-        assert set(range(end, end + num_nodes[hop + 1])) <= set(out.row[hop_edges].tolist()), "what a hop finds, it drew"
+        assert bool(((out.col[hop_edges] >= begin) & (out.col[hop_edges] < end)).all()), (
+            "a hop expands what the last one found"
+        )
+        assert set(range(end, end + num_nodes[hop + 1])) <= set(out.row[hop_edges].tolist()), (
+            "what a hop finds, it drew"
+        )
         if not replace or fanout == -1:
             pairs = torch.stack([out.col[hop_edges], at[hop_edges]])
             assert pairs.unique(dim=1).size(1) == pairs.size(1), "distinct edges without replacement"
@@ -219,7 +251,9 @@ def test_any_sample_obeys_the_hops_and_equals_the_reference(graph, data, fanouts
     out = Sampler(graph, fanouts, replace).sample(seeds, key)
     assert_obeys_the_hops(graph, out, seeds, fanouts, replace)
     edge_id = None if graph.edge_id is None else graph.edge_id.tolist()
-    expected = reference.sample_neighbors(graph.indptr.tolist(), graph.indices.tolist(), edge_id, seeds.tolist(), fanouts, key, replace)
+    expected = reference.sample_neighbors(
+        graph.indptr.tolist(), graph.indices.tolist(), edge_id, seeds.tolist(), fanouts, key, replace
+    )
     assert (out.node.tolist(), [out.row.tolist(), out.col.tolist()], out.edge.tolist()) == expected[:3]
     assert (out.num_sampled_nodes, out.num_sampled_edges) == expected[3:]
 
@@ -235,7 +269,9 @@ def star(tmp_path_factory) -> Graph:
     np.save(folder / "indices.npy", np.arange(1, STAR_LEAVES + 1, dtype=np.int32))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Graph(*(torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("indptr", "indices")))
+        return Graph(
+            *(torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ("indptr", "indices"))
+        )
 
 
 @pytest.mark.parametrize("budget", [ops.MAP_BUDGET_BYTES, 0], ids=["stamp_map", "hash_map"])
@@ -276,8 +312,18 @@ def test_inclusion_in_a_star_of_a_million_leaves(star):
 # --- vertex inclusion probabilities -----------------------------------------------------------------------
 
 
-@given(graphs(), st.data(), fanout_lists, st.integers(1, 20), st.sampled_from(["frontier", "hop"]), st.booleans(), st.booleans())
-def test_inclusion_probabilities_of_any_graph_equal_the_reference(graph, data, fanouts, batch_size, expand, include_seeds, replace):
+@given(
+    graphs(),
+    st.data(),
+    fanout_lists,
+    st.integers(1, 20),
+    st.sampled_from(["frontier", "hop"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_inclusion_probabilities_of_any_graph_equal_the_reference(
+    graph, data, fanouts, batch_size, expand, include_seeds, replace
+):
     # A repeated seed counts once in the formula's sets, so each set is without repeats.
     seed_sets = data.draw(st.lists(ids_below(graph.num_vertices).map(Tensor.unique), max_size=10))
     got = salientpp.inclusion_probability(
@@ -287,8 +333,14 @@ def test_inclusion_probabilities_of_any_graph_equal_the_reference(graph, data, f
     assert bool(((got >= 0) & (got <= 1)).all())
     for row, seeds in zip(got, seed_sets):
         want = reference.inclusion_probability(
-            graph.indptr.tolist(), graph.indices.tolist(), seeds.tolist(), fanouts, batch_size,
-            expand=expand, include_seeds=include_seeds, replace=replace,
+            graph.indptr.tolist(),
+            graph.indices.tolist(),
+            seeds.tolist(),
+            fanouts,
+            batch_size,
+            expand=expand,
+            include_seeds=include_seeds,
+            replace=replace,
         )
         np.testing.assert_allclose(row, np.minimum(want, 1), rtol=1e-4, atol=1e-6)
 
@@ -304,13 +356,17 @@ def test_seeds_of_any_kind_give_probabilities_or_a_typed_error_that_names_them(d
         assert torch.equal(result, salientpp.inclusion_probability(graph, seeds.long().flatten().clone(), [2, 1], 1))
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "3", None, float("nan"), float("inf"), True, 2**63, 2**70, -(2**70)])
+@pytest.mark.parametrize(
+    "batch_size", [0, -1, 2.5, "3", None, float("nan"), float("inf"), True, 2**63, 2**70, -(2**70)]
+)
 def test_a_batch_size_that_is_none_is_refused_by_name(tmp_path, batch_size):
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 3)
     with pytest.raises((ValueError, TypeError), match="batch_size must be"):
         salientpp.inclusion_probability(graph, torch.tensor([0]), [2], batch_size)
     with pytest.raises((ValueError, TypeError), match="batch_size must be"):
-        salientpp.partition(Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3), 1, tmp_path / "d", [2], batch_size)
+        salientpp.partition(
+            Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3), 1, tmp_path / "d", [2], batch_size
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -336,7 +392,9 @@ FLOATS = st.floats(width=32, allow_nan=False)
 @given(st.data(), st.lists(st.integers(0, 5), min_size=1, max_size=6), st.floats(0, 8))
 def test_any_cache_plan_equals_the_reference(data, sizes, alpha):
     book = PartitionBook(torch.tensor([0, *sizes]).cumsum(0))
-    scores = data.draw(st.lists(st.one_of(FLOATS, st.sampled_from([0.0, 1.0, math.inf])), min_size=sum(sizes), max_size=sum(sizes)))
+    scores = data.draw(
+        st.lists(st.one_of(FLOATS, st.sampled_from([0.0, 1.0, math.inf])), min_size=sum(sizes), max_size=sum(sizes))
+    )
     part_id = data.draw(st.integers(0, len(sizes) - 1))
     capacity = cache_capacity(alpha, book)
     exact = alpha * sum(sizes) / len(sizes)
@@ -381,8 +439,16 @@ def test_any_data_gives_right_batches(data, fanouts, batch_size, replace, gpu_fr
         else:
             nodes = seeds.tolist() if form == "list" else seeds.numpy() if form == "numpy" else seeds.to(form)
     loader = NeighborLoader(
-        whole, fanouts, nodes, replace=replace, batch_size=batch_size, shuffle=shuffle, seed=data.draw(keys), gpu_fraction=gpu_fraction,
-        num_workers=data.draw(st.sampled_from([0, 0, 2])), depth=data.draw(st.sampled_from([1, 2, 10])),
+        whole,
+        fanouts,
+        nodes,
+        replace=replace,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=data.draw(keys),
+        gpu_fraction=gpu_fraction,
+        num_workers=data.draw(st.sampled_from([0, 0, 2])),
+        depth=data.draw(st.sampled_from([1, 2, 10])),
     )
     graph, given_seeds = Graph.from_data(whole), []
     for batch in loader:
@@ -403,7 +469,9 @@ def test_any_weights_give_right_batches_or_an_error_that_names_them(data, fanout
     edge_index, num_vertices = data.draw(edge_lists(1))
     odd = st.sampled_from([0.0, -0.0, 5e-324, 1e-30, 1e308, math.nan, math.inf, -math.inf, -1.0])
     values = st.one_of(st.floats(0, 100), st.floats(0, 100), st.floats(0, 100), odd)
-    weights = torch.tensor(data.draw(st.lists(values, min_size=edge_index.size(1), max_size=edge_index.size(1))), dtype=torch.float64)
+    weights = torch.tensor(
+        data.draw(st.lists(values, min_size=edge_index.size(1), max_size=edge_index.size(1))), dtype=torch.float64
+    )
     if data.draw(st.booleans()):
         weights = weights.nan_to_num(1.0, 1.0, 1.0).abs().clamp(max=1e9)
     weights = weights.to(data.draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16])))
@@ -411,7 +479,9 @@ def test_any_weights_give_right_batches_or_an_error_that_names_them(data, fanout
     make = lambda: list(NeighborLoader(whole, fanouts, batch_size=4, replace=replace, weight_attr="weight", seed=1))  # noqa: E731
     if bool((weights >= 0).all()) and bool(weights.double().sum().isfinite()):
         for batch in make():
-            assert_obeys_the_hops(Graph.from_data(whole), sampler_output(batch), batch.n_id[: batch.batch_size], fanouts, replace)
+            assert_obeys_the_hops(
+                Graph.from_data(whole), sampler_output(batch), batch.n_id[: batch.batch_size], fanouts, replace
+            )
     else:
         with pytest.raises(ValueError, match="weight"):
             make()
@@ -425,7 +495,14 @@ def test_no_tree_sees_a_vertex_of_a_later_time(data, fanouts, strategy):
     whole = Data(edge_index=edge_index, num_nodes=num_vertices, time=time)
     graph, given_seeds = Graph.from_data(whole), []
     for batch in NeighborLoader(
-        whole, fanouts, batch_size=4, disjoint=True, time_attr="time", temporal_strategy=strategy, seed=1, replace=data.draw(st.booleans())
+        whole,
+        fanouts,
+        batch_size=4,
+        disjoint=True,
+        time_attr="time",
+        temporal_strategy=strategy,
+        seed=1,
+        replace=data.draw(st.booleans()),
     ):
         given_seeds += batch.n_id[: batch.batch_size].tolist()
         assert torch.equal(batch.batch[: batch.batch_size], torch.arange(batch.batch_size))
@@ -449,8 +526,12 @@ def sampler_output(batch: Data):
 
     row, col = batch.edge_index
     return SamplerOutput(
-        node=batch.n_id, row=row, col=col, edge=batch.e_id,
-        num_sampled_nodes=batch.num_sampled_nodes, num_sampled_edges=batch.num_sampled_edges,
+        node=batch.n_id,
+        row=row,
+        col=col,
+        edge=batch.e_id,
+        num_sampled_nodes=batch.num_sampled_nodes,
+        num_sampled_edges=batch.num_sampled_edges,
     )
 
 
@@ -477,7 +558,9 @@ def test_any_graph_comes_back_from_its_directory(tmp_path, data):
         salientpp.partition(whole, num_parts, root, data.draw(few_fanouts), data.draw(st.integers(1, 9)), method=method)
 
     if num_parts > num_vertices and isinstance(method, str):
-        with pytest.raises(ValueError, match=f"num_parts must be at most the number of vertices, {num_vertices}, got {num_parts}"):
+        with pytest.raises(
+            ValueError, match=f"num_parts must be at most the number of vertices, {num_vertices}, got {num_parts}"
+        ):
             write()
         assert list(root.parent.iterdir()) == []
         return
@@ -517,18 +600,28 @@ def _who_they_are(rank: int, root: str, cases: list[dict]) -> list[list]:
 def test_on_any_number_of_ranks_features_know_who_they_are_and_caches_change_nothing(tmp_path, data):
     edge_index, num_vertices = data.draw(edge_lists(least=4, most=40))
     num_parts = data.draw(st.integers(1, 4))
-    whole = Data(edge_index=edge_index, num_nodes=num_vertices, who=torch.arange(num_vertices), which=torch.arange(num_vertices))
+    whole = Data(
+        edge_index=edge_index, num_nodes=num_vertices, who=torch.arange(num_vertices), which=torch.arange(num_vertices)
+    )
     dtype = data.draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64]))
     whole.x = (torch.arange(num_vertices) % 128).view(-1, 1).repeat(1, data.draw(st.integers(1, 5))).to(dtype)
     whole.train_mask = torch.from_numpy(data.draw(arrays(np.bool_, num_vertices)))
     fanouts, batch_size = data.draw(few_fanouts), data.draw(st.integers(1, 9))
     root = Path(tempfile.mkdtemp(dir=tmp_path)) / "d"
-    salientpp.partition(whole, num_parts, root, fanouts, batch_size, method=data.draw(st.sampled_from(["metis", "random"])))
+    salientpp.partition(
+        whole, num_parts, root, fanouts, batch_size, method=data.draw(st.sampled_from(["metis", "random"]))
+    )
     cases = [
         {
-            "num_neighbors": fanouts, "batch_size": batch_size, "shuffle": True, "seed": 3, "replication_factor": alpha,
-            "gpu_fraction": data.draw(st.sampled_from([0.0, 0.4, 1.0])), "depth": data.draw(st.sampled_from([1, 3, 10])),
-            "policy": data.draw(st.sampled_from(["vip", "degree", "random", "halo"])), "num_workers": data.draw(st.integers(0, 2)),
+            "num_neighbors": fanouts,
+            "batch_size": batch_size,
+            "shuffle": True,
+            "seed": 3,
+            "replication_factor": alpha,
+            "gpu_fraction": data.draw(st.sampled_from([0.0, 0.4, 1.0])),
+            "depth": data.draw(st.sampled_from([1, 3, 10])),
+            "policy": data.draw(st.sampled_from(["vip", "degree", "random", "halo"])),
+            "num_workers": data.draw(st.integers(0, 2)),
         }
         for alpha in (0.0, data.draw(st.floats(0, 5)))
     ]
@@ -549,8 +642,15 @@ def test_the_analysis_of_any_small_graph_counts_what_batches_read(data):
     assume(bool(whole.train_mask.any()))
     fanouts, batch_size = data.draw(few_fanouts), data.draw(st.integers(1, 5))
     analysis = analyze(
-        whole, num_parts, method="random", fanouts=[fanouts], batch_size=batch_size, replication_factors=[0, 0.5, 20], epochs=2,
-        policies=["vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"], seed=1,
+        whole,
+        num_parts,
+        method="random",
+        fanouts=[fanouts],
+        batch_size=batch_size,
+        replication_factors=[0, 0.5, 20],
+        epochs=2,
+        policies=["vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"],
+        seed=1,
     )
     rows_by_policy: dict[str, list[float]] = {}
     for volume in analysis.results:
@@ -599,7 +699,9 @@ def hostile(draw, value):
                 return value.to_sparse()
             case "read-only":
                 return read_only(value) if value.dtype != torch.bfloat16 else value
-            case "extreme" if value.numel() and not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool):
+            case "extreme" if value.numel() and not (
+                value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool
+            ):
                 changed, info = value.clone(), torch.iinfo(value.dtype)
                 extreme = draw(st.sampled_from(EXTREMES))
                 changed.view(-1)[draw(st.integers(0, value.numel() - 1))] = max(info.min, min(info.max, extreme))
@@ -615,7 +717,12 @@ def hostile(draw, value):
         at = draw(st.integers(0, len(value) - 1))
         return [*value[:at], draw(hostile(value[at])), *value[at + 1 :]]
     if isinstance(value, list):
-        return draw(st.one_of(st.lists(st.sampled_from([-2, -1, 0, 1, 3, 1000, 2**31, INT64.max, INT64.min, 2**70]), max_size=3), st.none()))
+        return draw(
+            st.one_of(
+                st.lists(st.sampled_from([-2, -1, 0, 1, 3, 1000, 2**31, INT64.max, INT64.min, 2**70]), max_size=3),
+                st.none(),
+            )
+        )
     return draw(st.sampled_from([None, torch.tensor([0]), torch.tensor([0.5]), 3]))
 
 
@@ -629,12 +736,19 @@ def outcome(call):
 
 def copy_of(arguments):
     return [
-        copy_of(a) if isinstance(a, list) else a.clone() if isinstance(a, Tensor) and a.device.type == "cpu" else a for a in arguments
+        copy_of(a) if isinstance(a, list) else a.clone() if isinstance(a, Tensor) and a.device.type == "cpu" else a
+        for a in arguments
     ]
 
 
 def tensors_in(value) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [t for entry in value for t in tensors_in(entry)] if isinstance(value, list) else []
+    return (
+        [value]
+        if isinstance(value, Tensor)
+        else [t for entry in value for t in tensors_in(entry)]
+        if isinstance(value, list)
+        else []
+    )
 
 
 def equal(a, b) -> bool:
@@ -663,7 +777,13 @@ def test_an_operator_answers_or_names_the_argument_and_leaves_the_rest_alone(nam
     for argument, old, is_written in zip(arguments, before, written):
         assert equal(argument, old) or (is_written and error is None)
     if error is not None:
-        words = {argument.name for argument in schema.arguments} | {"edge_index", "Could not run", "no tensor arguments", "cannot allocate", "meta"}
+        words = {argument.name for argument in schema.arguments} | {
+            "edge_index",
+            "Could not run",
+            "no tensor arguments",
+            "cannot allocate",
+            "meta",
+        }
         assert any(word in str(error) for word in words) or isinstance(error, MemoryError), error
 
 

@@ -49,7 +49,13 @@ def _loader(root: str, **options) -> NeighborLoader:
 
 
 def _digest(batch) -> tuple:
-    return batch.n_id.tolist(), batch.edge_index.tolist(), batch.e_id.tolist(), batch.input_id.tolist(), batch.y.tolist()
+    return (
+        batch.n_id.tolist(),
+        batch.edge_index.tolist(),
+        batch.e_id.tolist(),
+        batch.input_id.tolist(),
+        batch.y.tolist(),
+    )
 
 
 # --- laws 1 to 3 -------------------------------------------------------------------------------------------
@@ -200,7 +206,10 @@ def test_error_refuses_unequal_ranks(tmp_path):
     root = _skewed(tmp_path / "parts", [40, 10])
     for failed in distributed.run(_count, 2, root, {"uneven": "error"}, may_fail=True):
         assert "uneven='error', but ranks 0 to 1 have [3, 1] batches" in failed.text
-    assert [length for length, _ in distributed.run(_count, 2, root, {"uneven": "error", "input_nodes": "all"})] == [13, 13]
+    assert [length for length, _ in distributed.run(_count, 2, root, {"uneven": "error", "input_nodes": "all"})] == [
+        13,
+        13,
+    ]
 
 
 def _train_with_ddp(rank: int, root: str, uneven: str) -> list[float]:
@@ -300,7 +309,9 @@ def test_a_rank_whose_script_has_ended_goes_on_serving(tmp_path, depth):
 
 
 def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -> None:
-    loader = _loader(root, depth=depth, timeout=NEVER, batch_size=4)  # enough batches to need the failing rank in later ones
+    loader = _loader(
+        root, depth=depth, timeout=NEVER, batch_size=4
+    )  # enough batches to need the failing rank in later ones
     assert len(loader) > 2 + 5
     if rank == failing:
         original, calls = getattr(loader._stages, stage), 0
@@ -318,8 +329,16 @@ def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -
 
 
 STAGES = [
-    "sample", "exchange_counts", "read_counts", "exchange_ids", "localize_ids",
-    "gather_host_rows", "copy_to_device", "gather_device_rows", "exchange_rows", "assemble",
+    "sample",
+    "exchange_counts",
+    "read_counts",
+    "exchange_ids",
+    "localize_ids",
+    "gather_host_rows",
+    "copy_to_device",
+    "gather_device_rows",
+    "exchange_rows",
+    "assemble",
 ]
 
 
@@ -374,7 +393,11 @@ def test_a_killed_rank_ends_the_others_without_the_timeout(tmp_path):
     """The time-out is longer than the test may take."""
     waiting, killed = distributed.run(_die, 2, _partition(tmp_path / "parts", 2), may_fail=True)
     assert killed.kind == "Died"
-    assert waiting.kind == "StageError" and waiting.text.startswith("rank 0, batch ") and "rank 1 went away, its connection is closed" in waiting.text
+    assert (
+        waiting.kind == "StageError"
+        and waiting.text.startswith("rank 0, batch ")
+        and "rank 1 went away, its connection is closed" in waiting.text
+    )
 
 
 def _silent(rank: int, root: str) -> None:
@@ -477,7 +500,15 @@ def _leave_with_functions(rank: int, root: str, workers: int, depth: int) -> tup
 
         return function
 
-    loader = _loader(root, num_workers=workers, depth=depth, batch_size=4, transform=users_own("transform"), uneven="exact", timeout=20)
+    loader = _loader(
+        root,
+        num_workers=workers,
+        depth=depth,
+        batch_size=4,
+        transform=users_own("transform"),
+        uneven="exact",
+        timeout=20,
+    )
     counts = []
     for _ in range(3):
         left = False
@@ -508,7 +539,13 @@ def _leave_with_sampler_output(rank: int, root: str) -> tuple[int, int, int]:
         time.sleep(0.01)
         return out
 
-    loader = _loader(root, num_workers=1, prefetch_factor=30, batch_size=2, transform_sampler_output=transform_sampler_output if rank == 1 else None)
+    loader = _loader(
+        root,
+        num_workers=1,
+        prefetch_factor=30,
+        batch_size=2,
+        transform_sampler_output=transform_sampler_output if rank == 1 else None,
+    )
     iterator = iter(loader)
     next(iterator)
     if rank == 1:
@@ -567,7 +604,14 @@ def test_a_transform_that_raises_ends_every_rank_with_rank_batch_and_stage(tmp_p
 
 def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> tuple[str, float]:
     part = salientpp.load(root)
-    options = {"batch_size": BATCH, "timeout": 120, "input_nodes": "train", "num_neighbors": FANOUTS, "data": part, **wrong.get(rank, {})}
+    options = {
+        "batch_size": BATCH,
+        "timeout": 120,
+        "input_nodes": "train",
+        "num_neighbors": FANOUTS,
+        "data": part,
+        **wrong.get(rank, {}),
+    }
     started = time.monotonic()
     try:
         getattr(salientpp, options.pop("loader", "NeighborLoader"))(**options)
@@ -682,7 +726,13 @@ def _differ_in_each(rank: int, root: str) -> dict[str, str]:
         options = {name: value} if not isinstance(value, dict) else dict(value)
         if options.get("generator") == "one":
             options["generator"] = torch.Generator()
-        options = {"input_nodes": "train", "batch_size": 8, "timeout": 60, **({} if name in ("seed", "generator") else {"seed": 0}), **options}
+        options = {
+            "input_nodes": "train",
+            "batch_size": 8,
+            "timeout": 60,
+            **({} if name in ("seed", "generator") else {"seed": 0}),
+            **options,
+        }
         try:
             loader = NeighborLoader(salientpp.load(root), **{"num_neighbors": [3, 2], **options})
             for batch in loader:
@@ -700,7 +750,9 @@ def test_every_argument_is_known_to_agree_or_to_be_each_ranks_own():
 
 
 def test_arguments_that_must_agree_are_compared_and_the_others_may_differ(tmp_path):
-    first, second = distributed.run(_differ_in_each, 2, _partition(tmp_path / "parts", 2, edge_attributes=True), seconds=200)
+    first, second = distributed.run(
+        _differ_in_each, 2, _partition(tmp_path / "parts", 2, edge_attributes=True), seconds=200
+    )
     assert first == second, "all ranks raise the same"
     for name, (_, _, named) in _DIFFERENT.items():
         expected = "" if named is None else f"all ranks must have the same {named}, got "
@@ -711,7 +763,10 @@ def test_the_documented_table_says_what_is_compared():
     text = (Path(__file__).parents[1] / "docs" / "loader.md").read_text()
     table = text.split("| all ranks alike |", 1)[1].split("\n\n")[0]
     rows = re.findall(r"^ *\| \*\*(yes|no)\*\* \|(.*)\|.*\|$", table, re.MULTILINE)
-    alike, own = ({name for answer, row in rows if answer == which for name in re.findall(r"`(\w+)`", row)} for which in ("yes", "no"))
+    alike, own = (
+        {name for answer, row in rows if answer == which for name in re.findall(r"`(\w+)`", row)}
+        for which in ("yes", "no")
+    )
     assert alike >= {name for name, (_, _, named) in _DIFFERENT.items() if named}
     assert own >= {name for name, (_, _, named) in _DIFFERENT.items() if not named} | {"cache", "device"}
     assert not alike & own
@@ -720,7 +775,10 @@ def test_the_documented_table_says_what_is_compared():
 def _differ_in_one(rank: int, root: str, cases: list[list[dict]]) -> list[str]:
     texts = []
     for case in cases:
-        options = {name: torch.tensor(value) if name == "input_nodes" and not isinstance(value, str) else value for name, value in case[rank].items()}
+        options = {
+            name: torch.tensor(value) if name == "input_nodes" and not isinstance(value, str) else value
+            for name, value in case[rank].items()
+        }
         try:
             _loader(root, timeout=60, **{"seed": None, **options})
             texts.append("")
@@ -753,19 +811,43 @@ def test_a_seed_that_some_ranks_give_must_be_that_of_rank_0(tmp_path):
     cases = [[{"seed": a}, {"seed": b}] for a, b in [(5, 5), (5, None), (None, None), (None, 5), (5, 6)]]
     texts, others = distributed.run(_differ_in_one, 2, _partition(tmp_path / "parts", 2), cases)
     assert texts == others and texts[:3] == ["", "", ""]
-    assert re.fullmatch(r"all ranks must have the same seed, got none \(so \d+ was drawn\) on rank 0 and 5 on rank 1", texts[3])
+    assert re.fullmatch(
+        r"all ranks must have the same seed, got none \(so \d+ was drawn\) on rank 0 and 5 on rank 1", texts[3]
+    )
     assert texts[4] == "all ranks must have the same seed, got 5 on rank 0 and 6 on rank 1"
 
 
 # --- numbers of NumPy and torch -----------------------------------------------------------------------------
 
 _NUMBERS = {
-    "replication_factor": ([0.25, 1], "real"), "gpu_fraction": ([0.5, 1], "real"), "timeout": ([30, 20.5], "real"),
-    "gpu_cache_bytes": ([1000], "whole"), "depth": ([3], "whole"), "seed": ([7], "whole"), "batch_size": ([16], "whole"),
-    "num_workers": ([1], "whole"), "num_neighbors": ([5], "whole"),
+    "replication_factor": ([0.25, 1], "real"),
+    "gpu_fraction": ([0.5, 1], "real"),
+    "timeout": ([30, 20.5], "real"),
+    "gpu_cache_bytes": ([1000], "whole"),
+    "depth": ([3], "whole"),
+    "seed": ([7], "whole"),
+    "batch_size": ([16], "whole"),
+    "num_workers": ([1], "whole"),
+    "num_neighbors": ([5], "whole"),
 }
-_WHOLE = [np.int8, np.uint8, np.int32, np.int64, np.uint64, lambda v: np.array(v), lambda v: torch.tensor(v), lambda v: torch.tensor(v, dtype=torch.uint8)]
-_REAL = [np.float16, np.float32, np.float64, lambda v: np.array(float(v)), lambda v: torch.tensor(float(v)), lambda v: torch.tensor(v, dtype=torch.float64)]
+_WHOLE = [
+    np.int8,
+    np.uint8,
+    np.int32,
+    np.int64,
+    np.uint64,
+    lambda v: np.array(v),
+    lambda v: torch.tensor(v),
+    lambda v: torch.tensor(v, dtype=torch.uint8),
+]
+_REAL = [
+    np.float16,
+    np.float32,
+    np.float64,
+    lambda v: np.array(float(v)),
+    lambda v: torch.tensor(float(v)),
+    lambda v: torch.tensor(v, dtype=torch.float64),
+]
 
 
 def _give_numbers(rank: int, root: str) -> int:
@@ -778,8 +860,16 @@ def _give_numbers(rank: int, root: str) -> int:
                 if value > 127 and convert in (np.int8, np.uint8, _WHOLE[-1]):
                     continue
                 given = {name: [convert(value), 2] if name == "num_neighbors" else convert(value)}
-                loader = NeighborLoader(salientpp.load(root), **{"num_neighbors": [5, 2], "input_nodes": "train", "batch_size": 16, "seed": 1, **given})
-                digest = _digest(next(iter(loader))), len(loader), loader.cache.nbytes, repr(getattr(loader, name, None)) * (name in _OWN)
+                loader = NeighborLoader(
+                    salientpp.load(root),
+                    **{"num_neighbors": [5, 2], "input_nodes": "train", "batch_size": 16, "seed": 1, **given},
+                )
+                digest = (
+                    _digest(next(iter(loader))),
+                    len(loader),
+                    loader.cache.nbytes,
+                    repr(getattr(loader, name, None)) * (name in _OWN),
+                )
                 expected = expected or digest
                 assert digest == expected, (name, convert)
                 made += 1
@@ -793,7 +883,10 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path):
     assert min(distributed.run(_give_numbers, 2, _partition(tmp_path / "parts", 2), seconds=200)) > 80
 
 
-@pytest.mark.parametrize("value", [True, np.True_, torch.tensor(True), np.array([3]), torch.tensor([3]), "3", 3j, None, np.float64("nan"), 2**5000])
+@pytest.mark.parametrize(
+    "value",
+    [True, np.True_, torch.tensor(True), np.array([3]), torch.tensor([3]), "3", 3j, None, np.float64("nan"), 2**5000],
+)
 def test_other_things_are_no_numbers(value):
     data = random_data()
     for name in ("depth", "replication_factor", "gpu_fraction", "gpu_cache_bytes"):

@@ -34,7 +34,14 @@ def make(data, **options) -> NeighborLoader:
 
 
 def digest(batch) -> tuple:
-    return batch.n_id.tolist(), batch.edge_index.tolist(), batch.e_id.tolist(), batch.input_id.tolist(), batch.y.tolist(), batch.x.tolist()
+    return (
+        batch.n_id.tolist(),
+        batch.edge_index.tolist(),
+        batch.e_id.tolist(),
+        batch.input_id.tolist(),
+        batch.y.tolist(),
+        batch.x.tolist(),
+    )
 
 
 def whole_run(loader: NeighborLoader) -> list[list]:
@@ -58,7 +65,14 @@ def through(state: dict[str, Any], form: str) -> dict[str, Any]:
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_run_stopped_after_any_batch_goes_on_bit_for_bit(data, epoch, form):
     whole = whole_run(make(data))
-    others = itertools.cycle([{"num_workers": 2}, {"depth": 1}, {"depth": 3, "num_workers": 1}, {"gpu_fraction": 0.5, "prefetch_factor": None}])
+    others = itertools.cycle(
+        [
+            {"num_workers": 2},
+            {"depth": 1},
+            {"depth": 3, "num_workers": 1},
+            {"gpu_fraction": 0.5, "prefetch_factor": None},
+        ]
+    )
     for stop in range(len(whole[0]) + 1):
         first = make(data)
         first.set_epoch(epoch)
@@ -88,7 +102,9 @@ print(json.dumps([[digest(batch) for batch in loader] for _ in range(2)]))
         pass
     done = subprocess.run(
         [sys.executable, "-c", program, json.dumps(loader.state_dict())],
-        cwd=Path(__file__).parent, capture_output=True, text=True,
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(json.dumps([whole[0][3:], whole[1]]))
@@ -200,7 +216,9 @@ def test_a_state_of_other_arguments_is_refused_and_nothing_changes(data, options
     for _ in itertools.islice(loader, 1):
         pass
     before = loader.state_dict()
-    with pytest.raises(ValueError, match=rf"cannot load this state: .*other data, arguments or rank \({text}\); make the loader"):
+    with pytest.raises(
+        ValueError, match=rf"cannot load this state: .*other data, arguments or rank \({text}\); make the loader"
+    ):
         loader.load_state_dict({**state, "epoch": 5})
     assert loader.state_dict() == before
     following = make(data, **options)
@@ -240,7 +258,10 @@ def test_a_state_of_other_data_is_refused(data, change):
         (lambda s: {**s, "seed": None}, "seed must be an integer, got None"),
         (lambda s: {**s, "fingerprint": []}, "fingerprint must be a dict, got list"),
         (lambda s: {**s, "fingerprint": {**s["fingerprint"], "hops": 2}}, "hops: expected None, got 2"),
-        (lambda s: {**s, "fingerprint": {k: v for k, v in s["fingerprint"].items() if k != "rank"}}, "rank: expected 0, got None"),
+        (
+            lambda s: {**s, "fingerprint": {k: v for k, v in s["fingerprint"].items() if k != "rank"}},
+            "rank: expected 0, got None",
+        ),
     ],
 )
 def test_what_is_no_state_of_this_loader_is_refused_in_words(data, change, text):
@@ -261,9 +282,13 @@ def test_ranks_start_at_the_least_of_their_points():
     assert first_point(points((2, 5), (2, 3), (2, 9))) == (2, 3)
     assert first_point(points((3, 0), (2, 8), (2, 9))) == (2, 8), "a rank in the next epoch does not count"
     assert first_point(points((2, 0), (2, 10), resumed=False)) == (2, 0)
-    with pytest.raises(Disagreement, match="got epoch 2 on rank 1 and epoch 4 on rank 0; load states that were saved together"):
+    with pytest.raises(
+        Disagreement, match="got epoch 2 on rank 1 and epoch 4 on rank 0; load states that were saved together"
+    ):
         first_point(points((4, 0), (2, 0)))
-    with pytest.raises(Disagreement, match="got epoch 0 on rank 0 and epoch 1 on rank 1; call set_epoch with the same number"):
+    with pytest.raises(
+        Disagreement, match="got epoch 0 on rank 0 and epoch 1 on rank 1; call set_epoch with the same number"
+    ):
         first_point(points((0, 0), (1, 0), resumed=False))
     with pytest.raises(Disagreement, match="rank 1 has loaded a state and rank 0 has not"):
         first_point([*points((0, 0), resumed=False), *points((0, 3))])
@@ -304,7 +329,9 @@ def _stop(rank: int, root: str, options: dict, epoch: int, stops: list[int | Non
 def _resume(rank: int, root: str, options: dict, states: list[dict]) -> tuple[list[list], list[list]]:
     """Batches of the epochs up to the last, and the seeds that were sampled."""
     sampled = []
-    loader = rank_loader(root, transform_sampler_output=lambda mfg: sampled.append(mfg.metadata[0].tolist()) or mfg, **options)
+    loader = rank_loader(
+        root, transform_sampler_output=lambda mfg: sampled.append(mfg.metadata[0].tolist()) or mfg, **options
+    )
     loader.load_state_dict(states[rank])
     epochs = []
     for epoch in range(states[rank]["epoch"], EPOCHS):
@@ -350,7 +377,9 @@ def test_ranks_that_stopped_at_any_points_go_on_bit_for_bit(tmp_path, seeds, ran
         for rank, (epochs, sampled) in enumerate(resumed):
             expected = [whole[rank][2]] if plan[rank] is None else [whole[rank][1][plan[rank] :], whole[rank][2]]
             assert epochs == expected
-            assert sorted(sampled) == sorted(batch[3] for epoch in expected for batch in epoch), "what was given is not sampled again"
+            assert sorted(sampled) == sorted(batch[3] for epoch in expected for batch in epoch), (
+                "what was given is not sampled again"
+            )
 
 
 def _load_on_some(rank: int, root: str, states: list[dict | None], epochs: list[int | None]) -> list:
@@ -380,7 +409,9 @@ def test_ranks_in_different_epochs_are_named_on_every_rank(tmp_path):
         assert text.startswith("all ranks must start the same epoch, got epoch 0 on rank 0 and epoch 3 on rank 1")
     early, late = (distributed.run(_stop, 2, root, {}, epoch, [1, 1]) for epoch in (0, 2))
     for text in distributed.run(_load_on_some, 2, root, [early[0], late[1]], [None, None]):
-        assert text.startswith("all ranks must start the same epoch, got epoch 0 on rank 0 and epoch 2 on rank 1; load states that were")
+        assert text.startswith(
+            "all ranks must start the same epoch, got epoch 0 on rank 0 and epoch 2 on rank 1; load states that were"
+        )
 
 
 def _swap(rank: int, root: str, states: list[dict]) -> str:

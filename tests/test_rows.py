@@ -62,7 +62,9 @@ class CompressedRows:
         self._path, self._rows_per_chunk, self._ends = path, rows_per_chunk, [0]
         with path.open("wb") as file:
             for chunk in rows.split(rows_per_chunk):
-                self._ends.append(self._ends[-1] + file.write(zlib.compress(bytes(chunk.contiguous().view(torch.uint8).numpy()))))
+                self._ends.append(
+                    self._ends[-1] + file.write(zlib.compress(bytes(chunk.contiguous().view(torch.uint8).numpy())))
+                )
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
         out_index = torch.arange(len(index)) if out_index is None else out_index
@@ -74,7 +76,11 @@ class CompressedRows:
                 packed = zlib.decompress(file.read(self._ends[chunk + 1] - self._ends[chunk]))
                 here = chunk_of == chunk
                 num_rows = min(self._rows_per_chunk, self.shape[0] - chunk * self._rows_per_chunk)
-                rows = torch.frombuffer(bytearray(packed), dtype=self.dtype) if packed else torch.empty(0, dtype=self.dtype)
+                rows = (
+                    torch.frombuffer(bytearray(packed), dtype=self.dtype)
+                    if packed
+                    else torch.empty(0, dtype=self.dtype)
+                )
                 out[out_index[here]] = rows.view(num_rows, *self.shape[1:])[index[here] - chunk * self._rows_per_chunk]
 
 
@@ -148,7 +154,9 @@ def test_rows_of_a_type_may_come_from_elsewhere(tmp_path):
     del data["author"].x
     data["author"].num_nodes = 35
     for batch, expected in zip(NeighborLoader(data, rows=rows, **options), want, strict=True):
-        assert torch.equal(batch["author"].x, expected["author"].x) and torch.equal(batch["paper"].x, expected["paper"].x)
+        assert torch.equal(batch["author"].x, expected["author"].x) and torch.equal(
+            batch["paper"].x, expected["paper"].x
+        )
         assert torch.equal(batch["paper"].more, batch["paper"].n_id)
 
 
@@ -156,7 +164,9 @@ def test_rows_of_links_may_come_from_elsewhere(tmp_path):
     data = random_data()
     options = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
     want = list(LinkNeighborLoader(data, **options))
-    assert_same_batches(list(LinkNeighborLoader(data, rows={"x": CompressedRows(tmp_path / "x", data.x)}, **options)), want)
+    assert_same_batches(
+        list(LinkNeighborLoader(data, rows={"x": CompressedRows(tmp_path / "x", data.x)}, **options)), want
+    )
 
 
 class SharedCacheLoader(NeighborLoader):
@@ -166,7 +176,9 @@ class SharedCacheLoader(NeighborLoader):
         made = super()._make_tiers(cache, fill)
         members = IdSet.of(torch.arange(0, self.data.num_vertices, 3), self.data.num_vertices)
         rows = torch.cat([self.data.node_rows(part)["x"] for part in range(self.data.num_parts)])[members.ids]
-        shared = Tier("cache", members, {"x": CompressedRows(self.folder / f"shared-{self._comm.rank}", rows)}, False, "cache")
+        shared = Tier(
+            "cache", members, {"x": CompressedRows(self.folder / f"shared-{self._comm.rank}", rows)}, False, "cache"
+        )
         return {None: dataclasses.replace(made[None], copies=[*made[None].copies, shared])}
 
 
@@ -177,7 +189,11 @@ def _compare_on_ranks(rank: int, folder: str) -> tuple[int, int]:
     own = part.node_rows()
     rows = {"x": CompressedRows(folder / f"x-{rank}", own["x"]), "y": CompressedRows(folder / f"y-{rank}", own["y"])}
     rows["new"] = own["y"] + 1
-    for options in ({}, {"replication_factor": 0.3, "gpu_fraction": 0.3}, {"gather": ["x", "new"], "replication_factor": 0.1, "num_workers": 2}):
+    for options in (
+        {},
+        {"replication_factor": 0.3, "gpu_fraction": 0.3},
+        {"gather": ["x", "new"], "replication_factor": 0.1, "num_workers": 2},
+    ):
         for on_device in (False, True):
             loader = NeighborLoader(part, [4, 3], "train", rows=rows, **options, **OPTIONS)
             for batch, expected in zip(packed(loader, on_device) if on_device else loader, want, strict=True):
@@ -217,7 +233,10 @@ def _cache_on_ranks(rank: int, root: str) -> None:
     for policy, text in [
         (lambda workload: [0.0] * 400, r"policy must return a tensor of scores \[400\], got list"),
         (lambda workload: torch.zeros(399), r"policy must return scores of shape \[400\], got \[399\]"),
-        (lambda workload: torch.zeros(400, dtype=torch.complex64), r"policy must return real scores, got torch.complex64"),
+        (
+            lambda workload: torch.zeros(400, dtype=torch.complex64),
+            r"policy must return real scores, got torch.complex64",
+        ),
         (lambda workload: torch.full((400,), torch.nan), r"scores must be numbers, got nan at vertex 0"),
     ]:
         with pytest.raises(ValueError, match=text):
@@ -245,15 +264,31 @@ class Wrong:
     [
         ([1], TypeError, r"rows must map names of attributes to tensors or sources of rows, got list"),
         ({"x": np.zeros((400, 3))}, TypeError, r"rows\['x'\].dtype must be a torch.dtype, got dtype\('float64'\)"),
-        ({"x": "file"}, TypeError, r"rows\['x'\] must be a tensor, or have shape, dtype and take\(index, out, out_index\), got str"),
+        (
+            {"x": "file"},
+            TypeError,
+            r"rows\['x'\] must be a tensor, or have shape, dtype and take\(index, out, out_index\), got str",
+        ),
         ({"x": Wrong(dtype="float32")}, TypeError, r"rows\['x'\].dtype must be a torch.dtype, got 'float32'"),
-        ({"x": Wrong(shape=400)}, TypeError, r"rows\['x'\].shape must be \[number of rows, ...\], whole numbers >= 0, got 400"),
+        (
+            {"x": Wrong(shape=400)},
+            TypeError,
+            r"rows\['x'\].shape must be \[number of rows, ...\], whole numbers >= 0, got 400",
+        ),
         ({"x": Wrong(shape=())}, TypeError, r"rows\['x'\].shape must be .* got \(\)"),
         ({"x": Wrong(shape=(400, 3.0))}, TypeError, r"rows\['x'\].shape must be .* got \(400, 3.0\)"),
         ({"x": Wrong(shape=(399, 3))}, ValueError, r"rows\['x'\] must have one row per vertex, expected 400, got 399"),
         ({"x": torch.zeros(401, 3)}, ValueError, r"rows\['x'\] must have one row per vertex, expected 400, got 401"),
-        ({"x": torch.zeros(3, 400).t()}, ValueError, r"rows\['x'\] must be a contiguous tensor on the CPU, got .* strides \[1, 400\]"),
-        ({"x": torch.zeros(400, 3, device="meta")}, ValueError, r"rows\['x'\] must be a contiguous tensor on the CPU, got .* on meta"),
+        (
+            {"x": torch.zeros(3, 400).t()},
+            ValueError,
+            r"rows\['x'\] must be a contiguous tensor on the CPU, got .* strides \[1, 400\]",
+        ),
+        (
+            {"x": torch.zeros(400, 3, device="meta")},
+            ValueError,
+            r"rows\['x'\] must be a contiguous tensor on the CPU, got .* on meta",
+        ),
         ({("paper", "x"): Wrong()}, ValueError, r"the keys of rows must be names of attributes, got \('paper', 'x'\)"),
         ({5: Wrong()}, ValueError, r"the keys of rows must be names of attributes, got 5"),
     ],
@@ -266,12 +301,18 @@ def test_wrong_rows_are_refused_in_words(rows, kind, text):
 
 def test_rows_of_a_type_that_is_not_there_are_refused():
     for key in ["x", ("book", "x")]:
-        with pytest.raises(ValueError, match=r"the keys of rows must be \(node type, name\) with a node type of the data \(paper, author, venue\), got "):
+        with pytest.raises(
+            ValueError,
+            match=r"the keys of rows must be \(node type, name\) with a node type of the data \(paper, author, venue\), got ",
+        ):
             NeighborLoader(random_hetero(), dict.fromkeys(RELATIONS, [3]), "paper", rows={key: torch.zeros(60)})
 
 
 def test_a_device_reads_in_place_what_is_in_memory_alone():
-    with pytest.raises(ValueError, match="zero_copy needs rows in memory, but those of x come from a source of yours; leave zero_copy out"):
+    with pytest.raises(
+        ValueError,
+        match="zero_copy needs rows in memory, but those of x come from a source of yours; leave zero_copy out",
+    ):
         NeighborLoader(random_data(), [4, 3], rows={"x": Wrong()}, zero_copy=True, **OPTIONS)
 
 

@@ -109,11 +109,18 @@ def digest(batches: Iterable[Data | HeteroData], loader: Any) -> str:
             for name, value in sorted(store.items()):
                 sha.update(f"{store._key} {name} ".encode())
                 if isinstance(value, Tensor):
-                    sha.update(f"{value.dtype} {list(value.shape)}".encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                    sha.update(
+                        f"{value.dtype} {list(value.shape)}".encode()
+                        + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                    )
                 else:
                     sha.update(repr(value).encode())
     stats = loader.stats()
-    sha.update(repr((stats.batches, stats.rows_gpu, stats.rows_cpu, stats.rows_cache, stats.rows_remote, stats.bytes_sent)).encode())
+    sha.update(
+        repr(
+            (stats.batches, stats.rows_gpu, stats.rows_cpu, stats.rows_cache, stats.rows_remote, stats.bytes_sent)
+        ).encode()
+    )
     return sha.hexdigest()[:16]
 
 
@@ -127,7 +134,10 @@ def run(loader: Any, on_device: bool = False) -> str:
 
 def whole() -> Data:
     data = random_data(300, 1800, edge_attributes=True)
-    data.small, data.wide = (torch.arange(300) % 128).to(torch.int8), torch.arange(600.0, dtype=torch.float64).view(300, 2, 1)
+    data.small, data.wide = (
+        (torch.arange(300) % 128).to(torch.int8),
+        torch.arange(600.0, dtype=torch.float64).view(300, 2, 1),
+    )
     return data
 
 
@@ -138,18 +148,22 @@ def of_data(on_device: bool = False, **options: Any) -> str:
 
 def of_types(on_device: bool = False, **options: Any) -> str:
     data = random_hetero()
-    return run(NeighborLoader(data, dict.fromkeys(RELATIONS, [3, 2]), "paper", batch_size=8, seed=1, **options), on_device)
+    return run(
+        NeighborLoader(data, dict.fromkeys(RELATIONS, [3, 2]), "paper", batch_size=8, seed=1, **options), on_device
+    )
 
 
 def of_links(on_device: bool = False, **options: Any) -> str:
     data = whole()
     edges = data.edge_index[:, ::7]
-    return run(LinkNeighborLoader(data, [3, 2], edges, batch_size=32, neg_sampling="binary", seed=2, **options), on_device)
+    return run(
+        LinkNeighborLoader(data, [3, 2], edges, batch_size=32, neg_sampling="binary", seed=2, **options), on_device
+    )
 
 
 ALONE: dict[str, Callable[[], str]] = {
-    f"{name}, beta {beta}{', on device' if on_device else ''}{', half' if dtype else ''}": lambda of=of, beta=beta, on_device=on_device, dtype=dtype: of(
-        on_device, gpu_fraction=beta, dtype=dtype
+    f"{name}, beta {beta}{', on device' if on_device else ''}{', half' if dtype else ''}": lambda of=of, beta=beta, on_device=on_device, dtype=dtype: (
+        of(on_device, gpu_fraction=beta, dtype=dtype)
     )
     for name, of in {"data": of_data, "types": of_types, "links": of_links}.items()
     for beta in (0, 0.3)
@@ -174,8 +188,14 @@ SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
     for beta in (0, 0.3)
     for on_device in (False, True)
 }
-SETTINGS["all gathered"] = ({"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "gpu_fraction": 0.3}, False)
-SETTINGS["all gathered, on device"] = ({"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "gpu_fraction": 0.3}, True)
+SETTINGS["all gathered"] = (
+    {"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "gpu_fraction": 0.3},
+    False,
+)
+SETTINGS["all gathered, on device"] = (
+    {"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "gpu_fraction": 0.3},
+    True,
+)
 SETTINGS["half"] = ({"dtype": torch.float16, "replication_factor": 0.3}, False)
 SETTINGS["zero-copy"] = ({"zero_copy": True, "replication_factor": 0.3, "gpu_fraction": 0.3}, True)
 SETTINGS["exact"] = ({"uneven": "exact", "policy": "degree", "replication_factor": 0.1}, False)
@@ -195,7 +215,9 @@ def of_ranks(folder: Path, num_parts: int, num_ranks: int) -> dict[str, str]:
     salientpp.partition(whole(), num_parts, root, [4, 3], 16, method=torch.arange(300) * 7 % 11 % num_parts)
     ranks = distributed.run(_digests_of_a_rank, num_ranks, str(root))
     return {
-        f"{num_parts} parts, {num_ranks} ranks, {name}": hashlib.sha256(" ".join(of_rank[name] for of_rank in ranks).encode()).hexdigest()[:16]
+        f"{num_parts} parts, {num_ranks} ranks, {name}": hashlib.sha256(
+            " ".join(of_rank[name] for of_rank in ranks).encode()
+        ).hexdigest()[:16]
         for name in SETTINGS
     }
 

@@ -42,7 +42,9 @@ def same(a, b) -> bool:
     return all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
 
 
-def random_graph(seed: int, num_vertices: int | None = None, num_edges: int | None = None) -> tuple[torch.Tensor, Graph]:
+def random_graph(
+    seed: int, num_vertices: int | None = None, num_edges: int | None = None
+) -> tuple[torch.Tensor, Graph]:
     """Skewed degrees, self-loops, repeated edges, isolated vertices; edges in no order."""
     generator = np.random.default_rng(seed)
     num_vertices = num_vertices or int(generator.integers(5, 80))
@@ -150,7 +152,9 @@ def test_a_batch_of_many_blocks_equals_the_slow_reference(budget):
     seeds = torch.from_numpy(np.random.default_rng(6).permutation(3000)[:500])
     output = draw(graph, seeds, [4, 3, 70], 77, budget=budget)
     edge_id = graph.edge_id.tolist()
-    want = reference.sample_neighbors(graph.indptr.tolist(), graph.indices.tolist(), edge_id, seeds.tolist(), [4, 3, 70], 77)
+    want = reference.sample_neighbors(
+        graph.indptr.tolist(), graph.indices.tolist(), edge_id, seeds.tolist(), [4, 3, 70], 77
+    )
     assert as_lists(output) == list(want)
 
 
@@ -278,7 +282,12 @@ def test_every_neighbour_is_equally_likely_on_big_stars(degree, fanout):
     # How many of some given neighbours come together, for the first, the last and other places of the list.
     generator = np.random.default_rng(17)
     half = degree // 2
-    groups = [np.arange(fanout), np.arange(degree - fanout, degree), np.arange(0, degree, 2), generator.permutation(degree)[:half]]
+    groups = [
+        np.arange(fanout),
+        np.arange(degree - fanout, degree),
+        np.arange(0, degree, 2),
+        generator.permutation(degree)[:half],
+    ]
     for group in groups:
         hits = np.isin(draws, group).sum(1)
         p = reference.p_of_hypergeometric(hits, degree, fanout, len(group))
@@ -312,7 +321,9 @@ def test_two_vertices_draw_independently(a, b):
 def test_one_vertex_draws_independently_at_different_hops():
     # 0 .. 2 are leaves of 3; 4 lists only 3. From 3, it is expanded at hop 0; from 4, at hop 1.
     graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 3], [3, 3, 3, 4]]), 5)
-    joint = [(int(draw(graph, long(3), [1], key)[2][0]), int(draw(graph, long(4), [1, 1], key)[2][1])) for key in range(9000)]
+    joint = [
+        (int(draw(graph, long(3), [1], key)[2][0]), int(draw(graph, long(4), [1, 1], key)[2][1])) for key in range(9000)
+    ]
     p = reference.p_of_equal_counts(joint, 9)
     assert p > FALSE_ALARM, p
 
@@ -367,7 +378,10 @@ def test_int32_and_int64_indices_give_the_same_batches(seed):
     seeds = random_seeds(seed, 200, repeats=True)
     for budget in (STAMP_MAP, HASH_MAP):
         for replace in (False, True):
-            assert same(draw(graph, seeds, [5, 4, 3], seed, replace, budget), draw(wide, seeds, [5, 4, 3], seed, replace, budget))
+            assert same(
+                draw(graph, seeds, [5, 4, 3], seed, replace, budget),
+                draw(wide, seeds, [5, 4, 3], seed, replace, budget),
+            )
 
 
 def test_edge_ids_are_looked_up_and_change_nothing_else():
@@ -392,7 +406,9 @@ def test_stamp_map_and_hash_map_agree_over_600_batches_of_graphs_of_changing_siz
         graph = graphs[(i // 40) % 5 if i % 7 else int(generator.integers(5))]
         seeds = torch.from_numpy(generator.integers(graph.num_vertices, size=int(generator.integers(1, 60))))
         fanouts = [[5, 5, 5], [20], [-1, 2], [60, 2]][i % 4]
-        assert same(draw(graph, seeds, fanouts, i, budget=STAMP_MAP), draw(graph, seeds, fanouts, i, budget=HASH_MAP)), f"batch {i}"
+        assert same(
+            draw(graph, seeds, fanouts, i, budget=STAMP_MAP), draw(graph, seeds, fanouts, i, budget=HASH_MAP)
+        ), f"batch {i}"
 
 
 @BOTH_MAPS

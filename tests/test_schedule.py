@@ -14,12 +14,23 @@ from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.plan.schedule import UNEVEN, Schedule, share_size
 
 # Seeds of each part and ranks per part; the parts have unequally many seeds.
-GROUPS = [((10,), 1), ((10,), 3), ((23, 7), 1), ((23, 7), 2), ((16, 16), 2), ((5, 31, 12), 2), ((1, 100), 1), ((9, 8), 4)]
+GROUPS = [
+    ((10,), 1),
+    ((10,), 3),
+    ((23, 7), 1),
+    ((23, 7), 2),
+    ((16, 16), 2),
+    ((5, 31, 12), 2),
+    ((1, 100), 1),
+    ((9, 8), 4),
+]
 GROUP = pytest.mark.parametrize("seeds_of_parts, ranks_per_part", GROUPS, ids=lambda x: str(x).replace(" ", ""))
 BATCH_SIZES = (1, 3, 8, 1000)
 
 
-def schedules(seeds_of_parts, ranks_per_part, batch_size, uneven, *, shuffle=True, drop_last=False, seed=1) -> list[Schedule]:
+def schedules(
+    seeds_of_parts, ranks_per_part, batch_size, uneven, *, shuffle=True, drop_last=False, seed=1
+) -> list[Schedule]:
     """One schedule per rank of the group, in order of rank."""
     counts = [share_size(n, place, ranks_per_part) for n in seeds_of_parts for place in range(ranks_per_part)]
     return [
@@ -66,7 +77,9 @@ def test_the_ranks_of_a_part_share_its_seeds(seeds_of_parts, ranks_per_part, shu
     for part_id, num_seeds in enumerate(seeds_of_parts):
         shares = [flat(s.batches(0)) for s in ranks if s.part_id == part_id]
         assert sorted(sum(shares, [])) == list(range(num_seeds))
-        assert [len(share) for share in shares] == [share_size(num_seeds, place, ranks_per_part) for place in range(ranks_per_part)]
+        assert [len(share) for share in shares] == [
+            share_size(num_seeds, place, ranks_per_part) for place in range(ranks_per_part)
+        ]
 
 
 # --- the four ways ----------------------------------------------------------------------------------------
@@ -137,7 +150,10 @@ def test_drop_stops_every_rank_at_the_smallest_number_of_batches(seeds_of_parts,
 
 
 def test_error_refuses_different_numbers_of_batches_with_words():
-    with pytest.raises(ValueError, match=r"uneven='error', but ranks 0 to 1 have \[6, 2\] batches; pass uneven='wrap', 'drop' or 'exact'"):
+    with pytest.raises(
+        ValueError,
+        match=r"uneven='error', but ranks 0 to 1 have \[6, 2\] batches; pass uneven='wrap', 'drop' or 'exact'",
+    ):
         schedules((23, 7), 1, 4, "error")
 
 
@@ -235,7 +251,10 @@ def test_under_exact_a_rank_without_seeds_serves_the_others():
 @pytest.mark.parametrize("uneven", ["wrap", "exact", "drop"])
 def test_processes_with_shares_visit_every_seed_between_them(uneven):
     data = random_data(60, 300)
-    loaders = [NeighborLoader(data, [3], torch.arange(41), batch_size=4, shuffle=True, seed=3, share=(rank, 3), uneven=uneven) for rank in range(3)]
+    loaders = [
+        NeighborLoader(data, [3], torch.arange(41), batch_size=4, shuffle=True, seed=3, share=(rank, 3), uneven=uneven)
+        for rank in range(3)
+    ]
     for _ in range(2):
         seeds = [[batch.input_id.tolist() for batch in loader] for loader in loaders]
         assert [len(batches) for batches in seeds] == [len(loader) for loader in loaders]
@@ -248,7 +267,10 @@ def test_processes_with_shares_visit_every_seed_between_them(uneven):
 
 def test_a_share_has_draws_and_a_state_of_its_own():
     data = random_data(60, 300)
-    first, second = (NeighborLoader(data, [2, 2], torch.zeros(40, dtype=torch.int64), batch_size=4, seed=3, share=(rank, 2)) for rank in range(2))
+    first, second = (
+        NeighborLoader(data, [2, 2], torch.zeros(40, dtype=torch.int64), batch_size=4, seed=3, share=(rank, 2))
+        for rank in range(2)
+    )
     assert [b.e_id.tolist() for b in first] != [b.e_id.tolist() for b in second], "though their seeds are alike"
     state = first.state_dict()
     with pytest.raises(ValueError, match="rank: expected 1, got 0"):

@@ -31,12 +31,20 @@ def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subpro
     salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(body))
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     command = [sys.executable, str(script)]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "parts"), str(tmp_path / "meet")],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         for rank in range(2)
     ]
@@ -54,7 +62,9 @@ def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subpro
 
 
 #: What an interpreter says that ends badly.
-BAD_ENDS = re.compile("Exception ignored|Traceback|terminate called|destroyed|pending|Fatal|FATAL|Segmentation|unraisable")
+BAD_ENDS = re.compile(
+    "Exception ignored|Traceback|terminate called|destroyed|pending|Fatal|FATAL|Segmentation|unraisable"
+)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +76,22 @@ BAD_ENDS = re.compile("Exception ignored|Traceback|terminate called|destroyed|pe
         ("True", "dist.destroy_process_group()", 1, 10),
         ("rank == 0", "dist.destroy_process_group()", 0, 3),
         ("rank == 1", "dist.destroy_process_group()", 4, 1),
-        *(pytest.param("True", "", taken, depth, marks=pytest.mark.faults) for taken in (1, 2, 3, 5, 7) for depth in (1, 3, 10)),
-        *(pytest.param("rank == 0", "", taken, depth, marks=pytest.mark.faults) for taken in (0, 2, 6) for depth in (1, 3, 10)),
+        *(
+            pytest.param("True", "", taken, depth, marks=pytest.mark.faults)
+            for taken in (1, 2, 3, 5, 7)
+            for depth in (1, 3, 10)
+        ),
+        *(
+            pytest.param("rank == 0", "", taken, depth, marks=pytest.mark.faults)
+            for taken in (0, 2, 6)
+            for depth in (1, 3, 10)
+        ),
     ],
 )
 def test_a_script_may_end_with_an_iterator_alive(tmp_path, which, destroy, taken, depth):
-    body = MAKE.replace("timeout=3600", f"timeout=3600, num_workers=1, depth={depth}") + f"""
+    body = (
+        MAKE.replace("timeout=3600", f"timeout=3600, num_workers=1, depth={depth}")
+        + f"""
 iterator = iter(loader)
 for _ in range({taken}):
     next(iterator)
@@ -79,6 +99,7 @@ if not ({which}):
     print(sum(1 for _ in iterator) + {taken}, len(loader))
 {destroy}
 """
+    )
     for rank, done in enumerate(_run_script(tmp_path, body)):
         assert done.returncode == 0, done.stderr
         assert not BAD_ENDS.search(done.stderr), done.stderr
@@ -89,13 +110,16 @@ if not ({which}):
 
 @pytest.mark.parametrize("depth", [1, 10])
 def test_an_uncaught_exception_on_one_rank_ends_the_other_with_its_text(tmp_path, depth):
-    body = MAKE.replace("timeout=3600", f"timeout=3600, depth={depth}") + """
+    body = (
+        MAKE.replace("timeout=3600", f"timeout=3600, depth={depth}")
+        + """
 import torch
 for epoch in range(3):
     for index, batch in enumerate(loader):
         if rank == 0 and (epoch, index) == (1, 2):
             raise LookupError("the user's mistake")
 """
+    )
     failing, waiting = _run_script(tmp_path, body)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
@@ -103,13 +127,16 @@ for epoch in range(3):
 
 
 def test_an_uncaught_exception_does_not_keep_ranks_that_wait_for_the_process(tmp_path):
-    body = MAKE + """
+    body = (
+        MAKE
+        + """
 import torch
 for index, batch in enumerate(loader):
     if rank == 0 and index == 2:
         raise LookupError("the user's mistake")
     dist.all_reduce(torch.ones(1))  # as DDP does in every step
 """
+    )
     failing, waiting = _run_script(tmp_path, body)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
@@ -117,7 +144,9 @@ for index, batch in enumerate(loader):
 
 @pytest.mark.parametrize("end", ["", "dist.destroy_process_group()"])
 def test_a_failed_stage_ends_every_process_at_once(tmp_path, end):
-    body = MAKE.replace("timeout=3600", "timeout=3600, transform=fail") + f"""
+    body = (
+        MAKE.replace("timeout=3600", "timeout=3600, transform=fail")
+        + f"""
 import torch
 try:
     for batch in loader:
@@ -125,6 +154,7 @@ try:
 finally:
     {end or "pass"}
 """
+    )
     fail = "def fail(batch):\n    if rank == 0 and batch.n_id.numel() % 3 == 0:\n        1 / 0\n    return batch\n"
     for done in _run_script(tmp_path, fail + body):
         assert done.returncode == 1
@@ -165,7 +195,10 @@ PROCESS = """context = mp.get_context("METHOD")
 @pytest.mark.parametrize(
     ("start", "method"),
     [(TORCH_SPAWN, "spawn"), (PROCESS, "fork")]
-    + [pytest.param(start, method, marks=pytest.mark.faults) for start, method in ((TORCH_SPAWN, "fork"), (PROCESS, "spawn"))],
+    + [
+        pytest.param(start, method, marks=pytest.mark.faults)
+        for start, method in ((TORCH_SPAWN, "fork"), (PROCESS, "spawn"))
+    ],
 )
 def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path, start, method):
     salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
@@ -173,7 +206,10 @@ def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path,
     script.write_text(PROCESSES.replace("START", start.replace("METHOD", method)))
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
-        capture_output=True, text=True, timeout=HANG, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 1 and "LookupError: the user's mistake" in done.stderr
     if start == PROCESS:
@@ -183,17 +219,26 @@ def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path,
 def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
     script = tmp_path / "script.py"
-    script.write_text(PROCESSES.replace("START", PROCESS.replace("METHOD", "spawn")).replace("dist.all_reduce(torch.ones(1))", "time.sleep(rank / 2)"))
+    script.write_text(
+        PROCESSES.replace("START", PROCESS.replace("METHOD", "spawn")).replace(
+            "dist.all_reduce(torch.ones(1))", "time.sleep(rank / 2)"
+        )
+    )
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
-        capture_output=True, text=True, timeout=HANG, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )
     assert "rank 0 ended in mid-epoch: its process ended with exit code 1" in done.stderr
 
 
 def test_ctrl_c_on_a_script_that_has_ended_and_still_answers_ends_all_ranks(tmp_path):
     """Rank 0's script is over; Ctrl-C ends its wait for the slow rank 1."""
-    body = MAKE + """
+    body = (
+        MAKE
+        + """
 import threading, signal
 for index, batch in enumerate(loader):
     if rank == 0:
@@ -202,6 +247,7 @@ for index, batch in enumerate(loader):
     if index < 8:
         time.sleep(1.5)
 """
+    )
     over, slow = _run_script(tmp_path, body)
     assert slow.returncode == 1 and "rank 0 ended in mid-epoch: KeyboardInterrupt" in slow.stderr
     assert not re.search("terminate called|Fatal|FATAL|Segmentation", over.stderr), over.stderr
@@ -221,7 +267,10 @@ def fork(function):
 
 
 def test_a_forked_child_of_a_rank_is_told_and_the_rank_goes_on(tmp_path):
-    body = MAKE + FORK + """
+    body = (
+        MAKE
+        + FORK
+        + """
 def use():
     for what in (lambda: next(iterator), lambda: iter(loader), lambda: NeighborLoader(load(root), [5, 3], "train", batch_size=8)):
         try:
@@ -235,6 +284,7 @@ pid = fork(use)
 os.waitpid(pid, 0)
 print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
 """
+    )
     for done in _run_script(tmp_path, body, seconds=300):
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["True", "True", "True", "4", "True"], done.stderr
@@ -242,7 +292,10 @@ print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "raise LookupError"])
 def test_a_forked_child_of_a_rank_may_end_by_itself(tmp_path, end):
-    body = MAKE + FORK + f"""
+    body = (
+        MAKE
+        + FORK
+        + f"""
 def end():
     {end}
 if rank == 0:
@@ -254,15 +307,21 @@ if rank == 0:
     print(status, time.monotonic() - started < 30)
 print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
 """
+    )
     first, second = _run_script(tmp_path, body, seconds=300)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert first.stdout.split() == [str(int("raise" in end)), "True", "True"], first.stderr
     assert second.stdout.split() == ["True"]
 
 
-@pytest.mark.parametrize("start", ["fork(lambda: time.sleep(100))", 'os.posix_spawn("/bin/sleep", ["sleep", "100"], os.environ)'])
+@pytest.mark.parametrize(
+    "start", ["fork(lambda: time.sleep(100))", 'os.posix_spawn("/bin/sleep", ["sleep", "100"], os.environ)']
+)
 def test_a_rank_that_is_killed_is_noticed_at_once_though_its_child_lives(tmp_path, start):
-    body = MAKE.replace("timeout=60", "timeout=100") + FORK + f"""
+    body = (
+        MAKE.replace("timeout=60", "timeout=100")
+        + FORK
+        + f"""
 import signal
 if rank == 0:
     sys.stdout.close(), sys.stderr.close()
@@ -276,6 +335,7 @@ try:
 except RuntimeError as error:
     print(time.monotonic() - started < 60, "rank 0 went away" in str(error))
 """
+    )
     killed, other = _run_script(tmp_path, body, seconds=300)
     assert killed.returncode == -9
     assert other.stdout.split() == ["True", "True"], (other.stdout, other.stderr)

@@ -25,7 +25,14 @@ NUM_PARTS = 3
 
 @pytest.fixture(scope="module")
 def dataset_dir(tmp_path_factory) -> Path:
-    return salientpp.partition(random_data(edge_attributes=True), NUM_PARTS, tmp_path_factory.mktemp("staging") / "parts", [5, 3], 8, method="random").root
+    return salientpp.partition(
+        random_data(edge_attributes=True),
+        NUM_PARTS,
+        tmp_path_factory.mktemp("staging") / "parts",
+        [5, 3],
+        8,
+        method="random",
+    ).root
 
 
 @pytest.fixture
@@ -52,7 +59,10 @@ def test_a_copy_has_the_topology_and_its_own_parts_and_grows(dataset_dir, tmp_pa
 
 
 def test_a_copy_is_read_as_the_directory_is(dataset_dir, tmp_path):
-    part, copy = (salientpp.load(root, part_id=1, verify="full") for root in (dataset_dir, stage(dataset_dir, tmp_path, parts=[1])))
+    part, copy = (
+        salientpp.load(root, part_id=1, verify="full")
+        for root in (dataset_dir, stage(dataset_dir, tmp_path, parts=[1]))
+    )
     assert copy.fingerprint == part.fingerprint
     assert torch.equal(copy.graph.indices, part.graph.indices) and torch.equal(copy.graph.indptr, part.graph.indptr)
     for rows, expected in ((copy.node_rows(), part.node_rows()), (copy.edge_rows(), part.edge_rows())):
@@ -153,7 +163,9 @@ def test_a_place_that_is_taken_is_left_alone(dataset_dir, tmp_path):
 
 
 def test_a_copy_of_other_contents_is_not_mixed_with_this(dataset_dir, tmp_path):
-    other = salientpp.partition(random_data(seed=1), NUM_PARTS, tmp_path / "other" / "parts", [5, 3], 8, method="random").root
+    other = salientpp.partition(
+        random_data(seed=1), NUM_PARTS, tmp_path / "other" / "parts", [5, 3], 8, method="random"
+    ).root
     stage(other, tmp_path, parts=[0])
     with pytest.raises(DatasetError, match="is a copy of other contents"):
         stage(dataset_dir, tmp_path, parts=[0])
@@ -252,7 +264,14 @@ def test_the_command_prints_the_copys_path_and_info_describes_it(dataset_dir, tm
 def test_the_command_takes_the_part_from_the_launcher(dataset_dir, tmp_path, capsys, monkeypatch):
     assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path)]) == 2
     assert "this process is no rank of a job" in capsys.readouterr().err
-    for name, value in {"RANK": 1, "WORLD_SIZE": 3, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+    for name, value in {
+        "RANK": 1,
+        "WORLD_SIZE": 3,
+        "LOCAL_RANK": 1,
+        "LOCAL_WORLD_SIZE": 3,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 1,
+    }.items():
         monkeypatch.setenv(name, str(value))
     assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path)]) == 0
     assert json.loads((tmp_path / "parts" / "parts.json").read_text()) == {"parts": [1]}

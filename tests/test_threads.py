@@ -45,22 +45,37 @@ TASKS = {
     "sample by hash map": lambda key: ops.sample_neighbors(
         GRAPH.indptr, GRAPH.indices, None, SEEDS, [4, -1], key, bool(key % 2), map_budget_bytes=0
     ),
-    "sample a hub": lambda key: ops.sample_neighbors(GRAPH.indptr, GRAPH.indices, None, torch.tensor([key % 7]), [60, 60], key),
+    "sample a hub": lambda key: ops.sample_neighbors(
+        GRAPH.indptr, GRAPH.indices, None, torch.tensor([key % 7]), [60, 60], key
+    ),
     "permute": lambda key: [ops.permutation(5000, key)],
     "look up": lambda key: ops.look_up(ops.permutation(3000, key), BOOK, 1, [HOT], [CACHED]),
     "pack": lambda key: [ops.pack_id_set(ops.permutation(3000, key)[:700].sort().values, 3000)],
     "gather": lambda key: [gather(key)],
     "inclusion": lambda key: [
         ops.inclusion_probability(
-            GRAPH.indptr, *LISTS, ops.permutation(3000, key)[:600], torch.tensor([0, 100, 300, 600]), [5, 3], 8,
-            frontier=bool(key % 2), include_seeds=True, replace=False,
+            GRAPH.indptr,
+            *LISTS,
+            ops.permutation(3000, key)[:600],
+            torch.tensor([0, 100, 300, 600]),
+            [5, 3],
+            8,
+            frontier=bool(key % 2),
+            include_seeds=True,
+            replace=False,
         )
     ],
     "sort edges": lambda key: ops.csc_from_coo(ops.permutation(3000, key), ops.permutation(3000, key + 1), 3000),
     "transpose": lambda key: ops.transpose_csc(GRAPH.indptr, GRAPH.indices),
     "rebalance": lambda key: [
         ops.rebalance_parts(
-            GRAPH.indptr, GRAPH.indices, ops.permutation(3000, key) % 3, torch.ones(3000, 1, dtype=torch.int64), torch.tensor([900]), 4, 2
+            GRAPH.indptr,
+            GRAPH.indices,
+            ops.permutation(3000, key) % 3,
+            torch.ones(3000, 1, dtype=torch.int64),
+            torch.tensor([900]),
+            4,
+            2,
         )
     ],
 }
@@ -93,7 +108,9 @@ def operator_task(name: str, given: tuple) -> Callable[[object], list]:
     return run
 
 
-ARGUMENTS = {name: [argument.name for argument in getattr(torch.ops.salientpp, name).default._schema.arguments] for name in CASES}
+ARGUMENTS = {
+    name: [argument.name for argument in getattr(torch.ops.salientpp, name).default._schema.arguments] for name in CASES
+}
 
 
 def same(a: object, b: object) -> bool:
@@ -104,7 +121,9 @@ def same(a: object, b: object) -> bool:
 
 def test_a_loader_with_many_workers_gives_the_batches_of_one_without():
     def batches(num_workers: int, **options) -> list:
-        loader = NeighborLoader(DATA, [5, 3], SEEDS, batch_size=64, shuffle=True, seed=3, num_workers=num_workers, **options)
+        loader = NeighborLoader(
+            DATA, [5, 3], SEEDS, batch_size=64, shuffle=True, seed=3, num_workers=num_workers, **options
+        )
         return [(batch.n_id, batch.edge_index, batch.e_id, batch.x, batch.y) for _ in range(2) for batch in loader]
 
     plain = batches(0, depth=1)
@@ -173,4 +192,7 @@ def test_threads_of_a_rank_may_share_an_epoch_and_may_not_begin_two(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
     for whole, kind, text, complete in distributed.run(_share_on_ranks, 2, str(tmp_path / "parts")):
         assert whole and complete and kind == "RuntimeError"
-        assert "thread 'MainThread' is in epoch 1 of this loader" in text and "share one iterator between the threads" in text
+        assert (
+            "thread 'MainThread' is in epoch 1 of this loader" in text
+            and "share one iterator between the threads" in text
+        )

@@ -137,7 +137,13 @@ def test_looking_up_twice_gives_the_same_after_an_error():
 
 
 def tensors_of(places: Places) -> list[torch.Tensor]:
-    return [*(at for at in places.position if at is not None), *places.slot, places.remote_position, places.remote_id, places.remote_counts]
+    return [
+        *(at for at in places.position if at is not None),
+        *places.slot,
+        places.remote_position,
+        places.remote_id,
+        places.remote_counts,
+    ]
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -190,7 +196,9 @@ def test_an_empty_cache_holds_nothing():
 
 
 def test_a_cache_says_how_many_bytes_it_takes():
-    cache = FeatureCache(IdSet.of(torch.tensor([1, 70]), 100), {"x": torch.zeros(2, 8), "y": torch.zeros(2, dtype=torch.int64)})
+    cache = FeatureCache(
+        IdSet.of(torch.tensor([1, 70]), 100), {"x": torch.zeros(2, 8), "y": torch.zeros(2, dtype=torch.int64)}
+    )
     assert cache.nbytes == 4 * 8 + 2 * 8 * 4 + 2 * 8  # four words of 32 ids each, then the rows
 
 
@@ -212,7 +220,9 @@ def test_memory_counts_the_bytes_of_each_tier():
     rows = sources(x=torch.zeros(100, 2), y=torch.zeros(100, dtype=torch.int8))
     tiers = Tiers.of(book, 1, rows, gpu_ids=torch.arange(10), device=CPU)
     assert tiers.memory() == {"gpu": 4 * 8 + 10 * 8 + 10, "cpu": 100 * 8 + 100, "cache": 0}
-    cache = FeatureCache(IdSet.of(torch.tensor([1]), 104), {"x": torch.zeros(1, 2), "y": torch.zeros(1, dtype=torch.int8)})
+    cache = FeatureCache(
+        IdSet.of(torch.tensor([1]), 104), {"x": torch.zeros(1, 2), "y": torch.zeros(1, dtype=torch.int8)}
+    )
     assert dataclasses.replace(tiers, copies=cache.tiers(False)).memory()["cache"] == 4 * 8 + 8 + 1 == cache.nbytes
     assert Tiers.of(book, 0, {}, device=CPU).memory() == {"gpu": 0, "cpu": 0, "cache": 0}
 
@@ -230,7 +240,13 @@ def test_the_part_must_exist():
 
 def test_device_rows_must_be_rows_of_the_part():
     with pytest.raises(RuntimeError, match=r"\[0, 6\), got 6"):
-        Tiers.of(PartitionBook(torch.tensor([0, 4, 10])), 1, sources(x=torch.zeros(6, 1)), gpu_ids=torch.tensor([6]), device=CPU)
+        Tiers.of(
+            PartitionBook(torch.tensor([0, 4, 10])),
+            1,
+            sources(x=torch.zeros(6, 1)),
+            gpu_ids=torch.tensor([6]),
+            device=CPU,
+        )
 
 
 # --- rows -------------------------------------------------------------------------------------------------

@@ -48,14 +48,18 @@ def random_data(seed: int, num_vertices: int = 60, num_edges: int = 400) -> Data
 
 def some_seeds(seed: int, num_vertices: int, repeats: bool = False) -> Tensor:
     generator = np.random.default_rng(seed)
-    return torch.from_numpy(generator.choice(num_vertices, int(generator.integers(1, num_vertices // 2)), replace=repeats).astype(np.int64))
+    return torch.from_numpy(
+        generator.choice(num_vertices, int(generator.integers(1, num_vertices // 2)), replace=repeats).astype(np.int64)
+    )
 
 
 def typed(data: Data | HeteroData, fanouts: Any, **options: Any) -> TypedSampler:
     """A sampler of all relations; ``fanouts`` for all of them, or by relation."""
     read = {name: options.pop(name) for name in ("time_attr", "weight_attr", "backward") if name in options}
     graph = TypedGraph.from_data(data, **read)
-    per_relation = [fanouts[name] for name in graph.edge_types] if isinstance(fanouts, dict) else [fanouts] * len(graph.edge_types)
+    per_relation = (
+        [fanouts[name] for name in graph.edge_types] if isinstance(fanouts, dict) else [fanouts] * len(graph.edge_types)
+    )
     return TypedSampler(graph, per_relation, **options)
 
 
@@ -80,7 +84,11 @@ def same_samples(a: Any, b: Any) -> bool:
 def test_one_relation_without_options_draws_bit_for_bit_what_the_plain_sampler_draws(seed, replace):
     data = random_data(seed)
     narrow = Graph.from_data(data)
-    for graph in (narrow, Graph(narrow.indptr, narrow.indices.long(), narrow.edge_id), Graph(narrow.indptr, narrow.indices)):
+    for graph in (
+        narrow,
+        Graph(narrow.indptr, narrow.indices.long(), narrow.edge_id),
+        Graph(narrow.indptr, narrow.indices),
+    ):
         for fanouts, repeats in itertools.product(FANOUTS, (False, True)):
             seeds, key = some_seeds(seed, 60, repeats), join_key(seed, len(fanouts))
             plain = Sampler(graph, fanouts, replace).sample(seeds, key)
@@ -117,7 +125,9 @@ OPTIONS = [
     {"time_attr": "edge_time", "last": True, "weight_attr": "weight"},
     {"time_attr": "time", "weight_attr": "weight"},
 ]
-EVERY_OPTION = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items()) or "plain")
+EVERY_OPTION = pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items()) or "plain"
+)
 
 
 def as_lists(value: Any) -> Any:
@@ -127,7 +137,8 @@ def as_lists(value: Any) -> Any:
 def by_reference(sampler: TypedSampler, seeds: dict, key: int, seed_time: dict | None) -> tuple:
     graph = sampler.graph
     relations = [
-        reference.Relation(r.source, r.target, *as_lists([r.indptr, r.indices, r.edge_id, r.edge_weight, r.edge_time])) for r in graph.relations
+        reference.Relation(r.source, r.target, *as_lists([r.indptr, r.indices, r.edge_id, r.edge_weight, r.edge_time]))
+        for r in graph.relations
     ]
     first, total = {}, 0
     for name, ids in seeds.items():
@@ -181,7 +192,9 @@ def test_a_sample_over_several_types_equals_the_slow_reference(backward, options
     data = random_hetero(seed=3)
     options = {"disjoint": True, **options} if "time_attr" in options else options
     mixed = dict(zip(RELATIONS, ([3, 2, 1], [2, 0, 4], [0, 5, 1], [-1, 2, -1])))
-    for fanouts, (key, names) in itertools.product((mixed, [2, 3]), enumerate([["paper"], ["author", "paper"], ["venue", "author"]])):
+    for fanouts, (key, names) in itertools.product(
+        (mixed, [2, 3]), enumerate([["paper"], ["author", "paper"], ["venue", "author"]])
+    ):
         sampler = typed(data, fanouts, backward=backward, **options)
         seeds = {name: some_seeds(key, data[name].num_nodes, repeats=True) for name in names}
         seed_time = {name: data[name].time[ids] + 1 for name, ids in seeds.items()} if "time_attr" in options else None
@@ -263,7 +276,10 @@ def test_ids_of_32_and_64_bits_give_the_same():
     wide = [type(r)(**{**vars(r), "indices": r.indices.long()}) for r in narrow.relations]
     wide = TypedGraph(narrow.node_types, narrow.num_vertices, narrow.edge_types, tuple(wide), narrow.node_time)
     for options in ({}, {"induced": True}, {"disjoint": True, "replace": True}):
-        a, b = (TypedSampler(graph, [[3, 2]] * 4, **options).sample({"paper": torch.arange(20)}, 5) for graph in (narrow, wide))
+        a, b = (
+            TypedSampler(graph, [[3, 2]] * 4, **options).sample({"paper": torch.arange(20)}, 5)
+            for graph in (narrow, wide)
+        )
         assert same_samples(a, b)
 
 
@@ -285,7 +301,9 @@ def test_types_without_vertices_edges_or_seeds_are_there_and_empty():
 
 def assert_is_a_forest(n_id: dict, tree: dict, row: dict, col: dict, num_seeds: int) -> None:
     """Every vertex is known once in its tree, edges stay in a tree, and every tree hangs together from its seed."""
-    places = {(name, i): (int(tree[name][i]), name, int(n_id[name][i])) for name in n_id for i in range(len(n_id[name]))}
+    places = {
+        (name, i): (int(tree[name][i]), name, int(n_id[name][i])) for name in n_id for i in range(len(n_id[name]))
+    }
     assert len(set(places.values())) == len(places)
     above: dict = {}
     for (source, _, target), ends in row.items():
@@ -295,7 +313,9 @@ def assert_is_a_forest(n_id: dict, tree: dict, row: dict, col: dict, num_seeds: 
     seeds = [place for place in places if place[1] < num_seeds]
     reached, grew = set(seeds), True
     while grew:
-        more = {place for place, targets in above.items() if place not in reached and any(t in reached for t in targets)}
+        more = {
+            place for place, targets in above.items() if place not in reached and any(t in reached for t in targets)
+        }
         reached, grew = reached | more, bool(more)
     assert reached == set(places)
 
@@ -334,9 +354,14 @@ def test_trees_hang_together_and_with_all_neighbours_each_is_what_its_seed_finds
 
 def test_trees_of_several_types_are_numbered_in_the_order_of_the_seeds():
     sampler = typed(random_hetero(seed=9), [2], disjoint=True)
-    for names, first in ((["paper", "author"], {"paper": 0, "author": 3}), (["author", "paper"], {"author": 0, "paper": 3})):
+    for names, first in (
+        (["paper", "author"], {"paper": 0, "author": 3}),
+        (["author", "paper"], {"author": 0, "paper": 3}),
+    ):
         out = sampler.sample({name: torch.arange(3) for name in names}, 0)
-        assert {name: out.batch[name][:3].tolist() for name in names} == {name: [k, k + 1, k + 2] for name, k in first.items()}
+        assert {name: out.batch[name][:3].tolist() for name in names} == {
+            name: [k, k + 1, k + 2] for name, k in first.items()
+        }
 
 
 def test_two_trees_of_one_seed_draw_independently():
@@ -362,16 +387,24 @@ def test_two_relations_of_one_vertex_draw_independently():
 
 
 @pytest.mark.parametrize("time_attr", ["time", "edge_time"])
-@pytest.mark.parametrize("options", [{}, {"last": True}, {"replace": True}, {"weight_attr": "weight"}, {"induced": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"last": True}, {"replace": True}, {"weight_attr": "weight"}, {"induced": True}], ids=str
+)
 def test_no_tree_sees_what_is_newer_than_its_seed(time_attr, options):
     data = random_hetero(seed=11)
     now = torch.from_numpy(np.random.default_rng(1).integers(-1, 11, size=40))
     for fanout in (3, -1):
-        out = typed(data, [fanout, fanout], disjoint=True, time_attr=time_attr, **options).sample({"paper": torch.arange(40)}, 2, {"paper": now})
+        out = typed(data, [fanout, fanout], disjoint=True, time_attr=time_attr, **options).sample(
+            {"paper": torch.arange(40)}, 2, {"paper": now}
+        )
         equal = 0
         for name in data.edge_types:
             seed_time = now[out.batch[name[2]][out.col[name]]]
-            time = data[name].edge_time[out.edge[name]] if time_attr == "edge_time" else data[name[0]].time[out.node[name[0]][out.row[name]]]
+            time = (
+                data[name].edge_time[out.edge[name]]
+                if time_attr == "edge_time"
+                else data[name[0]].time[out.node[name[0]][out.row[name]]]
+            )
             assert bool((time <= seed_time).all())
             equal += int((time == seed_time).sum())
         assert equal > 0, "what is as old as the seed is seen"
@@ -395,7 +428,9 @@ def test_last_takes_exactly_the_latest_of_those_it_may_see(time_attr, kind):
     data = random_data(13)
     generator = torch.Generator().manual_seed(13)
     for name, size in (("time", 60), ("edge_time", 400)):  # without ties, from below zero
-        data[name] = (torch.randperm(size, generator=generator) - size // 3).to(kind) * (0.37 if kind.is_floating_point else 1)
+        data[name] = (torch.randperm(size, generator=generator) - size // 3).to(kind) * (
+            0.37 if kind.is_floating_point else 1
+        )
     time = data.time[data.edge_index[0]] if time_attr == "time" else data.edge_time
     now = torch.full((60,), 9, dtype=kind)
     sampler = typed(data, [4], disjoint=True, last=True, time_attr=time_attr)
@@ -438,26 +473,37 @@ def test_edges_with_times_need_seeds_with_times():
     hetero = random_hetero()
     del hetero["venue"].time
     with pytest.raises(ValueError, match="the seeds need times, since 'venue' has none; pass input_time"):
-        NeighborSampler(hetero, [2], time_attr="time").sample_from_nodes(NodeSamplerInput(None, long(0), input_type="venue"))
+        NeighborSampler(hetero, [2], time_attr="time").sample_from_nodes(
+            NodeSamplerInput(None, long(0), input_type="venue")
+        )
 
 
 def test_vertices_without_times_are_there_at_all_times():
     data = random_hetero(seed=14)
     del data["venue"].time
-    out = typed(data, [-1], disjoint=True, time_attr="time").sample({"paper": torch.arange(60)}, 0, {"paper": torch.full((60,), -5)})
+    out = typed(data, [-1], disjoint=True, time_attr="time").sample(
+        {"paper": torch.arange(60)}, 0, {"paper": torch.full((60,), -5)}
+    )
     prints = data["venue", "prints", "paper"].num_edges
     assert len(out.edge["venue", "prints", "paper"]) == prints
     assert all(len(out.edge[name]) == 0 for name in RELATIONS[:3])
 
 
 def test_a_clock_keeps_the_order_of_its_times():
-    real = torch.tensor([-float("inf"), -1e300, -2.5, -1.0, -1e-320, -0.0, 0.0, 1e-320, 0.5, 1.0, 3e9, 1e300, float("inf")], dtype=torch.float64)
+    real = torch.tensor(
+        [-float("inf"), -1e300, -2.5, -1.0, -1e-320, -0.0, 0.0, 1e-320, 0.5, 1.0, 3e9, 1e300, float("inf")],
+        dtype=torch.float64,
+    )
     for clock, values in ((Clock(True), real), (Clock(True), torch.arange(-5, 5)), (Clock(False), torch.arange(-5, 5))):
         read = clock.read(values, "t")
         assert read.dtype == torch.int64
         assert torch.equal(values[:, None] < values[None], read[:, None] < read[None])
         assert torch.equal(values[:, None] == values[None], read[:, None] == read[None])
-    assert Clock(False).read(torch.tensor([2.0, 2.5, -2.5, float("inf"), -float("inf")]), "t").tolist()[:3] == [2, 2, -3]
+    assert Clock(False).read(torch.tensor([2.0, 2.5, -2.5, float("inf"), -float("inf")]), "t").tolist()[:3] == [
+        2,
+        2,
+        -3,
+    ]
     huge = Clock(False).read(torch.tensor([float("inf"), -float("inf")]), "t").tolist()
     assert huge[0] >= 2**62 and huge[1] <= -(2**62)
     with pytest.raises(ValueError, match="t must hold numbers, got NaN at position 1"):
@@ -467,7 +513,11 @@ def test_a_clock_keeps_the_order_of_its_times():
 def seen_at(times: Tensor, now: Tensor) -> list[int]:
     """The places of those edge times that a seed sees at ``now``."""
     data = Data(edge_index=star(len(times)), num_nodes=len(times) + 1, edge_time=times)
-    return sorted(NeighborSampler(data, [-1], time_attr="edge_time").sample_from_nodes(NodeSamplerInput(None, long(0), now)).edge.tolist())
+    return sorted(
+        NeighborSampler(data, [-1], time_attr="edge_time")
+        .sample_from_nodes(NodeSamplerInput(None, long(0), now))
+        .edge.tolist()
+    )
 
 
 NANOSECONDS = 1_700_000_000_000_000_000
@@ -478,14 +528,24 @@ def test_whole_and_real_times_compare_by_value_and_not_as_rounded(middle):
     whole = [middle + step for step in (-130, -65, -64, -2, -1, 0, 1, 2, 3, 64, 65, 127, 130)]
     real = sorted({float(time) for time in whole} | {float(middle - 1000)})
     for now in real:  # a real clock in the hands of the seed
-        assert seen_at(long(*whole), torch.tensor([now], dtype=torch.float64)) == [k for k, time in enumerate(whole) if time <= now]
+        assert seen_at(long(*whole), torch.tensor([now], dtype=torch.float64)) == [
+            k for k, time in enumerate(whole) if time <= now
+        ]
     for now in whole:
-        assert seen_at(torch.tensor(real, dtype=torch.float64), long(now)) == [k for k, time in enumerate(real) if time <= now]
+        assert seen_at(torch.tensor(real, dtype=torch.float64), long(now)) == [
+            k for k, time in enumerate(real) if time <= now
+        ]
 
 
 def test_times_without_end_see_everything_and_nothing():
     whole = long(-(2**63) + 1, 0, 2**62 + 1, 2**63 - 1)
-    for now, seen in ((float("inf"), [0, 1, 2, 3]), (1e300, [0, 1, 2, 3]), (2.0**62, [0, 1]), (-1e300, []), (-float("inf"), [])):
+    for now, seen in (
+        (float("inf"), [0, 1, 2, 3]),
+        (1e300, [0, 1, 2, 3]),
+        (2.0**62, [0, 1]),
+        (-1e300, []),
+        (-float("inf"), []),
+    ):
         assert seen_at(whole, torch.tensor([now], dtype=torch.float64)) == seen
 
 
@@ -495,28 +555,47 @@ def test_a_graph_may_have_whole_times_on_one_type_and_real_ones_on_another(middl
     steps = [-300, -128, -64, -1, 0, 1, 63, 64, 65, 128, 300]
     data = HeteroData()
     data["a"].time = long(*(middle + step for step in steps))
-    data["b"].time = torch.tensor([float(middle + step) + (0.5 if middle == 0 else 0.0) for step in steps], dtype=torch.float64)
+    data["b"].time = torch.tensor(
+        [float(middle + step) + (0.5 if middle == 0 else 0.0) for step in steps], dtype=torch.float64
+    )
     size = data["a"].num_nodes = data["b"].num_nodes = len(steps)
     ends = torch.cartesian_prod(torch.arange(size), torch.arange(size)).T
     for source, target in itertools.product("ab", "ab"):
         data[source, "to", target].edge_index = ends
     sampler = NeighborSampler(data, [-1], time_attr="time")
     times = {name: data[name].time.tolist() for name in "ab"}
-    moments = {"a": long(middle - 5, middle + 5), "b": torch.tensor([float(middle) - 0.25, float(middle) + 0.25], dtype=torch.float64)}
-    for seeds, given in (("a", None), ("b", None), ("a", moments["a"]), ("a", moments["b"]), ("b", moments["a"]), ("b", moments["b"])):
+    moments = {
+        "a": long(middle - 5, middle + 5),
+        "b": torch.tensor([float(middle) - 0.25, float(middle) + 0.25], dtype=torch.float64),
+    }
+    for seeds, given in (
+        ("a", None),
+        ("b", None),
+        ("a", moments["a"]),
+        ("a", moments["b"]),
+        ("b", moments["a"]),
+        ("b", moments["b"]),
+    ):
         ids = torch.arange(size) if given is None else torch.zeros(len(given), dtype=torch.int64)
         out = sampler.sample_from_nodes(NodeSamplerInput(None, ids, given, seeds))
         for source in "ab":
             name = source, "to", seeds
             for tree, now in enumerate((data[seeds].time if given is None else given).tolist()):
                 seen = out.node[source][out.row[name]][out.batch[seeds][out.col[name]] == tree]
-                assert set(seen.tolist()) == {v for v, time in enumerate(times[source]) if time <= now}, (seeds, source, now)
+                assert set(seen.tolist()) == {v for v, time in enumerate(times[source]) if time <= now}, (
+                    seeds,
+                    source,
+                    now,
+                )
 
 
 @pytest.mark.parametrize(
     ("time", "text"),
     [
-        (torch.ones(3, dtype=torch.complex64), "'?edge_time'? must be a tensor of whole or real numbers, got torch.complex64"),
+        (
+            torch.ones(3, dtype=torch.complex64),
+            "'?edge_time'? must be a tensor of whole or real numbers, got torch.complex64",
+        ),
         (torch.tensor([0, 2**63, 1], dtype=torch.uint64), r"must be < 2\^63, got 9223372036854775808 at position 1"),
         (torch.tensor([0.0, 1.0, float("nan")]).half(), "must hold numbers, got NaN at position 2"),
         ([0, 1, 2], "must be a tensor of whole or real numbers, got list"),
@@ -556,7 +635,9 @@ def weighted_stars(weights: list[float], copies: int, **more: Any) -> tuple[Data
     return Data(edge_index=torch.stack([leaf, centre]), num_nodes=copies * (degree + 1), weight=weight, **more), degree
 
 
-def weighted_draws(weights: list[float], fanout: int, *, keys: int = 100, copies: int = 200, **options: Any) -> list[tuple[int, ...]]:
+def weighted_draws(
+    weights: list[float], fanout: int, *, keys: int = 100, copies: int = 200, **options: Any
+) -> list[tuple[int, ...]]:
     """Places in the list, per draw; ascending unless drawn with replacement."""
     data, degree = weighted_stars(weights, copies)
     sampler = typed(data, [fanout], weight_attr="weight", **options)
@@ -565,8 +646,16 @@ def weighted_draws(weights: list[float], fanout: int, *, keys: int = 100, copies
 
 
 SKEWED = [
-    ([1.0, 1.0], 1), ([1.0, 3.0], 1), ([0.2, 0.3, 0.5], 1), ([0.2, 0.3, 0.5], 2), ([1.0, 2.0, 4.0, 8.0], 2), ([1.0, 2.0, 4.0, 8.0], 3),
-    ([100.0, 1.0, 1.0, 1.0, 1.0], 2), ([100.0, 1.0, 1.0, 1.0, 1.0], 4), ([5.0, 5.0, 1e-3, 2.0, 3.0, 0.5], 3), ([1e-200, 3e-200, 2e-200], 1),
+    ([1.0, 1.0], 1),
+    ([1.0, 3.0], 1),
+    ([0.2, 0.3, 0.5], 1),
+    ([0.2, 0.3, 0.5], 2),
+    ([1.0, 2.0, 4.0, 8.0], 2),
+    ([1.0, 2.0, 4.0, 8.0], 3),
+    ([100.0, 1.0, 1.0, 1.0, 1.0], 2),
+    ([100.0, 1.0, 1.0, 1.0, 1.0], 4),
+    ([5.0, 5.0, 1e-3, 2.0, 3.0, 0.5], 3),
+    ([1e-200, 3e-200, 2e-200], 1),
     ([1e200, 3e200, 2e200], 2),
 ]
 
@@ -578,11 +667,17 @@ def test_weighted_draws_are_successive_sampling_without_replacement(weights, fan
     assert p > FALSE_ALARM, p
 
 
-@pytest.mark.parametrize(("weights", "fanout"), [([1.0, 3.0], 3), ([0.2, 0.3, 0.5], 2), ([8.0, 0.0, 1.0, 1.0], 3), ([1e-3, 1.0, 5.0, 2.0], 2)], ids=str)
+@pytest.mark.parametrize(
+    ("weights", "fanout"),
+    [([1.0, 3.0], 3), ([0.2, 0.3, 0.5], 2), ([8.0, 0.0, 1.0, 1.0], 3), ([1e-3, 1.0, 5.0, 2.0], 2)],
+    ids=str,
+)
 def test_weighted_draws_with_replacement_are_independent(weights, fanout):
     draws = weighted_draws(weights, fanout, replace=True)
     shares = [w / sum(weights) for w in weights]
-    chances = {row: float(np.prod([shares[k] for k in row])) for row in itertools.product(range(len(weights)), repeat=fanout)}
+    chances = {
+        row: float(np.prod([shares[k] for k in row])) for row in itertools.product(range(len(weights)), repeat=fanout)
+    }
     p = reference.p_of_chances(draws, chances)
     assert p > FALSE_ALARM, p
 
@@ -616,8 +711,14 @@ TINY = 5e-324  # the least of all positive numbers
     ids=str,
 )
 def test_only_the_ratios_of_weights_count_whatever_their_size(weights, like, fanout):
-    if like is None:  # the largest is drawn first for certain; then the others by their ratios, and what weighs nothing at the end
-        like = {2: [1e30, 2.0, 1.0, 1.0], 3: [0.0, 2.0, 1.0, 0.0]}[fanout] if weights[-1] != 0 or fanout == 3 else [1e30, 3.0, 1.0, 0.0]
+    if (
+        like is None
+    ):  # the largest is drawn first for certain; then the others by their ratios, and what weighs nothing at the end
+        like = (
+            {2: [1e30, 2.0, 1.0, 1.0], 3: [0.0, 2.0, 1.0, 0.0]}[fanout]
+            if weights[-1] != 0 or fanout == 3
+            else [1e30, 3.0, 1.0, 0.0]
+        )
     draws = weighted_draws(weights, fanout)
     chances = {row: chance for row, chance in reference.successive_sampling(like, fanout).items() if chance > 1e-20}
     assert set(draws) <= set(chances)
@@ -646,7 +747,22 @@ def test_the_kernel_itself_draws_from_a_list_whose_sum_is_infinite():
     drawn = []
     for key in range(copies):
         out = ops.sample_typed_neighbors(
-            [indptr], [indices], [None], [weights], [None], [0], [0], [4], [None], [long(0)], [None], [0], [1], 1, key, replace=True
+            [indptr],
+            [indices],
+            [None],
+            [weights],
+            [None],
+            [0],
+            [0],
+            [4],
+            [None],
+            [long(0)],
+            [None],
+            [0],
+            [1],
+            1,
+            key,
+            replace=True,
         )
         drawn += out[3][0].tolist()
     assert reference.p_of_equal_counts(drawn, 3) > FALSE_ALARM
@@ -658,19 +774,26 @@ def test_a_power_of_two_common_to_all_weights_changes_no_draw(exponent, replace)
     data = random_data(31)
     out = typed(data, [3, 2], weight_attr="weight", replace=replace).sample({None: torch.arange(60)}, 5)
     data.weight = data.weight * 2.0**exponent
-    assert same_samples(out, typed(data, [3, 2], weight_attr="weight", replace=replace).sample({None: torch.arange(60)}, 5))
+    assert same_samples(
+        out, typed(data, [3, 2], weight_attr="weight", replace=replace).sample({None: torch.arange(60)}, 5)
+    )
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2])
 def test_the_least_weights_of_every_kind_are_drawn_by_their_ratios(kind):
-    least = torch.tensor([1, 2, 5], dtype={1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]).view(kind)
+    least = torch.tensor(
+        [1, 2, 5], dtype={1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
+    ).view(kind)
     assert bool((least.double() > 0).all())
     data, degree = weighted_stars([1.0] * 3, 200)
     data.weight = least.repeat(200) if kind.itemsize > 1 else least.view(torch.uint8).repeat(200).view(kind)
     sampler = typed(data, [1], weight_attr="weight")
     drawn = torch.cat([sampler.sample({None: torch.arange(200)}, key).edge for key in range(100)]) % degree
     shares = least.double() / least.double().sum()
-    assert reference.p_of_chances([(k,) for k in drawn.tolist()], {(k,): float(share) for k, share in enumerate(shares)}) > FALSE_ALARM
+    assert (
+        reference.p_of_chances([(k,) for k in drawn.tolist()], {(k,): float(share) for k, share in enumerate(shares)})
+        > FALSE_ALARM
+    )
 
 
 def test_zero_weights_are_drawn_only_where_the_positive_ones_have_run_out():
@@ -696,7 +819,11 @@ def test_a_list_of_zeros_is_drawn_from_uniformly(replace):
 def test_equal_weights_draw_uniformly_also_from_long_lists(replace):
     draws = np.array(weighted_draws([0.3] * 150, 40, keys=20, copies=100, replace=replace))
     counts = np.bincount(draws.ravel(), minlength=150)
-    p = reference.p_of_equal_counts(draws.ravel().tolist(), 150) if replace else reference.p_of_equal_inclusion(counts, len(draws), 40)
+    p = (
+        reference.p_of_equal_counts(draws.ravel().tolist(), 150)
+        if replace
+        else reference.p_of_equal_inclusion(counts, len(draws), 40)
+    )
     assert p > FALSE_ALARM, p
 
 
@@ -710,7 +837,9 @@ def test_weights_of_any_kind_of_number_are_taken_and_relations_may_lack_them():
     out = sampler.sample({"paper": torch.arange(30), "author": torch.arange(30)}, 0)
     plain = typed(data, [2, 2]).sample({"paper": torch.arange(30), "author": torch.arange(30)}, 0)
     first = slice(0, plain.num_sampled_edges[RELATIONS[0]][0])
-    assert torch.equal(out.edge[RELATIONS[0]][first], plain.edge[RELATIONS[0]][first]), "without weights it draws as if there were none"
+    assert torch.equal(out.edge[RELATIONS[0]][first], plain.edge[RELATIONS[0]][first]), (
+        "without weights it draws as if there were none"
+    )
     # Integers are weights too: of the edges into a paper those without any come last.
     name = RELATIONS[2]
     for v in range(30):
@@ -727,8 +856,14 @@ def test_weights_and_times_together_draw_by_weight_from_what_may_be_seen():
     data, degree = weighted_stars(weights, copies, edge_time=long(2, 0, 9, 1).repeat(copies))
     sampler = typed(data, [2], weight_attr="weight", time_attr="edge_time", disjoint=True)
     now = {None: torch.full((copies,), 5)}
-    drawn = torch.cat([sampler.sample({None: torch.arange(copies)}, key, now).edge for key in range(100)]).view(-1, 2) % degree
-    chances = {tuple(sorted((0, 1, 3)[k] for k in pair)): chance for pair, chance in reference.successive_sampling([4.0, 1.0, 3.0], 2).items()}
+    drawn = (
+        torch.cat([sampler.sample({None: torch.arange(copies)}, key, now).edge for key in range(100)]).view(-1, 2)
+        % degree
+    )
+    chances = {
+        tuple(sorted((0, 1, 3)[k] for k in pair)): chance
+        for pair, chance in reference.successive_sampling([4.0, 1.0, 3.0], 2).items()
+    }
     p = reference.p_of_chances((tuple(sorted(row)) for row in drawn.tolist()), chances)
     assert p > FALSE_ALARM, p
 
@@ -761,14 +896,18 @@ def test_with_replacement_two_draws_are_independent(options):
     sampler = typed(data, [2], replace=True, **options)
     drawn = torch.cat([sampler.sample({None: torch.arange(200)}, key).edge for key in range(100)]).view(-1, 2) % degree
     shares = [w / 6 for w in weights] if "weight_attr" in options else [1 / 3] * 3
-    p = reference.p_of_chances(map(tuple, drawn.tolist()), {(a, b): shares[a] * shares[b] for a in range(3) for b in range(3)})
+    p = reference.p_of_chances(
+        map(tuple, drawn.tolist()), {(a, b): shares[a] * shares[b] for a in range(3) for b in range(3)}
+    )
     assert p > FALSE_ALARM, p
 
 
 # --- induced ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"replace": True}, {"disjoint": True}, {"time_attr": "time"}, {"time_attr": "edge_time"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"replace": True}, {"disjoint": True}, {"time_attr": "time"}, {"time_attr": "edge_time"}], ids=str
+)
 @pytest.mark.parametrize("fanouts", [[3, 2], [1], []], ids=str)
 def test_an_induced_subgraph_has_every_edge_between_its_vertices_once(fanouts, options):
     data = random_hetero(500, seed=16)
@@ -784,11 +923,16 @@ def test_an_induced_subgraph_has_every_edge_between_its_vertices_once(fanouts, o
         trees = range(12) if "disjoint" in options else [None]
         expected = []
         for tree in trees:
-            there = {end: set(out.node[end].tolist() if tree is None else out.node[end][out.batch[end] == tree].tolist()) for end in (source, target)}
+            there = {
+                end: set(out.node[end].tolist() if tree is None else out.node[end][out.batch[end] == tree].tolist())
+                for end in (source, target)
+            }
             for e, (u, v) in enumerate(data[name].edge_index.t().tolist()):
                 if u not in there[source] or v not in there[target]:
                     continue
-                time = {"time": data[source].time[u], "edge_time": data[name].edge_time[e]}.get(options.get("time_attr"))
+                time = {"time": data[source].time[u], "edge_time": data[name].edge_time[e]}.get(
+                    options.get("time_attr")
+                )
                 if time is None or time <= now["paper"][tree]:
                     expected.append((tree, e))
         trees_of = out.batch[target][out.col[name]].tolist() if "disjoint" in options else [None] * len(out.col[name])
@@ -803,7 +947,11 @@ def test_an_induced_subgraph_has_every_edge_between_its_vertices_once(fanouts, o
 # --- backward ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"replace": True}, {"disjoint": True}, {"subgraph_type": "induced"}, {"weight_attr": "weight"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"replace": True}, {"disjoint": True}, {"subgraph_type": "induced"}, {"weight_attr": "weight"}],
+    ids=str,
+)
 def test_backward_sampling_mirrors_forward_sampling_of_the_reversed_graph(options):
     data, reversed_data = random_hetero(seed=17), random_hetero(seed=17)
     turned = HeteroData()
@@ -811,7 +959,10 @@ def test_backward_sampling_mirrors_forward_sampling_of_the_reversed_graph(option
         turned[name].num_nodes = reversed_data[name].num_nodes
     for source, relation, target in RELATIONS:
         store = reversed_data[source, relation, target]
-        turned[target, relation, source].edge_index, turned[target, relation, source].weight = store.edge_index.flip(0), store.weight
+        turned[target, relation, source].edge_index, turned[target, relation, source].weight = (
+            store.edge_index.flip(0),
+            store.weight,
+        )
     seeds = NodeSamplerInput(None, torch.arange(15), input_type="author")
     backward = NeighborSampler(data, [3, 2], sample_direction="backward", **options).sample_from_nodes(seeds, key=5)
     forward = NeighborSampler(turned, [3, 2], **options).sample_from_nodes(seeds, key=5)
@@ -819,7 +970,9 @@ def test_backward_sampling_mirrors_forward_sampling_of_the_reversed_graph(option
     assert same(backward.batch, forward.batch)
     for source, relation, target in RELATIONS:
         mine, mirrored = (source, relation, target), (target, relation, source)
-        assert torch.equal(backward.row[mine], forward.col[mirrored]) and torch.equal(backward.col[mine], forward.row[mirrored])
+        assert torch.equal(backward.row[mine], forward.col[mirrored]) and torch.equal(
+            backward.col[mine], forward.row[mirrored]
+        )
         assert torch.equal(backward.edge[mine], forward.edge[mirrored])
         ends = torch.stack([backward.node[source][backward.row[mine]], backward.node[target][backward.col[mine]]])
         assert torch.equal(ends, data[mine].edge_index[:, backward.edge[mine]])
@@ -854,10 +1007,19 @@ def test_eight_threads_at_once_give_what_one_gives():
     for i in range(60):
         # Graphs of different numbers of types and relations meet in the memory that a thread keeps.
         if i % 3 == 2:
-            sampler, seeds, now = typed(other, [4, 4], weight_attr="weight", replace=i % 2 == 0), {None: torch.arange(i, i + 50)}, None
+            sampler, seeds, now = (
+                typed(other, [4, 4], weight_attr="weight", replace=i % 2 == 0),
+                {None: torch.arange(i, i + 50)},
+                None,
+            )
         else:
-            timed = {"time_attr": ("time", "edge_time")[i % 2], "last": i % 4 == 0} if i % 3 else {"induced": i % 2 == 0}
-            sampler, seeds = typed(data, [3, 2], disjoint=True, **timed), {("paper", "author")[i % 2]: torch.arange(i, i + 40)}
+            timed = (
+                {"time_attr": ("time", "edge_time")[i % 2], "last": i % 4 == 0} if i % 3 else {"induced": i % 2 == 0}
+            )
+            sampler, seeds = (
+                typed(data, [3, 2], disjoint=True, **timed),
+                {("paper", "author")[i % 2]: torch.arange(i, i + 40)},
+            )
             now = {name: torch.full((40,), 6) for name in seeds} if i % 3 else None
         tasks.append((sampler, seeds, join_key(i), now))
     alone = [sampler.sample(*rest) for sampler, *rest in tasks]
@@ -948,7 +1110,14 @@ def test_bad_arguments_raise_in_words_and_the_next_batch_is_right(change, text):
 
 
 def test_times_for_some_seeds_are_refused():
-    two = {**GOOD, "num_vertices": [3, 2], "node_time": [None, None], "seeds": [long(0, 1), long(1)], "first_tree": [0, 2], "disjoint": True}
+    two = {
+        **GOOD,
+        "num_vertices": [3, 2],
+        "node_time": [None, None],
+        "seeds": [long(0, 1), long(1)],
+        "first_tree": [0, 2],
+        "disjoint": True,
+    }
     with pytest.raises(RuntimeError, match="seed_time must be there for all seeds or for none, got it for 2 of 3"):
         ops.sample_typed_neighbors(**{**two, "seed_time": [long(1, 1), None]})
 

@@ -80,7 +80,9 @@ def _check(case: dict, given: list) -> None:
         assert [len(epochs[epoch]) for epochs in given] == expected
         sizes = [[len(batch) for batch in epochs[epoch]] for epochs in given]
         if uneven == "wrap":
-            assert all(size == sizes[0] for size in sizes), "the same sizes at every step, so DDP's mean is the mean over seeds"
+            assert all(size == sizes[0] for size in sizes), (
+                "the same sizes at every step, so DDP's mean is the mean over seeds"
+            )
         for count, epochs in zip(seeds, given):
             times = Counter(seed for batch in epochs[epoch] for seed in batch)
             assert set(times) <= set(range(count))
@@ -92,7 +94,11 @@ def _check(case: dict, given: list) -> None:
 
 @pytest.mark.parametrize(
     ("world", "number", "seed"),
-    [(2, 20, 0), (4, 10, 0), *(pytest.param(w, 150, seed, marks=pytest.mark.faults) for w in (2, 3, 4) for seed in (1, 2))],
+    [
+        (2, 20, 0),
+        (4, 10, 0),
+        *(pytest.param(w, 150, seed, marks=pytest.mark.faults) for w in (2, 3, 4) for seed in (1, 2)),
+    ],
 )
 def test_any_distribution_of_seeds_gives_what_the_mode_promises(tmp_path, world, number, seed):
     cases = _cases(world, number, seed)
@@ -104,7 +110,9 @@ def test_any_distribution_of_seeds_gives_what_the_mode_promises(tmp_path, world,
 
 def _lengths(rank: int, root: str, plans: list[list[int]]) -> list[int]:
     """Loops of any length, other ones on each rank and in each epoch."""
-    loader = NeighborLoader(salientpp.load(root), [3, 2], "train", batch_size=4, shuffle=True, uneven="exact", seed=1, timeout=NEVER)
+    loader = NeighborLoader(
+        salientpp.load(root), [3, 2], "train", batch_size=4, shuffle=True, uneven="exact", seed=1, timeout=NEVER
+    )
     given = []
     for plan in plans:
         given.append(0)
@@ -172,7 +180,9 @@ def test_gradients_of_several_ranks_are_those_of_one_with_the_same_global_batch(
         expected = _step(model, optimizer, batch)
         assert expected.abs().max() > 1e-3
         for _, gradients in ranks:
-            torch.testing.assert_close(torch.tensor(gradients, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12, msg=f"step {index}")
+            torch.testing.assert_close(
+                torch.tensor(gradients, dtype=torch.float64), expected, rtol=1e-9, atol=1e-12, msg=f"step {index}"
+            )
 
 
 # --- the example ------------------------------------------------------------------------------------------

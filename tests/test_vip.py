@@ -40,7 +40,9 @@ def some_vertices(seed: int, num_vertices: int, size: int) -> torch.Tensor:
 
 
 def formula(graph: Graph, seeds: torch.Tensor, fanouts, batch_size, **options) -> list:
-    return reference.inclusion_probability(graph.indptr.tolist(), graph.indices.tolist(), seeds.tolist(), fanouts, batch_size, **options)
+    return reference.inclusion_probability(
+        graph.indptr.tolist(), graph.indices.tolist(), seeds.tolist(), fanouts, batch_size, **options
+    )
 
 
 def assert_equal_to(probability: torch.Tensor, want: list[float], relative: float = 1e-5) -> None:
@@ -132,13 +134,20 @@ def test_a_batch_larger_than_the_seed_set_holds_every_seed(expand):
     want = inclusion_probability(graph, seeds, [3, 2], 9, expand=expand, include_seeds=True)
     assert (want[seeds] == 1).all()
     for batch_size in (10, 1000, 2**62):
-        assert torch.equal(inclusion_probability(graph, seeds, [3, 2], batch_size, expand=expand, include_seeds=True), want)
+        assert torch.equal(
+            inclusion_probability(graph, seeds, [3, 2], batch_size, expand=expand, include_seeds=True), want
+        )
 
 
 def test_a_graph_without_edges():
     graph = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 4)
     assert inclusion_probability(graph, torch.tensor([1, 2]), [3, 3], 1).tolist() == [0, 0, 0, 0]
-    assert inclusion_probability(graph, torch.tensor([1, 2]), [3, 3], 1, include_seeds=True).tolist() == [0, 0.5, 0.5, 0]
+    assert inclusion_probability(graph, torch.tensor([1, 2]), [3, 3], 1, include_seeds=True).tolist() == [
+        0,
+        0.5,
+        0.5,
+        0,
+    ]
     nothing = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 0)
     assert inclusion_probability(nothing, torch.empty(0, dtype=torch.int64), [3], 1).shape == (0,)
 
@@ -174,7 +183,9 @@ def thin_chain(length: int, width: int) -> Graph:
 
 
 @EXPAND
-@pytest.mark.parametrize("length, width, replace", [(4, 1000, False), (10, 1000, False), (4, 1000, True), (3, 100_000, False)])
+@pytest.mark.parametrize(
+    "length, width, replace", [(4, 1000, False), (10, 1000, False), (4, 1000, True), (3, 100_000, False)]
+)
 def test_tiny_probabilities_keep_their_relative_precision(expand, length, width, replace):
     # Down to 1e-12 and 1e-30: one draw out of `width` at every step of a chain.
     graph = thin_chain(length, width)
@@ -292,7 +303,9 @@ def test_shuffled_batches_meet_vertices_as_often_as_the_formula_says_at_one_hop(
     centres = torch.arange(len(degrees) * 6)
     sizes = torch.tensor(degrees * 6)
     target = centres.repeat_interleave(sizes)
-    graph = Graph.from_edge_index(torch.stack([len(centres) + torch.arange(len(target)), target]), len(centres) + len(target))
+    graph = Graph.from_edge_index(
+        torch.stack([len(centres) + torch.arange(len(target)), target]), len(centres) + len(target)
+    )
     probability = inclusion_probability(graph, centres, [4], 6, replace=replace)
     counts, num_batches = found(graph, shuffled_batches(centres, 6, 1000), [4], replace)
     assert num_batches == 7000
@@ -332,7 +345,9 @@ def test_from_two_hops_on_the_formula_is_near_the_truth_and_ranks_well():
 
 
 def weighted_star(weights: list[float]) -> TypedGraph:
-    data = Data(edge_index=star(len(weights)), num_nodes=len(weights) + 1, weight=torch.tensor(weights, dtype=torch.float64))
+    data = Data(
+        edge_index=star(len(weights)), num_nodes=len(weights) + 1, weight=torch.tensor(weights, dtype=torch.float64)
+    )
     return TypedGraph.from_data(data, weight_attr="weight")
 
 
@@ -366,7 +381,9 @@ def test_weighted_draws_have_an_exact_probability_in_these_cases(weights):
     np.testing.assert_allclose(drawn(weights, 1, replace=False), inclusion_by_enumeration(weights, 1), rtol=1e-12)
     positive = sum(w > 0 for w in weights) or size
     for fanout in range(positive, size + 2):  # every neighbour with weight, and what is left for the others
-        np.testing.assert_allclose(drawn(weights, fanout, replace=False), inclusion_by_enumeration(weights, min(fanout, size)), rtol=1e-12)
+        np.testing.assert_allclose(
+            drawn(weights, fanout, replace=False), inclusion_by_enumeration(weights, min(fanout, size)), rtol=1e-12
+        )
     assert (drawn(weights, -1, replace=False) == 1).all() and (drawn(weights, 0, replace=True) == 0).all()
 
 
@@ -381,7 +398,11 @@ def test_lists_are_read_one_by_one():
         np.testing.assert_allclose(together, np.concatenate([drawn(w, fanout, replace) for w in weights]), rtol=1e-9)
 
 
-@pytest.mark.parametrize("weights", [[1.0, 2.0, 4.0, 8.0], [9.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.1, 0.9, 1.0, 1.2, 0.8], [5.0, 0.0, 2.0, 1.0, 1.0]], ids=str)
+@pytest.mark.parametrize(
+    "weights",
+    [[1.0, 2.0, 4.0, 8.0], [9.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.1, 0.9, 1.0, 1.2, 0.8], [5.0, 0.0, 2.0, 1.0, 1.0]],
+    ids=str,
+)
 def test_successive_sampling_is_near_its_asymptotic_probability(weights):
     for fanout in range(2, len(weights)):
         probability, exact = drawn(weights, fanout, replace=False), inclusion_by_enumeration(weights, fanout)
@@ -406,8 +427,12 @@ def test_one_relation_gives_what_the_fast_function_gives(seed, options):
     seeds = some_vertices(seed, 60, 20)
     for fanouts in ([3], [2, 2], [-1, 0, 4], [5, 3, 2]):
         for batch_size in (4, 100):
-            typed = typed_inclusion_probability(TypedGraph.of(graph), {None: uniform_start(seeds, batch_size)}, [fanouts], **options)
-            assert_equal_to(typed[None], inclusion_probability(graph, seeds, fanouts, batch_size, **options).double().tolist())
+            typed = typed_inclusion_probability(
+                TypedGraph.of(graph), {None: uniform_start(seeds, batch_size)}, [fanouts], **options
+            )
+            assert_equal_to(
+                typed[None], inclusion_probability(graph, seeds, fanouts, batch_size, **options).double().tolist()
+            )
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
@@ -418,7 +443,10 @@ def test_several_types_give_the_formula(options):
     fanouts = [[3, 2, 1], [2, 0, 4], [1, -1, 1], [1, 1, 1]]
     start = {"paper": uniform_start(torch.arange(5), 2), "author": torch.linspace(0, 1, 9)}
     lists = lambda tensor: None if tensor is None else tensor.tolist()  # noqa: E731
-    relations = [reference.Relation(r.source, r.target, *map(lists, (r.indptr, r.indices, None, r.edge_weight))) for r in graph.relations]
+    relations = [
+        reference.Relation(r.source, r.target, *map(lists, (r.indptr, r.indices, None, r.edge_weight)))
+        for r in graph.relations
+    ]
     p_0 = [start["paper"](12).tolist(), start["author"].tolist(), [0.0] * 3]
     want = reference.typed_inclusion_probability(relations, p_0, fanouts, **options)
     got = typed_inclusion_probability(graph, start, fanouts, **options)
@@ -445,7 +473,10 @@ def test_independent_seeds_of_several_types_meet_vertices_as_often_as_the_formul
     counts = {name: np.zeros(data[name].num_nodes, dtype=np.int64) for name in data.node_types}
     generator = np.random.default_rng(7)
     for key in range(2500):
-        seeds = {name: torch.from_numpy(np.flatnonzero(generator.random(data[name].num_nodes) < p)) for name, p in chance.items()}
+        seeds = {
+            name: torch.from_numpy(np.flatnonzero(generator.random(data[name].num_nodes) < p))
+            for name, p in chance.items()
+        }
         out = sampler.sample(seeds, key)
         for name, ids in out.node.items():
             counts[name][ids[out.num_sampled_nodes[name][0] :]] += 1
@@ -455,7 +486,12 @@ def test_independent_seeds_of_several_types_meet_vertices_as_often_as_the_formul
 
 @pytest.mark.parametrize(
     "negatives",
-    [None, NegativeSampling("binary", 1.5), NegativeSampling("triplet", 2), NegativeSampling("triplet", 1, dst_weight=torch.arange(30.0))],
+    [
+        None,
+        NegativeSampling("binary", 1.5),
+        NegativeSampling("triplet", 2),
+        NegativeSampling("triplet", 1, dst_weight=torch.arange(30.0)),
+    ],
     ids=["none", "binary", "triplet", "weighted"],
 )
 def test_batches_of_edges_meet_vertices_as_often_as_the_formula_says_at_one_hop(negatives):
@@ -468,7 +504,9 @@ def test_batches_of_edges_meet_vertices_as_often_as_the_formula_says_at_one_hop(
         target = torch.arange(len(degrees[name])).repeat_interleave(degrees[name])
         data[leaf].num_nodes = len(target)
         data[leaf, "of", name].edge_index = torch.stack([torch.arange(len(target)), target])
-    edges = torch.stack([(torch.rand(400, generator=generator) ** 2 * users).long(), torch.randint(items, (400,), generator=generator)])
+    edges = torch.stack(
+        [(torch.rand(400, generator=generator) ** 2 * users).long(), torch.randint(items, (400,), generator=generator)]
+    )
     data["user", "buys", "item"].edge_index = torch.empty(2, 0, dtype=torch.int64)
     batch_size = 10
     amount = 0 if negatives is None else int(batch_size * negatives.amount)
@@ -480,7 +518,9 @@ def test_batches_of_edges_meet_vertices_as_often_as_the_formula_says_at_one_hop(
     sampler = NeighborSampler(data, [2])
     probability = typed_inclusion_probability(sampler.typed_graph, start, sampler.fanouts, include_seeds=True)
     counts = {name: np.zeros(data[name].num_nodes, dtype=np.int64) for name in data.node_types}
-    for key, chosen in enumerate(batch for epoch in range(60) for batch in ops.permutation(400, epoch).split(batch_size)):
+    for key, chosen in enumerate(
+        batch for epoch in range(60) for batch in ops.permutation(400, epoch).split(batch_size)
+    ):
         inputs = EdgeSamplerInput(None, edges[0, chosen], edges[1, chosen], None, None, ("user", "buys", "item"))
         for name, ids in sampler.sample_from_edges(inputs, negatives, key=key).node.items():
             counts[name][ids] += 1
@@ -512,7 +552,10 @@ GRAPH = Graph.from_edge_index(star(3), 4)
         (dict(batch_size=0), r"batch_size must be >= 1, got 0"),
         (dict(batch_size=-3), r"batch_size must be >= 1, got -3"),
         (dict(seeds=torch.tensor([0, 4])), r"seeds must be in \[0, 4\), got 4 at position 1 of seed set 0"),
-        (dict(seeds=[torch.tensor([0]), torch.tensor([2, 1, -1])]), r"seeds must be in \[0, 4\), got -1 at position 2 of seed set 1"),
+        (
+            dict(seeds=[torch.tensor([0]), torch.tensor([2, 1, -1])]),
+            r"seeds must be in \[0, 4\), got -1 at position 2 of seed set 1",
+        ),
         (dict(num_neighbors=[-2]), r"num_neighbors\[0\] must be an integer >= 0, or -1 for all neighbours, got -2"),
         (dict(num_neighbors=[1.5]), r"num_neighbors\[0\] must be an integer >= 0, or -1 for all neighbours, got 1.5"),
         (dict(num_neighbors=[True]), r"num_neighbors\[0\] must be an integer >= 0, or -1 for all neighbours, got True"),
@@ -533,7 +576,9 @@ def test_a_fanout_that_is_no_number_is_refused_with_words(fanout):
         check_fanouts([fanout])
 
 
-@pytest.mark.parametrize("seeds", [torch.tensor([True, False, False, True]), torch.tensor([0.5])], ids=["mask", "float"])
+@pytest.mark.parametrize(
+    "seeds", [torch.tensor([True, False, False, True]), torch.tensor([0.5])], ids=["mask", "float"]
+)
 def test_seeds_that_are_no_ids_are_refused(seeds):
     with pytest.raises((ValueError, TypeError), match="seeds"):
         inclusion_probability(GRAPH, seeds, [2], 1)

@@ -45,8 +45,16 @@ class LinearProbing:
         groups = [torch.empty_like(ids) for _ in range(6)]
         counts, sizes = torch.empty(offsets.numel() - 1, dtype=torch.int64), torch.empty(3, dtype=torch.int64)
         self._library.look_up(
-            _pointer(ids), ctypes.c_int64(ids.numel()), _pointer(offsets), ctypes.c_int64(counts.numel()), ctypes.c_int64(part_id),
-            _pointer(self.table), ctypes.c_int(self._shift), *map(_pointer, groups), _pointer(counts), _pointer(sizes),
+            _pointer(ids),
+            ctypes.c_int64(ids.numel()),
+            _pointer(offsets),
+            ctypes.c_int64(counts.numel()),
+            ctypes.c_int64(part_id),
+            _pointer(self.table),
+            ctypes.c_int(self._shift),
+            *map(_pointer, groups),
+            _pointer(counts),
+            _pointer(sizes),
         )
         return [*(group[: int(sizes[i // 2])] for i, group in enumerate(groups)), counts]
 

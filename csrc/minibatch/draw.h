@@ -7,8 +7,9 @@
 //                                  exponential (Efraimidis and Spirakis, IPL 97(5), 2006).
 //   with replacement               independent draws; weighted ones by the running sum of the weights.
 //
-// A weight of zero is the limit of an ever smaller one: drawn only where the positive ones have run out. Only ratios of weights
-// count, whatever their size: E / w and the running sum are kept from leaving the range of a double, by powers of two.
+// A weight of zero is the limit of an ever smaller one: drawn only where the positive ones have run out. Only ratios of
+// weights count, whatever their size: E / w and the running sum are kept from leaving the range of a double, by powers
+// of two.
 #pragma once
 
 #include <algorithm>
@@ -49,8 +50,11 @@ class DrawnSet {
   std::vector<int64_t> table_;
 };
 
-// What a vertex draws from, given the key of all that the draw depends on besides. Both samplers use it, so both draw the same.
-inline Stream vertex_stream(uint64_t key, int64_t vertex) { return Stream(mix64(key ^ static_cast<uint64_t>(vertex) * kGolden)); }
+// What a vertex draws from, given the key of all that the draw depends on besides. Both samplers use it, so both draw
+// the same.
+inline Stream vertex_stream(uint64_t key, int64_t vertex) {
+  return Stream(mix64(key ^ static_cast<uint64_t>(vertex) * kGolden));
+}
 
 // How many of `degree` neighbours a vertex draws; a fanout below 0 takes all, each once, also with replacement.
 inline int64_t num_draws(int64_t degree, int64_t fanout, bool replace) {
@@ -58,15 +62,18 @@ inline int64_t num_draws(int64_t degree, int64_t fanout, bool replace) {
 }
 
 // Uniform draws, written to `out`.
-inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bool replace, DrawnSet& drawn, int64_t* out) {
+inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bool replace, DrawnSet& drawn,
+                 int64_t* out) {
   if (replace) {
-    for (int64_t i = 0; i < count; ++i) out[i] = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree)));
+    for (int64_t i = 0; i < count; ++i)
+      out[i] = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree)));
   } else if (count == degree) {
     for (int64_t i = 0; i < count; ++i) out[i] = begin + i;
   } else if (count <= kScanFanout) {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t last = begin + degree - count + i;
-      const int64_t candidate = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree - count + i + 1)));
+      const int64_t candidate =
+          begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree - count + i + 1)));
       bool taken = false;
       for (int64_t k = 0; k < i; ++k) taken |= out[k] == candidate;
       out[i] = taken ? last : candidate;
@@ -75,7 +82,8 @@ inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bo
     drawn.clear(count);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t last = begin + degree - count + i;
-      const int64_t candidate = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree - count + i + 1)));
+      const int64_t candidate =
+          begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree - count + i + 1)));
       if (drawn.insert(candidate)) {
         out[i] = candidate;
       } else {
@@ -87,7 +95,8 @@ inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bo
 }
 
 // Natural logarithm of a normal x > 0, to a few units in the last place. The library's differs between CPUs; this one
-// adds, multiplies and divides, so it does not: log(m 2^e) = e log 2 + 2 artanh((m - 1) / (m + 1)), m in [1/sqrt 2, sqrt 2).
+// adds, multiplies and divides, so it does not: log(m 2^e) = e log 2 + 2 artanh((m - 1) / (m + 1)), m in [1/sqrt 2,
+// sqrt 2).
 inline double portable_log(double x) {
   const auto bits = std::bit_cast<uint64_t>(x);
   auto exponent = static_cast<int64_t>(bits >> 52) - 1023;
@@ -108,7 +117,8 @@ class WeightedDraw {
  public:
   // Writes `count` positions to `out`, ascending where there is no replacement. `weights` are those of the whole list:
   // finite and >= 0.
-  void operator()(Stream stream, const double* weights, int64_t begin, int64_t degree, int64_t count, bool replace, int64_t* out) {
+  void operator()(Stream stream, const double* weights, int64_t begin, int64_t degree, int64_t count, bool replace,
+                  int64_t* out) {
     if (replace) {
       with_replacement(stream, weights, begin, degree, count, out);
     } else if (count == degree) {
@@ -119,8 +129,9 @@ class WeightedDraw {
   }
 
  private:
-  // An exponential variable over a weight, time * 2^exponent with time in [1, 2): over a weight near either end of the range of
-  // a double, the quotient itself would be infinite or zero. Infinite weights are not there, so zero is the only special one.
+  // An exponential variable over a weight, time * 2^exponent with time in [1, 2): over a weight near either end of the
+  // range of a double, the quotient itself would be infinite or zero. Infinite weights are not there, so zero is the
+  // only special one.
   struct Arrival {
     int64_t exponent;
     double time;
@@ -153,7 +164,8 @@ class WeightedDraw {
       bias += 54;
     }
     const auto bits = std::bit_cast<uint64_t>(x);
-    return {static_cast<int64_t>(bits >> 52) - bias, std::bit_cast<double>((bits & 0x000fffffffffffffULL) | 0x3ff0000000000000ULL), position};
+    return {static_cast<int64_t>(bits >> 52) - bias,
+            std::bit_cast<double>((bits & 0x000fffffffffffffULL) | 0x3ff0000000000000ULL), position};
   }
 
   // Uniform on the midpoints of 2^52 equal parts of (0, 1): never 0 and never 1.
@@ -167,10 +179,12 @@ class WeightedDraw {
     return sum;
   }
 
-  void with_replacement(Stream& stream, const double* weights, int64_t begin, int64_t degree, int64_t count, int64_t* out) {
+  void with_replacement(Stream& stream, const double* weights, int64_t begin, int64_t degree, int64_t count,
+                        int64_t* out) {
     double sum = add_up(weights + begin, degree, 1.0);
     if (sum != 0.0 && !(sum > 0x1p-900 && sum < 0x1p1000)) {
-      // The largest weight becomes about 2^900, so that 2^100 of them may follow; what is lost below is lost in the sum anyway.
+      // The largest weight becomes about 2^900, so that 2^100 of them may follow; what is lost below is lost in the sum
+      // anyway.
       const double largest = *std::max_element(weights + begin, weights + begin + degree);
       const int shift = 900 - std::ilogb(largest);
       sum = add_up(weights + begin, degree, std::ldexp(1.0, shift / 2), std::ldexp(1.0, shift - shift / 2));
@@ -187,7 +201,8 @@ class WeightedDraw {
     }
   }
 
-  void without_replacement(Stream& stream, const double* weights, int64_t begin, int64_t degree, int64_t count, int64_t* out) {
+  void without_replacement(Stream& stream, const double* weights, int64_t begin, int64_t degree, int64_t count,
+                           int64_t* out) {
     earliest_.clear();
     if (count == 0) return;
     for (int64_t i = 0; i < degree; ++i) {

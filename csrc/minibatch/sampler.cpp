@@ -27,10 +27,10 @@ struct Scratch {
   StampMap stamp_map;
   HashMap hash_map;
   DrawnSet drawn;
-  Buffer<int64_t> n_id;        // global ids in order of discovery
-  Buffer<int64_t> edge;        // per sampled edge: its position in `indices`
-  Buffer<int32_t> source;      // per sampled edge: local id of its source
-  Buffer<int32_t> num_drawn;   // per expanded vertex: how many edges it sampled
+  Buffer<int64_t> n_id;       // global ids in order of discovery
+  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`
+  Buffer<int32_t> source;     // per sampled edge: local id of its source
+  Buffer<int32_t> num_drawn;  // per expanded vertex: how many edges it sampled
   std::vector<int64_t> num_nodes, num_edges;
 };
 
@@ -41,8 +41,8 @@ struct Topology {
 };
 
 template <class Index, class Map>
-void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indices, const int64_t* fanouts, int64_t num_hops,
-                 uint64_t batch_key, bool replace) {
+void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indices, const int64_t* fanouts,
+                 int64_t num_hops, uint64_t batch_key, bool replace) {
   int64_t hop_begin = 0;
   for (int64_t hop = 0; hop < num_hops; ++hop) {
     const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
@@ -58,11 +58,12 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indic
       for (int64_t i = block; i < block_end; ++i) {
         const int64_t vertex = s.n_id.data()[i];
         const int64_t begin = graph.indptr[vertex], end = graph.indptr[vertex + 1];
-        // An array that was altered on disk after it was validated must not lead outside of it. Compared before they are
-        // subtracted: a difference may overflow.
+        // An array that was altered on disk after it was validated must not lead outside of it. Compared before they
+        // are subtracted: a difference may overflow.
         check(begin >= 0 && begin <= end && end <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
         const int64_t count = num_draws(end - begin, fanout, replace);
-        check(count <= std::numeric_limits<int32_t>::max(), "vertex ", vertex, " has ", count, " neighbours, too many to draw all; use a fanout < 2^31");
+        check(count <= std::numeric_limits<int32_t>::max(), "vertex ", vertex, " has ", count,
+              " neighbours, too many to draw all; use a fanout < 2^31");
         s.num_drawn.data()[i] = static_cast<int32_t>(count);
         block_edges += count;
       }
@@ -91,8 +92,8 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indic
       }
       uint64_t largest = 0;
       for (int64_t k = 0; k < block_edges; ++k) largest = std::max(largest, static_cast<uint64_t>(indices[edge[k]]));
-      check(block_edges == 0 || largest < static_cast<uint64_t>(graph.num_vertices), "indices is corrupt: it holds ", static_cast<int64_t>(largest),
-            ", expected ids in [0, ", graph.num_vertices, ")");
+      check(block_edges == 0 || largest < static_cast<uint64_t>(graph.num_vertices), "indices is corrupt: it holds ",
+            static_cast<int64_t>(largest), ", expected ids in [0, ", graph.num_vertices, ")");
       for (int64_t k = 0; k < block_edges; ++k) map.prefetch(indices[edge[k]]);
       // From here on `n_id` grows, and only the block's edges are read.
       int64_t size = s.n_id.size();
@@ -143,7 +144,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
   const Topology graph{int64_data(indptr), indptr.numel() - 1, indices.numel()};
   if (edge_id) {
     check_vector(*edge_id, ScalarType::Long, "edge_id");
-    check(edge_id->numel() == graph.num_edges, "edge_id must have one entry per edge, expected ", graph.num_edges, ", got ", edge_id->numel());
+    check(edge_id->numel() == graph.num_edges, "edge_id must have one entry per edge, expected ", graph.num_edges,
+          ", got ", edge_id->numel());
   }
   for (size_t hop = 0; hop < fanouts.size(); ++hop) {
     check(fanouts[hop] >= -1, "fanouts[", hop, "] must be >= 0, or -1 for all neighbours, got ", fanouts[hop]);
@@ -166,7 +168,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     map.begin_batch(graph.num_vertices, num_seeds);
     map.reserve(num_seeds);
     for (int64_t i = 0; i < num_seeds; ++i) {
-      check(seed[i] >= 0 && seed[i] < graph.num_vertices, "seeds[", i, "] must be in [0, ", graph.num_vertices, "), got ", seed[i]);
+      check(seed[i] >= 0 && seed[i] < graph.num_vertices, "seeds[", i, "] must be in [0, ", graph.num_vertices,
+            "), got ", seed[i]);
       // A repeated seed keeps its place in n_id; edges refer to its first one.
       map.insert(seed[i], i);
       s.n_id.data()[i] = seed[i];
@@ -174,7 +177,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     s.n_id.set_size(num_seeds);
     s.num_nodes.push_back(num_seeds);
     dispatch_index(indices, [&](auto* sources) {
-      expand_hops(s, map, graph, sources, fanouts.data(), static_cast<int64_t>(fanouts.size()), static_cast<uint64_t>(batch_key), replace);
+      expand_hops(s, map, graph, sources, fanouts.data(), static_cast<int64_t>(fanouts.size()),
+                  static_cast<uint64_t>(batch_key), replace);
     });
   };
   const int64_t most = most_local_ids(graph, num_seeds, fanouts);

@@ -20,8 +20,12 @@
 
 namespace salientpp {
 
-inline void prefetch_read(const void* address) { __builtin_prefetch(address, 0, 3); }
-inline void prefetch_write(const void* address) { __builtin_prefetch(address, 1, 3); }
+inline void prefetch_read(const void* address) {
+  __builtin_prefetch(address, 0, 3);
+}
+inline void prefetch_write(const void* address) {
+  __builtin_prefetch(address, 1, 3);
+}
 
 class StampMap {
  public:

@@ -4,8 +4,9 @@
 //     excess(p, c) = max(0, load(p, c) - limit(c)) / limit(c),
 // and a balancing move must lower the sum of excesses without lifting any above the worst that there was at the
 // start. So where no part has room under all constraints a move may overload another constraint a little, which a
-// later move pays back: an exchange of unlike vertices, in two steps. Among the moves that qualify, the one that adds least cut per excess removed goes first; the gains of
-// neighbours follow in a heap, after Fiduccia and Mattheyses (DAC 1982).
+// later move pays back: an exchange of unlike vertices, in two steps. Among the moves that qualify, the one that adds
+// least cut per excess removed goes first; the gains of neighbours follow in a heap, after Fiduccia and Mattheyses (DAC
+// 1982).
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -30,9 +31,17 @@ class Rebalancer {
  public:
   Rebalancer(const int64_t* indptr, const Index* indices, const int64_t* edge_weights, int64_t num_vertices,
              const int64_t* weights, const int64_t* limits, int64_t num_constraints, int64_t num_parts, int64_t* part)
-      : indptr_(indptr), indices_(indices), edge_weights_(edge_weights), n_(num_vertices), weights_(weights),
-        limits_(limits), num_constraints_(num_constraints), k_(num_parts), part_(part),
-        size_(static_cast<size_t>(num_parts), 0), load_(static_cast<size_t>(num_parts * num_constraints), 0),
+      : indptr_(indptr),
+        indices_(indices),
+        edge_weights_(edge_weights),
+        n_(num_vertices),
+        weights_(weights),
+        limits_(limits),
+        num_constraints_(num_constraints),
+        k_(num_parts),
+        part_(part),
+        size_(static_cast<size_t>(num_parts), 0),
+        load_(static_cast<size_t>(num_parts * num_constraints), 0),
         links_(static_cast<size_t>(num_parts), 0) {
     for (int64_t v = 0; v < n_; ++v) {
       ++size(part_[v]);
@@ -180,7 +189,8 @@ class Rebalancer {
   double fill(int64_t v, int64_t q) {
     double fullest = 0.0;
     for (int64_t c = 0; c < num_constraints_; ++c) {
-      fullest = std::max(fullest, static_cast<double>(load(q, c) + weight(v, c)) / static_cast<double>(std::max<int64_t>(limits_[c], 1)));
+      fullest = std::max(fullest, static_cast<double>(load(q, c) + weight(v, c)) /
+                                      static_cast<double>(std::max<int64_t>(limits_[c], 1)));
     }
     return fullest;
   }
@@ -261,7 +271,7 @@ class Rebalancer {
   const int64_t* weights_;  // [N, C]
   const int64_t* limits_;   // [C]
   int64_t num_constraints_, k_;
-  int64_t* part_;  // [N], changed in place
+  int64_t* part_;         // [N], changed in place
   double ceiling_ = 0.0;  // the worst excess at the start, which no move may surpass
   std::vector<int64_t> size_, load_;
   std::vector<int64_t> links_, touched_;  // links of the vertex at hand to each part; zero between uses
@@ -272,18 +282,23 @@ template <class Index>
 void check_problem(const int64_t* indptr, const Index* indices, const int64_t* edge_weights, int64_t num_edges,
                    int64_t num_vertices, const int64_t* assignment, const int64_t* weights, const int64_t* limits,
                    int64_t num_constraints, int64_t num_parts) {
-  check(indptr[0] == 0 && indptr[num_vertices] == num_edges, "indptr must run from 0 to the number of indices, ", num_edges, ", got ", indptr[0], " to ", indptr[num_vertices]);
+  check(indptr[0] == 0 && indptr[num_vertices] == num_edges, "indptr must run from 0 to the number of indices, ",
+        num_edges, ", got ", indptr[0], " to ", indptr[num_vertices]);
   int64_t total = 0;
   for (int64_t v = 0; v < num_vertices; ++v) {
-    check(indptr[v + 1] >= indptr[v], "indptr must not decrease, got indptr[", v, "] = ", indptr[v], " and indptr[", v + 1, "] = ", indptr[v + 1]);
-    check(assignment[v] >= 0 && assignment[v] < num_parts, "assignment[", v, "] must be in [0, ", num_parts, "), got ", assignment[v]);
+    check(indptr[v + 1] >= indptr[v], "indptr must not decrease, got indptr[", v, "] = ", indptr[v], " and indptr[",
+          v + 1, "] = ", indptr[v + 1]);
+    check(assignment[v] >= 0 && assignment[v] < num_parts, "assignment[", v, "] must be in [0, ", num_parts, "), got ",
+          assignment[v]);
   }
   for (int64_t e = 0; e < num_edges; ++e) {
-    check(indices[e] >= 0 && indices[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ", indices[e]);
+    check(indices[e] >= 0 && indices[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ",
+          indices[e]);
     if (edge_weights == nullptr) continue;
     check(edge_weights[e] >= 1, "edge_weights[", e, "] must be >= 1, got ", edge_weights[e]);
     // The cost of a move is a difference of two sums, to which each edge adds twice more.
-    check(!__builtin_add_overflow(total, edge_weights[e], &total) && total <= kMostWeight, "the edge weights sum to more than 2^61; scale them down");
+    check(!__builtin_add_overflow(total, edge_weights[e], &total) && total <= kMostWeight,
+          "the edge weights sum to more than 2^61; scale them down");
   }
   for (int64_t c = 0; c < num_constraints; ++c) {
     check(limits[c] >= 0, "limits[", c, "] must be >= 0, got ", limits[c]);
@@ -291,13 +306,15 @@ void check_problem(const int64_t* indptr, const Index* indices, const int64_t* e
     for (int64_t v = 0; v < num_vertices; ++v) {
       const int64_t w = weights[v * num_constraints + c];
       check(w >= 0, "weights[", v, ", ", c, "] must be >= 0, got ", w);
-      check(!__builtin_add_overflow(total, w, &total), "weights[:, ", c, "] sum to more than 2^63 - 1; scale them down");
+      check(!__builtin_add_overflow(total, w, &total), "weights[:, ", c,
+            "] sum to more than 2^63 - 1; scale them down");
     }
   }
 }
 
 Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor& assignment, const Tensor& weights,
-                       const Tensor& limits, int64_t num_parts, int64_t sweeps, const std::optional<Tensor>& edge_weights) {
+                       const Tensor& limits, int64_t num_parts, int64_t sweeps,
+                       const std::optional<Tensor>& edge_weights) {
   check_vector(indptr, ScalarType::Long, "indptr");
   check_index_vector(indices, "indices");
   check_vector(assignment, ScalarType::Long, "assignment");
@@ -305,10 +322,13 @@ Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor
   check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
   const int64_t num_vertices = indptr.numel() - 1;
   const int64_t num_constraints = limits.numel();
-  check(assignment.numel() == num_vertices, "assignment must have one entry per vertex, expected ", num_vertices, ", got ", assignment.numel());
+  check(assignment.numel() == num_vertices, "assignment must have one entry per vertex, expected ", num_vertices,
+        ", got ", assignment.numel());
   check(weights.dim() == 2 && weights.size(0) == num_vertices && weights.size(1) == num_constraints,
-        "weights must have one row per vertex and one column per limit, expected [", num_vertices, ", ", num_constraints, "]");
-  check(weights.scalar_type() == ScalarType::Long, "weights must have dtype ", ScalarType::Long, ", got ", weights.scalar_type());
+        "weights must have one row per vertex and one column per limit, expected [", num_vertices, ", ",
+        num_constraints, "]");
+  check(weights.scalar_type() == ScalarType::Long, "weights must have dtype ", ScalarType::Long, ", got ",
+        weights.scalar_type());
   check(weights.is_contiguous(), "weights must be contiguous");
   check(num_parts >= 1, "num_parts must be >= 1, got ", num_parts);
   check(num_parts < (int64_t{1} << 31), "num_parts must be < 2^31, got ", num_parts);
@@ -316,7 +336,8 @@ Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor
   const int64_t* edge_weight = nullptr;
   if (edge_weights.has_value()) {
     check_vector(*edge_weights, ScalarType::Long, "edge_weights");
-    check(edge_weights->numel() == indices.numel(), "edge_weights must have one entry per edge, expected ", indices.numel(), ", got ", edge_weights->numel());
+    check(edge_weights->numel() == indices.numel(), "edge_weights must have one entry per edge, expected ",
+          indices.numel(), ", got ", edge_weights->numel());
     edge_weight = int64_data(*edge_weights);
   }
 

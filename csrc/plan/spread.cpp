@@ -18,7 +18,8 @@ Tensor sum_over_lists(const Tensor& indptr, const Tensor& indices, const Tensor&
   check_offsets(indptr, indices.numel(), "indptr", "indices");
   Tensor out = new_vector(num_vertices, ScalarType::Double);
   const auto* x = static_cast<const double*>(value.const_data_ptr());
-  // What lies ahead is not checked yet, and a pointer may not be moved as far as a wrong id says; an integer may, and prefetching never faults.
+  // What lies ahead is not checked yet, and a pointer may not be moved as far as a wrong id says; an integer may, and
+  // prefetching never faults.
   const auto prefetch = [&](uint64_t id) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + id * sizeof(double)), 0, 3);
   };

@@ -1,7 +1,8 @@
 // Which edges of an undirected graph hold it together, where a partitioner has no room for all of them?
 //
-// Every vertex keeps the `most` heaviest of its edges, and an edge stays if either end keeps it: sparse regions stay whole, and
-// what goes is light and has much company. Equal weights are told apart by a hash of the two ends, so that no id is favoured.
+// Every vertex keeps the `most` heaviest of its edges, and an edge stays if either end keeps it: sparse regions stay
+// whole, and what goes is light and has much company. Equal weights are told apart by a hash of the two ends, so that
+// no id is favoured.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -17,7 +18,8 @@ namespace {
 using Rank = std::pair<int64_t, uint64_t>;  // weight, then hash; the same seen from both ends
 
 template <class Index>
-void keep_edges(const int64_t* indptr, const Index* indices, const int64_t* edge_weights, int64_t num_vertices, int64_t most, bool* keep) {
+void keep_edges(const int64_t* indptr, const Index* indices, const int64_t* edge_weights, int64_t num_vertices,
+                int64_t most, bool* keep) {
   constexpr int64_t kGrain = 4096;
   const auto rank = [&](int64_t v, int64_t e) {
     const auto u = static_cast<int64_t>(indices[e]);
@@ -46,7 +48,8 @@ void keep_edges(const int64_t* indptr, const Index* indices, const int64_t* edge
   });
 }
 
-Tensor keep_heaviest_edges(const Tensor& indptr, const Tensor& indices, int64_t most, const std::optional<Tensor>& edge_weights) {
+Tensor keep_heaviest_edges(const Tensor& indptr, const Tensor& indices, int64_t most,
+                           const std::optional<Tensor>& edge_weights) {
   check_vector(indptr, ScalarType::Long, "indptr");
   check_index_vector(indices, "indices");
   check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
@@ -57,13 +60,15 @@ Tensor keep_heaviest_edges(const Tensor& indptr, const Tensor& indices, int64_t 
   const int64_t* edge_weight = nullptr;
   if (edge_weights.has_value()) {
     check_vector(*edge_weights, ScalarType::Long, "edge_weights");
-    check(edge_weights->numel() == indices.numel(), "edge_weights must have one entry per edge, expected ", indices.numel(), ", got ", edge_weights->numel());
+    check(edge_weights->numel() == indices.numel(), "edge_weights must have one entry per edge, expected ",
+          indices.numel(), ", got ", edge_weights->numel());
     edge_weight = int64_data(*edge_weights);
   }
   Tensor keep = new_vector(indices.numel(), ScalarType::Bool);
   dispatch_index(indices, [&](auto* sources) {
     for (int64_t e = 0; e < indices.numel(); ++e) {
-      check(sources[e] >= 0 && sources[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ", sources[e]);
+      check(sources[e] >= 0 && sources[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ",
+            sources[e]);
     }
     keep_edges(ptr, sources, edge_weight, num_vertices, most, static_cast<bool*>(keep.mutable_data_ptr()));
   });

@@ -36,7 +36,9 @@ double draw_probability(int64_t degree, int64_t fanout, bool replace) {
   return 1.0 - none;
 }
 
-inline float either(float a, float b) { return a + (b - a * b); }
+inline float either(float a, float b) {
+  return a + (b - a * b);
+}
 
 // Vertex ranges of about equal numbers of edges, so that threads finish together on skewed graphs.
 std::vector<int64_t> equal_edge_ranges(const int64_t* indptr, int64_t num_vertices, int64_t num_ranges) {
@@ -49,7 +51,10 @@ std::vector<int64_t> equal_edge_ranges(const int64_t* indptr, int64_t num_vertic
     int64_t low = bounds.back(), high = num_vertices;
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (indptr[middle] + middle < target) low = middle + 1; else high = middle;
+      if (indptr[middle] + middle < target)
+        low = middle + 1;
+      else
+        high = middle;
     }
     bounds.push_back(low);
   }
@@ -79,19 +84,25 @@ struct Problem {
 template <int W, class Index>
 void sweep(const Problem& problem, const Index* out_indices, int64_t first_part, int64_t num_parts, float* out) {
   const int64_t n = problem.num_vertices;
-  const auto bounds = equal_edge_ranges(problem.out_indptr, n, 16 * static_cast<int64_t>(torch::stable::get_num_threads()));
+  const auto bounds =
+      equal_edge_ranges(problem.out_indptr, n, 16 * static_cast<int64_t>(torch::stable::get_num_threads()));
   float seed_probability[W] = {};
   std::vector<uint8_t> is_seed(static_cast<size_t>(n), 0);  // bit k: in the k-th seed set
   for (int64_t k = 0; k < num_parts; ++k) {
     const int64_t begin = problem.seed_offsets[first_part + k], end = problem.seed_offsets[first_part + k + 1];
     if (end > begin) {
-      seed_probability[k] = static_cast<float>(std::min(1.0, static_cast<double>(problem.batch_size) / static_cast<double>(end - begin)));
+      seed_probability[k] =
+          static_cast<float>(std::min(1.0, static_cast<double>(problem.batch_size) / static_cast<double>(end - begin)));
     }
-    for (int64_t i = begin; i < end; ++i) is_seed[static_cast<size_t>(problem.seeds[i])] |= static_cast<uint8_t>(1U << k);
+    for (int64_t i = begin; i < end; ++i)
+      is_seed[static_cast<size_t>(problem.seeds[i])] |= static_cast<uint8_t>(1U << k);
   }
-  const auto start = [&](int64_t v, int k) { return (is_seed[static_cast<size_t>(v)] >> k) & 1U ? seed_probability[k] : 0.0F; };
+  const auto start = [&](int64_t v, int k) {
+    return (is_seed[static_cast<size_t>(v)] >> k) & 1U ? seed_probability[k] : 0.0F;
+  };
   const auto draw = [&](int64_t v, size_t hop) {
-    return static_cast<float>(draw_probability(problem.indptr[v + 1] - problem.indptr[v], problem.fanouts[hop], problem.replace));
+    return static_cast<float>(
+        draw_probability(problem.indptr[v + 1] - problem.indptr[v], problem.fanouts[hop], problem.replace));
   };
 
   // weight[v] = t_h(v) * x_{h-1}(v): the probability that v is expanded at this hop and draws a given neighbour.
@@ -102,7 +113,8 @@ void sweep(const Problem& problem, const Index* out_indices, int64_t first_part,
       const float t = num_hops > 0 ? draw(v, 0) : 0.0F;
       for (int k = 0; k < W; ++k) weight[static_cast<size_t>(v * W + k)] = t * start(v, k);
       for (int64_t k = 0; k < num_parts; ++k) {
-        out[(first_part + k) * n + v] = !problem.frontier && problem.include_seeds ? start(v, static_cast<int>(k)) : 0.0F;
+        out[(first_part + k) * n + v] =
+            !problem.frontier && problem.include_seeds ? start(v, static_cast<int>(k)) : 0.0F;
       }
     }
   });
@@ -166,15 +178,16 @@ void sweep(const Problem& problem, const Index* out_indices, int64_t first_part,
   }
 }
 
-Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, const Tensor& out_indices, const Tensor& seeds,
-                             const Tensor& seed_offsets, const std::vector<int64_t>& fanouts, int64_t batch_size, bool frontier,
-                             bool include_seeds, bool replace) {
+Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, const Tensor& out_indices,
+                             const Tensor& seeds, const Tensor& seed_offsets, const std::vector<int64_t>& fanouts,
+                             int64_t batch_size, bool frontier, bool include_seeds, bool replace) {
   check_vector(indptr, ScalarType::Long, "indptr");
   check_vector(out_indptr, ScalarType::Long, "out_indptr");
   check_index_vector(out_indices, "out_indices");
   check_vector(seeds, ScalarType::Long, "seeds");
   check_vector(seed_offsets, ScalarType::Long, "seed_offsets");
-  check(indptr.numel() >= 1 && indptr.numel() == out_indptr.numel(), "indptr and out_indptr must have the same N + 1 entries, got ", indptr.numel(), " and ", out_indptr.numel());
+  check(indptr.numel() >= 1 && indptr.numel() == out_indptr.numel(),
+        "indptr and out_indptr must have the same N + 1 entries, got ", indptr.numel(), " and ", out_indptr.numel());
   check(batch_size >= 1, "batch_size must be >= 1, got ", batch_size);
   for (size_t hop = 0; hop < fanouts.size(); ++hop) {
     check(fanouts[hop] >= -1, "fanouts[", hop, "] must be >= 0, or -1 for all neighbours, got ", fanouts[hop]);
@@ -185,27 +198,41 @@ Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, con
   dispatch_index(out_indices, [&](auto* targets) {
     uint64_t largest = 0;
     for (int64_t e = 0; e < out_indices.numel(); ++e) largest = std::max(largest, static_cast<uint64_t>(targets[e]));
-    check(out_indices.numel() == 0 || largest < static_cast<uint64_t>(num_vertices), "out_indices must be in [0, ", num_vertices, "), got ", static_cast<int64_t>(largest));
+    check(out_indices.numel() == 0 || largest < static_cast<uint64_t>(num_vertices), "out_indices must be in [0, ",
+          num_vertices, "), got ", static_cast<int64_t>(largest));
   });
   const int64_t num_sets = seed_offsets.numel() - 1;
   check(num_sets >= 0, "seed_offsets must have K + 1 >= 1 entries, got 0");
   check_offsets(seed_offsets, seeds.numel(), "seed_offsets", "seeds");
   for (int64_t i = 0; i < seeds.numel(); ++i) {
-    check(int64_data(seeds)[i] >= 0 && int64_data(seeds)[i] < num_vertices, "seeds[", i, "] must be in [0, ", num_vertices, "), got ", int64_data(seeds)[i]);
+    check(int64_data(seeds)[i] >= 0 && int64_data(seeds)[i] < num_vertices, "seeds[", i, "] must be in [0, ",
+          num_vertices, "), got ", int64_data(seeds)[i]);
   }
 
   Tensor out = torch::stable::empty({num_sets, num_vertices}, ScalarType::Float);
   auto* result = static_cast<float*>(out.mutable_data_ptr());
-  const Problem problem{int64_data(indptr), int64_data(out_indptr), num_vertices, int64_data(seeds), int64_data(seed_offsets),
-                        fanouts, batch_size, frontier, include_seeds, replace};
+  const Problem problem{int64_data(indptr),
+                        int64_data(out_indptr),
+                        num_vertices,
+                        int64_data(seeds),
+                        int64_data(seed_offsets),
+                        fanouts,
+                        batch_size,
+                        frontier,
+                        include_seeds,
+                        replace};
   dispatch_index(out_indices, [&](auto* targets) {
     for (int64_t part = 0; part < num_sets;) {
       const int64_t left = num_sets - part;
       const int64_t taken = std::min<int64_t>(left, 8);
-      if (taken > 4) sweep<8>(problem, targets, part, taken, result);
-      else if (taken > 2) sweep<4>(problem, targets, part, taken, result);
-      else if (taken == 2) sweep<2>(problem, targets, part, taken, result);
-      else sweep<1>(problem, targets, part, taken, result);
+      if (taken > 4)
+        sweep<8>(problem, targets, part, taken, result);
+      else if (taken > 2)
+        sweep<4>(problem, targets, part, taken, result);
+      else if (taken == 2)
+        sweep<2>(problem, targets, part, taken, result);
+      else
+        sweep<1>(problem, targets, part, taken, result);
       part += taken;
     }
   });

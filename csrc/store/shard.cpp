@@ -10,7 +10,9 @@
 namespace salientpp {
 namespace {
 
-inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+inline void prefetch(const void* address) {
+  __builtin_prefetch(address, 0, 3);
+}
 
 // A set of ids as a bitmap with ranks: word w holds the membership bits of ids 32 w ... 32 w + 31 in its lower
 // half and the number of smaller members in its upper half, so one load answers both "is it there" and "what
@@ -61,7 +63,8 @@ Tensor pack_id_set(const Tensor& ids, int64_t num_ids) {
     out[w] = word;
   }
   check(at == size, "ids must ascend and lie in [0, ", num_ids, "), got ", at < size ? id[at] : 0);
-  check(size == 0 || id[size - 1] < num_ids, "ids must ascend and lie in [0, ", num_ids, "), got ", size == 0 ? 0 : id[size - 1]);
+  check(size == 0 || id[size - 1] < num_ids, "ids must ascend and lie in [0, ", num_ids, "), got ",
+        size == 0 ? 0 : id[size - 1]);
   return words;
 }
 
@@ -79,7 +82,8 @@ struct Group {
   }
 };
 
-// Where a loop writes pairs. A local variable, so that its size is a register: in a Group it could be one of the integers written.
+// Where a loop writes pairs. A local variable, so that its size is a register: in a Group it could be one of the
+// integers written.
 struct Writer {
   int64_t* position;
   int64_t* row;
@@ -110,10 +114,12 @@ std::vector<IdSet> open_sets(const std::vector<Tensor>& sets, int64_t num_ids, c
   return opened;
 }
 
-// Every id goes to the first set that has it: local ids to one of local_sets or else to the rows of the part, others to one of
-// remote_sets or else to their owner. The groups come in this order, each as (position in the batch, slot).
-std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(
-    const Tensor& n_id, const Tensor& offsets, int64_t part_id, const std::vector<Tensor>& local_sets, const std::vector<Tensor>& remote_sets) {
+// Every id goes to the first set that has it: local ids to one of local_sets or else to the rows of the part, others to
+// one of remote_sets or else to their owner. The groups come in this order, each as (position in the batch, slot).
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tensor& n_id, const Tensor& offsets,
+                                                                     int64_t part_id,
+                                                                     const std::vector<Tensor>& local_sets,
+                                                                     const std::vector<Tensor>& remote_sets) {
   check_vector(n_id, ScalarType::Long, "n_id");
   check_vector(offsets, ScalarType::Long, "offsets");
   const int64_t num_parts = offsets.numel() - 1;
@@ -121,7 +127,8 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(
   check(part_id >= 0 && part_id < num_parts, "part_id must be in [0, ", num_parts, "), got ", part_id);
   const int64_t* offset = int64_data(offsets);
   check(offset[0] == 0, "offsets[0] must be 0, got ", offset[0]);
-  for (int64_t p = 0; p < num_parts; ++p) check(offset[p] <= offset[p + 1], "offsets must not decrease, got ", offset[p + 1], " after ", offset[p]);
+  for (int64_t p = 0; p < num_parts; ++p)
+    check(offset[p] <= offset[p + 1], "offsets must not decrease, got ", offset[p + 1], " after ", offset[p]);
   const int64_t num_vertices = offset[num_parts];
   const int64_t begin = offset[part_id];
   const int64_t end = offset[part_id + 1];
@@ -214,7 +221,8 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(
     ++counts[owner[static_cast<size_t>(i)]];
   }
   std::vector<int64_t> next(static_cast<size_t>(num_parts), 0);
-  for (int64_t p = 1; p < num_parts; ++p) next[static_cast<size_t>(p)] = next[static_cast<size_t>(p - 1)] + counts[p - 1];
+  for (int64_t p = 1; p < num_parts; ++p)
+    next[static_cast<size_t>(p)] = next[static_cast<size_t>(p - 1)] + counts[p - 1];
   int64_t* position_out = mutable_int64_data(remote_position);
   int64_t* id_out = mutable_int64_data(remote_id);
   for (size_t i = 0; i < static_cast<size_t>(num_remote); ++i) {
@@ -228,16 +236,20 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(
 }
 
 // out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.
-void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor& out, const std::optional<Tensor>& out_index) {
+void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor& out,
+                 const std::optional<Tensor>& out_index) {
   check_defined(source, "source");
   check_defined(out, "out");
   check_index_vector(source_index, "source_index");
-  check(source.dim() >= 1 && out.dim() == source.dim(), "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
-  check(source.scalar_type() == out.scalar_type(), "out must have the dtype of source, expected ", source.scalar_type(), ", got ", out.scalar_type());
+  check(source.dim() >= 1 && out.dim() == source.dim(),
+        "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
+  check(source.scalar_type() == out.scalar_type(), "out must have the dtype of source, expected ", source.scalar_type(),
+        ", got ", out.scalar_type());
   check(source.is_contiguous() && out.is_contiguous(), "source and out must be contiguous");
   int64_t row_bytes = source.element_size();
   for (int64_t d = 1; d < source.dim(); ++d) {
-    check(source.size(d) == out.size(d), "out must have rows of the same shape as source, expected size ", source.size(d), " in dimension ", d, ", got ", out.size(d));
+    check(source.size(d) == out.size(d), "out must have rows of the same shape as source, expected size ",
+          source.size(d), " in dimension ", d, ", got ", out.size(d));
     row_bytes *= source.size(d);
   }
   const int64_t num_rows = source_index.numel();
@@ -245,7 +257,8 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
   const int64_t out_rows = out.size(0);
   if (out_index) {
     check_vector(*out_index, ScalarType::Long, "out_index");
-    check(out_index->numel() == num_rows, "out_index must have one entry per row, expected ", num_rows, ", got ", out_index->numel());
+    check(out_index->numel() == num_rows, "out_index must have one entry per row, expected ", num_rows, ", got ",
+          out_index->numel());
   } else {
     check(out_rows >= num_rows, "out must have at least ", num_rows, " rows, got ", out_rows);
   }
@@ -259,30 +272,42 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
   dispatch_index(source_index, [&](auto* index) {
     // Every index is checked before the first byte moves, so an error leaves `out` as it was.
     for (int64_t i = 0; i < num_rows; ++i) {
-      check(index[i] >= 0 && index[i] < source_rows, "source_index[", i, "] must be in [0, ", source_rows, "), got ", index[i]);
-      if (target) check(target[i] >= 0 && target[i] < out_rows, "out_index[", i, "] must be in [0, ", out_rows, "), got ", target[i]);
+      check(index[i] >= 0 && index[i] < source_rows, "source_index[", i, "] must be in [0, ", source_rows, "), got ",
+            index[i]);
+      if (target)
+        check(target[i] >= 0 && target[i] < out_rows, "out_index[", i, "] must be in [0, ", out_rows, "), got ",
+              target[i]);
     }
     if (row_bytes == 0) return;  // then there may be no memory to copy from or to
     const auto copy = [&](int64_t first, int64_t last, auto bytes) {
       constexpr int64_t kLine = 64;
-      const int64_t ahead = row_bytes <= kLine ? 64 : 16;  // so many misses a core must have under way, in one row or in several
+      const int64_t ahead =
+          row_bytes <= kLine ? 64 : 16;  // so many misses a core must have under way, in one row or in several
       for (int64_t i = first; i < last; ++i) {
         if (i + ahead < last) {
           const char* row = from + index[i + ahead] * row_bytes;
           for (int64_t b = 0; b < row_bytes; b += kLine) prefetch(row + b);
         }
-        std::memcpy(to + (target ? target[i] : i) * row_bytes, from + index[i] * row_bytes, static_cast<size_t>(bytes()));
+        std::memcpy(to + (target ? target[i] : i) * row_bytes, from + index[i] * row_bytes,
+                    static_cast<size_t>(bytes()));
       }
     };
     const auto copy_range = [&](int64_t first, int64_t last) {
       switch (row_bytes) {  // a constant length turns memcpy into plain loads and stores
-        case 1: return copy(first, last, [] { return 1; });
-        case 2: return copy(first, last, [] { return 2; });
-        case 4: return copy(first, last, [] { return 4; });
-        case 8: return copy(first, last, [] { return 8; });
-        case 256: return copy(first, last, [] { return 256; });
-        case 512: return copy(first, last, [] { return 512; });
-        default: return copy(first, last, [&] { return row_bytes; });
+        case 1:
+          return copy(first, last, [] { return 1; });
+        case 2:
+          return copy(first, last, [] { return 2; });
+        case 4:
+          return copy(first, last, [] { return 4; });
+        case 8:
+          return copy(first, last, [] { return 8; });
+        case 256:
+          return copy(first, last, [] { return 256; });
+        case 512:
+          return copy(first, last, [] { return 512; });
+        default:
+          return copy(first, last, [&] { return row_bytes; });
       }
     };
     constexpr int64_t kGrainBytes = int64_t{1} << 20;

@@ -66,7 +66,11 @@ class Recommendation:
 
 
 def advise(
-    workloads: Sequence[Workload], vip: Tensor, original_id: Tensor, remaining: Sequence[tuple[float, float]], row_bytes: int
+    workloads: Sequence[Workload],
+    vip: Tensor,
+    original_id: Tensor,
+    remaining: Sequence[tuple[float, float]],
+    row_bytes: int,
 ) -> tuple[list[DeviceRows], Recommendation]:
     """Expected host-to-device rows over β, and the recommended α and β.
 

@@ -50,7 +50,11 @@ def mean_table(analysis: Analysis) -> Table:
     """Geometric means over fanouts of the share of rows left."""
     means = analysis.geometric_means()
     alphas = sorted({alpha for _, alpha in means})
-    table = _table("Share of the rows still fetched with a cache, geometric mean over fanouts", "policy", [f"α={alpha:g}" for alpha in alphas])
+    table = _table(
+        "Share of the rows still fetched with a cache, geometric mean over fanouts",
+        "policy",
+        [f"α={alpha:g}" for alpha in alphas],
+    )
     for policy in dict.fromkeys(policy for policy, _ in means):
         table.add_row(policy, *(f"{means[policy, alpha]:.3f}" for alpha in alphas))
     return table
@@ -67,7 +71,10 @@ def device_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
     )
     for row in rows:
         table.add_row(
-            f"{row.gpu_fraction:g}", _bytes(row.gpu_bytes, analysis), _short(row.rows_per_batch_vip_order), _short(row.rows_per_batch_original_order)
+            f"{row.gpu_fraction:g}",
+            _bytes(row.gpu_bytes, analysis),
+            _short(row.rows_per_batch_vip_order),
+            _short(row.rows_per_batch_original_order),
         )
     return table
 
@@ -112,7 +119,9 @@ def check_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"a plot needs matplotlib, which could not be imported ({error}): pip install 'salientpp[plot]'") from None
+        raise ImportError(
+            f"a plot needs matplotlib, which could not be imported ({error}): pip install 'salientpp[plot]'"
+        ) from None
 
 
 def plot(analysis: Analysis, path: Path) -> None:
@@ -140,7 +149,9 @@ def plot(analysis: Analysis, path: Path) -> None:
         axes.fill_between([v.replication_factor for v in floor], [v.rows for v in floor], bare, color="0.92", lw=0)
         axes.axhline(bare, color="0.4", lw=1, ls=":", label="no cache")
         for policy, volumes in lines.items():
-            style = {"color": "black", "ls": "--", "lw": 1} if policy in ORACLES else {"marker": "o", "ms": 3, "lw": 1.4}
+            style = (
+                {"color": "black", "ls": "--", "lw": 1} if policy in ORACLES else {"marker": "o", "ms": 3, "lw": 1.4}
+            )
             if policy == "vip":
                 style |= {"lw": 2.4, "zorder": 5}
             if policy == "oracle-heldout":
@@ -167,12 +178,16 @@ def check_output(path: Path) -> None:
     try:
         found = _stat(path)
         if found is not None and (stat.S_ISSOCK(found.st_mode) or not os.access(path, os.W_OK)):
-            raise ValueError(f"{path} cannot be written ({'a socket' if stat.S_ISSOCK(found.st_mode) else 'no permission'}); choose another")
+            raise ValueError(
+                f"{path} cannot be written ({'a socket' if stat.S_ISSOCK(found.st_mode) else 'no permission'}); choose another"
+            )
     except OSError as error:
         raise ValueError(f"{path} cannot be written ({error.strerror}); choose another") from None
     if is_replaced(path):
         try:
-            tempfile.TemporaryFile(dir=folder).close()  # permissions say too little: of root, of file systems mounted to be read
+            tempfile.TemporaryFile(
+                dir=folder
+            ).close()  # permissions say too little: of root, of file systems mounted to be read
         except OSError as error:
             raise ValueError(f"the directory {folder} cannot be written ({error.strerror}); choose another") from None
 
@@ -203,7 +218,12 @@ def is_replaced(path: Path) -> bool:
         return True
     # A link of /proc, such as /dev/stdout, may lead to a file that has another name by now, or none.
     there = _stat(_target(path))
-    return stat.S_ISREG(found.st_mode) and there is not None and os.path.samestat(found, there) and _standard_stream(found) is None
+    return (
+        stat.S_ISREG(found.st_mode)
+        and there is not None
+        and os.path.samestat(found, there)
+        and _standard_stream(found) is None
+    )
 
 
 def _replace(target: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -179,7 +179,12 @@ def analyze(
     """
     fanouts, policies = check_request(fanouts, batch_size, replication_factors, policies, epochs, predict_only)
     # METIS lets no other Python thread run, so a clock on the screen stands still with it.
-    track("partitioning (METIS stops the clock)" if isinstance(method, str) and method.startswith("metis") else "partitioning", 1)
+    track(
+        "partitioning (METIS stops the clock)"
+        if isinstance(method, str) and method.startswith("metis")
+        else "partitioning",
+        1,
+    )
     source = _open(data, parts, name, seeds)
     del data  # a caller who keeps no reference either has the memory back
     parted = source if isinstance(source, _Parted) else _part(source, method, fanouts[0], batch_size, seed)
@@ -234,7 +239,9 @@ def check_request(
     if epochs < 1 and not predict_only:
         raise ValueError(f"epochs must be >= 1, got {epochs}")
     if epochs > MOST_EPOCHS:
-        raise ValueError(f"epochs must be at most {MOST_EPOCHS:,}, got {epochs}: counts are kept for each; ten are enough for most graphs")
+        raise ValueError(
+            f"epochs must be at most {MOST_EPOCHS:,}, got {epochs}: counts are kept for each; ten are enough for most graphs"
+        )
     for alpha in replication_factors:
         check_replication_factor(alpha)
     return checked, _check_policies(policies, predict_only)
@@ -268,9 +275,15 @@ class _Unparted:
 def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: str) -> _Parted | _Unparted:
     if isinstance(data, PartitionedGraph):
         if parts not in (None, data.num_parts):
-            raise ValueError(f"{data.root} has {data.num_parts} parts, got parts={parts}; leave it out, or partition again")
+            raise ValueError(
+                f"{data.root} has {data.num_parts} parts, got parts={parts}; leave it out, or partition again"
+            )
         x = data.manifest["node_attributes"].get("x")
-        row_bytes = 0 if x is None else math.prod(x["row_shape"]) * torch.empty(0, dtype=getattr(torch, x["dtype"])).element_size()
+        row_bytes = (
+            0
+            if x is None
+            else math.prod(x["row_shape"]) * torch.empty(0, dtype=getattr(torch, x["dtype"])).element_size()
+        )
         own = [data.split(seeds, part_id) for part_id in range(data.num_parts)]
         return _Parted(
             name,
@@ -289,7 +302,9 @@ def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: st
     graph = Graph.trusted(graph.indptr, graph.indices)  # the user's edge ids are not needed: 8 bytes per edge
     splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
     if seeds != "all" and seeds not in splits:
-        raise ValueError(f"seeds must be 'all' or a split of the data ({', '.join(splits) or 'it has none'}), got {seeds!r}")
+        raise ValueError(
+            f"seeds must be 'all' or a split of the data ({', '.join(splits) or 'it has none'}), got {seeds!r}"
+        )
     x = data.get("x")
     row_bytes = 0 if x is None else x[0].numel() * x.element_size()
     return _Unparted(name, graph, splits, None if seeds == "all" else splits[seeds], row_bytes, parts)
@@ -298,7 +313,14 @@ def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: st
 def _part(source: _Unparted, method: str | Tensor, fanouts: Sequence[int], batch_size: int, seed: int) -> _Parted:
     graph, chosen, parts = source.graph, source.seeds, source.parts
     assigned = assign_for(
-        graph, parts, method=method, splits=source.splits, seeds=chosen, num_neighbors=fanouts, batch_size=batch_size, seed=seed
+        graph,
+        parts,
+        method=method,
+        splits=source.splits,
+        seeds=chosen,
+        num_neighbors=fanouts,
+        batch_size=batch_size,
+        seed=seed,
     )
     layout = lay_out(graph, assigned, chosen, fanouts, batch_size)
     new_id = layout.new_id()
@@ -359,7 +381,8 @@ def _analyze_fanouts(
     # What the loader does by default; a part without seeds it serves under 'exact'.
     uneven = "exact" if 0 in sizes else "wrap"
     schedules = [
-        Schedule(size, part_id, 0, 1, sizes, part_id, batch_size, True, False, uneven, seed) for part_id, size in enumerate(sizes)
+        Schedule(size, part_id, 0, 1, sizes, part_id, batch_size, True, False, uneven, seed)
+        for part_id, size in enumerate(sizes)
     ]
     expected = _expected_accesses(workloads, vip, schedules)
     parts = []
@@ -371,7 +394,11 @@ def _analyze_fanouts(
 
     counted = _total([part.counted for part in parts])
     forecast = _total([part.forecast for part in parts])
-    bare = float(_total([part.counted_bare for part in parts]).mean()) if epochs else sum(part.forecast_bare for part in parts)
+    bare = (
+        float(_total([part.counted_bare for part in parts]).mean())
+        if epochs
+        else sum(part.forecast_bare for part in parts)
+    )
     mean = counted.mean(axis=2) if epochs else forecast
     volumes = []
     for p, policy in enumerate(policies):
@@ -390,7 +417,9 @@ def _analyze_fanouts(
                         float(sum(part.calibrated[a] for part in parts)) if epochs and policy == "vip" else None
                     ),
                     calibrated_error=(
-                        math.sqrt(sum(part.calibrated_variance[a] for part in parts)) if epochs and policy == "vip" else None
+                        math.sqrt(sum(part.calibrated_variance[a] for part in parts))
+                        if epochs and policy == "vip"
+                        else None
                     ),
                     ratio_to_oracle=_ratio_to("oracle", policies, mean[:, a], p),
                     ratio_to_heldout=_ratio_to("oracle-heldout", policies, mean[:, a], p),
@@ -399,7 +428,11 @@ def _analyze_fanouts(
             )
     own = [volume for volume in volumes if volume.policy == "vip"]
     devices, recommendation = advise(
-        workloads, vip, parted.original_id, [(volume.replication_factor, 1 - volume.reduction) for volume in own], parted.row_bytes
+        workloads,
+        vip,
+        parted.original_id,
+        [(volume.replication_factor, 1 - volume.reduction) for volume in own],
+        parted.row_bytes,
     )
     return volumes, devices, recommendation, bare
 
@@ -457,7 +490,9 @@ def _analyze_part(
     if "oracle-heldout" in policies:
         # The keys of `simulation` are numbered by part; these lie beyond.
         others = shuffled_batches(seeds, schedule.batch_size, book.num_parts + part_id, epochs)
-        scores["oracle-heldout"] = count(others, "held-out epochs", epochs * -(-seeds.numel() // schedule.batch_size)).float()
+        scores["oracle-heldout"] = count(
+            others, "held-out epochs", epochs * -(-seeds.numel() // schedule.batch_size)
+        ).float()
 
     counted = np.zeros((len(policies), len(alphas), epochs))
     forecast = np.zeros((len(policies), len(alphas)))
@@ -506,7 +541,9 @@ def _calibrate(
         whole = ((seeds, key) for seeds, key in batches if seeds.numel() == min(batch_size, workload.seeds.numel()))
         samples = []
         for seeds, key in islice(whole, CALIBRATION_BATCHES):
-            n_id = ops.sample_neighbors(graph.indptr, graph.indices, None, seeds, workload.num_neighbors, key, workload.replace)[0]
+            n_id = ops.sample_neighbors(
+                graph.indptr, graph.indices, None, seeds, workload.num_neighbors, key, workload.replace
+            )[0]
             at = place[n_id.numpy()]
             samples.append([np.count_nonzero(at >= size) for size in cache_sizes])
         sampled = np.array(samples, dtype=np.float64)

@@ -61,7 +61,9 @@ def _check_edge_index_form(edge_index: object, where: str) -> None:
     if edge_index.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{where}: edge_index must be int64 or int32, got {form(edge_index)}")
     if edge_index.layout != torch.strided or edge_index.is_meta:
-        raise ValueError(f"{where}: edge_index must be dense and have values, got layout {edge_index.layout} on {edge_index.device}")
+        raise ValueError(
+            f"{where}: edge_index must be dense and have values, got layout {edge_index.layout} on {edge_index.device}"
+        )
 
 
 def _check_id_range(ids: Tensor, key: str, num_vertices: int, where: str) -> None:

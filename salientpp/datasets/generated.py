@@ -193,7 +193,12 @@ def synthetic(
     # Cumulative, so that fractions that add up to one use every vertex despite the rounding.
     bounds = [
         round(num_vertices * fraction)
-        for fraction in (0, train_fraction, train_fraction + val_fraction, train_fraction + val_fraction + test_fraction)
+        for fraction in (
+            0,
+            train_fraction,
+            train_fraction + val_fraction,
+            train_fraction + val_fraction + test_fraction,
+        )
     ]
     for split, start, end in zip(SPLITS, bounds, bounds[1:]):
         mask = torch.zeros(num_vertices, dtype=torch.bool)

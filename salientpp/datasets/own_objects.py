@@ -26,15 +26,21 @@ def load_pyg(file: Path) -> Data:
     check_file(file)
     try:
         # PyG registers its data classes with torch, but not the containers that a Data of its 2.7 and later holds.
-        with torch.serialization.safe_globals([DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage]):
+        with torch.serialization.safe_globals(
+            [DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage]
+        ):
             stored = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
     except Exception as error:
         # torch's own text advises to read the file unsafely.
-        needed = re.search(r"unsupported (?:global: )?(?:global|class|operand) ([\w.]+?)(?:\.?\s|\.?$)", str(error), re.IGNORECASE)
+        needed = re.search(
+            r"unsupported (?:global: )?(?:global|class|operand) ([\w.]+?)(?:\.?\s|\.?$)", str(error), re.IGNORECASE
+        )
         if needed is None:
-            raise ValueError(f"{file}: damaged, or not a file that torch.save wrote ({type(error).__name__})") from error
+            raise ValueError(
+                f"{file}: damaged, or not a file that torch.save wrote ({type(error).__name__})"
+            ) from error
         raise ValueError(
             f"{file}: not read, since it holds more than tensors and PyG's own classes ({needed[1]}), which could run code. If you trust it, convert "
             f"it once in Python: data = torch.load({str(file)!r}, weights_only=False); torch.save({{name: value for name, value in "
@@ -46,16 +52,23 @@ def load_pyg(file: Path) -> Data:
     except ValueError:
         raise
     except Exception as error:  # a damaged file can leave an object of PyG's half made
-        raise ValueError(f"{file}: the object in it is damaged ({type(error).__name__}: {first_line(error)})") from error
+        raise ValueError(
+            f"{file}: the object in it is damaged ({type(error).__name__}: {first_line(error)})"
+        ) from error
     return data
 
 
 def _graph_in(stored: object, where: str) -> Data:
     """The homogeneous graph that a file or a function gave, in one of the forms that PyG itself writes."""
-    if isinstance(stored, tuple) and len(stored) in (2, 3):  # InMemoryDataset.save: the graphs as one, where each begins, their class
+    if isinstance(stored, tuple) and len(stored) in (
+        2,
+        3,
+    ):  # InMemoryDataset.save: the graphs as one, where each begins, their class
         stored, slices, *_ = stored
         if slices:
-            raise ValueError(f"{where}: expected one graph, got a dataset of several; save the one that is meant, torch.save(dataset[0], FILE)")
+            raise ValueError(
+                f"{where}: expected one graph, got a dataset of several; save the one that is meant, torch.save(dataset[0], FILE)"
+            )
     if isinstance(stored, dict):
         if not all(isinstance(key, str) for key in stored):
             raise ValueError(f"{where}: expected the attributes of a Data by name, got a dict with other keys")
@@ -70,7 +83,9 @@ def load_python(where: str, source: str) -> Data:
     """See `load_dataset`."""
     name, colon, function_name = source.partition(":")
     if not (colon and all(part.isidentifier() for part in name.split(".")) and function_name.isidentifier()):
-        raise ValueError(f"{where}: expected python:MODULE:FUNCTION such as python:my_graph:load, where MODULE is my_graph.py without .py")
+        raise ValueError(
+            f"{where}: expected python:MODULE:FUNCTION such as python:my_graph:load, where MODULE is my_graph.py without .py"
+        )
     sys.path.insert(0, os.getcwd())
     try:
         # What it prints is no result of a command.
@@ -78,7 +93,11 @@ def load_python(where: str, source: str) -> Data:
             module = _run_users(where, f"importing {name}", lambda: importlib.import_module(name))
             function = getattr(module, function_name, None)
             if not callable(function):
-                known = sorted(key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == name)
+                known = sorted(
+                    key
+                    for key, value in vars(module).items()
+                    if callable(value) and getattr(value, "__module__", None) == name
+                )
                 raise ValueError(
                     f"{where}: {getattr(module, '__file__', name)} has no function {function_name!r}; it has {', '.join(known) or 'none'}"
                     f"{did_you_mean(function_name, known)}"
@@ -98,6 +117,12 @@ def _run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
         return call()
     except (Exception, SystemExit) as error:
         here = {__file__, importlib.__file__}
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in here and "<frozen" not in f.filename]
+        frames = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)
+            if f.filename not in here and "<frozen" not in f.filename
+        ]
         at = ", called from ".join(f"{f.filename}, line {f.lineno}, in {f.name}" for f in reversed(frames))
-        raise ValueError(f"{where}: {what} raised {type(error).__name__}: {first_line(error)}{f' ({at})' if at else ''}") from error
+        raise ValueError(
+            f"{where}: {what} raised {type(error).__name__}: {first_line(error)}{f' ({at})' if at else ''}"
+        ) from error

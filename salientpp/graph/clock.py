@@ -34,7 +34,9 @@ class Clock:
         exact = [_exact_time(time, name).flatten() for time in times]
         whole = [time for time in exact if time.dtype == torch.int64]
         real = [time for time in exact if time.dtype == torch.float64]
-        return cls(bool(real), (torch.cat(whole).sort().values, torch.cat(real).sort().values) if whole and real else None)
+        return cls(
+            bool(real), (torch.cat(whole).sort().values, torch.cat(real).sort().values) if whole and real else None
+        )
 
     def read(self, time: Tensor, name: str) -> Tensor:
         """int64: for a time t of the graph and any time s, ``read(t) <= read(s)`` just where ``t <= s``.
@@ -53,14 +55,18 @@ class Clock:
             return torch.searchsorted(whole, earlier[0], right=True) + torch.searchsorted(real, earlier[1], right=True)
         if not self.real:
             return (time if is_whole else _whole_below(time)).contiguous()
-        bits = ((_real_below(time) if is_whole else time) + 0.0).contiguous().view(torch.int64)  # adding zero turns -0.0 into 0.0
+        bits = (
+            ((_real_below(time) if is_whole else time) + 0.0).contiguous().view(torch.int64)
+        )  # adding zero turns -0.0 into 0.0
         return bits ^ ((bits >> 63) & (2**63 - 1))
 
 
 def _exact_time(time: Tensor, name: str) -> Tensor:
     """The same values on the CPU as int64 or float64; ValueError where these cannot hold them, or they have no order."""
     if not isinstance(time, Tensor) or time.dtype.is_complex:
-        raise ValueError(f"{name} must be a tensor of whole or real numbers, got {time.dtype if isinstance(time, Tensor) else type(time).__name__}")
+        raise ValueError(
+            f"{name} must be a tensor of whole or real numbers, got {time.dtype if isinstance(time, Tensor) else type(time).__name__}"
+        )
     time = time.detach().cpu()
     if time.dtype.is_floating_point:
         time = time.to(torch.float64)

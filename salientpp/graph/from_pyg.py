@@ -20,7 +20,9 @@ def read_edge_index(edge_index: object, name: str, size: str = "E") -> Tensor:
     if edge_index.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} must have dtype int64 or int32, got {edge_index.dtype}")
     if edge_index.layout != torch.strided or edge_index.device.type == "meta":
-        raise ValueError(f"{name} must be a dense tensor with data, got layout {edge_index.layout} on {edge_index.device}")
+        raise ValueError(
+            f"{name} must be a dense tensor with data, got layout {edge_index.layout} on {edge_index.device}"
+        )
     return edge_index.as_subclass(Tensor).cpu()  # PyG's EdgeIndex is a subclass with its own rules
 
 
@@ -72,10 +74,16 @@ def _by_target_and_source(edge_index: Tensor) -> Tensor:
 def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) -> dict[str | None, int]:
     """How many vertices of each type there are; the type of a homogeneous graph is None."""
     if isinstance(data, (Data, HeteroData)):
-        sizes = {None: data.num_nodes} if isinstance(data, Data) else {name: data[name].num_nodes for name in data.node_types}
+        sizes = (
+            {None: data.num_nodes}
+            if isinstance(data, Data)
+            else {name: data[name].num_nodes for name in data.node_types}
+        )
         for name, size in sizes.items():
             if size is None:
-                raise ValueError(f"data must say how many there are of {words_for(name)}: set num_nodes, or an attribute such as x")
+                raise ValueError(
+                    f"data must say how many there are of {words_for(name)}: set num_nodes, or an attribute such as x"
+                )
         return {name: int(size) for name, size in sizes.items()}
     feature_store, graph_store = data
     edges = graph_store.get_all_edge_attrs()

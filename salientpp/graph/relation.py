@@ -60,7 +60,14 @@ class EdgeReader:
         return NO_EDGES[0], NO_EDGES[1], False
 
     def read(
-        self, source: Tensor, target: Tensor, listed: bool, *, weight: Tensor | None, node_time: Tensor | None, edge_time: Tensor | None
+        self,
+        source: Tensor,
+        target: Tensor,
+        listed: bool,
+        *,
+        weight: Tensor | None,
+        node_time: Tensor | None,
+        edge_time: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """``(indptr, indices, edge_id, edge_weight, edge_time)`` as :class:`Relation` takes them."""
         num_edges = source.numel()
@@ -99,7 +106,9 @@ class EdgeReader:
         for row, size in ((0, self.num_sources), (1, self.num_targets)):
             at = first_outside(edge_index[row], size)
             if at is not None:
-                raise ValueError(f"edge_index[{row}, {at}] of {self.name} must be in [0, {size}), got {int(edge_index[row, at])}")
+                raise ValueError(
+                    f"edge_index[{row}, {at}] of {self.name} must be in [0, {size}), got {int(edge_index[row, at])}"
+                )
         return edge_index[0], edge_index[1]
 
     def _ends_of_matrix(self, adj_t: Any) -> tuple[Tensor, Tensor]:
@@ -118,7 +127,9 @@ class EdgeReader:
             at = int(bad.nonzero()[0])
             raise ValueError(f"the weight of {self.name} must be finite and >= 0, got {float(weight[at])} at edge {at}")
         if not bool(weight.sum().isfinite()):
-            raise ValueError(f"the weight of {self.name} must have a finite sum; divide it by its largest, {float(weight.max()):g}")
+            raise ValueError(
+                f"the weight of {self.name} must have a finite sum; divide it by its largest, {float(weight.max()):g}"
+            )
         return weight
 
     def _check_sorted(self, indptr: Tensor, time: Tensor) -> None:

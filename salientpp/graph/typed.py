@@ -75,7 +75,9 @@ class TypedGraph:
             ends = {name: (name[0], name[2]) for name in edges}
             for name, end in ((name, end) for name, both in ends.items() for end in both):
                 if end not in nodes:
-                    raise ValueError(f"edge type {name} must join node types of the data ({', '.join(nodes)}), got {end!r}; set num_nodes of it")
+                    raise ValueError(
+                        f"edge type {name} must join node types of the data ({', '.join(nodes)}), got {end!r}; set num_nodes of it"
+                    )
         else:
             nodes, edges, ends = {None: data._store}, {None: data._store}, {None: (None, None)}
         num_vertices = count_vertices(data)
@@ -86,13 +88,20 @@ class TypedGraph:
         def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
             store = edges[name]
             weight = store[weight_attr] if weight_attr is not None and weight_attr in store else None
-            return edges_of.read(*edges_of.ends(store), weight=weight, node_time=times["node_time"], edge_time=times["edge_time"])
+            return edges_of.read(
+                *edges_of.ends(store), weight=weight, node_time=times["node_time"], edge_time=times["edge_time"]
+            )
 
         return cls._assemble(num_vertices, ends, node_time, edge_time, time_attr, is_sorted, backward, read)
 
     @classmethod
     def from_stores(
-        cls, feature_store: FeatureStore, graph_store: GraphStore, *, time_attr: str | None = None, backward: bool = False
+        cls,
+        feature_store: FeatureStore,
+        graph_store: GraphStore,
+        *,
+        time_attr: str | None = None,
+        backward: bool = False,
     ) -> TypedGraph:
         """From PyG's interfaces to graphs and features that are kept elsewhere: their topology is read whole, their times too.
 
@@ -111,9 +120,13 @@ class TypedGraph:
             # A graph of one type has no names to tell whose times they are, so PyG goes by the attribute's.
             homogeneous = edge_types == [None]
             of_nodes = time_attr == "time" if homogeneous else isinstance(attr.group_name, str)
-            (on_nodes if of_nodes else on_edges)[None if homogeneous else attr.group_name] = feature_store.get_tensor(attr)
+            (on_nodes if of_nodes else on_edges)[None if homogeneous else attr.group_name] = feature_store.get_tensor(
+                attr
+            )
         if time_attr is not None and bool(on_nodes) == bool(on_edges):
-            raise ValueError(f"time_attr={time_attr!r} must name times of vertices or of edges in the feature store, and not both")
+            raise ValueError(
+                f"time_attr={time_attr!r} must name times of vertices or of edges in the feature store, and not both"
+            )
         num_vertices = count_vertices((feature_store, graph_store))
         if edge_types == [None]:
             ends = {None: (None, None)}
@@ -140,7 +153,15 @@ class TypedGraph:
 
     @classmethod
     def _assemble(
-        cls, num_vertices: dict, ends: dict, node_time: dict, edge_time: dict, time_attr: str | None, is_sorted: bool, backward: bool, read: Any
+        cls,
+        num_vertices: dict,
+        ends: dict,
+        node_time: dict,
+        edge_time: dict,
+        time_attr: str | None,
+        is_sorted: bool,
+        backward: bool,
+        read: Any,
     ) -> TypedGraph:
         node_types = tuple(num_vertices)
         times = [*node_time.values(), *edge_time.values()]
@@ -154,7 +175,9 @@ class TypedGraph:
             edges_on_clock = {name: clock.read(time, time_attr) for name, time in edge_time.items()}
         relations = []
         for name, (source, target) in ends.items():
-            edges_of = EdgeReader(words_for(name, "the edges"), num_vertices[source], num_vertices[target], is_sorted, backward)
+            edges_of = EdgeReader(
+                words_for(name, "the edges"), num_vertices[source], num_vertices[target], is_sorted, backward
+            )
             arrays = read(
                 name,
                 edges_of,
@@ -164,9 +187,13 @@ class TypedGraph:
                 },
             )
             source_type, target_type = node_types.index(source), node_types.index(target)
-            relations.append(Relation(*((target_type, source_type) if backward else (source_type, target_type)), *arrays))
+            relations.append(
+                Relation(*((target_type, source_type) if backward else (source_type, target_type)), *arrays)
+            )
         sizes = tuple(num_vertices.values())
-        return cls(node_types, sizes, tuple(ends), tuple(relations), tuple(on_clock.get(name) for name in node_types), clock)
+        return cls(
+            node_types, sizes, tuple(ends), tuple(relations), tuple(on_clock.get(name) for name in node_types), clock
+        )
 
     @property
     def is_homogeneous(self) -> bool:
@@ -179,7 +206,9 @@ class TypedGraph:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return sum(relation.nbytes for relation in self.relations) + sum(time.nbytes for time in self.node_time if time is not None)
+        return sum(relation.nbytes for relation in self.relations) + sum(
+            time.nbytes for time in self.node_time if time is not None
+        )
 
 
 def _times(data: Data | HeteroData, nodes: dict, edges: dict, time_attr: str | None) -> tuple[dict, dict]:
@@ -191,9 +220,13 @@ def _times(data: Data | HeteroData, nodes: dict, edges: dict, time_attr: str | N
         on_edges = {name: store[time_attr] for name, store in edges.items() if time_attr in store}
     else:
         on_nodes = {None: data[time_attr]} if time_attr in data and data.is_node_attr(time_attr) else {}
-        on_edges = {None: data[time_attr]} if time_attr in data and data.is_edge_attr(time_attr) and not on_nodes else {}
+        on_edges = (
+            {None: data[time_attr]} if time_attr in data and data.is_edge_attr(time_attr) and not on_nodes else {}
+        )
     if on_nodes and on_edges:
-        raise ValueError(f"time_attr={time_attr!r} is both a node-level and an edge-level attribute; give one of them another name")
+        raise ValueError(
+            f"time_attr={time_attr!r} is both a node-level and an edge-level attribute; give one of them another name"
+        )
     if not on_nodes and not on_edges:
         raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute")
     return on_nodes, on_edges

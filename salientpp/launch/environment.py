@@ -20,7 +20,15 @@ from dataclasses import dataclass
 import torch
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
+_SLURM = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_STEP_NODELIST",
+)
 
 
 class LaunchError(RuntimeError):
@@ -52,7 +60,11 @@ class Launch:
     @property
     def device(self) -> torch.device:
         """This rank's GPU, or the CPU. Where SLURM shows each task only its own GPU (``--gpus-per-task``), that is number 0."""
-        return torch.device("cuda", self.local_rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+        return (
+            torch.device("cuda", self.local_rank % torch.cuda.device_count())
+            if torch.cuda.is_available()
+            else torch.device("cpu")
+        )
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Launch:
@@ -85,7 +97,9 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
 
 def _from_torchrun(environ: Mapping[str, str], slurm: Launch | None) -> Launch:
     # By hand one often sets only what torch itself reads; SLURM knows the rest.
-    known = {} if slurm is None else {"LOCAL_RANK": str(slurm.local_rank), "LOCAL_WORLD_SIZE": str(slurm.ranks_per_host)}
+    known = (
+        {} if slurm is None else {"LOCAL_RANK": str(slurm.local_rank), "LOCAL_WORLD_SIZE": str(slurm.ranks_per_host)}
+    )
     environ = {**known, **environ}
     _check_present(environ, _TORCHRUN, "torchrun", "start with torchrun, or set all of them on every rank")
     launch = Launch(
@@ -105,7 +119,12 @@ def _from_torchrun(environ: Mapping[str, str], slurm: Launch | None) -> Launch:
 
 def _from_slurm(environ: Mapping[str, str]) -> Launch:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    _check_present(environ, (*_SLURM, size), "srun", "start with srun, and pass its variables on to the process (containers may drop them)")
+    _check_present(
+        environ,
+        (*_SLURM, size),
+        "srun",
+        "start with srun, and pass its variables on to the process (containers may drop them)",
+    )
     per_host = tasks_per_host(environ["SLURM_STEP_TASKS_PER_NODE"])
     host = _number(environ, "SLURM_NODEID")
     _check_range("SLURM_NODEID", host, "the number of hosts in SLURM_STEP_TASKS_PER_NODE", len(per_host))
@@ -117,12 +136,19 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch:
         ranks_per_host=per_host[host],
         master_addr=environ.get("MASTER_ADDR") or first_host(environ["SLURM_STEP_NODELIST"]),
         master_port=_number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else None,
-        job="-".join([
-            environ.get("SLURM_CLUSTER_NAME", "cluster"), environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"], environ.get("SLURM_RESTART_COUNT", "0"),
-        ]),
+        job="-".join(
+            [
+                environ.get("SLURM_CLUSTER_NAME", "cluster"),
+                environ["SLURM_JOB_ID"],
+                environ["SLURM_STEP_ID"],
+                environ.get("SLURM_RESTART_COUNT", "0"),
+            ]
+        ),
     )
     _check_range("SLURM_PROCID", launch.rank, size, launch.world_size)
-    _check_range("SLURM_LOCALID", launch.local_rank, "its host's entry in SLURM_STEP_TASKS_PER_NODE", launch.ranks_per_host)
+    _check_range(
+        "SLURM_LOCALID", launch.local_rank, "its host's entry in SLURM_STEP_TASKS_PER_NODE", launch.ranks_per_host
+    )
     return launch
 
 
@@ -130,7 +156,11 @@ def _check_agreement(launch: Launch, slurm: Launch | None, environ: Mapping[str,
     if slurm is None:
         return
     if "TORCHELASTIC_RUN_ID" in environ:  # torchrun itself: one agent per task, each with ranks of its own
-        agents = _number(environ, "GROUP_WORLD_SIZE") if "GROUP_WORLD_SIZE" in environ else launch.world_size // launch.ranks_per_host
+        agents = (
+            _number(environ, "GROUP_WORLD_SIZE")
+            if "GROUP_WORLD_SIZE" in environ
+            else launch.world_size // launch.ranks_per_host
+        )
         if agents != slurm.world_size:
             raise LaunchError(
                 f"srun has started {slurm.world_size} tasks (SLURM_NTASKS), but the torchrun of this one has {agents} in its group "
@@ -138,7 +168,10 @@ def _check_agreement(launch: Launch, slurm: Launch | None, environ: Mapping[str,
                 f"--nnodes {slurm.world_size} and the same --rdzv-backend c10d --rdzv-endpoint HOST:PORT in every task, or srun --ntasks {agents}"
             )
         return
-    pairs = [("RANK", launch.rank, "SLURM_PROCID", slurm.rank), ("WORLD_SIZE", launch.world_size, "SLURM_NTASKS", slurm.world_size)]
+    pairs = [
+        ("RANK", launch.rank, "SLURM_PROCID", slurm.rank),
+        ("WORLD_SIZE", launch.world_size, "SLURM_NTASKS", slurm.world_size),
+    ]
     wrong = [f"{ours}={value} but {theirs}={other}" for ours, value, theirs, other in pairs if value != other]
     if wrong:
         raise LaunchError(
@@ -168,7 +201,9 @@ def _check_present(environ: Mapping[str, str], names: tuple[str, ...], launcher:
     missing = [name for name in names if not environ.get(name)]
     if missing:
         there = [name for name in names if name not in missing]
-        raise LaunchError(f"{', '.join(there) or 'nothing'} of {launcher}'s variables is set, but {', '.join(missing)} is missing; {advice}")
+        raise LaunchError(
+            f"{', '.join(there) or 'nothing'} of {launcher}'s variables is set, but {', '.join(missing)} is missing; {advice}"
+        )
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

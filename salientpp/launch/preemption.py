@@ -62,7 +62,9 @@ class Preemption:
             self._former[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self._former.items():
             # None: a handler that was not installed from Python, and cannot be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -73,7 +73,15 @@ def init_process_group(
         _connect(launch, f"{launch.master_addr}:{launch.master_port}", backend, timeout, init_method="env://")
     elif launch.master_port is not None:
         address = f"{launch.master_addr}:{launch.master_port}"
-        _connect(launch, address, backend, timeout, init_method=f"tcp://{address}", rank=launch.rank, world_size=launch.world_size)
+        _connect(
+            launch,
+            address,
+            backend,
+            timeout,
+            init_method=f"tcp://{address}",
+            rank=launch.rank,
+            world_size=launch.world_size,
+        )
     else:
         directory = Path(directory or os.environ.get("SLURM_SUBMIT_DIR") or ".").absolute()
         file = directory / f".salientpp-{launch.job}-{next(_meetings)}"
@@ -95,7 +103,9 @@ def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, s
     bound, port = listener.getsockname()[:2]
     own = "127.0.0.1" if bound in ("0.0.0.0", "::") else bound  # a host need not know its own name
     # The store takes the socket over, and connects to it like every other rank.
-    store = dist.TCPStore(own, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach())
+    store = dist.TCPStore(
+        own, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+    )
     address = f"{host}:{port}"
     _publish(file, address)
     return store, address
@@ -150,7 +160,11 @@ def _addresses_of(name: str) -> list[str]:
     except OSError:
         return []
     addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
-    return [address for address in addresses if not (ip := ipaddress.ip_address(address.partition("%")[0])).is_loopback and not ip.is_link_local]
+    return [
+        address
+        for address in addresses
+        if not (ip := ipaddress.ip_address(address.partition("%")[0])).is_loopback and not ip.is_link_local
+    ]
 
 
 def _publish(file: Path, text: str) -> None:
@@ -211,7 +225,9 @@ def _connect(launch: Launch, address: str, backend: str, timeout: timedelta, **o
 
 def _unreachable(launch: Launch, address: str, error: Exception) -> str:
     interfaces = ", ".join(name for _, name in socket.if_nameindex())
-    chosen = "; ".join(f"{name} is {os.environ.get(name) or 'not set'}" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"))
+    chosen = "; ".join(
+        f"{name} is {os.environ.get(name) or 'not set'}" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    )
     first = str(error).partition("\n")[0]
     return (
         f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} could not connect to the others (rank 0 is at {address}): {first}. "

@@ -86,10 +86,18 @@ class Batch:
                 "--ranks-per-node (by default --gpus-per-node) so that it divides them"
             )
         first = self.first
-        for name, text in (("--job-name", self.job_name), ("--partition", self.partition), ("--partition-queue", first.partition if first else None)):
+        for name, text in (
+            ("--job-name", self.job_name),
+            ("--partition", self.partition),
+            ("--partition-queue", first.partition if first else None),
+        ):
             if text is not None and not re.fullmatch(r"[\w.,+-]+", text):
                 raise ValueError(f"{name} must be a name without blanks, got {text!r}")
-        for name, text in (("--python", self.python), ("--dataset", first.dataset if first else None), ("--root", first.root if first else None)):
+        for name, text in (
+            ("--python", self.python),
+            ("--dataset", first.dataset if first else None),
+            ("--root", first.root if first else None),
+        ):
             if text == "":
                 raise ValueError(f"{name} must not be empty")
         if self.launcher not in LAUNCHERS:
@@ -118,7 +126,9 @@ class Batch:
 def script(batch: Batch, made_by: str) -> str:
     """The batch script; ``made_by`` is the command that made it, for its head."""
     by_srun = batch.launcher == "srun"
-    tasks, cpus = (batch.ranks_per_node, batch.cpus_per_task) if by_srun else (1, batch.ranks_per_node * batch.cpus_per_task)
+    tasks, cpus = (
+        (batch.ranks_per_node, batch.cpus_per_task) if by_srun else (1, batch.ranks_per_node * batch.cpus_per_task)
+    )
     directives = [
         f"--job-name={batch.job_name}",
         *([f"--partition={batch.partition}"] if batch.partition else []),
@@ -137,9 +147,16 @@ def script(batch: Batch, made_by: str) -> str:
         "#!/usr/bin/env bash",
         *(f"#SBATCH {directive}" for directive in directives),
         "#",
-        *_comment(f"Trains {batch.ranks} ranks on {batch.nodes} hosts: {batch.parts} parts, {batch.ranks_per_part} rank(s) per part."),
+        *_comment(
+            f"Trains {batch.ranks} ranks on {batch.nodes} hosts: {batch.parts} parts, {batch.ranks_per_part} rank(s) per part."
+        ),
         *_comment(f"Made by: {made_by}"),
-        "# Submit it with " + ("`bash THIS_FILE`: a job that partitions goes first, unless that was done." if batch.first else "`sbatch THIS_FILE`."),
+        "# Submit it with "
+        + (
+            "`bash THIS_FILE`: a job that partitions goes first, unless that was done."
+            if batch.first
+            else "`sbatch THIS_FILE`."
+        ),
         "# The signal USR1 comes 120 s before the end: time to save and to requeue. The log is appended to.",
         "set -euo pipefail",
         "",
@@ -148,7 +165,11 @@ def script(batch: Batch, made_by: str) -> str:
     ]
     if batch.first is not None:
         lines += ["", *_chain(batch, batch.first)]
-    lines += ["", f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{batch.cpus_per_task}}}"  # per rank', "export PYTHONUNBUFFERED=1  # lines reach the log at once"]
+    lines += [
+        "",
+        f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{batch.cpus_per_task}}}"  # per rank',
+        "export PYTHONUNBUFFERED=1  # lines reach the log at once",
+    ]
     command = " ".join(shlex.quote(word) for word in batch.command)
     if by_srun:
         start = ['"$python" ' + command]
@@ -170,17 +191,29 @@ def script(batch: Batch, made_by: str) -> str:
         "# Told explicitly: srun need not take the CPUs of a task from the job. If one task fails, all end. What is started here ignores the signal",
         "# until the training script installs a handler for it.",
         "# shellcheck disable=SC2016  # expanded by the inner bash",
-        " \\\n    ".join([
-            f'srun --ntasks-per-node={tasks} --cpus-per-task={cpus} --kill-on-bad-exit=1{" --label" if by_srun else ""}',
-            """bash -c 'trap "" USR1; exec "$@"' rank""",
-            *start,
-        ]),
+        " \\\n    ".join(
+            [
+                f"srun --ntasks-per-node={tasks} --cpus-per-task={cpus} --kill-on-bad-exit=1{' --label' if by_srun else ''}",
+                """bash -c 'trap "" USR1; exec "$@"' rank""",
+                *start,
+            ]
+        ),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _chain(batch: Batch, first: Partitioning) -> list[str]:
-    partition = [batch.python, "-m", "salientpp.cli", "partition", first.dataset, first.root, "--parts", str(batch.parts), *first.options]
+    partition = [
+        batch.python,
+        "-m",
+        "salientpp.cli",
+        "partition",
+        first.dataset,
+        first.root,
+        "--parts",
+        str(batch.parts),
+        *first.options,
+    ]
     queue = first.partition or batch.partition
     options = [
         f"--job-name={batch.job_name}-partition",
@@ -192,7 +225,7 @@ def _chain(batch: Batch, first: Partitioning) -> list[str]:
     manifest = shlex.quote(f"{first.root.rstrip('/')}/manifest.json")
     return [
         "# On the login node there is no job yet: submit one that partitions, and this script to begin when that has succeeded.",
-        'if [[ -z ${SLURM_JOB_ID:-} ]]; then',
+        "if [[ -z ${SLURM_JOB_ID:-} ]]; then",
         f"    if [[ -e {manifest} ]]; then",
         '        exec sbatch "$0"',
         "    fi",

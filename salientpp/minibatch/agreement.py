@@ -42,7 +42,9 @@ def exchange_facts(comm: Comm, facts: Facts | None, error: Exception | None) -> 
         ValueError: a rank could not make its loader, or two ranks differ in what must be the same; on every rank. Where this rank is the one
             that could not, ``error`` itself.
     """
-    message: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"} if facts is None else {"error": None, **asdict(facts)}
+    message: dict[str, Any] = (
+        {"error": f"{type(error).__name__}: {error}"} if facts is None else {"error": None, **asdict(facts)}
+    )
     everyone = comm.gather_facts(message)
     try:
         if error is not None:
@@ -62,10 +64,14 @@ def _check_same(everyone: Sequence[Facts], of: str) -> None:
     for rank, facts in enumerate(everyone):
         for name, value in facts.same.items():
             if value != first.same[name]:
-                raise ValueError(f"all ranks must have the same {name}, got {first.same[name]} on rank 0 and {value} on rank {rank}{of}")
+                raise ValueError(
+                    f"all ranks must have the same {name}, got {first.same[name]} on rank 0 and {value} on rank {rank}{of}"
+                )
         if facts.seed_is_given and facts.seed != first.seed:
             theirs = first.seed if first.seed_is_given else f"none (so {first.seed} was drawn)"
-            raise ValueError(f"all ranks must have the same seed, got {theirs} on rank 0 and {facts.seed} on rank {rank}{of}")
+            raise ValueError(
+                f"all ranks must have the same seed, got {theirs} on rank 0 and {facts.seed} on rank {rank}{of}"
+            )
     leaders: dict[int, tuple[int, str]] = {}
     for rank, facts in enumerate(everyone):
         leader, expected = leaders.setdefault(facts.part, (rank, facts.inputs_digest))

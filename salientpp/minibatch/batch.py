@@ -33,7 +33,21 @@ from salientpp.store.tiers import NO_IDS
 
 #: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
 _SET_BY_LOADER = frozenset(
-    ["batch", "batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges", "edge_label_index", "edge_label", "edge_label_time", "src_index", "dst_pos_index", "dst_neg_index", "_orig_edge_index"]
+    [
+        "batch",
+        "batch_size",
+        "input_id",
+        "seed_time",
+        "num_sampled_nodes",
+        "num_sampled_edges",
+        "edge_label_index",
+        "edge_label",
+        "edge_label_time",
+        "src_index",
+        "dst_pos_index",
+        "dst_neg_index",
+        "_orig_edge_index",
+    ]
 )
 
 
@@ -69,7 +83,11 @@ class Contents:
         self._data = data
         self._entries = _entries_of(data)
         # What is held cannot be taken for something that was put into its memory.
-        self._memory = [value.untyped_storage() for value, _ in self._entries.values() if isinstance(value, Tensor) and value.layout == torch.strided]
+        self._memory = [
+            value.untyped_storage()
+            for value, _ in self._entries.values()
+            if isinstance(value, Tensor) and value.layout == torch.strided
+        ]
 
     def __reduce__(self) -> tuple[type[Contents], tuple[Data | HeteroData]]:
         return Contents, (self._data,)  # a copy's memory is its own
@@ -95,20 +113,31 @@ class Contents:
     def changed_edges(self, then: Contents) -> list[Any]:
         """Where the edges are not those of ``then``: their types; None stands for those of a homogeneous graph."""
         both = dict.fromkeys([*self._entries, *then._entries])
-        changed = [column for column in both if column[1] in ("edge_index", "adj_t") and not self.has_same(column, then)]
-        return list(dict.fromkeys(key for key, name in changed if not _is_equal(self.value((key, name)), then.value((key, name)))))
+        changed = [
+            column for column in both if column[1] in ("edge_index", "adj_t") and not self.has_same(column, then)
+        ]
+        return list(
+            dict.fromkeys(
+                key for key, name in changed if not _is_equal(self.value((key, name)), then.value((key, name)))
+            )
+        )
 
 
 def _entries_of(data: Data | HeteroData) -> dict[Column, tuple[object, object]]:
     """(type, name) -> (value, what tells whether the value is as it was)."""
-    return {(store._key, name): (value, _state_of(value)) for store in data.stores for name, value in dict(store._mapping).items()}
+    return {
+        (store._key, name): (value, _state_of(value))
+        for store in data.stores
+        for name, value in dict(store._mapping).items()
+    }
 
 
 def _are_same(ours: dict[Column, tuple[object, object]], theirs: dict[Column, tuple[object, object]]) -> bool:
     if len(ours) != len(theirs):
         return False
     return all(
-        a == b and value is other and state == other_state for (a, (value, state)), (b, (other, other_state)) in zip(ours.items(), theirs.items())
+        a == b and value is other and state == other_state
+        for (a, (value, state)), (b, (other, other_state)) in zip(ours.items(), theirs.items())
     )
 
 
@@ -121,7 +150,9 @@ def _state_of(value: Any) -> object:
 
 def _state_of_other(value: object) -> object:
     if not isinstance(value, Tensor):
-        values = value.storage._value if hasattr(value, "storage") and hasattr(value, "csr") else None  # a SparseTensor's
+        values = (
+            value.storage._value if hasattr(value, "storage") and hasattr(value, "csr") else None
+        )  # a SparseTensor's
         return None if values is None else _state_of(values)
     if value.layout == torch.strided:  # made in inference mode
         return (value.data_ptr(), value.requires_grad)
@@ -133,7 +164,11 @@ def _is_equal(ours: object, theirs: object) -> bool:
     """Of edges; they may have been moved to another device, or copied."""
     if ours is theirs or not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
         return False
-    if ours.layout != torch.strided or (ours.layout, ours.shape, ours.dtype) != (theirs.layout, theirs.shape, theirs.dtype):
+    if ours.layout != torch.strided or (ours.layout, ours.shape, ours.dtype) != (
+        theirs.layout,
+        theirs.shape,
+        theirs.dtype,
+    ):
         return False
     return torch.equal(ours.cpu(), theirs.cpu())
 
@@ -154,7 +189,9 @@ class _NodeAttributes:
         if isinstance(x, Tensor) and "x" not in own and not x.is_nested and x.dim() and not store.is_node_attr("x"):
             owner = "data" if store._key is None else f"data[{store._key!r}]"
             warnings.warn(
-                f"{owner}.x has {x.size(0)} rows for {self._num_vertices} vertices, so every batch carries it whole, as in PyG", UserWarning, stacklevel=2
+                f"{owner}.x has {x.size(0)} rows for {self._num_vertices} vertices, so every batch carries it whole, as in PyG",
+                UserWarning,
+                stacklevel=2,
             )
 
     def columns(self) -> dict[str, Tensor]:
@@ -163,7 +200,9 @@ class _NodeAttributes:
         store = self._store
         others = ("num_nodes", *_SET_BY_LOADER, *self._own)
         names = [name for name in list(store) if name not in others and store.is_node_attr(name)]
-        rows = {name: store[name] for name in names if _is_rows(store[name]) and store[name].size(0) == self._num_vertices}
+        rows = {
+            name: store[name] for name in names if _is_rows(store[name]) and store[name].size(0) == self._num_vertices
+        }
         return {name: value for name, value in rows.items() if self._data.__cat_dim__(name, value, store) == 0}
 
     def fill(self, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
@@ -380,7 +419,9 @@ def add_batch_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSa
         batch._orig_edge_index = torch.stack([mfg.orig_row, mfg.orig_col])
 
 
-def add_node_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: str | None) -> None:
+def add_node_attributes(
+    batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: str | None
+) -> None:
     """What ``NeighborLoader`` adds about its seeds, from ``mfg.metadata``: (input ids, times or None)."""
     add_batch_attributes(batch, mfg)
     seeds = batch if input_type is None else batch[input_type]
@@ -389,7 +430,10 @@ def add_node_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSam
 
 
 def add_link_attributes(
-    batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: tuple[str, str, str] | None, triplet: bool
+    batch: Data | HeteroData,
+    mfg: SamplerOutput | HeteroSamplerOutput,
+    input_type: tuple[str, str, str] | None,
+    triplet: bool,
 ) -> None:
     """What ``LinkNeighborLoader`` adds about its edges, from ``mfg.metadata`` as PyG's ``edge_sample`` leaves it."""
     add_batch_attributes(batch, mfg)

@@ -202,7 +202,11 @@ class Run:
         except BaseException as error:
             self._failure = self._failure or self._pipeline.failure
             if self._failure is None:  # Ctrl-C between two stages
-                self._failure = error if isinstance(error, Exception) else StageError.of(error, self._comm.rank, self._entered, "none")
+                self._failure = (
+                    error
+                    if isinstance(error, Exception)
+                    else StageError.of(error, self._comm.rank, self._entered, "none")
+                )
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
                 self._comm.report_failure(str(self._failure))
             raise

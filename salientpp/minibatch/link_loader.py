@@ -109,10 +109,14 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         kind, ratio = self._negatives_given
         by_ratio = ratio is not None and ratio != 0.0
-        negatives: NegativeSampling | None = NegativeSampling.cast(NegativeSampling("binary", ratio) if by_ratio else kind)
+        negatives: NegativeSampling | None = NegativeSampling.cast(
+            NegativeSampling("binary", ratio) if by_ratio else kind
+        )
         self.neg_sampling = negatives
         if (self.edge_label_time is not None) != (sampling.time_attr is not None):
-            one, other = ("edge_label_time", "time_attr") if sampling.time_attr is None else ("time_attr", "edge_label_time")
+            one, other = (
+                ("edge_label_time", "time_attr") if sampling.time_attr is None else ("time_attr", "edge_label_time")
+            )
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         sampler = sampling.sampler(self.data, "sample_from_edges")
         inputs = self._edge_inputs(self.data, self.edge_label, self.edge_label_time, self.input_id)
@@ -134,7 +138,9 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
     def _is_triplet(self) -> bool:
         return self.neg_sampling is not None and self.neg_sampling.is_triplet()
 
-    def _edge_inputs(self, data: Data | HeteroData, label: Tensor | None, time: Tensor | None, input_id: Tensor | None) -> EdgeSamplerInput:
+    def _edge_inputs(
+        self, data: Data | HeteroData, label: Tensor | None, time: Tensor | None, input_id: Tensor | None
+    ) -> EdgeSamplerInput:
         """All seeds, checked, with PyG's meaning of labels."""
         sizes = count_vertices(data)
         given: Any = self.edge_label_index
@@ -147,26 +153,40 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             named = given if isinstance(given[0], str) else given[0]
             own = named is given or given[1] is None
             if own and data._to_canonical(*named) not in data.edge_types:
-                raise ValueError(f"edge_label_index must be of an edge type of the data ({', '.join(map(str, data.edge_types))}), got {named!r}")
+                raise ValueError(
+                    f"edge_label_index must be of an edge type of the data ({', '.join(map(str, data.edge_types))}), got {named!r}"
+                )
         type_, ends = get_edge_label_index(data, self.edge_label_index)
         ends = read_edge_index(ends, "edge_label_index", "M").to(torch.int64)
         for side, end in enumerate((None, None) if type_ is None else (type_[0], type_[-1])):
             if end not in sizes:
-                raise ValueError(f"edge_label_index must join node types of the data ({', '.join(map(str, sizes))}), got {end!r}")
+                raise ValueError(
+                    f"edge_label_index must join node types of the data ({', '.join(map(str, sizes))}), got {end!r}"
+                )
             size = sizes[end]
             at = first_outside(ends[side], size)
             if at is not None:
                 raise ValueError(f"edge_label_index[{side}, {at}] must be in [0, {size}), got {int(ends[side, at])}")
         for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
-            if values is not None and (not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)):
+            if values is not None and (
+                not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)
+            ):
                 got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-                raise ValueError(f"{name} must have one entry per edge of edge_label_index, expected {ends.size(1)}, got {got}")
+                raise ValueError(
+                    f"{name} must have one entry per edge of edge_label_index, expected {ends.size(1)}, got {got}"
+                )
         if self._is_triplet and label is not None:
             raise ValueError(
                 "edge_label needs to be undefined for 'triplet'-based negative sampling: src_index, dst_pos_index and dst_neg_index of the "
                 "batch tell which is which"
             )
-        if self.neg_sampling is not None and self.neg_sampling.is_binary() and label is not None and label.numel() and int(label.min()) == 0:
+        if (
+            self.neg_sampling is not None
+            and self.neg_sampling.is_binary()
+            and label is not None
+            and label.numel()
+            and int(label.min()) == 0
+        ):
             label = label + 1
         return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
 
@@ -175,12 +195,16 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         negatives = self.neg_sampling
         plain = None
         if negatives is not None:
-            weights = [None if weight is None else digest(weight) for weight in (negatives.src_weight, negatives.dst_weight)]
+            weights = [
+                None if weight is None else digest(weight) for weight in (negatives.src_weight, negatives.dst_weight)
+            ]
             plain = [negatives.mode.value, negatives.amount, *weights]
         return {**super()._fingerprint, "neg_sampling": plain}
 
 
-def _access_probability(sampler: BaseSampler, inputs: EdgeSamplerInput, negatives: NegativeSampling | None, batch_size: int) -> Probability:
+def _access_probability(
+    sampler: BaseSampler, inputs: EdgeSamplerInput, negatives: NegativeSampling | None, batch_size: int
+) -> Probability:
     """How probably a batch needs each row; seeds are the ends of an edge and of the negative examples."""
     count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
     of_sources = 0 if negatives is not None and negatives.is_triplet() else count

@@ -164,7 +164,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         except Exception as raised:
             error = raised
         except BaseException as raised:  # Ctrl-C
-            self._comm.report_failure(f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(raised).__name__}")
+            self._comm.report_failure(
+                f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(raised).__name__}"
+            )
             raise
         try:
             everyone = exchange_facts(self._comm, None if prepared is None else prepared.facts, error)
@@ -184,7 +186,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._cache = FeatureCache.empty()
             self._start_threads(self._make_tiers(prepared.cache, fill=any(facts.fills_cache for facts in everyone)))
         except BaseException as error:
-            self._comm.report_failure(f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(error).__name__}: {error}")
+            self._comm.report_failure(
+                f"rank {self._comm.rank}{self._comm.of} could not make its loader: {type(error).__name__}: {error}"
+            )
             raise
 
     def _start_threads(self, tiers: Mapping[str | None, Tiers]) -> None:
@@ -293,7 +297,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         share = options.checked_share(partitioned, self._orders_itself)
         place, places = share or (exchange.placement.place, exchange.placement.ranks_per_part)
         _check_cache(options.cache, source, exchange.part_id)
-        facts = self._facts(source, share_size(num_inputs, place, places), options.seed, shuffle, kwargs.get("generator"))
+        facts = self._facts(
+            source, share_size(num_inputs, place, places), options.seed, shuffle, kwargs.get("generator")
+        )
         return _Prepared(source, facts, options.cache, shuffle, place, places)
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
@@ -308,7 +314,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             part_id=prepared.source.exchange.part_id,
             place=prepared.place,
             ranks_per_part=places,
-            seeds_per_rank=[share_size(num_seeds, i, places) for i in range(places)] if shared else [facts.num_seeds for facts in everyone],
+            seeds_per_rank=[share_size(num_seeds, i, places) for i in range(places)]
+            if shared
+            else [facts.num_seeds for facts in everyone],
             rank=prepared.place if shared else self._comm.rank,
             batch_size=self._mean_batch_size,
             shuffle=prepared.shuffle,
@@ -328,7 +336,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """The user's ``batch_sampler``, or torch's over the user's ``sampler``; it has a length."""
         return self.batch_sampler
 
-    def _facts(self, source: BatchSource, num_seeds: int, seed: int | None, shuffle: bool, generator: torch.Generator | None) -> Facts:
+    def _facts(
+        self, source: BatchSource, num_seeds: int, seed: int | None, shuffle: bool, generator: torch.Generator | None
+    ) -> Facts:
         """What this rank tells the others."""
         settings = source.sampler.settings() if isinstance(source.sampler, NeighborSampler) else {}
         return Facts(
@@ -346,7 +356,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "uneven": self.uneven,
                 "depth": self.depth,
                 "dtype": str(self.dtype),
-                "gather": [[column[1], str(source.rows_of(column).dtype), list(source.rows_of(column).shape[1:])] for column in source.exchanged],
+                "gather": [
+                    [column[1], str(source.rows_of(column).dtype), list(source.rows_of(column).shape[1:])]
+                    for column in source.exchanged
+                ],
             },
             part=source.exchange.part_id,
             # Ranks of one part split its seeds between them.
@@ -395,7 +408,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             )
             self._topology = contents
         columns = source.columns_now()
-        self._source = source = dataclasses.replace(source, rows=by_type(source.books, columns), exchanged=list(columns))
+        self._source = source = dataclasses.replace(
+            source, rows=by_type(source.books, columns), exchanged=list(columns)
+        )
         fetch.tiers = {
             type_: Tiers.of(
                 tiers.book, tiers.part_id, source.rows[type_], device=self.device, zero_copy=self.zero_copy,
@@ -419,7 +434,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _scores(self) -> Tensor:
         source, sampler = self._source, self._source.sampler
         seeds, part_id = source.seeds.inputs.node, source.exchange.part_id
-        return score(self.policy, self.data.workload(part_id, seeds, sampler.fanouts[0], self.batch_size, sampler.replace))
+        return score(
+            self.policy, self.data.workload(part_id, seeds, sampler.fanouts[0], self.batch_size, sampler.replace)
+        )
 
     def __call__(self, index: Tensor | Sequence[int]) -> Data:
         """The batch of the seeds at these positions of ``input_nodes``; on one rank.
@@ -437,7 +454,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _batch_of(self, index: Tensor | Sequence[int], epoch: int) -> Data:
         if self._comm.size > 1:
-            raise RuntimeError("a single batch cannot be asked for on several ranks: the others would not answer; iterate instead")
+            raise RuntimeError(
+                "a single batch cannot be asked for on several ranks: the others would not answer; iterate instead"
+            )
         positions = _checked_positions(index, self._source.seeds.number, "index")
         return self._drive(self._make_one, positions, epoch)
 
@@ -513,7 +532,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     @property
     def has_state(self) -> bool:
         """Whether the order of the seeds can be had again: not with a sampler of the user's, beside torch's that have no state of their own."""
-        return self._orders_itself or (type(self.batch_sampler) is torch.utils.data.BatchSampler and type(self.sampler) in _KNOWN_ORDERS)
+        return self._orders_itself or (
+            type(self.batch_sampler) is torch.utils.data.BatchSampler and type(self.sampler) in _KNOWN_ORDERS
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Where this loader is: plain values, for ``torch.save`` or JSON. Each rank saves its own; see :mod:`salientpp.minibatch.state`.
@@ -550,7 +571,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         ours = isinstance(sampler, NeighborSampler)
         partitioned = isinstance(self.data, PartitionedGraph)
         return {
-            "dataset": self.data.fingerprint if partitioned else data_digest(self.data, sampler.arrays() if ours else []),
+            "dataset": self.data.fingerprint
+            if partitioned
+            else data_digest(self.data, sampler.arrays() if ours else []),
             "input_nodes": inputs_digest(self._source.seeds.inputs),
             **(sampler.settings() if ours else {"neighbor_sampler": type(sampler).__name__}),
             "batch_size": self.batch_size,
@@ -566,16 +589,25 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _sampler_settings(self) -> list[Any]:
         """Of a sampler of torch's whose order is known, what it depends on beside its epoch."""
         if not self.has_state:
-            raise ValueError("a loader with a sampler or batch_sampler of its own has no state: the order of the seeds is that sampler's")
+            raise ValueError(
+                "a loader with a sampler or batch_sampler of its own has no state: the order of the seeds is that sampler's"
+            )
         # Not its rank: Lightning keeps rank 0's state for all.
         fields = ("num_replicas", "shuffle", "seed", "drop_last")
         sampler: Any = self.sampler
-        return [type(sampler).__name__, len(sampler), *(getattr(sampler, name) for name in fields if hasattr(sampler, name))]
+        return [
+            type(sampler).__name__,
+            len(sampler),
+            *(getattr(sampler, name) for name in fields if hasattr(sampler, name)),
+        ]
 
     def _describe(self, names: Iterable[Any]) -> list[Any]:
         """Plain values: dtype and shape of the rows of these attributes."""
         columns = {name: name if isinstance(name, tuple) else (None, name) for name in names}
-        return [[str(name), str(self._source.rows_of(column).dtype), list(self._source.rows_of(column).shape)] for name, column in columns.items()]
+        return [
+            [str(name), str(self._source.rows_of(column).dtype), list(self._source.rows_of(column).shape)]
+            for name, column in columns.items()
+        ]
 
     def __iter__(self) -> Iterator[Data]:  # type: ignore[override]  # torch names a class of its own here
         self._comm.check_process()
@@ -647,7 +679,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """The epoch's batches, as positions among the seeds."""
         if self._orders_itself:
             return self._schedule.batches(epoch)
-        return [_checked_positions(batch, self._source.seeds.number, "a batch of the sampler") for batch in self._given_batches]
+        return [
+            _checked_positions(batch, self._source.seeds.number, "a batch of the sampler")
+            for batch in self._given_batches
+        ]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
         return self._workers.request(index, positions, self._key(epoch, index), self.transform_sampler_output)
@@ -736,18 +771,24 @@ def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
     try:
         index = torch.as_tensor(index)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{name} must hold positions of seeds, or a mask of them, got {type(index).__name__} ({error})") from None
+        raise ValueError(
+            f"{name} must hold positions of seeds, or a mask of them, got {type(index).__name__} ({error})"
+        ) from None
     index = index.cpu().flatten()
     if index.dtype == torch.bool:
         if index.numel() != num_inputs:
-            raise ValueError(f"{name} as a mask must have an entry per seed, expected {num_inputs}, got {index.numel()}")
+            raise ValueError(
+                f"{name} as a mask must have an entry per seed, expected {num_inputs}, got {index.numel()}"
+            )
         return index.nonzero().flatten()
     if index.numel() and (index.dtype.is_floating_point or index.dtype.is_complex):  # an empty list becomes float32
         raise ValueError(f"{name} must hold integer positions of seeds, or a mask of them, got {index.dtype}")
     index = index.to(torch.int64)
     bad = ((index < 0) | (index >= num_inputs)).nonzero()
     if bad.numel():
-        raise ValueError(f"{name} must hold positions of seeds in [0, {num_inputs}), got {int(index[bad[0]])} at place {int(bad[0])}")
+        raise ValueError(
+            f"{name} must hold positions of seeds in [0, {num_inputs}), got {int(index[bad[0]])} at place {int(bad[0])}"
+        )
     return index
 
 
@@ -773,11 +814,15 @@ def _check_cache(cache: FeatureCache | None, source: BatchSource, part_id: int) 
             "perhaps of before the directory was partitioned again; take the cache of a loader on the same dataset directory"
         )
     if owner != part_id:
-        raise ValueError(f"the given cache was chosen for part {owner} and this rank serves part {part_id}; take the cache of a loader on that part")
+        raise ValueError(
+            f"the given cache was chosen for part {owner} and this rank serves part {part_id}; take the cache of a loader on that part"
+        )
     for column in source.exchanged:
         name = column[1]
         if name not in cache.rows:
-            raise ValueError(f"the given cache holds no rows of {name!r}; make it with gather={tuple(name for _, name in source.exchanged)}")
+            raise ValueError(
+                f"the given cache holds no rows of {name!r}; make it with gather={tuple(name for _, name in source.exchanged)}"
+            )
         rows, cached = source.rows_of(column), cache.rows[name]
         if (rows.dtype, rows.shape[1:]) != (cached.dtype, cached.shape[1:]):
             raise ValueError(

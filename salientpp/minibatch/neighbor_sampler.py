@@ -84,7 +84,9 @@ class NeighborSampler(BaseSampler):
         sample_direction: str = "forward",
     ) -> None:
         if not directed:
-            warnings.warn("directed=False is deprecated; pass subgraph_type='induced'", DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                "directed=False is deprecated; pass subgraph_type='induced'", DeprecationWarning, stacklevel=2
+            )
             subgraph_type = SubgraphType.induced
         if sample_direction not in ("forward", "backward"):
             raise ValueError(f"sample_direction must be 'forward' or 'backward', got {sample_direction!r}")
@@ -98,7 +100,9 @@ class NeighborSampler(BaseSampler):
         self.typed_graph: TypedGraph | None = None
         if is_remote(data):
             if weight_attr is not None:
-                raise NotImplementedError("weight_attr is for a Data or HeteroData: a FeatureStore and GraphStore hold no edge attributes")
+                raise NotImplementedError(
+                    "weight_attr is for a Data or HeteroData: a FeatureStore and GraphStore hold no edge attributes"
+                )
             self.typed_graph = TypedGraph.from_stores(*data, time_attr=time_attr, backward=backward)
         elif isinstance(data, HeteroData) or time_attr is not None or weight_attr is not None or backward:
             self.typed_graph = TypedGraph.from_data(
@@ -106,7 +110,9 @@ class NeighborSampler(BaseSampler):
             )
         elif data.get("edge_index") is None and data.get("adj_t") is None:
             if len(num_neighbors):
-                warnings.warn("data has neither edge_index nor adj_t, so batches hold their seeds only", UserWarning, stacklevel=2)
+                warnings.warn(
+                    "data has neither edge_index nor adj_t, so batches hold their seeds only", UserWarning, stacklevel=2
+                )
             self.graph = Graph.from_edge_index(NO_EDGES, count_vertices(data)[None])
         else:
             self.graph = Graph.from_data(data, is_sorted=is_sorted)
@@ -129,7 +135,12 @@ class NeighborSampler(BaseSampler):
         return sampler
 
     def _set_options(
-        self, num_neighbors: Any, subgraph_type: SubgraphType | str, replace: bool, disjoint: bool, temporal_strategy: str
+        self,
+        num_neighbors: Any,
+        subgraph_type: SubgraphType | str,
+        replace: bool,
+        disjoint: bool,
+        temporal_strategy: str,
     ) -> None:
         if temporal_strategy not in _STRATEGIES:
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
@@ -242,7 +253,9 @@ class NeighborSampler(BaseSampler):
 
     # --- sampling -----------------------------------------------------------------------------------------
 
-    def sample_from_nodes(self, inputs: NodeSamplerInput, key: int | None = None) -> SamplerOutput | HeteroSamplerOutput:
+    def sample_from_nodes(
+        self, inputs: NodeSamplerInput, key: int | None = None
+    ) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of some vertices.
 
         Args:
@@ -316,13 +329,18 @@ class NeighborSampler(BaseSampler):
         return TypedGraph.of(self.graph)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, graph={self.graph or self.typed_graph})"
+        return (
+            f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, graph={self.graph or self.typed_graph})"
+        )
 
 
 def is_remote(data: Any) -> bool:
     """Whether this is a pair of PyG's interfaces to data that is kept elsewhere."""
     return (
-        isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore)
+        isinstance(data, (tuple, list))
+        and len(data) == 2
+        and isinstance(data[0], FeatureStore)
+        and isinstance(data[1], GraphStore)
     )
 
 
@@ -354,5 +372,7 @@ class _KeyedNegatives:
         if weight is None:
             return torch.randint(num_nodes, (num_samples,), generator=self._generator)
         if weight.numel() != num_nodes:
-            raise ValueError(f"{endpoint}_weight of neg_sampling must have {num_nodes} entries, one per vertex, got {weight.numel()}")
+            raise ValueError(
+                f"{endpoint}_weight of neg_sampling must have {num_nodes} entries, one per vertex, got {weight.numel()}"
+            )
         return torch.multinomial(weight.cpu(), num_samples, replacement=True, generator=self._generator)

@@ -151,11 +151,15 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         if isinstance(data, PartitionedGraph):
             return self._open_partition(data, comm, sampling)
         if self.input_time is not None and sampling.time_attr is None:
-            raise ValueError("Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set.")
+            raise ValueError(
+                "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set."
+            )
         sampler = sampling.sampler(data, "sample_from_nodes")
         inputs = _node_inputs(data, self.input_nodes, self.input_time, self.input_id)
         if self.gather not in ("x", ["x"], ("x",)):
-            raise ValueError("gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex")
+            raise ValueError(
+                "gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex"
+            )
         seeds = Seeds(
             inputs=inputs,
             number=inputs.node.numel(),
@@ -194,7 +198,9 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
 
 def _access_probability(sampler: BaseSampler, inputs: NodeSamplerInput, batch_size: int) -> Probability:
     """How probably a batch needs each row."""
-    return access_probability(sampler, {inputs.input_type: uniform_start(inputs.node, batch_size)}, inputs.node, batch_size)
+    return access_probability(
+        sampler, {inputs.input_type: uniform_start(inputs.node, batch_size)}, inputs.node, batch_size
+    )
 
 
 def _part_inputs(part: PartitionedGraph, part_id: int, nodes: Any) -> tuple[NodeSamplerInput, str | None]:
@@ -239,15 +245,21 @@ def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | 
     if None not in sizes:
         type_, nodes = nodes if isinstance(nodes, (tuple, list)) and len(nodes) == 2 else (nodes, None)
         if not isinstance(type_, str):
-            raise ValueError(f"input_nodes of a graph with several types must be a node type or (node type, mask or ids), got {type_!r}")
+            raise ValueError(
+                f"input_nodes of a graph with several types must be a node type or (node type, mask or ids), got {type_!r}"
+            )
         if type_ not in sizes:
-            raise ValueError(f"input_nodes must be of a node type of the data ({', '.join(map(str, sizes))}), got {type_!r}")
+            raise ValueError(
+                f"input_nodes must be of a node type of the data ({', '.join(map(str, sizes))}), got {type_!r}"
+            )
         nodes = list(nodes) if isinstance(nodes, range) else nodes
     ids, is_mask = (torch.arange(sizes[type_]), False) if nodes is None else _read_seeds(nodes, sizes[type_])
     if is_mask and input_id is None:
         input_id = ids
     for name, values in (("input_time", time), ("input_id", input_id)):
-        if values is not None and (not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != ids.numel()):
+        if values is not None and (
+            not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != ids.numel()
+        ):
             got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"{name} must have one entry per seed, expected shape [{ids.numel()}], got {got}")
     return NodeSamplerInput(input_id, ids, time, type_)

@@ -58,23 +58,39 @@ class Options:
         Raises:
             ValueError, TypeError: an argument is wrong, whatever the data is.
         """
-        gpu_fraction, gpu_cache_bytes, depth = as_real(self.gpu_fraction), as_integer(self.gpu_cache_bytes), as_integer(self.depth)
+        gpu_fraction, gpu_cache_bytes, depth = (
+            as_real(self.gpu_fraction),
+            as_integer(self.gpu_cache_bytes),
+            as_integer(self.depth),
+        )
         if gpu_fraction is None or not 0 <= gpu_fraction <= 1:
-            raise ValueError(f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {self.gpu_fraction!r}")
+            raise ValueError(
+                f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {self.gpu_fraction!r}"
+            )
         replication_factor = check_replication_factor(self.replication_factor)
         check_policy(self.policy)
         if self.cache is not None and not isinstance(self.cache, FeatureCache):
-            raise TypeError(f"cache must be the cache of another loader (loader.cache), got {type(self.cache).__name__}")
+            raise TypeError(
+                f"cache must be the cache of another loader (loader.cache), got {type(self.cache).__name__}"
+            )
         if self.cache is not None and replication_factor > 0:
-            raise ValueError("pass either cache= or replication_factor=, not both: the size of a given cache is its maker's")
+            raise ValueError(
+                "pass either cache= or replication_factor=, not both: the size of a given cache is its maker's"
+            )
         if gpu_cache_bytes is None or gpu_cache_bytes < 0:
-            raise ValueError(f"gpu_cache_bytes must be an integer >= 0 (device memory for cached rows), got {self.gpu_cache_bytes!r}")
+            raise ValueError(
+                f"gpu_cache_bytes must be an integer >= 0 (device memory for cached rows), got {self.gpu_cache_bytes!r}"
+            )
         if self.cache is not None and gpu_cache_bytes:
-            raise ValueError("gpu_cache_bytes is for a cache that the loader makes; a given cache has its device rows from its maker")
+            raise ValueError(
+                "gpu_cache_bytes is for a cache that the loader makes; a given cache has its device rows from its maker"
+            )
         if not isinstance(self.zero_copy, bool):
             raise ValueError(f"zero_copy must be True or False, got {self.zero_copy!r}")
         if self.zero_copy and device.type == "cuda" and not has_kernel():
-            raise ValueError("zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out")
+            raise ValueError(
+                "zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out"
+            )
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
             raise ValueError(f"dtype must be a torch.dtype (of delivered x) or None, got {self.dtype!r}")
         if depth is None or depth < 1:
@@ -105,7 +121,11 @@ class Options:
         if found.type == "cuda" and found.index is None and number:
             found = torch.device("cuda", torch.cuda.current_device())
         if found.type != "cpu" and not (found.type == "cuda" and found.index is not None and found.index < number):
-            why = "" if number or found.type != "cuda" else "; this torch is built without CUDA, or sees no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)"
+            why = (
+                ""
+                if number or found.type != "cuda"
+                else "; this torch is built without CUDA, or sees no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)"
+            )
             raise ValueError(f"device must be {there}, got {str(found)!r}{why}")
         return found
 
@@ -121,7 +141,9 @@ class Options:
             with contextlib.suppress(OverflowError):  # too large a number
                 found = timedelta(seconds=seconds)
         if found <= timedelta(0):
-            raise ValueError(f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {self.timeout!r}")
+            raise ValueError(
+                f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {self.timeout!r}"
+            )
         return found
 
     def checked_share(self, partitioned: bool, orders_itself: bool) -> tuple[int, int] | None:
@@ -135,10 +157,16 @@ class Options:
         if share is None:
             return None
         if partitioned:
-            raise ValueError("share= is for a Data or HeteroData object: the ranks of a partitioned graph share its seeds by themselves")
+            raise ValueError(
+                "share= is for a Data or HeteroData object: the ranks of a partitioned graph share its seeds by themselves"
+            )
         if not orders_itself:
             raise ValueError("share= excludes sampler= and batch_sampler=: let the sampler give this process its share")
-        whole = isinstance(share, (tuple, list)) and len(share) == 2 and all(isinstance(i, int) and not isinstance(i, bool) for i in share)
+        whole = (
+            isinstance(share, (tuple, list))
+            and len(share) == 2
+            and all(isinstance(i, int) and not isinstance(i, bool) for i in share)
+        )
         if not whole or not 0 <= share[0] < share[1]:
             raise ValueError(f"share must be (rank, number of ranks), with 0 <= rank < number of ranks, got {share!r}")
         return share[0], share[1]
@@ -163,7 +191,9 @@ class SamplingOptions:
         """The user's own sampler, which must have ``method``, or one over ``data``."""
         own: Any = self.neighbor_sampler
         if own is not None and not callable(getattr(own, method, None)):
-            raise TypeError(f"neighbor_sampler must be a torch_geometric.sampler.BaseSampler with {method}, got {type(own).__name__}")
+            raise TypeError(
+                f"neighbor_sampler must be a torch_geometric.sampler.BaseSampler with {method}, got {type(own).__name__}"
+            )
         if own is not None:
             return own
         return NeighborSampler(
@@ -200,7 +230,11 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
     if name is None:
         return True
     if partitioned:
-        raise ValueError(f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds")
+        raise ValueError(
+            f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds"
+        )
     if not hasattr(kwargs[name], "__len__"):
-        raise ValueError(f"{name} must have a length (how much it gives in an epoch), got {type(kwargs[name]).__name__} without __len__")
+        raise ValueError(
+            f"{name} must have a length (how much it gives in an epoch), got {type(kwargs[name]).__name__} without __len__"
+        )
     return False

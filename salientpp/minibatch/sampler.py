@@ -107,7 +107,10 @@ class TypedSampler:
         all_seeds = [seeds.get(name, _NONE) for name in graph.node_types]
         times: list[Tensor | None] = [None] * len(all_seeds)
         if graph.clock is not None:
-            times = [self._time(place, name, ids, seed_time) for place, (name, ids) in enumerate(zip(graph.node_types, all_seeds))]
+            times = [
+                self._time(place, name, ids, seed_time)
+                for place, (name, ids) in enumerate(zip(graph.node_types, all_seeds))
+            ]
         relations = graph.relations
         n_id, tree, edge_index, e_id, num_nodes, num_edges = ops.sample_typed_neighbors(
             [relation.indptr for relation in relations],
@@ -151,14 +154,20 @@ class TypedSampler:
             num_sampled_edges=None if self.induced else dict(zip(graph.edge_types, edges_per_hop)),
         )
 
-    def _time(self, place: int, name: str | None, seeds: Tensor, seed_time: Mapping[str | None, Tensor] | None) -> Tensor | None:
+    def _time(
+        self, place: int, name: str | None, seeds: Tensor, seed_time: Mapping[str | None, Tensor] | None
+    ) -> Tensor | None:
         if not seeds.numel():
             return None
         if seed_time is not None and seed_time.get(name) is not None:
             return seed_time[name]
         own_time = self.graph.node_time[place]
         if own_time is None:
-            kind = "edges have times" if any(relation.edge_time is not None for relation in self.graph.relations) else f"{name!r} has none"
+            kind = (
+                "edges have times"
+                if any(relation.edge_time is not None for relation in self.graph.relations)
+                else f"{name!r} has none"
+            )
             raise ValueError(f"the seeds need times, since {kind}; pass input_time (of a link loader edge_label_time)")
         return own_time[seeds]
 

@@ -92,11 +92,20 @@ class BatchSource:
     def columns_now(self) -> dict[Column, RowSource]:
         """The columns that every sampled vertex gets from a ``Data``, as that is now."""
         columns = {} if isinstance(self.template, PartitionTemplate) else self.template.columns()
-        return {**_in_memory(columns), **{column: self.rows_of(column) for column in self.exchanged if column in self.own}}
+        return {
+            **_in_memory(columns),
+            **{column: self.rows_of(column) for column in self.exchanged if column in self.own},
+        }
 
 
 def open_data(
-    data: Any, comm: Comm, sampler: BaseSampler, seeds: Seeds, *, rows: Mapping[Any, Any] | None, custom_cls: type | None = None
+    data: Any,
+    comm: Comm,
+    sampler: BaseSampler,
+    seeds: Seeds,
+    *,
+    rows: Mapping[Any, Any] | None,
+    custom_cls: type | None = None,
 ) -> BatchSource:
     """The source of an object that one process holds, whatever its seeds are.
 
@@ -108,11 +117,15 @@ def open_data(
         ValueError, TypeError: these do not fit the data.
     """
     if custom_cls is not None and not is_remote(data):
-        raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is")
+        raise ValueError(
+            "custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is"
+        )
     books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
     own = _own_rows(rows, {type_: book.num_vertices for type_, book in books.items()})
     if own and is_remote(data):
-        raise ValueError("rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store")
+        raise ValueError(
+            "rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
+        )
     template = StoreTemplate(data[0], data[1], custom_cls) if is_remote(data) else DataTemplate(data, own)
     exchange = Exchange(comm, next(iter(books.values())))
     columns = {**_in_memory(template.columns()), **own}
@@ -146,7 +159,13 @@ def connect_part(part: PartitionedGraph, comm: Comm) -> Exchange:
 
 
 def open_partition(
-    part: PartitionedGraph, exchange: Exchange, sampler: NeighborSampler, seeds: Seeds, *, gather: Iterable[str], rows: Mapping[Any, Any] | None
+    part: PartitionedGraph,
+    exchange: Exchange,
+    sampler: NeighborSampler,
+    seeds: Seeds,
+    *,
+    gather: Iterable[str],
+    rows: Mapping[Any, Any] | None,
 ) -> BatchSource:
     """The source of a partitioned graph.
 
@@ -160,7 +179,9 @@ def open_partition(
     part_id = exchange.part_id
     taken = sorted(OWN_NAMES & {*part.manifest["node_attributes"], *part.manifest["edge_attributes"]})
     if taken:
-        raise ValueError(f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again")
+        raise ValueError(
+            f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again"
+        )
     known: dict[str, RowSource] = {name: TensorRows(tensor) for name, tensor in part.node_rows(part_id).items()}
     own = {name: source for (_, name), source in _own_rows(rows, {None: part.book.size_of(part_id)}).items()}
     known |= own
@@ -175,7 +196,8 @@ def open_partition(
         exchanged=[(None, name) for name in gathered],
         seed_columns=[(None, name) for name in known if name not in gathered],
         # Contents of rows that come from elsewhere are not known; which these are must agree.
-        fingerprint=part.fingerprint + "".join(f", {name} {own[name].dtype} {list(own[name].shape[1:])}" for name in sorted(own)),
+        fingerprint=part.fingerprint
+        + "".join(f", {name} {own[name].dtype} {list(own[name].shape[1:])}" for name in sorted(own)),
     )
 
 
@@ -195,7 +217,11 @@ def _own_rows(rows: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]:
     for key, value in (rows or {}).items():
         type_, name = key if isinstance(key, tuple) and len(key) == 2 else (None, key)
         if type_ not in sizes or not isinstance(name, str):
-            known = "names of attributes" if None in sizes else f"(node type, name) with a node type of the data ({', '.join(sizes)})"
+            known = (
+                "names of attributes"
+                if None in sizes
+                else f"(node type, name) with a node type of the data ({', '.join(sizes)})"
+            )
             raise ValueError(f"the keys of rows must be {known}, got {key!r}")
         own[type_, name] = checked_rows(value, f"rows[{key!r}]", sizes[type_])
     return own
@@ -208,7 +234,9 @@ def _checked_gather(gather: Any, known: list[str], part: PartitionedGraph) -> li
     names = [gather] if isinstance(gather, (str, bytes)) else list(gather)
     for name in names:
         if not isinstance(name, str) or (name not in known and names != ["x"]):
-            raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(sorted(known))}), got {name!r}")
+            raise ValueError(
+                f"gather must name node attributes of {part.root} ({', '.join(sorted(known))}), got {name!r}"
+            )
     names = list(dict.fromkeys(map(str, names)))  # numpy has strings of its own
     if isinstance(gather, Set):
         names.sort()
@@ -235,6 +263,10 @@ def access_probability(
         )
     if sampler.graph is not None and seeds is not None and sampler.fanouts[0]:
         return {
-            None: inclusion_probability(sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace)
+            None: inclusion_probability(
+                sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace
+            )
         }
-    return typed_inclusion_probability(sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace)
+    return typed_inclusion_probability(
+        sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace
+    )

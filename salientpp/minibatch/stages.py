@@ -198,7 +198,9 @@ class BatchStages:
         columns = [column for column in fetch.columns if contents is None or self._brings(column, contents)]
         places = fetch.look_up(n_id)
         rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
-        batch = self.template.build(mfg, {**rows, **(fetch.seed_rows(mfg.node[:num_seeds]) if fetch.seed_columns else {})})
+        batch = self.template.build(
+            mfg, {**rows, **(fetch.seed_rows(mfg.node[:num_seeds]) if fetch.seed_columns else {})}
+        )
         self.add_batch_attributes(batch, mfg)
         for column in columns:  # attributes keep their order
             _store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
@@ -214,7 +216,9 @@ class BatchStages:
         return CountsRead(state.sampled, self.fetch.exchange.read_counts(state.pending))
 
     def exchange_ids(self, state: CountsRead) -> IdsSent:
-        return IdsSent(state.sampled, state.counts, self.fetch.exchange.send_ids(state.counts, state.sampled.travelling.remote_id))
+        return IdsSent(
+            state.sampled, state.counts, self.fetch.exchange.send_ids(state.counts, state.sampled.travelling.remote_id)
+        )
 
     def localize_ids(self, state: IdsSent) -> IdsRead:
         return IdsRead(state.sampled, state.counts, self.fetch.exchange.read_ids(state.counts, state.pending))
@@ -232,10 +236,18 @@ class BatchStages:
             # The user's own tensors on a device: the sampling thread has taken from them on the device's default stream.
             module = torch.get_device_module(self.device)
             module.current_stream(self.device).wait_stream(module.default_stream(self.device))
-        return OnDevice(state.sampled, state.counts, fetch.to_device(taken), fetch.own.to_device(batch), fetch.own.to_device(state.sampled.plan))
+        return OnDevice(
+            state.sampled,
+            state.counts,
+            fetch.to_device(taken),
+            fetch.own.to_device(batch),
+            fetch.own.to_device(state.sampled.plan),
+        )
 
     def gather_device_rows(self, state: OnDevice) -> Gathered:
-        return Gathered(state.sampled, state.counts, self.fetch.put_served_together(state.taken), state.batch, state.plan)
+        return Gathered(
+            state.sampled, state.counts, self.fetch.put_served_together(state.taken), state.batch, state.plan
+        )
 
     def exchange_rows(self, state: Gathered) -> RowsSent:
         return RowsSent(state.sampled, state, self.fetch.send(state.counts, state.taken))
@@ -292,7 +304,12 @@ class BatchStages:
         value = contents.value(column)
         if column in self.own:
             return True
-        return isinstance(value, Tensor) and self.held is not None and value is self.held.value(column) and not value.requires_grad
+        return (
+            isinstance(value, Tensor)
+            and self.held is not None
+            and value is self.held.value(column)
+            and not value.requires_grad
+        )
 
     def _build_anew(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
         """A batch in the caller's thread, of what the data holds now, but for the given rows."""

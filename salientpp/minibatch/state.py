@@ -76,7 +76,9 @@ def check_state(state: Any, fingerprint: dict[str, Any], num_batches: int, seed:
     if not isinstance(state, dict) or "version" not in state:
         raise ValueError(f"cannot load this state: expected what state_dict() returned, got {_shown(state)}")
     if state["version"] != VERSION:
-        raise ValueError(f"cannot load this state: expected version {VERSION}, got {state['version']!r}; use the salientpp that wrote it")
+        raise ValueError(
+            f"cannot load this state: expected version {VERSION}, got {state['version']!r}; use the salientpp that wrote it"
+        )
     for name in ("epoch", "batches", "seed"):
         if isinstance(state.get(name), bool) or not isinstance(state.get(name), int):
             raise ValueError(f"cannot load this state: {name} must be an integer, got {state.get(name)!r}")
@@ -102,7 +104,9 @@ def check_state(state: Any, fingerprint: dict[str, Any], num_batches: int, seed:
 
 
 def _shown(value: Any) -> str:
-    return f"a dict with {', '.join(map(repr, value)) or 'nothing'}" if isinstance(value, dict) else type(value).__name__
+    return (
+        f"a dict with {', '.join(map(repr, value)) or 'nothing'}" if isinstance(value, dict) else type(value).__name__
+    )
 
 
 def first_point(points: Sequence[Point]) -> tuple[int, int]:
@@ -126,14 +130,18 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
     first = min(epochs)
     furthest = epochs.index(max(epochs))
     if epochs[furthest] - first > (1 if resumed else 0):
-        words = "load states that were saved together" if resumed else "call set_epoch with the same number on every rank"
+        words = (
+            "load states that were saved together" if resumed else "call set_epoch with the same number on every rank"
+        )
         raise Disagreement(
             f"all ranks must start the same epoch, got epoch {first} on rank {epochs.index(first)} and "
             f"epoch {epochs[furthest]} on rank {furthest}; {words}"
         )
     for rank, point in enumerate(points):
         if point.seed_key != points[0].seed_key:
-            raise Disagreement(f"all ranks must have the same seed, but that of rank {rank} differs from rank 0's; load states of one run")
+            raise Disagreement(
+                f"all ranks must have the same seed, but that of rank {rank} differs from rank 0's; load states of one run"
+            )
     return first, min(point.start for point in points if point.epoch == first)
 
 
@@ -156,7 +164,10 @@ def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topol
     """
     whole = hashlib.sha256(digest(*topology).encode())
     if not isinstance(data, (Data, HeteroData)):
-        held = [f"{attr.group_name}{attr.attr_name}{list(data[0].get_tensor_size(attr))}" for attr in data[0].get_all_tensor_attrs()]
+        held = [
+            f"{attr.group_name}{attr.attr_name}{list(data[0].get_tensor_size(attr))}"
+            for attr in data[0].get_all_tensor_attrs()
+        ]
         whole.update("".join(sorted(held)).encode())
         return whole.hexdigest()[:16]
     for store in data.stores:
@@ -166,7 +177,9 @@ def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topol
                     whole.update(f"{store._key}{name}{value.dtype}{list(value.shape)}".encode())
                     continue
                 flat = value.detach().as_subclass(Tensor).flatten()
-                some = flat[torch.linspace(0, flat.numel() - 1, min(flat.numel(), _ENTRIES), dtype=torch.float64).long()]
+                some = flat[
+                    torch.linspace(0, flat.numel() - 1, min(flat.numel(), _ENTRIES), dtype=torch.float64).long()
+                ]
                 whole.update(f"{store._key}{name}{list(value.shape)}{digest(some)}".encode())
     return whole.hexdigest()[:16]
 

@@ -27,7 +27,9 @@ def as_real(value: Any) -> float | None:
     if isinstance(value, Tensor):
         is_real = value.ndim == 0 and value.dtype.is_floating_point
     else:
-        is_real = (isinstance(value, numbers.Real) and not isinstance(value, bool)) or (getattr(value, "ndim", 1) == 0 and getattr(dtype, "kind", "") == "f")
+        is_real = (isinstance(value, numbers.Real) and not isinstance(value, bool)) or (
+            getattr(value, "ndim", 1) == 0 and getattr(dtype, "kind", "") == "f"
+        )
     if whole is None and not is_real:
         return None
     try:

@@ -81,7 +81,9 @@ def score_degree(workload: Workload) -> Tensor:
     """
     graph = workload.graph
     # With all neighbours drawn, a vertex has a positive inclusion probability just when it is within reach.
-    reach = inclusion_probability(graph, workload.seeds, [-1] * len(workload.num_neighbors), max(1, workload.batch_size))
+    reach = inclusion_probability(
+        graph, workload.seeds, [-1] * len(workload.num_neighbors), max(1, workload.batch_size)
+    )
     degree = graph.transpose().in_degree().to(torch.float32)
     return torch.where(reach > 0, degree, torch.zeros(()))
 
@@ -164,13 +166,17 @@ POLICIES: dict[str, Callable[[Workload], Tensor]] = {
 
 
 #: A policy by name, or a function that scores the vertices of a workload: float [N], the higher the sooner cached, 0 never.
-Policy = Literal["degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr"] | Callable[[Workload], Tensor]
+Policy = (
+    Literal["degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr"] | Callable[[Workload], Tensor]
+)
 
 
 def check_policy(policy: Policy) -> None:
     """Raise ValueError if it is neither a function nor a name in ``POLICIES``."""
     if not callable(policy) and not (isinstance(policy, str) and policy in POLICIES):
-        raise ValueError(f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}; or pass a function of a Workload")
+        raise ValueError(
+            f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}; or pass a function of a Workload"
+        )
 
 
 def score(policy: Policy, workload: Workload) -> Tensor:
@@ -186,9 +192,13 @@ def score(policy: Policy, workload: Workload) -> Tensor:
         return POLICIES[policy](workload)
     scores = policy(workload)
     if not isinstance(scores, Tensor):
-        raise ValueError(f"policy must return a tensor of scores [{workload.graph.num_vertices}], got {type(scores).__name__}")
+        raise ValueError(
+            f"policy must return a tensor of scores [{workload.graph.num_vertices}], got {type(scores).__name__}"
+        )
     if scores.shape != (workload.graph.num_vertices,):
-        raise ValueError(f"policy must return scores of shape [{workload.graph.num_vertices}], got {list(scores.shape)}")
+        raise ValueError(
+            f"policy must return scores of shape [{workload.graph.num_vertices}], got {list(scores.shape)}"
+        )
     if scores.dtype.is_complex:
         raise ValueError(f"policy must return real scores, got {scores.dtype}")
     scores = scores.detach().cpu()
@@ -203,9 +213,13 @@ def check_replication_factor(replication_factor: float) -> float:
     """
     number = as_real(replication_factor)
     if number is None or number < 0:
-        raise ValueError(f"replication_factor must be >= 0 (cached rows per part over N / K), got {replication_factor!r}")
+        raise ValueError(
+            f"replication_factor must be >= 0 (cached rows per part over N / K), got {replication_factor!r}"
+        )
     if number > _LARGEST_ALPHA:
-        raise ValueError(f"replication_factor must be at most {_LARGEST_ALPHA:g} (with the number of parts all rows are cached), got {number:g}")
+        raise ValueError(
+            f"replication_factor must be at most {_LARGEST_ALPHA:g} (with the number of parts all rows are cached), got {number:g}"
+        )
     return number
 
 

@@ -200,19 +200,30 @@ def _constraint_weights(graph: Graph, seed_sets: Mapping[str, Tensor]) -> dict[s
 
 
 def _check_edge_weights(edge_weights: Tensor, num_vertices: int) -> None:
-    if not isinstance(edge_weights, Tensor) or (edge_weights.dtype, list(edge_weights.shape)) != (torch.int64, [num_vertices]):
-        got = f"{edge_weights.dtype} {list(edge_weights.shape)}" if isinstance(edge_weights, Tensor) else type(edge_weights).__name__
+    if not isinstance(edge_weights, Tensor) or (edge_weights.dtype, list(edge_weights.shape)) != (
+        torch.int64,
+        [num_vertices],
+    ):
+        got = (
+            f"{edge_weights.dtype} {list(edge_weights.shape)}"
+            if isinstance(edge_weights, Tensor)
+            else type(edge_weights).__name__
+        )
         raise ValueError(f"edge_weights must be int64 [{num_vertices}], for the edges into each vertex, got {got}")
     low = edge_weights < 1
     if bool(low.any()):
         v = int(low.nonzero()[0])
-        raise ValueError(f"edge_weights[{v}] must be >= 1, got {int(edge_weights[v])}; scale the weights up and clamp them")
+        raise ValueError(
+            f"edge_weights[{v}] must be >= 1, got {int(edge_weights[v])}; scale the weights up and clamp them"
+        )
 
 
 def _check_assignment(assignment: Tensor, num_vertices: int, num_parts: int) -> Tensor:
     """A copy as int64 [N] on the CPU."""
     if assignment.dim() != 1 or assignment.numel() != num_vertices:
-        raise ValueError(f"assignment must have shape [{num_vertices}], one part per vertex, got {list(assignment.shape)}")
+        raise ValueError(
+            f"assignment must have shape [{num_vertices}], one part per vertex, got {list(assignment.shape)}"
+        )
     if assignment.dtype.is_floating_point or assignment.dtype.is_complex or assignment.dtype == torch.bool:
         raise ValueError(f"assignment must have an integer dtype, got {assignment.dtype}; use assignment.long()")
     assignment = assignment.detach().to("cpu", torch.int64, copy=True)
@@ -276,7 +287,9 @@ def _partition_with_metis(
     pymetis = _import_pymetis()
     idx_t = pymetis.zero_copy_dtype()
     # METIS adds these up, and now and then multiplies them by a little. In floating point: sums may overflow here.
-    edge_total = 2.0 * (graph.num_edges if edge_weights is None else float(edge_weights.double() @ weights["edges"].double()))
+    edge_total = 2.0 * (
+        graph.num_edges if edge_weights is None else float(edge_weights.double() @ weights["edges"].double())
+    )
     if max(edge_total, graph.num_edges + graph.num_vertices) > np.iinfo(idx_t).max / 4:
         raise ValueError(
             f"the graph has {graph.num_vertices} vertices and {graph.num_edges} edges of total weight "
@@ -367,7 +380,9 @@ def _symmetrise(graph: Graph, edge_weights: Tensor | None) -> tuple[np.ndarray, 
         key, weight = _sort_with(key, weight)
     is_first = first_of_equals(key)
     if weight is not None:
-        weight = np.add.reduceat(weight, np.flatnonzero(is_first), dtype=np.int64) if key.size else weight.astype(np.int64)
+        weight = (
+            np.add.reduceat(weight, np.flatnonzero(is_first), dtype=np.int64) if key.size else weight.astype(np.int64)
+        )
     else:
         # Undirected graphs list every edge twice, once each way, and so every entry here is there twice.
         distinct = int(is_first.sum())
@@ -386,10 +401,15 @@ def _narrow(weight: np.ndarray) -> np.ndarray:
     return weight.astype(np.int32) if weight.size and weight.max() < 2**31 else weight
 
 
-def _thin(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _thin(
+    indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The undirected graph with those edges only that are among the heaviest of either end."""
     kept = ops.keep_heaviest_edges(
-        torch.from_numpy(indptr), torch.from_numpy(indices), _EDGES_KEPT, None if weight is None else torch.from_numpy(weight)
+        torch.from_numpy(indptr),
+        torch.from_numpy(indices),
+        _EDGES_KEPT,
+        None if weight is None else torch.from_numpy(weight),
     ).numpy()
     place = np.zeros(indices.size + 1, dtype=np.int64)
     np.cumsum(kept, out=place[1:])

@@ -50,9 +50,7 @@ def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list
     for hop, fanout in enumerate(fanouts):
         number = as_real(fanout)
         if number is None or not number.is_integer() or number < -1:
-            raise ValueError(
-                f"num_neighbors[{hop}] must be an integer >= 0, or -1 for all neighbours, got {fanout!r}"
-            )
+            raise ValueError(f"num_neighbors[{hop}] must be an integer >= 0, or -1 for all neighbours, got {fanout!r}")
         if number >= 2**31:
             raise ValueError(f"num_neighbors[{hop}] must be < 2^31, got {fanout!r}; -1 takes all neighbours")
         checked.append(int(number))
@@ -113,7 +111,9 @@ def inclusion_probability(
             got = f"{seed_set.layout} on {seed_set.device}" if isinstance(seed_set, Tensor) else type(seed_set).__name__
             raise ValueError(f"seeds must be a dense CPU tensor or a list of such, got {got} in seed set {k}")
         if seed_set.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; of a mask take mask.nonzero()")
+            raise ValueError(
+                f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; of a mask take mask.nonzero()"
+            )
     ids = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
     for k, seed_set in enumerate(ids):
         check_range(seed_set, graph.num_vertices, "seeds must be", f" of seed set {k}")
@@ -148,7 +148,9 @@ def uniform_start(seeds: Tensor, batch_size: int) -> Callable[[int], Tensor]:
     return start
 
 
-def link_start(ends: Tensor, batch_size: int, negatives_per_batch: int = 0, weight: Tensor | None = None) -> Callable[[int], Tensor]:
+def link_start(
+    ends: Tensor, batch_size: int, negatives_per_batch: int = 0, weight: Tensor | None = None
+) -> Callable[[int], Tensor]:
     """``p_0`` of batches of ``batch_size`` edges, of which these are the ends of one side, and of random negative examples.
 
     A vertex that is the end of c of the M edges is a seed with probability ``1 - (1 - B/M)^c``; each negative example is
@@ -165,7 +167,11 @@ def link_start(ends: Tensor, batch_size: int, negatives_per_batch: int = 0, weig
         share = min(1.0, batch_size / max(1, ends.numel()))
         absent = torch.pow(torch.tensor(1.0 - share, dtype=torch.float64), count)
         if negatives_per_batch:
-            chance = torch.full_like(absent, 1.0 / num_vertices) if weight is None else weight.to(torch.float64) / weight.sum()
+            chance = (
+                torch.full_like(absent, 1.0 / num_vertices)
+                if weight is None
+                else weight.to(torch.float64) / weight.sum()
+            )
             absent = absent * (1.0 - chance) ** negatives_per_batch
         return 1.0 - absent
 
@@ -246,7 +252,13 @@ def typed_inclusion_probability(
     first = []
     for name, size in zip(graph.node_types, graph.num_vertices):
         given = start.get(name)
-        p_0 = torch.zeros(size, dtype=torch.float64) if given is None else given(size) if callable(given) else given.to(torch.float64)
+        p_0 = (
+            torch.zeros(size, dtype=torch.float64)
+            if given is None
+            else given(size)
+            if callable(given)
+            else given.to(torch.float64)
+        )
         if p_0.shape != (size,):
             raise ValueError(f"start of {name!r} must have shape [{size}], got {list(p_0.shape)}")
         first.append(p_0)

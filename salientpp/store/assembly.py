@@ -58,7 +58,9 @@ def run_kernel(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
     from salientpp.store import assembly_kernel
 
     if len(tensors) > NUM_TENSORS:
-        raise ValueError(f"the rows of a batch may lie in at most {NUM_TENSORS} tensors, got {len(tensors)}; keep fewer tiers on the device")
+        raise ValueError(
+            f"the rows of a batch may lie in at most {NUM_TENSORS} tensors, got {len(tensors)}; keep fewer tiers on the device"
+        )
     nothing = out[:0]
     words, out = _words_of([*tensors, *[nothing] * (NUM_TENSORS - len(tensors))], out)
     assembly_kernel.launch([rows.view(-1) for rows in words], index, out.view(-1), out.size(1))

@@ -68,7 +68,11 @@ class BufferPool:
         # Some room to spare, because the next batch may be a little larger.
         size = -(-num_bytes * 5 // 4 // _UNIT) * _UNIT
         # Private: Python's default is memory that a forked child and its parent would both write to.
-        buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if hasattr(mmap, "MAP_PRIVATE") else mmap.mmap(-1, size)
+        buffer = (
+            mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MAP_PRIVATE")
+            else mmap.mmap(-1, size)
+        )
         if hasattr(mmap, "MADV_HUGEPAGE"):
             buffer.madvise(mmap.MADV_HUGEPAGE)
         self.bytes_allocated += size

@@ -77,7 +77,11 @@ class FeatureCache:
     @property
     def nbytes(self) -> int:
         """On the host."""
-        return self.members.words.nbytes + self.device_members.words.nbytes + sum(rows.nbytes for rows in self.rows.values())
+        return (
+            self.members.words.nbytes
+            + self.device_members.words.nbytes
+            + sum(rows.nbytes for rows in self.rows.values())
+        )
 
 
 def _sources(rows: Mapping[str, Tensor]) -> dict[str, TensorRows]:

@@ -125,7 +125,11 @@ class Recipe:
     packed: Sequence[Tensor]
 
     def to(self, device: torch.device, non_blocking: bool) -> Recipe:
-        return self if self.index is None else dataclasses.replace(self, index=self.index.to(device, non_blocking=non_blocking))
+        return (
+            self
+            if self.index is None
+            else dataclasses.replace(self, index=self.index.to(device, non_blocking=non_blocking))
+        )
 
 
 class Packed:
@@ -142,7 +146,9 @@ class Packed:
         if any(position is None and not tier.on_device for tier, position, _ in tiers.groups(places)):
             return Recipe(None, packed)
         # Which places each tensor fills, from which of its rows (None: all, in order), and how many rows it has.
-        takes: list[tuple[Tensor | None, Tensor | None, int]] = [(position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device]
+        takes: list[tuple[Tensor | None, Tensor | None, int]] = [
+            (position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device
+        ]
         takes += [(position, None, slot.numel()) for tier, position, slot in tiers.groups(places) if not tier.on_device]
         takes.append((places.remote_position, None, places.remote_id.numel()))
         num_rows = sum(size for _, _, size in takes)
@@ -187,7 +193,6 @@ class Packed:
         if isinstance(value, Mapping):
             return {name: self.to_device(item) for name, item in value.items()}
         return None if value is None else value.to(self._device, non_blocking=True)
-
 
     def measure(self, parts: Iterable[Tensor]) -> None:
         """Note what a batch takes on the device, with all that it is made from."""
@@ -266,7 +271,10 @@ class Fetch:
     def look_up(self, n_id: Mapping[str | None, Tensor]) -> dict[str | None, Places]:
         """The place of every row that is needed, by vertex type: none of a type without ``columns``, or that is not there."""
         needed = {type_ for type_, _ in self.columns}
-        return {type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS) for type_, tiers in self.tiers.items()}
+        return {
+            type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS)
+            for type_, tiers in self.tiers.items()
+        }
 
     def plan(self, places: Mapping[str | None, Places]) -> dict[str | None, Places | Recipe]:
         """How the rows at these places are put together, by vertex type."""
@@ -279,15 +287,21 @@ class Fetch:
             plan: of this rank's batch; empty without one.
             asked: int64 [a], rows of this part that the others want, by rank.
         """
-        own = {(type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan}
+        own = {
+            (type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan
+        }
         # Only a graph of one type has others who ask.
         for_others = {type_: self.served.plan_for_others(tiers, asked) for type_, tiers in self.tiers.items()}
-        served = {(type_, name): self.served.take(self.tiers[type_], name, for_others[type_]) for type_, name in self.columns}
+        served = {
+            (type_, name): self.served.take(self.tiers[type_], name, for_others[type_]) for type_, name in self.columns
+        }
         return Taken(own, served, for_others)
 
     def to_device(self, taken: Taken) -> Taken:
         """Copy what is packed to where it is put together."""
-        return Taken(self.own.to_device(taken.own), self.served.to_device(taken.served), self.served.to_device(taken.plan))
+        return Taken(
+            self.own.to_device(taken.own), self.served.to_device(taken.served), self.served.to_device(taken.plan)
+        )
 
     def put_served_together(self, taken: Taken) -> Taken:
         """Complete the rows for the other ranks."""

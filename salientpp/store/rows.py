@@ -73,10 +73,14 @@ def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
     """
     if isinstance(value, Tensor):
         if value.device.type != "cpu" or value.layout != torch.strided or not value.is_contiguous():
-            raise ValueError(f"{name} must be a contiguous tensor on the CPU, got {value.layout} on {value.device} with strides {_strides(value)}")
+            raise ValueError(
+                f"{name} must be a contiguous tensor on the CPU, got {value.layout} on {value.device} with strides {_strides(value)}"
+            )
         value = TensorRows(value.detach())
     elif not callable(getattr(value, "take", None)) or not hasattr(value, "shape"):
-        raise TypeError(f"{name} must be a tensor, or have shape, dtype and take(index, out, out_index), got {type(value).__name__}")
+        raise TypeError(
+            f"{name} must be a tensor, or have shape, dtype and take(index, out, out_index), got {type(value).__name__}"
+        )
     if not isinstance(getattr(value, "dtype", None), torch.dtype):
         raise TypeError(f"{name}.dtype must be a torch.dtype, got {getattr(value, 'dtype', None)!r}")
     shape = value.shape

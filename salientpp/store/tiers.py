@@ -136,18 +136,30 @@ class Tiers:
         size = book.size_of(part_id)
         for name, source in rows.items():
             if source.shape[0] != size:
-                raise ValueError(f"attribute {name!r} must have one row per vertex of part {part_id}, expected {size}, got {source.shape[0]}")
+                raise ValueError(
+                    f"attribute {name!r} must have one row per vertex of part {part_id}, expected {size}, got {source.shape[0]}"
+                )
         whole = {name: source for name, source in rows.items() if name not in seeds_only}
         if zero_copy:
             in_memory = {name: source for name, source in whole.items() if isinstance(source, TensorRows)}
             elsewhere = [name for name in whole if name not in in_memory]
             if elsewhere:
-                raise ValueError(f"zero_copy needs rows in memory, but those of {', '.join(elsewhere)} come from a source of yours; leave zero_copy out")
+                raise ValueError(
+                    f"zero_copy needs rows in memory, but those of {', '.join(elsewhere)} come from a source of yours; leave zero_copy out"
+                )
             rows = {**rows, **{name: TensorRows(pinned(source.tensor)) for name, source in in_memory.items()}}
         near = []
         members = IdSet.of(gpu_ids, size)
         if len(members):
-            near.append(Tier("gpu", members, {name: TensorRows(take_rows(source, gpu_ids).to(device)) for name, source in whole.items()}, True, "gpu"))
+            near.append(
+                Tier(
+                    "gpu",
+                    members,
+                    {name: TensorRows(take_rows(source, gpu_ids).to(device)) for name, source in whole.items()},
+                    True,
+                    "gpu",
+                )
+            )
         return cls(book, part_id, Tier("cpu", None, rows, zero_copy, "cpu"), near)
 
     @property
@@ -159,7 +171,9 @@ class Tiers:
         """Places of the int64 [n] global ids ``n_id``."""
         if self.book.num_parts == 1 and not self.near:
             return Places([None], [n_id], NO_IDS, NO_IDS, NO_IDS.new_zeros(1))
-        sets = ([tier.members.words for tier in tiers if tier.members is not None] for tiers in (self.near, self.copies))
+        sets = (
+            [tier.members.words for tier in tiers if tier.members is not None] for tiers in (self.near, self.copies)
+        )
         *position, remote_position = (found := ops.look_up(n_id, self.book.offsets, self.part_id, *sets))[0]
         *slot, remote_id = found[1]
         return Places(position, slot, remote_position, remote_id, found[2])

@@ -20,7 +20,10 @@ from salientpp.store.rows import RowSource, checked_rows, empty_rows, take_rows
 class RowSourceLaws:
     """Laws of one source."""
 
-    @pytest.fixture(params=[((40,), torch.int64), ((41, 3), torch.float32), ((64, 2, 2), torch.bfloat16), ((40, 0), torch.int8)], ids=str)
+    @pytest.fixture(
+        params=[((40,), torch.int64), ((41, 3), torch.float32), ((64, 2, 2), torch.bfloat16), ((40, 0), torch.int8)],
+        ids=str,
+    )
     def expected(self, request) -> Tensor:
         shape, dtype = request.param
         return torch.randint(100, shape, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -51,7 +54,10 @@ class RowSourceLaws:
 
     def test_only_the_given_places_are_written(self, source, expected):
         generator = torch.Generator().manual_seed(3)
-        index, places = torch.randint(len(expected), (9,), generator=generator), torch.randperm(25, generator=generator)[:9]
+        index, places = (
+            torch.randint(len(expected), (9,), generator=generator),
+            torch.randperm(25, generator=generator)[:9],
+        )
         out = torch.full((25, *expected.shape[1:]), 101).to(expected.dtype)
         want = out.clone()
         want[places] = expected[index]
@@ -79,7 +85,9 @@ class RowSourceLaws:
         size = len(expected)
         ring = torch.arange(size)
         data = Data(edge_index=torch.stack([ring, ring.roll(3)]), num_nodes=size)
-        loader = NeighborLoader(data, [1, 1], batch_size=7, num_workers=2, seed=0, rows={"x": source}, gpu_fraction=gpu_fraction)
+        loader = NeighborLoader(
+            data, [1, 1], batch_size=7, num_workers=2, seed=0, rows={"x": source}, gpu_fraction=gpu_fraction
+        )
         loader._fetch.own = InPlace() if way == "in place" else Packed(loader.device)
         batches = list(loader)
         assert len(batches) == -(-size // 7)

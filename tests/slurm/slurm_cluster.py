@@ -88,11 +88,21 @@ class Cluster:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
 
-    def run(self, *command: object, cwd: Path | None = None, environment: dict[str, str] | None = None, seconds: float = HANG) -> str:
+    def run(
+        self,
+        *command: object,
+        cwd: Path | None = None,
+        environment: dict[str, str] | None = None,
+        seconds: float = HANG,
+    ) -> str:
         """stdout of one of SLURM's commands, or of a script that calls them."""
         done = subprocess.run(
-            [str(word) for word in command], cwd=cwd or self.folder, env={**self.environment, **(environment or {})},
-            capture_output=True, text=True, timeout=seconds,
+            [str(word) for word in command],
+            cwd=cwd or self.folder,
+            env={**self.environment, **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
         )
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -123,7 +133,9 @@ class Cluster:
         """Return when the file has the text."""
         deadline = time.monotonic() + seconds
         while not (log.exists() and text in log.read_text()):
-            assert time.monotonic() < deadline, f"no {text!r} in {log} within {seconds:g} s:\n{log.read_text() if log.exists() else ''}"
+            assert time.monotonic() < deadline, (
+                f"no {text!r} in {log} within {seconds:g} s:\n{log.read_text() if log.exists() else ''}"
+            )
             time.sleep(0.1)
 
 
@@ -136,16 +148,28 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(128))
     conf = folder / "slurm.conf"
-    conf.write_text(CONFIGURATION.format(host=socket.gethostname().partition(".")[0], ports=_free_ports(3), folder=folder))
+    conf.write_text(
+        CONFIGURATION.format(host=socket.gethostname().partition(".")[0], ports=_free_ports(3), folder=folder)
+    )
     (folder / "gres.conf").write_text("NodeName=n1,n2 Name=gpu File=/dev/null\n")
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     # Of a SLURM that the tests themselves may run under, nothing must be seen.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))
+    }
     environment |= {"SLURM_CONF": str(conf), "PATH": path, "TMPDIR": str(folder / "tmp")}
     made = Cluster(folder, environment)
     commands = [
-        ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid",
-         f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"],
+        [
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munged.pid",
+            f"--log-file={folder}/munged.log",
+            f"--seed-file={folder}/munged.seed",
+        ],
         ["slurmctld", "-D", "-c", "-f", conf],
         *(["slurmd", "-D", "-c", "-N", node, "-f", conf] for node in NODES),
     ]
@@ -157,7 +181,13 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             with (folder / f"daemon-{len(daemons)}.out").open("wb") as out:
                 daemons.append(
                     subprocess.Popen(
-                        words, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                        words,
+                        env=environment,
+                        cwd=folder,
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=out,
+                        start_new_session=True,
                     )
                 )
             if command[0] == "munged":
@@ -178,8 +208,13 @@ def _wait(condition, daemons: list[subprocess.Popen], folder: Path, seconds: flo
     while not condition():
         ended = [str(daemon.args[2]) for daemon in daemons if daemon.poll() is not None]
         if ended or time.monotonic() > deadline:
-            logs = "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in sorted(folder.glob("daemon-*.out")))
-            raise RuntimeError(f"SLURM did not start ({', '.join(ended) or 'nodes are not idle'} after {seconds:g} s):\n{logs}")
+            logs = "\n".join(
+                f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+                for path in sorted(folder.glob("daemon-*.out"))
+            )
+            raise RuntimeError(
+                f"SLURM did not start ({', '.join(ended) or 'nodes are not idle'} after {seconds:g} s):\n{logs}"
+            )
         time.sleep(0.1)
 
 
@@ -188,7 +223,10 @@ def _stop(daemons: list[subprocess.Popen], made: Cluster) -> None:
         with contextlib.suppress(subprocess.SubprocessError, OSError):
             _output(["scancel", "--signal=KILL", "--user=root"], made.environment)
             deadline = time.monotonic() + 60
-            while _output(["squeue", "--noheader", "--states=RUNNING,COMPLETING"], made.environment).strip() and time.monotonic() < deadline:
+            while (
+                _output(["squeue", "--noheader", "--states=RUNNING,COMPLETING"], made.environment).strip()
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.2)
     for daemon in reversed(daemons):
         daemon.terminate()

@@ -30,7 +30,9 @@ EPOCHS = 30
 
 #: Jobs inherit it from sbatch: gloo on loopback, and the package under test.
 ENVIRONMENT = {
-    "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
 
 
@@ -79,11 +81,36 @@ def epochs_of(log: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("launcher", "parts", "per_part"), [("srun", 4, 1), ("torchrun", 2, 2)])
-def test_a_script_trains_unedited_and_its_ranks_stage_at_once(slurm, datasets, folder, capsys, launcher, parts, per_part):
+def test_a_script_trains_unedited_and_its_ranks_stage_at_once(
+    slurm, datasets, folder, capsys, launcher, parts, per_part
+):
     script = make_script(
-        capsys, folder / "train.sbatch", "--parts", parts, "--ranks-per-part", per_part, "--gpus-per-node", 1, "--ranks-per-node", 2, "--cpus-per-task", 1,
-        "--time", 5, "--partition", "main", "--launcher", launcher,
-        "--", TRAIN, datasets / f"parts-{parts}", *WORKLOAD, "--epochs", 2, "--stage", folder / "local",
+        capsys,
+        folder / "train.sbatch",
+        "--parts",
+        parts,
+        "--ranks-per-part",
+        per_part,
+        "--gpus-per-node",
+        1,
+        "--ranks-per-node",
+        2,
+        "--cpus-per-task",
+        1,
+        "--time",
+        5,
+        "--partition",
+        "main",
+        "--launcher",
+        launcher,
+        "--",
+        TRAIN,
+        datasets / f"parts-{parts}",
+        *WORKLOAD,
+        "--epochs",
+        2,
+        "--stage",
+        folder / "local",
     )
     job = run(slurm, script)
     assert job.state == "COMPLETED", job.log
@@ -100,22 +127,48 @@ def test_a_script_trains_unedited_and_its_ranks_stage_at_once(slurm, datasets, f
 
 def test_each_host_stages_its_own_parts(slurm, datasets, folder):
     command = f'{sys.executable} -m salientpp.cli stage {datasets}/parts-4 --to "$PWD/$SLURMD_NODENAME"'
-    out = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", "bash", "-c", command, cwd=folder, environment=ENVIRONMENT)
+    out = slurm.run(
+        "srun", "--nodes=2", "--ntasks-per-node=2", "bash", "-c", command, cwd=folder, environment=ENVIRONMENT
+    )
     assert sorted(out.split()) == sorted(2 * [f"{folder}/n1/parts-4", f"{folder}/n2/parts-4"])
     for node, parts in (("n1", [0, 1]), ("n2", [2, 3])):
         copy = folder / node / "parts-4"
         assert sorted(path.name for path in copy.glob("part-*")) == [f"part-{part:05d}" for part in parts]
         salientpp.load(copy, part_id=parts[0], verify="full")
-        with pytest.raises(salientpp.store.directory.files.DatasetError, match=f"is a copy without part {3 - parts[0]}"):
+        with pytest.raises(
+            salientpp.store.directory.files.DatasetError, match=f"is a copy without part {3 - parts[0]}"
+        ):
             salientpp.load(copy, part_id=3 - parts[0])
 
 
 def test_a_chain_partitions_and_then_trains(slurm, folder, capsys):
     script = make_script(
-        capsys, folder / "chain.sh", "--parts", 2, "--ranks-per-node", 2, "--cpus-per-task", 1, "--time", 5, "--job-name", "chain",
-        "--dataset", "synthetic:num_vertices=2000,num_features=8", "--root", "new parts", "--partition-cpus", 1,
-        "--partition-options", "--fanouts 5,3 --batch-size 8 --partition random",
-        "--", TRAIN, "new parts", *WORKLOAD, "--epochs", 1,
+        capsys,
+        folder / "chain.sh",
+        "--parts",
+        2,
+        "--ranks-per-node",
+        2,
+        "--cpus-per-task",
+        1,
+        "--time",
+        5,
+        "--job-name",
+        "chain",
+        "--dataset",
+        "synthetic:num_vertices=2000,num_features=8",
+        "--root",
+        "new parts",
+        "--partition-cpus",
+        1,
+        "--partition-options",
+        "--fanouts 5,3 --batch-size 8 --partition random",
+        "--",
+        TRAIN,
+        "new parts",
+        *WORKLOAD,
+        "--epochs",
+        1,
     )
     first, second = re.findall(r"job (\d+)", slurm.run("bash", script.name, cwd=folder, environment=ENVIRONMENT))
     training, partitioning = slurm.wait(second), slurm.wait(first)
@@ -129,7 +182,21 @@ def test_a_chain_partitions_and_then_trains(slurm, folder, capsys):
 
 
 def test_a_chain_ends_when_partitioning_fails(slurm, folder, capsys):
-    script = make_script(capsys, folder / "chain.sh", "--parts", 2, "--time", 5, "--dataset", "npz:missing.npz", "--root", "parts", "--", TRAIN, "parts")
+    script = make_script(
+        capsys,
+        folder / "chain.sh",
+        "--parts",
+        2,
+        "--time",
+        5,
+        "--dataset",
+        "npz:missing.npz",
+        "--root",
+        "parts",
+        "--",
+        TRAIN,
+        "parts",
+    )
     first, second = re.findall(r"job (\d+)", slurm.run("bash", script.name, cwd=folder, environment=ENVIRONMENT))
     assert slurm.wait(first).state == "FAILED"
     assert slurm.wait(second).state == "CANCELLED", "rather than wait for ever"
@@ -140,8 +207,22 @@ def test_a_chain_ends_when_partitioning_fails(slurm, folder, capsys):
 
 def train_script(capsys: pytest.CaptureFixture, folder: Path, datasets: Path, launcher: str) -> Path:
     return make_script(
-        capsys, folder / "train.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 10, "--launcher", launcher,
-        "--", TRAIN, datasets / "parts-2", *WORKLOAD, "--epochs", EPOCHS,
+        capsys,
+        folder / "train.sbatch",
+        "--parts",
+        2,
+        "--cpus-per-task",
+        1,
+        "--time",
+        10,
+        "--launcher",
+        launcher,
+        "--",
+        TRAIN,
+        datasets / "parts-2",
+        *WORKLOAD,
+        "--epochs",
+        EPOCHS,
     )
 
 
@@ -151,17 +232,30 @@ def uninterrupted(slurm, datasets) -> tuple[list[str], dict]:
     folder = slurm.folder / "uninterrupted"
     folder.mkdir()
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", TRAIN, datasets / "parts-2", *WORKLOAD, "--epochs", EPOCHS
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        TRAIN,
+        datasets / "parts-2",
+        *WORKLOAD,
+        "--epochs",
+        EPOCHS,
     ]
     out = slurm.run(*command, cwd=folder, environment=ENVIRONMENT)
-    return [re.sub(r" seconds=.*", "", line) for line in out.splitlines() if line.startswith("epoch=")], read_checkpoint(folder)
+    return [
+        re.sub(r" seconds=.*", "", line) for line in out.splitlines() if line.startswith("epoch=")
+    ], read_checkpoint(folder)
 
 
 def read_checkpoint(folder: Path) -> dict:
     return torch.load(folder / "checkpoint.pt", weights_only=True)
 
 
-@pytest.mark.parametrize(("launcher", "how"), [("srun", "signal"), ("torchrun", "signal"), ("srun", "scontrol requeue")])
+@pytest.mark.parametrize(
+    ("launcher", "how"), [("srun", "signal"), ("torchrun", "signal"), ("srun", "scontrol requeue")]
+)
 def test_a_job_that_was_stopped_goes_on_bit_for_bit(slurm, datasets, folder, capsys, uninterrupted, launcher, how):
     job = submit(slurm, train_script(capsys, folder, datasets, launcher))
     log = Path(slurm.facts(job)["StdOut"])
@@ -214,7 +308,17 @@ def waiting_job(slurm: Cluster) -> str:
     folder.mkdir()
     (folder / "waits.py").write_text(WAITS)
     # SLURM looks every 30 s for jobs to be warned: the signal comes 85 s after the start at the earliest, when the ranks have long begun to wait.
-    options = ["--parts", "2", "--ranks-per-node", "2", "--cpus-per-task", "1", "--time", "2", "--sbatch=--signal=USR1@5"]
+    options = [
+        "--parts",
+        "2",
+        "--ranks-per-node",
+        "2",
+        "--cpus-per-task",
+        "1",
+        "--time",
+        "2",
+        "--sbatch=--signal=USR1@5",
+    ]
     assert cli.main(["slurm", *options, "--output", str(folder / "waits.sbatch"), "--", "waits.py"]) == 0
     return submit(slurm, folder / "waits.sbatch")
 
@@ -242,7 +346,19 @@ with salientpp.Preemption() as preemption:
 def test_a_rank_that_dies_ends_the_job_at_once_and_is_named(slurm, datasets, folder, capsys, launcher):
     (folder / "dies.py").write_text(DIES)
     script = make_script(
-        capsys, folder / "dies.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 10, "--launcher", launcher, "--", "dies.py", datasets / "parts-2"
+        capsys,
+        folder / "dies.sbatch",
+        "--parts",
+        2,
+        "--cpus-per-task",
+        1,
+        "--time",
+        10,
+        "--launcher",
+        launcher,
+        "--",
+        "dies.py",
+        datasets / "parts-2",
     )
     job = run(slurm, script)
     assert job.state == "FAILED", job.log
@@ -253,18 +369,27 @@ def test_a_rank_that_dies_ends_the_job_at_once_and_is_named(slurm, datasets, fol
 
 def test_a_wrong_network_interface_is_a_hint_in_the_error(slurm, folder, capsys):
     (folder / "meets.py").write_text("import salientpp\nsalientpp.init_process_group()\n")
-    script = make_script(capsys, folder / "meets.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 5, "--", "meets.py")
+    script = make_script(
+        capsys, folder / "meets.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 5, "--", "meets.py"
+    )
     job = run(slurm, script, GLOO_SOCKET_IFNAME="nosuch0")
     assert job.state == "FAILED"
-    assert re.search(r"LaunchError: rank \d of 2 on .* could not connect .*GLOO_SOCKET_IFNAME is nosuch0; .* among .*lo", job.log), job.log
+    assert re.search(
+        r"LaunchError: rank \d of 2 on .* could not connect .*GLOO_SOCKET_IFNAME is nosuch0; .* among .*lo", job.log
+    ), job.log
 
 
 def test_python_without_srun_is_told_that_it_is_no_rank(slurm, folder):
     script = folder / "alone.sbatch"
-    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks=2\n{sys.executable} -c 'import salientpp; salientpp.init_process_group()'\n")
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks=2\n{sys.executable} -c 'import salientpp; salientpp.init_process_group()'\n"
+    )
     job = run(slurm, script)
     assert job.state == "FAILED"
-    assert f"runs in the shell of SLURM's job {job.id}, which has 2 tasks, but is none of them; start it with srun" in job.log
+    assert (
+        f"runs in the shell of SLURM's job {job.id}, which has 2 tasks, but is none of them; start it with srun"
+        in job.log
+    )
 
 
 # --- from Python ------------------------------------------------------------------------------------------

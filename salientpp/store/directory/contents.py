@@ -18,7 +18,20 @@ from salientpp.store.directory.files import numpy_dtype
 
 #: What a batch calls its own: node and edge attributes cannot have these names beside them.
 OWN_NAMES = frozenset(
-    ["n_id", "e_id", "batch", "ptr", "batch_size", "input_id", "seed_time", "num_sampled_nodes", "num_sampled_edges", "num_nodes", "edge_index", "adj_t"]
+    [
+        "n_id",
+        "e_id",
+        "batch",
+        "ptr",
+        "batch_size",
+        "input_id",
+        "seed_time",
+        "num_sampled_nodes",
+        "num_sampled_edges",
+        "num_nodes",
+        "edge_index",
+        "adj_t",
+    ]
 )
 
 #: By these names PyG knows what has an entry per vertex, and per edge.
@@ -62,7 +75,9 @@ def collect_attributes(data: Data, graph: Graph) -> Attributes:
                 f"data.my_{name} = data.{name}; del data.{name}"
             )
         if not isinstance(value, Tensor):
-            raise ValueError(f"data.{name} must be a tensor to be stored, got {type(value).__name__}; convert or delete it")
+            raise ValueError(
+                f"data.{name} must be a tensor to be stored, got {type(value).__name__}; convert or delete it"
+            )
         if value.size(0) != (graph.num_vertices if is_node else graph.num_edges):
             raise ValueError(
                 f"data.{name} must have one row per {'vertex' if is_node else 'edge'} in dimension 0, expected "
@@ -77,7 +92,9 @@ def collect_attributes(data: Data, graph: Graph) -> Attributes:
         try:
             numpy_dtype(value.dtype)
         except TypeError:
-            raise ValueError(f"data.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it") from None
+            raise ValueError(
+                f"data.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it"
+            ) from None
         (node if is_node else edge)[name] = value.detach().cpu().resolve_conj().resolve_neg()
     return Attributes(node, edge)
 
@@ -96,7 +113,9 @@ def collect_splits(
         for name, mask in split.items():
             dtype = torch.as_tensor(mask).dtype
             if dtype != torch.bool:
-                raise ValueError(f"data.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}")
+                raise ValueError(
+                    f"data.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}"
+                )
     if not isinstance(split, Mapping):
         raise TypeError(f"split must be a mapping of names to vertex ids or masks, got {type(split).__name__}")
     splits = {}
@@ -106,10 +125,16 @@ def collect_splits(
         try:
             chosen = torch.as_tensor(chosen).cpu()
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"split {name!r} must be a bool mask or integer ids, got {type(chosen).__name__} ({error})") from None
+            raise ValueError(
+                f"split {name!r} must be a bool mask or integer ids, got {type(chosen).__name__} ({error})"
+            ) from None
         ids, is_mask = read_ids(chosen, num_vertices, f"split {name!r}", "a bool mask or integer ids", "must hold ids")
         ids = ids if is_mask else ids.unique()
-        if labels is not None and labels.dtype.is_signed and not (labels.dtype.is_floating_point or labels.dtype.is_complex):
+        if (
+            labels is not None
+            and labels.dtype.is_signed
+            and not (labels.dtype.is_floating_point or labels.dtype.is_complex)
+        ):
             known = labels[ids] >= 0
             ids = ids[known if known.dim() == 1 else known.flatten(1).any(dim=1)]
         splits[str(name)] = ids
@@ -117,7 +142,13 @@ def collect_splits(
 
 
 def num_classes_of(labels: Tensor | None) -> int:
-    if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or labels.dtype.is_complex or labels.numel() == 0:
+    if (
+        labels is None
+        or labels.dim() != 1
+        or labels.dtype.is_floating_point
+        or labels.dtype.is_complex
+        or labels.numel() == 0
+    ):
         return 0
     return max(0, int(labels.to(torch.int64).max()) + 1)  # not all integer types have a largest entry
 

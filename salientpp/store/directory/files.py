@@ -40,12 +40,16 @@ def verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) -> 
     try:
         size = path.stat().st_size
         if size != entry["bytes"]:
-            raise DatasetError(f"{path} must have {entry['bytes']} bytes, got {size}; copy it again, or partition again")
+            raise DatasetError(
+                f"{path} must have {entry['bytes']} bytes, got {size}; copy it again, or partition again"
+            )
         same = sha256_of(path) == entry["sha256"] if full else quick_checksum(path) == entry["quick"]
     except OSError as error:
         raise DatasetError(f"{path} cannot be read ({error.strerror}); copy it again, or partition again") from None
     if not same:
-        raise DatasetError(f"{path} was altered: its checksum does not match the manifest; copy it again, or partition again")
+        raise DatasetError(
+            f"{path} was altered: its checksum does not match the manifest; copy it again, or partition again"
+        )
 
 
 def open_array(root: Path, name: str, entry: dict[str, Any]) -> tuple[np.ndarray, mmap.mmap | None]:
@@ -56,7 +60,9 @@ def open_array(root: Path, name: str, entry: dict[str, Any]) -> tuple[np.ndarray
         # it, where a read-only map would be a segmentation fault.
         array = np.lib.format.open_memmap(path, mode="c")
     except (OSError, ValueError, OverflowError, MemoryError) as error:
-        raise DatasetError(f"{path} cannot be opened as an array ({error}); copy it again, or partition again") from None
+        raise DatasetError(
+            f"{path} cannot be opened as an array ({error}); copy it again, or partition again"
+        ) from None
     if [array.dtype.str, list(array.shape)] != [entry["dtype"], entry["shape"]]:
         raise DatasetError(
             f"{path} must hold {entry['dtype']} {entry['shape']}, got {array.dtype.str} {list(array.shape)}; "

@@ -77,11 +77,15 @@ def stage(
                 _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | wanted)}) + "\n")
                 _write(copy / "manifest.json", (root / "manifest.json").read_text())
     except OSError as error:
-        raise type(error)(error.errno, f"{root} cannot be staged to {to} ({error.strerror or error}); choose another directory") from None
+        raise type(error)(
+            error.errno, f"{root} cannot be staged to {to} ({error.strerror or error}); choose another directory"
+        ) from None
     return copy
 
 
-def _wanted(root: Path, parts: Iterable[int] | None, num_parts: int, process_group: dist.ProcessGroup | None) -> set[int]:
+def _wanted(
+    root: Path, parts: Iterable[int] | None, num_parts: int, process_group: dist.ProcessGroup | None
+) -> set[int]:
     if parts is None:
         rank, world_size = group_rank(process_group)
         in_group = dist.is_available() and dist.is_initialized()
@@ -110,7 +114,9 @@ def _lock(path: Path) -> Iterator[None]:
         descriptor = None
     try:
         if descriptor is None or not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise DatasetError(f"{path} is to be the lock of this copy, and is no regular file; remove it, or stage elsewhere")
+            raise DatasetError(
+                f"{path} is to be the lock of this copy, and is no regular file; remove it, or stage elsewhere"
+            )
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -122,11 +128,15 @@ def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
     """Let ``copy`` be a copy of the same contents, or one without parts."""
     if (copy / "manifest.json").exists():
         if read_manifest(copy)["files"] != manifest["files"]:
-            raise DatasetError(f"{copy} is a copy of other contents, perhaps of before it was partitioned again; delete it, or stage elsewhere")
+            raise DatasetError(
+                f"{copy} is a copy of other contents, perhaps of before it was partitioned again; delete it, or stage elsewhere"
+            )
         return
     if copy.exists():
         if not (copy / PARTS_FILE).exists() and any(copy.iterdir()):
-            raise DatasetError(f"{copy} exists and is no copy of a dataset directory, so nothing is written there; stage elsewhere")
+            raise DatasetError(
+                f"{copy} exists and is no copy of a dataset directory, so nothing is written there; stage elsewhere"
+            )
         # A copy that was broken off. The directory itself may be a link to a disk with more room.
         for path in copy.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -134,9 +144,15 @@ def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
     _write(copy / PARTS_FILE, json.dumps({"parts": []}) + "\n")
 
 
-def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], on_step: Callable[[str], None]) -> None:
+def _copy_files(
+    root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], on_step: Callable[[str], None]
+) -> None:
     folders = {"", *(part_folder(part) for part in parts)}
-    files = {name: entry for name, entry in manifest["files"].items() if name.rpartition("/")[0] in folders and not (copy / name).exists()}
+    files = {
+        name: entry
+        for name, entry in manifest["files"].items()
+        if name.rpartition("/")[0] in folders and not (copy / name).exists()
+    }
     need, free = sum(entry["bytes"] for entry in files.values()), shutil.disk_usage(copy).free
     if need > free:
         raise DatasetError(
@@ -148,7 +164,9 @@ def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int
         folder = (copy / name).parent
         folder.mkdir(exist_ok=True)
         if folder != copy and folder.is_symlink():
-            raise DatasetError(f"{folder} is a symbolic link, and nothing is written through one; remove it, or stage elsewhere")
+            raise DatasetError(
+                f"{folder} is a symbolic link, and nothing is written through one; remove it, or stage elsewhere"
+            )
         try:
             source = (root / name).open("rb")
         except FileNotFoundError:

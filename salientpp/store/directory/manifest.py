@@ -50,7 +50,9 @@ def _map_of(key: Check, check: Check) -> Check:
 
 
 def _record(**fields: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(name in value and check(value[name]) for name, check in fields.items())
+    return lambda value: (
+        isinstance(value, dict) and all(name in value and check(value[name]) for name, check in fields.items())
+    )
 
 
 def _part_of_a_file_name(value: Any) -> bool:
@@ -87,17 +89,27 @@ _SCHEMA: dict[str, tuple[str, Check]] = {
     "splits": ("a map of identifiers to integers >= 0, one per part", _map_of(_split_name, _list_of(_whole()))),
     "workload": (
         "num_neighbors, a list of fanouts; batch_size, an integer >= 1; seeds, the name of a split",
-        _record(num_neighbors=_list_of(_whole(-1, 2**31)), batch_size=_whole(1), seeds=lambda value: isinstance(value, str)),
+        _record(
+            num_neighbors=_list_of(_whole(-1, 2**31)), batch_size=_whole(1), seeds=lambda value: isinstance(value, str)
+        ),
     ),
     "quality": (
         "edge_cut and edge_cut_fraction, numbers; balance, a map of names to numbers",
-        _record(edge_cut=_number, edge_cut_fraction=_number, balance=_map_of(lambda name: isinstance(name, str), _number)),
+        _record(
+            edge_cut=_number, edge_cut_fraction=_number, balance=_map_of(lambda name: isinstance(name, str), _number)
+        ),
     ),
     "files": (
         "a map of names to bytes and quick, integers >= 0; sha256, 64 hexadecimal digits; a dtype; and a shape, integers >= 0",
         _map_of(
             lambda name: isinstance(name, str),
-            _record(bytes=_whole(), quick=_whole(), sha256=_hexadecimal, dtype=lambda value: isinstance(value, str), shape=_list_of(_whole())),
+            _record(
+                bytes=_whole(),
+                quick=_whole(),
+                sha256=_hexadecimal,
+                dtype=lambda value: isinstance(value, str),
+                shape=_list_of(_whole()),
+            ),
         ),
     ),
 }
@@ -184,10 +196,16 @@ def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dt
     offsets, num_parts, num_vertices = manifest["offsets"], manifest["num_parts"], manifest["num_vertices"]
     ascending = all(first <= second for first, second in pairwise(offsets))
     if len(offsets) != num_parts + 1 or offsets[0] != 0 or offsets[-1] != num_vertices or not ascending:
-        raise ValueError(f"offsets must ascend from 0 to num_vertices, {num_vertices}, in num_parts + 1 = {num_parts + 1} numbers, got {_shown(offsets)}")
+        raise ValueError(
+            f"offsets must ascend from 0 to num_vertices, {num_vertices}, in num_parts + 1 = {num_parts + 1} numbers, got {_shown(offsets)}"
+        )
     for name, counts in manifest["splits"].items():
-        if len(counts) != num_parts or any(count > end - begin for count, begin, end in zip(counts, offsets, offsets[1:])):
-            raise ValueError(f"splits[{name!r}] must have a number for each of {num_parts} parts, at most the part's vertices, got {_shown(counts)}")
+        if len(counts) != num_parts or any(
+            count > end - begin for count, begin, end in zip(counts, offsets, offsets[1:])
+        ):
+            raise ValueError(
+                f"splits[{name!r}] must have a number for each of {num_parts} parts, at most the part's vertices, got {_shown(counts)}"
+            )
     if manifest["workload"]["seeds"] not in {*manifest["splits"], "all"}:
         raise ValueError(f"workload.seeds must be a split or 'all', got {_shown(manifest['workload']['seeds'])}")
     _check_files(manifest, stored_dtype)
@@ -208,7 +226,9 @@ def _check_files(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dtyp
         try:
             stored = stored_dtype(getattr(torch, entry["dtype"]))
         except (TypeError, RuntimeError):
-            raise ValueError(f"{kind}_attributes[{name!r}] must have a dtype that files can hold, got {entry['dtype']!r}") from None
+            raise ValueError(
+                f"{kind}_attributes[{name!r}] must have a dtype that files can hold, got {entry['dtype']!r}"
+            ) from None
         if kind == "edge":
             expected[f"edge_{name}.npy"] = (stored,), [num_edges, *entry["row_shape"]]
         for part_id, (begin, end) in enumerate(pairwise(offsets)) if kind == "node" else ():
@@ -225,7 +245,9 @@ def _check_files(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dtyp
     for name, (dtypes, shape) in expected.items():
         entry = files[name]
         if entry["dtype"] not in dtypes or entry["shape"] != shape:
-            raise ValueError(f"files[{name!r}] must be {' or '.join(dtypes)} {_shown(shape)}, got {_shown(entry['dtype'])} {_shown(entry['shape'])}")
+            raise ValueError(
+                f"files[{name!r}] must be {' or '.join(dtypes)} {_shown(shape)}, got {_shown(entry['dtype'])} {_shown(entry['shape'])}"
+            )
         if math.prod(shape) >= 2**60:
             raise ValueError(f"files[{name!r}] must have a size that a file can have, got the shape {_shown(shape)}")
 

@@ -41,7 +41,9 @@ class PartitionedGraph:
         self.manifest = manifest
         self.book = PartitionBook(torch.tensor(manifest["offsets"]))
         self.part_id = part_id
-        self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = weakref.WeakKeyDictionary()  # those in use, and their files
+        self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = (
+            weakref.WeakKeyDictionary()
+        )  # those in use, and their files
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PartitionedGraph, (self.root, self.manifest, self.part_id)
@@ -131,7 +133,9 @@ class PartitionedGraph:
         """float32 [N]: the inclusion probabilities that the directory was ordered by, without seeds."""
         return self._array(f"{part_folder(self._part(part_id))}/vip.npy")
 
-    def workload(self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False) -> Workload:
+    def workload(
+        self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False
+    ) -> Workload:
         """What policies rank by for a part's batches of these seeds; it knows the stored :meth:`vip` where that is of this very workload.
 
         The loader and the analysis both plan by it, so that they cache the same rows.
@@ -139,7 +143,16 @@ class PartitionedGraph:
         stored = self.manifest["workload"]
         same = not replace and stored["num_neighbors"] == list(num_neighbors) and stored["batch_size"] == batch_size
         same = same and torch.equal(seeds.sort().values, self.split(stored["seeds"], part_id))
-        return Workload(self.graph, self.book, part_id, seeds, num_neighbors, batch_size, replace, self.vip(part_id) if same else None)
+        return Workload(
+            self.graph,
+            self.book,
+            part_id,
+            seeds,
+            num_neighbors,
+            batch_size,
+            replace,
+            self.vip(part_id) if same else None,
+        )
 
     def _part(self, part_id: int | None) -> int:
         part_id = self.part_id if part_id is None else part_id
@@ -170,7 +183,11 @@ class PartitionedGraph:
 
 
 def load(
-    root: str | Path, *, part_id: int | None = None, verify: str = "quick", process_group: dist.ProcessGroup | None = None
+    root: str | Path,
+    *,
+    part_id: int | None = None,
+    verify: str = "quick",
+    process_group: dist.ProcessGroup | None = None,
 ) -> PartitionedGraph:
     """Open a dataset directory; every rank calls it.
 
@@ -226,9 +243,15 @@ def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
     try:
         ops.check_csc(part.graph.indptr, part.graph.indices)
     except RuntimeError as error:
-        raise DatasetError(f"{part.root} holds no graph: {error}; copy indptr.npy and indices.npy again, or partition again") from None
+        raise DatasetError(
+            f"{part.root} holds no graph: {error}; copy indptr.npy and indices.npy again, or partition again"
+        ) from None
     all_ids = torch.arange(part.num_vertices)
-    expect(torch.equal(part._original_id.sort().values, all_ids), "original_id.npy", f"each of 0 to {part.num_vertices - 1} once")
+    expect(
+        torch.equal(part._original_id.sort().values, all_ids),
+        "original_id.npy",
+        f"each of 0 to {part.num_vertices - 1} once",
+    )
     for part_id in part_ids:
         begin, end = part.book.range_of(part_id)
         for split in part.manifest["splits"]:

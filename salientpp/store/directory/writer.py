@@ -107,7 +107,11 @@ def partition(
                 name: torch.bincount(assigned.assignment[ids].long(), minlength=num_parts).tolist()
                 for name, ids in splits.items()
             },
-            "workload": {"num_neighbors": fanouts, "batch_size": batch_size, "seeds": seeds if seeds in splits else "all"},
+            "workload": {
+                "num_neighbors": fanouts,
+                "batch_size": batch_size,
+                "seeds": seeds if seeds in splits else "all",
+            },
             "quality": {
                 "edge_cut": assigned.edge_cut,
                 "edge_cut_fraction": assigned.edge_cut_fraction,
@@ -149,7 +153,8 @@ def _temporary_beside(root: Path) -> Iterator[Path]:
             temporary.mkdir(parents=True)
         except OSError as error:
             raise type(error)(
-                error.errno, f"{root} cannot be written ({error.strerror}); choose a root in a directory that you may write to"
+                error.errno,
+                f"{root} cannot be written ({error.strerror}); choose a root in a directory that you may write to",
             ) from None
         yield temporary
     except BaseException:
@@ -217,13 +222,16 @@ def _write_topology(writer: _Writer, graph: Graph, layout: Layout, edge_attribut
 
     write_edges("indices.npy", graph.indices, lambda position, sources: sources)
     for name, rows in edge_attributes.items():
+
         def rows_of(position: Tensor, sources: Tensor, rows: Tensor = rows) -> Tensor:
             return rows[position if graph.edge_id is None else graph.edge_id[position]]
 
         write_edges(f"edge_{name}.npy", rows, rows_of)
 
 
-def _write_parts(writer: _Writer, layout: Layout, node_attributes: Mapping[str, Tensor], splits: Mapping[str, Tensor]) -> None:
+def _write_parts(
+    writer: _Writer, layout: Layout, node_attributes: Mapping[str, Tensor], splits: Mapping[str, Tensor]
+) -> None:
     in_split = {name: torch.zeros(layout.order.numel(), dtype=torch.bool) for name in splits}
     for name, ids in splits.items():
         in_split[name][ids] = True
