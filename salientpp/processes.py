@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class _Owner(Protocol):
@@ -87,6 +87,25 @@ class Lock:
 
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()
+
+
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):
+    """A method's value, computed when it is first asked for and kept in the object.
+
+    As ``functools.cached_property``, whose lock (one for all objects, up to Python 3.11) would stay held in a child that was forked meanwhile. Threads
+    that ask at once may compute it several times.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, owner: object, kind: type | None = None) -> T:
+        value = owner.__dict__[self._function.__name__] = self._function(owner)
+        return value
 
 
 # --- threads ----------------------------------------------------------------------------------------------

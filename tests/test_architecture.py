@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "comm": {"processes"},
     "pipeline": set(),
     "launch": set(),
-    "graph": {"ids", "ops"},
+    "graph": {"ids", "ops", "processes"},
     "plan": {"ids", "ops", "graph"},
     "store": {"ids", "ops", "comm", "processes", "graph", "plan"},
     "minibatch": BELOW_MINIBATCH,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch_geometric.data import Data
 
 from salientpp import ops
 from salientpp.graph.from_pyg import read_adj_t, read_edge_index
+from salientpp.processes import lazy
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class Graph:
         """int64 [N]: how many neighbours each vertex draws from."""
         return self.indptr.diff()
 
-    @cached_property
+    @lazy
     def _transposed(self) -> Graph:
         return Graph.trusted(*ops.transpose_csc(self.indptr, self.indices))
 

@@ -21,7 +21,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -32,7 +31,7 @@ from salientpp.minibatch.stages import Finished, Request
 from salientpp.minibatch.state import Disagreement, Point, Progress, first_point
 from salientpp.ops import join_key
 from salientpp.pipeline import Pipeline, StageError, Trace, traced
-from salientpp.processes import Lock
+from salientpp.processes import Lock, lazy
 
 
 @dataclass
@@ -131,12 +130,12 @@ class Run:
         if self._comm.size > 1:
             self.unfinished.add(self)
 
-    @cached_property
+    @lazy
     def _positions(self) -> list[Tensor]:
         """Asked for by the first ``next()``, as torch does: until then a sampler may get another epoch."""
         return self._context.positions(self._epoch)
 
-    @cached_property
+    @lazy
     def _rounds(self) -> int:
         number = self._context.num_rounds()
         return len(self._positions) if number is None else number

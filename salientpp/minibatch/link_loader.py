@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from salientpp.minibatch.options import Options, SamplingOptions, Uneven
 from salientpp.minibatch.source import BatchSource, Probability, Seeds, access_probability, open_data
 from salientpp.minibatch.state import digest
 from salientpp.plan.vip import link_start
+from salientpp.processes import lazy
 from salientpp.store.rows import RowSource
 
 
@@ -190,7 +191,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             label = label + 1
         return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
 
-    @cached_property
+    @lazy
     def _fingerprint(self) -> dict[str, Any]:
         negatives = self.neg_sampling
         plain = None

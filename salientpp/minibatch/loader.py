@@ -20,7 +20,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.arguments import as_integer
 from salientpp.plan.cache import plan_cache, score
 from salientpp.plan.schedule import Schedule, batch_key, share_size
-from salientpp.processes import Lock, Threads, completed, forks
+from salientpp.processes import Lock, Threads, completed, forks, lazy
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
 from salientpp.store.directory.files import DatasetError
@@ -565,7 +564,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._schedule = dataclasses.replace(self._schedule, seed=seed)
         self._epoch_number, self._resume, self._progress = epoch, batches, None
 
-    @cached_property
+    @lazy
     def _fingerprint(self) -> dict[str, Any]:
         sampler = self._source.sampler
         ours = isinstance(sampler, NeighborSampler)

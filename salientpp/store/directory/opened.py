@@ -6,7 +6,6 @@ import hashlib
 import mmap
 import weakref
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from salientpp.graph.csc import Graph
 from salientpp.plan.cache import Workload
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
+from salientpp.processes import lazy
 from salientpp.store.directory.files import DatasetError, open_array, verify_file
 from salientpp.store.directory.manifest import check_is_there, part_folder, parts_there, read_manifest
 
@@ -90,12 +90,12 @@ class PartitionedGraph:
         sums = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(self.manifest["files"].items()))
         return hashlib.sha256(sums.encode()).hexdigest()[:16]
 
-    @cached_property
+    @lazy
     def graph(self) -> Graph:
         """The whole topology; validated when it was written, so not read again here."""
         return Graph.trusted(self._array("indptr.npy"), self._array("indices.npy"))
 
-    @cached_property
+    @lazy
     def _original_id(self) -> Tensor:
         return self._array("original_id.npy")
 
