@@ -190,4 +190,4 @@ def random_copies(number: int, seed: int) -> None:
 
 
 def test_copies_of_copies_at_random_points_go_on_as_the_original():
-    random_copies(30, seed=2)
+    random_copies(10, seed=2)
