@@ -436,6 +436,7 @@ def draw_long(result: dict) -> str:
 
 def draw_host(results: dict[str, dict | None]) -> str:
     """The short table: for each kernel ours, the peer that comes nearest, and the ratio."""
+    machine = next(result for result in results.values() if result is not None)["machine"]
     lines = []
 
     def add(
@@ -501,9 +502,8 @@ def draw_host(results: dict[str, dict | None]) -> str:
         ("inclusion probabilities, 2 threads", "vip", "vip", "seconds", {"threads": 2}, "s", 2, False),
     ):
         values = split(name, key, value, where)
-        if values is not None:
+        if values is not None and results[name]["machine"] == machine:  # the table names one
             add(what, name, unit, digits, *values, more_is_better=more)
-    machine = next(result for result in results.values() if result is not None)["machine"]
     title = "**The host path** against what comes nearest to it, in the same run; sizes, commands and all figures: [docs/performance.md](docs/performance.md)."
     footer = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']:.0f} GB; `make bench`."
     return "\n\n".join([title, table(["", "salientpp", "peer", "", "ratio", "measured"], lines), footer])
