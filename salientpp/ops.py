@@ -278,7 +278,7 @@ def sample_typed_neighbors(
     last: bool = False,
     induced: bool = False,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
-    """Sample over R relations between T types of vertices; see csrc/minibatch/typed_sampler.cpp.
+    """Sample over R relations between T types of vertices; see csrc/minibatch/sample_typed_neighbors.cpp.
 
     Args:
         indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.

@@ -418,12 +418,12 @@ def test_inside_a_part_ids_descend_by_vip_with_seeds(tmp_path, num_parts, seeds)
     assert part.manifest["workload"] == {"num_neighbors": FANOUTS, "batch_size": BATCH_SIZE, "seeds": split}
     for p in range(num_parts):
         begin, end = part.book.range_of(p)
-        heat = salientpp.inclusion_probability(
+        vip = salientpp.inclusion_probability(
             part.graph, part.split(split, p), FANOUTS, BATCH_SIZE, include_seeds=True
         )[begin:end]
         # Two sweeps over differently numbered graphs round differently.
-        assert bool((heat.diff() <= 1e-6 * heat[:-1]).all()), f"part {p}"
-        assert float(heat[0]) > float(heat[-1]), "the law is not about constants"
+        assert bool((vip.diff() <= 1e-6 * vip[:-1]).all()), f"part {p}"
+        assert float(vip[0]) > float(vip[-1]), "the law is not about constants"
 
 
 @pytest.mark.parametrize("num_parts", [1, 4])

@@ -697,8 +697,8 @@ def test_the_hottest_rows_are_kept_on_the_device(data, part, source, gpu_fractio
     if source == "data":
         seeds = data.train_mask.nonzero().flatten()
         graph = salientpp.Graph.from_data(data)
-        heat = salientpp.inclusion_probability(graph, seeds, [4, 3], 16, include_seeds=True)
-        hot = torch.sort(heat, descending=True, stable=True).indices[:num_hot]
+        vip = salientpp.inclusion_probability(graph, seeds, [4, 3], 16, include_seeds=True)
+        hot = torch.sort(vip, descending=True, stable=True).indices[:num_hot]
         loader = make(data, input_nodes=data.train_mask, batch_size=16, gpu_fraction=gpu_fraction)
     else:
         hot = torch.arange(num_hot)

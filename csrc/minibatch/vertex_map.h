@@ -20,13 +20,6 @@
 
 namespace salientpp {
 
-inline void prefetch_read(const void* address) {
-  __builtin_prefetch(address, 0, 3);
-}
-inline void prefetch_write(const void* address) {
-  __builtin_prefetch(address, 1, 3);
-}
-
 class StampMap {
  public:
   static constexpr int64_t kMaxLocalIds = int64_t{1} << 24;

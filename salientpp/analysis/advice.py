@@ -88,7 +88,7 @@ def advise(
     device = torch.zeros(2, len(GPU_FRACTIONS), dtype=torch.float64)
     gains = torch.zeros(2, dtype=torch.float64)  # expected rows that a next GB saves: of the cache, of the GPU
     totals = torch.zeros(2, dtype=torch.float64)
-    heats = []
+    by_part = []
     for part_id, workload in enumerate(workloads):
         begin, end = book.range_of(part_id)
         chance = vip[part_id].to(torch.float64)
@@ -97,15 +97,15 @@ def advise(
         gains[0] += outside[size : size + gb_rows].sum()
         totals[0] += outside.sum()
 
-        heat = add_seeds(chance[begin:end], workload.seeds - begin, workload.batch_size)
-        by_heat = heat.sort(descending=True).values
-        by_id = heat[original_id[begin:end].argsort()]
+        with_seeds = add_seeds(chance[begin:end], workload.seeds - begin, workload.batch_size)
+        by_vip = with_seeds.sort(descending=True).values
+        by_id = with_seeds[original_id[begin:end].argsort()]
         for i, fraction in enumerate(GPU_FRACTIONS):
             first = int(fraction * (end - begin))
-            device[0, i] += by_heat[first:].sum()
+            device[0, i] += by_vip[first:].sum()
             device[1, i] += by_id[first:].sum()
-        heats.append(by_heat)
-        totals[1] += heat.sum()
+        by_part.append(by_vip)
+        totals[1] += with_seeds.sum()
     device /= len(workloads)
     largest = max(book.size_of(part_id) for part_id in range(book.num_parts))
     rows = [
@@ -114,9 +114,9 @@ def advise(
     ]
     whole = max(float(device[0, 0]), 1e-12)
     best = rows[_knee(list(GPU_FRACTIONS), [1 - row.rows_per_batch_vip_order / whole for row in rows])]
-    for heat in heats:
-        first = int(best.gpu_fraction * heat.numel())
-        gains[1] += heat[first : first + gb_rows].sum()
+    for by_vip in by_part:
+        first = int(best.gpu_fraction * by_vip.numel())
+        gains[1] += by_vip[first : first + gb_rows].sum()
     return rows, Recommendation(
         fanouts=fanouts,
         replication_factor=alpha,

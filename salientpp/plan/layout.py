@@ -91,8 +91,8 @@ def lay_out(
     pieces = []
     for part_id, own_seeds in enumerate(seed_sets):
         own = (assigned.assignment == part_id).nonzero().flatten()
-        heat = add_seeds(vip[part_id], own_seeds, batch_size)
-        pieces.append(own[torch.sort(heat[own], descending=True, stable=True).indices])
+        probability = add_seeds(vip[part_id], own_seeds, batch_size)
+        pieces.append(own[torch.sort(probability[own], descending=True, stable=True).indices])
     order = torch.cat(pieces)
     sizes = torch.tensor([0, *(piece.numel() for piece in pieces)])
     return Layout(order, PartitionBook(sizes.cumsum(0)), vip[:, order])

@@ -21,7 +21,7 @@ seed set. Three steps:
    about 110 bytes per edge end where they stay dense. So of graphs with more than 2^26 edge ends it gets the 32 heaviest
    edges of every vertex (those that either end keeps; our kernel ``keep_heaviest_edges``), as does step 3. On a generated
    graph of 105 M edge ends that is 71 % of them, and the parts are as good.
-3. *Rebalance*, our kernel ``rebalance_parts`` (csrc/plan/partition.cpp): moves vertices out of overloaded parts
+3. *Rebalance*, our kernel ``rebalance_parts`` (csrc/plan/rebalance_parts.cpp): moves vertices out of overloaded parts
    at least cost to the cut, then lowers the cut within the limits.
 """
 

@@ -297,10 +297,10 @@ def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
     Returns:
         A new tensor [N] of the same dtype.
     """
-    heat = probability.clone()
+    with_seeds = probability.clone()
     if seeds.numel():
-        heat[seeds] = (heat[seeds] + min(1.0, batch_size / seeds.numel())).clamp(max=1.0)
-    return heat
+        with_seeds[seeds] = (with_seeds[seeds] + min(1.0, batch_size / seeds.numel())).clamp(max=1.0)
+    return with_seeds
 
 
 def draw_weights(

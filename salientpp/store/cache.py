@@ -41,16 +41,16 @@ class FeatureCache:
     def empty(cls) -> FeatureCache:
         return cls(_NO_SET, {})
 
-    def on_device(self, heat: Tensor, num_bytes: int, device: torch.device) -> FeatureCache:
-        """This cache with as many of its rows on ``device`` too as fit into ``num_bytes``: the hottest, by ``heat``, float [N]."""
+    def on_device(self, probability: Tensor, num_bytes: int, device: torch.device) -> FeatureCache:
+        """This cache with as many of its rows on ``device`` too as fit into ``num_bytes``: the hottest, by the ``probability`` float [N] of their access."""
         row_bytes = sum(rows.nbytes for rows in self.rows.values()) // max(1, len(self))
         number = min(len(self), num_bytes // max(1, row_bytes))
         if number == 0:
             return self
-        slots = torch.sort(heat[self.members.ids], descending=True, stable=True).indices[:number].sort().values
+        slots = torch.sort(probability[self.members.ids], descending=True, stable=True).indices[:number].sort().values
         return dataclasses.replace(
             self,
-            device_members=IdSet.of(self.members.ids[slots], heat.numel()),
+            device_members=IdSet.of(self.members.ids[slots], probability.numel()),
             device_rows={name: take_rows(rows, slots).to(device) for name, rows in self.rows.items()},
         )
 

@@ -3,7 +3,7 @@
 //
 // Each vertex draws from a stream keyed by (batch key, hop, vertex), so its neighbours do not depend on which
 // other vertices are in the batch, on the thread or on the map in use. How it draws stands in draw.h. This is the
-// kernel for one type of vertices and uniform draws; typed_sampler.cpp has the one for everything else.
+// kernel for one type of vertices and uniform draws; sample_typed_neighbors.cpp has the one for everything else.
 //
 // The loop is bound by cache misses, three per edge: the neighbour list, the neighbour, its map slot. So the
 // frontier is taken in blocks, and each block in phases that first prefetch what the next phase reads.
@@ -219,23 +219,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
   return {n_id, edge_index, e_id, vector_of(s.num_nodes), vector_of(s.num_edges)};
 }
 
-// A uniformly random order of 0, ..., size - 1 (Fisher and Yates), a pure function of the key.
-Tensor permutation(int64_t size, int64_t key) {
-  check(size >= 0, "size must be >= 0, got ", size);
-  Tensor out = new_vector(size, ScalarType::Long);
-  int64_t* order = mutable_int64_data(out);
-  for (int64_t i = 0; i < size; ++i) order[i] = i;
-  Stream stream(mix64(static_cast<uint64_t>(key)));
-  for (int64_t i = size - 1; i > 0; --i) std::swap(order[i], order[stream.below(static_cast<uint64_t>(i) + 1)]);
-  return out;
-}
-
 STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
   m.impl("sample_neighbors", TORCH_BOX(&sample_neighbors));
-}
-
-STABLE_TORCH_LIBRARY_IMPL(salientpp, CompositeExplicitAutograd, m) {
-  m.impl("permutation", TORCH_BOX(&permutation));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Where a row lives, and copying it from there: sets of ids, tier look-up, row gathering.
+// Which tier holds a row, and where in it: sets of ids, and the look-up over them.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -9,10 +9,6 @@
 
 namespace salientpp {
 namespace {
-
-inline void prefetch(const void* address) {
-  __builtin_prefetch(address, 0, 3);
-}
 
 // A set of ids as a bitmap with ranks: word w holds the membership bits of ids 32 w ... 32 w + 31 in its lower
 // half and the number of smaller members in its upper half, so one load answers both "is it there" and "what
@@ -27,7 +23,7 @@ class IdSet {
 
   bool empty() const { return num_words_ == 0; }
   bool covers(int64_t num_ids) const { return empty() || num_words_ * 32 >= num_ids; }
-  void prefetch_word(int64_t id) const { prefetch(&words_[id >> 5]); }
+  void prefetch_word(int64_t id) const { prefetch_read(&words_[id >> 5]); }
 
   // The slot of `id`, or -1.
   int64_t slot(int64_t id) const {
@@ -235,91 +231,9 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   return {positions, slots, remote_counts};
 }
 
-// out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.
-void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor& out,
-                 const std::optional<Tensor>& out_index) {
-  check_defined(source, "source");
-  check_defined(out, "out");
-  check_index_vector(source_index, "source_index");
-  check(source.dim() >= 1 && out.dim() == source.dim(),
-        "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
-  check(source.scalar_type() == out.scalar_type(), "out must have the dtype of source, expected ", source.scalar_type(),
-        ", got ", out.scalar_type());
-  check(source.is_contiguous() && out.is_contiguous(), "source and out must be contiguous");
-  int64_t row_bytes = source.element_size();
-  for (int64_t d = 1; d < source.dim(); ++d) {
-    check(source.size(d) == out.size(d), "out must have rows of the same shape as source, expected size ",
-          source.size(d), " in dimension ", d, ", got ", out.size(d));
-    row_bytes *= source.size(d);
-  }
-  const int64_t num_rows = source_index.numel();
-  const int64_t source_rows = source.size(0);
-  const int64_t out_rows = out.size(0);
-  if (out_index) {
-    check_vector(*out_index, ScalarType::Long, "out_index");
-    check(out_index->numel() == num_rows, "out_index must have one entry per row, expected ", num_rows, ", got ",
-          out_index->numel());
-  } else {
-    check(out_rows >= num_rows, "out must have at least ", num_rows, " rows, got ", out_rows);
-  }
-  const char* from = static_cast<const char*>(source.const_data_ptr());
-  char* to = static_cast<char*>(out.mutable_data_ptr());
-  const int64_t* target = out_index ? int64_data(*out_index) : nullptr;
-  const int64_t source_bytes = source_rows * row_bytes, out_bytes = out_rows * row_bytes;
-  const bool overlap = source_bytes > 0 && out_bytes > 0 && from < to + out_bytes && to < from + source_bytes;
-  check(!overlap, "out must not overlap source in memory");
-
-  dispatch_index(source_index, [&](auto* index) {
-    // Every index is checked before the first byte moves, so an error leaves `out` as it was.
-    for (int64_t i = 0; i < num_rows; ++i) {
-      check(index[i] >= 0 && index[i] < source_rows, "source_index[", i, "] must be in [0, ", source_rows, "), got ",
-            index[i]);
-      if (target)
-        check(target[i] >= 0 && target[i] < out_rows, "out_index[", i, "] must be in [0, ", out_rows, "), got ",
-              target[i]);
-    }
-    if (row_bytes == 0) return;  // then there may be no memory to copy from or to
-    const auto copy = [&](int64_t first, int64_t last, auto bytes) {
-      constexpr int64_t kLine = 64;
-      const int64_t ahead =
-          row_bytes <= kLine ? 64 : 16;  // so many misses a core must have under way, in one row or in several
-      for (int64_t i = first; i < last; ++i) {
-        if (i + ahead < last) {
-          const char* row = from + index[i + ahead] * row_bytes;
-          for (int64_t b = 0; b < row_bytes; b += kLine) prefetch(row + b);
-        }
-        std::memcpy(to + (target ? target[i] : i) * row_bytes, from + index[i] * row_bytes,
-                    static_cast<size_t>(bytes()));
-      }
-    };
-    const auto copy_range = [&](int64_t first, int64_t last) {
-      switch (row_bytes) {  // a constant length turns memcpy into plain loads and stores
-        case 1:
-          return copy(first, last, [] { return 1; });
-        case 2:
-          return copy(first, last, [] { return 2; });
-        case 4:
-          return copy(first, last, [] { return 4; });
-        case 8:
-          return copy(first, last, [] { return 8; });
-        case 256:
-          return copy(first, last, [] { return 256; });
-        case 512:
-          return copy(first, last, [] { return 512; });
-        default:
-          return copy(first, last, [&] { return row_bytes; });
-      }
-    };
-    constexpr int64_t kGrainBytes = int64_t{1} << 20;
-    const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, row_bytes));
-    torch::stable::parallel_for(0, num_rows, grain, copy_range);
-  });
-}
-
 STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
   m.impl("pack_id_set", TORCH_BOX(&pack_id_set));
   m.impl("look_up", TORCH_BOX(&look_up));
-  m.impl("gather_rows", TORCH_BOX(&gather_rows));
 }
 
 }  // namespace
