@@ -4,7 +4,8 @@
 // A relation is a CSC matrix over two vertex types: `indices[indptr[v]:indptr[v + 1]]` are the vertices of its source
 // type that vertex v of its target type aggregates from. Hop h expands, in every relation, the target vertices first
 // found at hop h - 1. Each vertex draws from a stream keyed by (batch key, hop, relation, tree, vertex); with one
-// relation, no trees and no weights these are the draws of sample_neighbors.cpp, which is the faster kernel for that case.
+// relation, no trees and no weights these are the draws of sample_neighbors.cpp, which is the faster kernel for that
+// case.
 //
 //   disjoint   every seed grows a tree of its own; a vertex is known by (tree, id).
 //   times      a tree sees a neighbour only if its time (or its edge's) is at most that of the tree's seed. Lists are
