@@ -495,12 +495,12 @@ def test_features_that_are_replaced_between_epochs_are_gathered_ahead_again():
     loader = NeighborLoader(data, [2], batch_size=16, gpu_fraction=0.3)
     list(loader)
     data.x, data.extra = torch.rand(300, 5).bfloat16(), torch.arange(300)
-    built = loader._stages._build_anew
-    loader._stages._build_anew = lambda *_: pytest.fail("a batch was made twice")
+    built = loader._builder.build_anew
+    loader._builder.build_anew = lambda *_: pytest.fail("a batch was made twice")
     for batch in loader:
         assert_is_current(batch, data)
     assert (None, "extra") in loader._fetch.columns
-    loader._stages._build_anew = built
+    loader._builder.build_anew = built
     data.x += 1  # the rows on the device too are copied anew
     for batch in loader:
         assert_is_current(batch, data)

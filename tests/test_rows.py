@@ -318,7 +318,7 @@ def test_a_device_reads_in_place_what_is_in_memory_alone():
 
 def test_a_source_that_fails_is_an_error_of_the_stage():
     loader = NeighborLoader(random_data(), [4, 3], rows={"x": Wrong()}, **OPTIONS)
-    with pytest.raises(StageError, match=r"rank 0, batch 0, stage copy_to_device: the disk is gone"):
+    with pytest.raises(StageError, match=r"rank 0, batch 0, stage gather_host_rows: the disk is gone"):
         list(loader)
 
 

@@ -27,7 +27,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.comm import Comm, RankFailure
-from salientpp.minibatch.stages import Finished, Request
+from salientpp.minibatch.direct import Direct
+from salientpp.minibatch.stages import LAST_STAGE, Finished, Request
 from salientpp.minibatch.state import Disagreement, Point, Progress, first_point
 from salientpp.ops import join_key
 from salientpp.pipeline import Pipeline, StageError, Trace, traced
@@ -74,7 +75,7 @@ class RunContext:
         seed: of the loader; loading a state may change it.
         request: (epoch, index, positions) -> the batch, about to be drawn.
         idle_request: (index, leaving) -> no batch, in a round in which others have some.
-        new_pipeline: makes the pipeline.
+        new_pipeline: makes what carries requests to batches.
         deliver: the batch of what left the pipeline.
         trace: takes spans, if there is one.
         drive: calls a function where it may compute in parallel.
@@ -91,7 +92,7 @@ class RunContext:
     seed: Callable[[], int]
     request: Callable[[int, int, Tensor], Request]
     idle_request: Callable[[int, bool], Request]
-    new_pipeline: Callable[[], Pipeline]
+    new_pipeline: Callable[[], Pipeline | Direct]
     deliver: Callable[[Finished], Any]
     trace: Callable[[], Trace | None]
     drive: Callable[..., Any]
@@ -180,7 +181,7 @@ class Run:
         """
         if self._context.transform is None:
             return batch
-        stage, started = self._pipeline.stages[-1].name, time.perf_counter()
+        stage, started = LAST_STAGE, time.perf_counter()
         try:
             with traced(self._context.trace(), stage, finished.index):
                 batch = self._context.transform(batch)

@@ -31,6 +31,8 @@ from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, Multithr
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
 from salientpp.minibatch.agreement import Facts, exchange_facts
+from salientpp.minibatch.builder import BatchBuilder
+from salientpp.minibatch.direct import BatchMaker, Direct
 from salientpp.minibatch.epoch import Counters, Epoch, Run, RunContext
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
@@ -181,7 +183,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._source = source = prepared.source
         self._schedule = self._make_schedule(prepared, everyone)
         try:
-            self._held = self._topology = source.template.contents()  # what the tiers are made of, and the graph
+            self._topology = source.template.contents()  # what the tiers are made of, and the graph
             self._cache = FeatureCache.empty()
             self._start_threads(self._make_tiers(prepared.cache, fill=any(facts.fills_cache for facts in everyone)))
         except BaseException as error:
@@ -208,18 +210,21 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             own=InPlace(BufferPool()) if on_host else Packed(self.device),
             served=InPlace() if self._comm.device.type == "cpu" else Packed(self._comm.device),
         )
-        self._stages = BatchStages(
+        self._builder = BatchBuilder(
             fetch=self._fetch,
             template=self._source.template,
             add_batch_attributes=self._source.seeds.add_batch_attributes,
-            submit=Threads(1, "salientpp-gather").submit,
             device=self.device,
             dtype=self.dtype,
             pin_memory=bool(self.pin_memory) and on_host and torch.accelerator.is_available(),
             own=self._source.own,
-            held=self._held,
+            held=self._topology,
         )
-        self._workers = SamplingWorkers(self.num_workers, self._source.seeds, self._source.sampler, self._stages)
+        self._stages = BatchStages(self._fetch, self._builder, Threads(1, "salientpp-gather").submit, self.device)
+        self._maker = BatchMaker(self._fetch, self._builder)
+        self._workers = SamplingWorkers(
+            self.num_workers, self._source.seeds, self._source.sampler, self._stages, self._maker
+        )
         self._counters = Counters(self._fetch.counting)
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._run: Run | None = None  # the epoch that is not over yet
@@ -393,9 +398,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _read_anew(self) -> None:
         """Take what a ``Data`` holds now for the rows that the pipeline brings. Without this batches are right too, but made twice."""
-        stages, fetch, source = self._stages, self._fetch, self._source
+        builder, fetch, source = self._builder, self._fetch, self._source
         contents = source.template.contents()
-        if contents is None or contents.equals(stages.held) or any(run.is_under_way for run in self._runs):
+        if contents is None or contents.equals(builder.held) or any(run.is_under_way for run in self._runs):
             return
         edges = [] if self._topology is None else contents.changed_edges(self._topology)
         if edges:
@@ -418,7 +423,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             for type_, tiers in fetch.tiers.items()
         }  # fmt: skip
         fetch.columns = source.exchanged
-        self._held = stages.held = contents
+        builder.held = contents
 
     def _fetch_cache(self, tiers: Tiers) -> FeatureCache:
         source, members, scores = self._source, NO_IDS, None
@@ -460,9 +465,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return self._drive(self._make_one, positions, epoch)
 
     def _make_one(self, positions: Tensor, epoch: int) -> Data:
-        pipeline = Pipeline(self._stages.list(), depth=1, device=self.device)
-        sampled = completed(self._workers.sample, 0, positions, self._key(epoch, 0), self.transform_sampler_output)
-        batch = pipeline.tick(Request(0, sampled)).batch
+        pipeline = (
+            Direct(self._maker, is_ahead=False)
+            if self._fetch.is_local
+            else Pipeline(self._stages.list(), depth=1, device=self.device)
+        )
+        sampling = completed(self._workers.sample, 0, positions, self._key(epoch, 0), self.transform_sampler_output)
+        batch = pipeline.tick(Request(0, sampling)).batch
         return batch if self.transform is None else self.transform(batch)
 
     @property
@@ -511,7 +520,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _runs=weakref.WeakSet(), _forks=forks())
         # Contents are told by their place in memory, which in a copy is another.
-        self._held = self._topology = self._stages.held = self._source.template.contents()
+        self._topology = self._builder.held = self._source.template.contents()
 
     # --- iteration ----------------------------------------------------------------------------------------
 
@@ -706,15 +715,19 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         batches that are on the device at once, at most.
         """
         memory = [tiers.memory() for tiers in self._fetch.tiers.values()]
-        held = self._new_pipeline().num_past("copy_to_device") + 1  # and the one that the caller has
+        pipeline = self._new_pipeline()
+        # And the one that the caller has.
+        held = 1 + (0 if isinstance(pipeline, Direct) else pipeline.num_past("copy_to_device"))
         return {
             **{tier: sum(of_type[tier] for of_type in memory) for tier in memory[0]},
             "graph": getattr(self._source.sampler, "nbytes", 0),
             "batches": self._fetch.own.bytes_under_way(held),
         }
 
-    def _new_pipeline(self) -> Pipeline:
+    def _new_pipeline(self) -> Pipeline | Direct:
         stages = self._stages
+        if self._fetch.is_local:
+            return Direct(self._maker, is_ahead=self.num_workers > 0)
         return Pipeline(
             stages.list(), depth=self.depth, device=self.device, rank=self._comm.rank, trace=stages.trace, hold=self._fetch.own.holds
         )  # fmt: skip
@@ -748,11 +761,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         Open it at ui.perfetto.dev or chrome://tracing. On CUDA the spans are the host's; torch.profiler shows the same stages as
         ranges named ``salientpp::<stage>`` beside the kernels.
         """
-        self._stages.trace = trace = Trace()
+        self._stages.trace = self._maker.trace = trace = Trace()
         try:
             yield
         finally:
-            self._stages.trace = None
+            self._stages.trace = self._maker.trace = None
             Path(path).write_text(json.dumps(trace.to_chrome()))
 
     def _aff_init_fn(self, worker_id: int) -> None:

@@ -18,24 +18,27 @@ answers the others. With ``leaving`` it has none for later rounds either.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.data.storage import NodeStorage
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.comm import Pending
-from salientpp.minibatch.batch import Contents, DataTemplate, PartitionTemplate, StoreTemplate
+from salientpp.minibatch.batch import Contents
+from salientpp.minibatch.builder import BatchBuilder, store_of
 from salientpp.pipeline import Stage, Trace, tensors_in, traced
 from salientpp.processes import Task
 from salientpp.store.exchange import Counts, PendingCounts
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
+
+
+#: By its name the time of a user's ``transform`` counts, and its errors.
+LAST_STAGE = "assemble"
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,29 +157,20 @@ class BatchStages:
 
     Attributes:
         fetch: gets the rows.
-        template: turns an MFG and its rows into a batch.
-        add_batch_attributes: sets what PyG's loader sets beside the attributes.
+        builder: makes batches of MFGs and rows.
         submit: runs a function in a worker thread and returns its future.
         device: where batches are delivered.
-        pin_memory: put finished batches of the CPU into pinned host memory.
-        dtype: of delivered ``x``; None: as it is stored.
-        own: columns whose rows come from a source of the user's, and not from the data.
-        held: what the data held when the tiers were made of it; None where it cannot change.
         trace: takes a span for what the worker threads do, if set.
     """
 
     fetch: Fetch
-    template: DataTemplate | StoreTemplate | PartitionTemplate
-    add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
+    builder: BatchBuilder
     submit: Callable[..., Task]
     device: torch.device
-    pin_memory: bool = False
-    dtype: torch.dtype | None = None
-    own: Collection[Column] = ()
-    held: Contents | None = None
     trace: Trace | None = None
 
     def list(self) -> list[Stage]:
+        """In order; :data:`LAST_STAGE` is the last."""
         return [
             Stage("sample", self.sample, "host"),
             Stage("exchange_counts", self.exchange_counts, "comm"),
@@ -187,23 +181,21 @@ class BatchStages:
             Stage("copy_to_device", self.copy_to_device, "copy"),
             Stage("gather_device_rows", self.gather_device_rows, "gather"),
             Stage("exchange_rows", self.exchange_rows, "comm"),
-            Stage("assemble", self.assemble, "gather"),
+            Stage(LAST_STAGE, self.assemble, "gather"),
         ]
 
     def prepare(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Sampled:
         """Make what needs neither other ranks nor the rows of every vertex. For sampling threads."""
         fetch, n_id = self.fetch, mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
-        contents = self.template.contents()
-        # What was replaced since the tiers were made is not theirs to bring.
-        columns = [column for column in fetch.columns if contents is None or self._brings(column, contents)]
+        contents = self.builder.contents()
+        columns = self.builder.brought(contents)
         places = fetch.look_up(n_id)
         rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
-        batch = self.template.build(
+        batch = self.builder.build(
             mfg, {**rows, **(fetch.seed_rows(mfg.node[:num_seeds]) if fetch.seed_columns else {})}
         )
-        self.add_batch_attributes(batch, mfg)
         for column in columns:  # attributes keep their order
-            _store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
+            store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
         return Sampled(index, places, batch=fetch.own.pin(batch), plan=fetch.plan(places), mfg=mfg, contents=contents)
 
     def sample(self, request: Request) -> Sampled:
@@ -259,81 +251,24 @@ class BatchStages:
             return Finished(sampled.index, None, True, gathered.counts.all_left)
         self.fetch.own.measure(tensors_in([gathered.taken, gathered.batch, gathered.plan, arrived, rows]))
         self.fetch.count(sampled.places)
-        batch, contents = gathered.batch, None if sampled.contents is None else self.template.contents()
-        if contents is not None and not self._is_current(sampled, contents):
-            rows = {column: value for column, value in rows.items() if self._has_current(column, sampled, contents)}
-            batch = self._build_anew(sampled.mfg, rows)
+        batch, contents = gathered.batch, None if sampled.contents is None else self.builder.contents()
+        if contents is not None and not self.builder.is_current(sampled.contents, contents):
+            rows = {
+                column: value
+                for column, value in rows.items()
+                if self.builder.has_current(column, sampled.contents, contents)
+            }
+            batch = self.builder.build_anew(sampled.mfg, rows)
+        for (type_, name), value in rows.items():
+            store_of(batch, type_)[name] = value
         # One for a device is held for one more tick.
         later = (sampled.mfg, contents) if self.fetch.own.holds else ()
-        return Finished(sampled.index, self._finish(batch, rows), False, gathered.counts.all_left, *later)
-
-    def _finish(self, batch: Data | HeteroData, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
-        for (type_, name), value in rows.items():
-            _store_of(batch, type_)[name] = value
-        batch = self._in_dtype(batch)
-        if self.pin_memory:
-            batch = batch.pin_memory()
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and loading it takes seconds
-            _mark_sizes(batch)
-        return batch
+        return Finished(sampled.index, self.builder.finish(batch), False, gathered.counts.all_left, *later)
 
     def deliver(self, finished: Finished) -> Data | HeteroData:
         """The batch as the data is now: one for a device has waited since it was put together, and the data may have been written to."""
-        now = None if finished.contents is None else self.template.contents()
+        now = None if finished.contents is None else self.builder.contents()
         if now is None or now.equals(finished.contents):
             return finished.batch
-        own = {(type_, name): _store_of(finished.batch, type_)[name] for type_, name in self.own}
-        return self._in_dtype(self._build_anew(finished.mfg, own))
-
-    def _is_current(self, sampled: Sampled, now: Contents) -> bool:
-        """Whether everything in the batch is as the data holds it now."""
-        if not now.equals(sampled.contents):
-            return False
-        return now.equals(self.held) or all(self._has_current(column, sampled, now) for column in self.fetch.columns)
-
-    def _has_current(self, column: Column, sampled: Sampled, now: Contents) -> bool:
-        """Whether the gathered rows of a column are as the data holds them now; copies on the device may be older than the batch."""
-        if column in self.own:
-            return True
-        if not now.has_same(column, sampled.contents):
-            return False
-        return now.has_same(column, self.held) if self.fetch.has_copies else self._brings(column, now)
-
-    def _brings(self, column: Column, contents: Contents) -> bool:
-        """Whether the tiers hold the very tensor of a column, and it has not become learnable: gathered rows have no gradient."""
-        value = contents.value(column)
-        if column in self.own:
-            return True
-        return (
-            isinstance(value, Tensor)
-            and self.held is not None
-            and value is self.held.value(column)
-            and not value.requires_grad
-        )
-
-    def _build_anew(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
-        """A batch in the caller's thread, of what the data holds now, but for the given rows."""
-        batch = self.template.build(mfg, rows)
-        self.add_batch_attributes(batch, mfg)
-        return batch if self.device.type == "cpu" else batch.to(self.device)
-
-    def _in_dtype(self, batch: Data | HeteroData) -> Data | HeteroData:
-        if self.dtype is not None:
-            for store in batch.node_stores:
-                if isinstance(store.get("x"), Tensor):
-                    store.x = store.x.to(self.dtype)
-        return batch
-
-
-def _store_of(batch: Data | HeteroData, type_: str | None) -> Data | NodeStorage:
-    return batch if type_ is None else batch[type_]
-
-
-def _mark_sizes(batch: Data | HeteroData) -> None:
-    """Tell ``torch.compile`` which sizes change from batch to batch, so that it compiles once and not again at the second one."""
-    for store in batch.stores:
-        for name, value in store.items():
-            if isinstance(value, Tensor) and value.dim() and value.layout == torch.strided:
-                dim = batch.__cat_dim__(name, value, store)
-                if isinstance(dim, int):
-                    torch._dynamo.maybe_mark_dynamic(value, dim % value.dim())
+        own = {(type_, name): store_of(finished.batch, type_)[name] for type_, name in self.builder.own}
+        return self.builder.in_dtype(self.builder.build_anew(finished.mfg, own))

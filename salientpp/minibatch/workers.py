@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
+from salientpp.minibatch.direct import BatchMaker
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.source import Seeds
-from salientpp.minibatch.stages import BatchStages, Request, Sampled
+from salientpp.minibatch.stages import BatchStages, Request
 from salientpp.pipeline import traced
 from salientpp.processes import Threads, after_fork, completed
 
@@ -33,11 +34,19 @@ class SamplingWorkers:
         seeds: all of them.
         sampler: what draws.
         stages: make the batch of what was drawn, all but its rows.
+        maker: makes whole batches, where that can be done here.
     """
 
-    def __init__(self, number: int, seeds: Seeds, sampler: BaseSampler, stages: BatchStages) -> None:
+    def __init__(
+        self,
+        number: int,
+        seeds: Seeds,
+        sampler: BaseSampler,
+        stages: BatchStages,
+        maker: BatchMaker,
+    ) -> None:
         self._threads = Threads(number, "salientpp-sample") if number else None
-        self._seeds, self._sampler, self._stages = seeds, sampler, stages
+        self._seeds, self._sampler, self._stages, self._maker = seeds, sampler, stages, maker
         self._initialiser: _OncePerThread | None = None
 
     def initialise(self, function: Callable[[int], None], anew: bool) -> None:
@@ -56,14 +65,14 @@ class SamplingWorkers:
         submit: Callable[..., Any] = completed if self._threads is None else self._threads.submit
         return Request(index, submit(self._work, index, positions, key, transform))
 
-    def _work(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Sampled:
+    def _work(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Any:
         if self._threads is not None and self._initialiser is not None:
             self._initialiser()
         with traced(self._stages.trace, f"worker: {threading.current_thread().name}", index):
             return self.sample(index, positions, key, transform)
 
-    def sample(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Sampled:
-        """The batch, but for its rows, drawn in this thread."""
+    def sample(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Any:
+        """Draw, in this thread, and make of it what a request hands on."""
         mfg = self.draw(positions, key)
         metadata = mfg.metadata
         if transform is not None:
@@ -72,7 +81,8 @@ class SamplingWorkers:
         permutation = self._sampler.edge_permutation
         if permutation is not None:
             mfg.edge = _users_edge_ids(mfg.edge, permutation)
-        return self._stages.prepare(index, mfg, positions.numel())
+        make = self._maker.make if self._maker.fetch.is_local else self._stages.prepare
+        return make(index, mfg, positions.numel())
 
     def draw(self, positions: Tensor, key: int) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of the seeds at these positions; a sampler of the user's takes no key."""

@@ -251,6 +251,11 @@ class Fetch:
         return self.tiers[column[0]].home.rows[column[1]]
 
     @property
+    def is_local(self) -> bool:
+        """Whether batches are put together on the host, of rows that are all in this process."""
+        return self.exchange.comm.size == 1 and isinstance(self.own, InPlace)
+
+    @property
     def has_copies(self) -> bool:
         """Whether a device has rows of this part too, which may be older than those that they were copied from."""
         return any(tiers.near or tiers.home.on_device for tiers in self.tiers.values())
@@ -275,6 +280,15 @@ class Fetch:
             type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS)
             for type_, tiers in self.tiers.items()
         }
+
+    def take_all(
+        self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]
+    ) -> tuple[dict[Column, Tensor], dict[str | None, Places]]:
+        """The rows of these columns for the vertices ``n_id`` int64 [n] of each type, and their places, where none is remote or on a device."""
+        places = self.look_up(n_id)
+        return {
+            (type_, name): self.own.take(self.tiers[type_], name, places[type_]) for type_, name in columns
+        }, places
 
     def plan(self, places: Mapping[str | None, Places]) -> dict[str | None, Places | Recipe]:
         """How the rows at these places are put together, by vertex type."""
