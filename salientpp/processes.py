@@ -171,6 +171,19 @@ class Task:
             self._future.cancel()
 
 
+class Undone:
+    """``function(*args)``, to be done by the thread that asks for the result; once."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._function, self._args = function, args
+
+    def result(self) -> Any:
+        return self._function(*self._args)
+
+    def cancel(self) -> None:
+        """Nothing: nobody has begun."""
+
+
 def completed(function: Callable[..., Any], *args: Any) -> Future:
     """``function(*args)``, done in the caller's thread, as the threads would hand it over."""
     future: Future = Future()

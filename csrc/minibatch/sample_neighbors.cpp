@@ -193,7 +193,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
   const int64_t num_sampled = s.edge.size();
   Tensor n_id = new_vector(s.n_id.size(), ScalarType::Long);
   std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
-  Tensor edge_index = torch::stable::empty({2, num_sampled}, ScalarType::Long);
+  Tensor edge_index = new_tensor<2>({2, num_sampled}, ScalarType::Long);
   Tensor e_id = new_vector(num_sampled, ScalarType::Long);
   int64_t* row = mutable_int64_data(edge_index);
   int64_t* col = row + num_sampled;

@@ -45,7 +45,7 @@ from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.arguments import as_integer
 from salientpp.plan.cache import plan_cache, score
 from salientpp.plan.schedule import Schedule, batch_key, share_size
-from salientpp.processes import Lock, Threads, completed, forks, lazy
+from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
 from salientpp.store.directory.files import DatasetError
@@ -470,7 +470,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             if self._fetch.is_local
             else Pipeline(self._stages.list(), depth=1, device=self.device)
         )
-        sampling = completed(self._workers.sample, 0, positions, self._key(epoch, 0), self.transform_sampler_output)
+        sampling = Undone(self._workers.sample, 0, positions, self._key(epoch, 0), self.transform_sampler_output)
         batch = pipeline.tick(Request(0, sampling)).batch
         return batch if self.transform is None else self.transform(batch)
 
@@ -696,7 +696,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return self._workers.request(index, positions, self._key(epoch, index), self.transform_sampler_output)
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
-        return Request(index, completed(Sampled, index, self._fetch.look_up({}), leaving))
+        return Request(index, Undone(Sampled, index, self._fetch.look_up({}), leaving))
 
     def _key(self, epoch: int, index: int) -> int:
         return batch_key(self.seed, epoch, self._schedule.rank, index)

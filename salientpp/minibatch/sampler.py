@@ -54,8 +54,8 @@ class Sampler:
         )
         return SamplerOutput(
             node=n_id,
-            row=edge_index[0],
-            col=edge_index[1],
+            row=edge_index.select(0, 0),
+            col=edge_index.select(0, 1),
             edge=e_id,
             num_sampled_nodes=num_nodes.tolist(),
             num_sampled_edges=num_edges.tolist(),

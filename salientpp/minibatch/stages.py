@@ -19,7 +19,6 @@ answers the others. With ``leaving`` it has none for later rounds either.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
@@ -31,7 +30,7 @@ from salientpp.comm import Pending
 from salientpp.minibatch.batch import Contents
 from salientpp.minibatch.builder import BatchBuilder, store_of
 from salientpp.pipeline import Stage, Trace, tensors_in, traced
-from salientpp.processes import Task
+from salientpp.processes import Task, Undone
 from salientpp.store.exchange import Counts, PendingCounts
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
@@ -70,10 +69,10 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Request:
-    """A batch to be made: ``sampling`` gives it, from a thread or at once."""
+    """A batch to be made: ``sampling`` gives it, from a thread or from the one that asks."""
 
     index: int
-    sampling: Future[Sampled] | Task
+    sampling: Task | Undone
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.source import Seeds
 from salientpp.minibatch.stages import BatchStages, Request
 from salientpp.pipeline import traced
-from salientpp.processes import Threads, after_fork, completed
+from salientpp.processes import Threads, Undone, after_fork
 
 #: The user's ``transform_sampler_output``.
 MfgTransform = Callable[[Any], Any]
@@ -62,7 +62,7 @@ class SamplingWorkers:
             key: of its draws.
             transform: called with what was drawn.
         """
-        submit: Callable[..., Any] = completed if self._threads is None else self._threads.submit
+        submit: Callable[..., Any] = Undone if self._threads is None else self._threads.submit
         return Request(index, submit(self._work, index, positions, key, transform))
 
     def _work(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Any:

@@ -26,7 +26,7 @@ from salientpp.processes import Lock
 from salientpp.store.assembly import assemble_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Counts, Exchange
-from salientpp.store.rows import RowSource, pinned, put_rows, take_rows
+from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, take_rows
 from salientpp.store.tiers import NO_IDS, Places, Tiers
 
 #: An attribute of the vertices of one type; the type is None where there is only one.
@@ -85,6 +85,8 @@ class InPlace:
 
     def take(self, tiers: Tiers, name: str, plan: Places) -> Tensor:
         like = tiers.home.rows[name]
+        if plan.position[0] is None and isinstance(like, TensorRows) and like.is_little(plan.num_rows):
+            return take_rows(like, plan.slot[0])  # all come from home
         empty = torch.empty if self._buffers is None else self._buffers.empty
         out = empty((plan.num_rows, *like.shape[1:]), dtype=like.dtype)
         for tier, position, slot in tiers.groups(plan):
