@@ -60,7 +60,8 @@ Tensor new_tensor(const std::array<int64_t, kDims>& sizes, ScalarType dtype) {
   AtenTensorHandle made = nullptr;
   const auto error = aoti_torch_empty_strided(kDims, sizes.data(), strides.data(), static_cast<int32_t>(dtype),
                                               aoti_torch_device_type_cpu(), 0, &made);
-  if (error != AOTI_TORCH_SUCCESS) fail("cannot allocate a ", kDims == 1 ? "vector" : "tensor", " of ", stride, " entries of dtype ", dtype);
+  if (error != AOTI_TORCH_SUCCESS)
+    fail("cannot allocate a ", kDims == 1 ? "vector" : "tensor", " of ", stride, " entries of dtype ", dtype);
   return Tensor(made);
 }
 

@@ -87,9 +87,9 @@ class BatchBuilder:
                     store.x = store.x.to(self.dtype)
         return batch
 
-    def is_current(self, then: Contents, now: Contents) -> bool:
+    def is_current(self, then: Contents | None, now: Contents) -> bool:
         """Whether everything in a batch that was begun ``then`` is as the data holds it now."""
-        if not now.equals(then):
+        if then is None or not now.equals(then):
             return False
         return now.equals(self.held) or all(self.has_current(column, then, now) for column in self.fetch.columns)
 

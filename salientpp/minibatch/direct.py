@@ -125,10 +125,12 @@ class Direct:
                 made = request.sampling.result()
                 batch = self._maker.as_it_is_now(made) if self._is_ahead else made.batch
         except BaseException as error:
-            is_told = isinstance(error, StageError)
-            self.failure = error if is_told else StageError.of(error, 0, request.index, "sample")
-            if isinstance(error, Exception) and not is_told:
-                raise self.failure from error
+            if isinstance(error, StageError):
+                self.failure = error
+                raise
+            self.failure = failure = StageError.of(error, 0, request.index, "sample")
+            if isinstance(error, Exception):
+                raise failure from error
             raise
         spent = time.perf_counter() - started
         if not self._is_ahead:  # else this thread has only waited
@@ -154,4 +156,3 @@ def _step(stage: str, index: int, trace: Trace | None) -> contextlib.AbstractCon
     """A range of torch's profiler and a span of the trace, where somebody looks at them."""
     is_watched = trace is not None or torch.autograd._profiler_enabled()
     return _ranges(stage, index, trace) if is_watched else _NOTHING
-

@@ -5,8 +5,8 @@ rank constructs its loaders in the same order (construction agrees on sizes and 
 and then iterates at its own pace; :mod:`salientpp.minibatch.epoch` says how.
 
 Here the pieces are put together, a file for each question: which arguments (``options``), what is drawn from (``source``), in what ranks must agree
-(``agreement``), who draws (``workers``), the ten steps from there (``stages``), who drives them through an epoch (``epoch``), and where a run stopped
-(``state``).
+(``agreement``), who draws (``workers``), the ten steps from there (``stages``) or the one step where those are not needed (``direct``), what both build (``builder``), who
+drives them through an epoch (``epoch``), and where a run stopped (``state``).
 """
 
 from __future__ import annotations
@@ -465,13 +465,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return self._drive(self._make_one, positions, epoch)
 
     def _make_one(self, positions: Tensor, epoch: int) -> Data:
-        pipeline = (
-            Direct(self._maker, is_ahead=False)
-            if self._fetch.is_local
-            else Pipeline(self._stages.list(), depth=1, device=self.device)
-        )
         sampling = Undone(self._workers.sample, 0, positions, self._key(epoch, 0), self.transform_sampler_output)
-        batch = pipeline.tick(Request(0, sampling)).batch
+        if self._fetch.is_local:
+            batch = sampling.result().batch
+        else:
+            batch = Pipeline(self._stages.list(), depth=1, device=self.device).tick(Request(0, sampling)).batch
         return batch if self.transform is None else self.transform(batch)
 
     @property

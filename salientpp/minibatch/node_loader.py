@@ -73,7 +73,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         gather: on a partitioned graph, the attributes that every sampled vertex gets, each named once or more; others come for the
             seeds. Without any, no row travels.
         device: where batches are delivered; None: the CPU.
-        depth: batches in flight, 1 to 10. 1 turns the pipeline off.
+        depth: batches in flight, 1 to 10. 1 turns the pipeline off. Without other ranks or another device there is none.
         seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
         uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`.
         process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.

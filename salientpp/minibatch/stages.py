@@ -35,7 +35,6 @@ from salientpp.store.exchange import Counts, PendingCounts
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
 
-
 #: By its name the time of a user's ``transform`` counts, and its errors.
 LAST_STAGE = "assemble"
 

@@ -288,9 +288,7 @@ class Fetch:
     ) -> tuple[dict[Column, Tensor], dict[str | None, Places]]:
         """The rows of these columns for the vertices ``n_id`` int64 [n] of each type, and their places, where none is remote or on a device."""
         places = self.look_up(n_id)
-        return {
-            (type_, name): self.own.take(self.tiers[type_], name, places[type_]) for type_, name in columns
-        }, places
+        return {(type_, name): self.own.take(self.tiers[type_], name, places[type_]) for type_, name in columns}, places
 
     def plan(self, places: Mapping[str | None, Places]) -> dict[str | None, Places | Recipe]:
         """How the rows at these places are put together, by vertex type."""

@@ -47,8 +47,8 @@ _SMALL_BYTES = 64 * 2**10
 
 #: The dtypes that torch's operator takes.
 _INDEXED = frozenset(
-    [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-    + [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 )
 
 
