@@ -68,7 +68,8 @@ class Training:
             dist.gather_object(mine, ranks if self.rank == 0 else None)
         if self.rank == 0:
             temporary = self.file.with_name(f"{self.file.name}.writing")
-            with temporary.open("wb") as file:
+            temporary.unlink(missing_ok=True)  # of a run that was killed, or a link that somebody planted
+            with temporary.open("xb") as file:
                 torch.save(
                     {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ranks": ranks}, file
                 )

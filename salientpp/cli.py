@@ -32,6 +32,7 @@ from salientpp import __version__
 from salientpp.analysis import report
 from salientpp.analysis.volume import DEFAULT_POLICIES, analyze, check_request
 from salientpp.datasets import load_dataset
+from salientpp.files import check_output, is_replaced, write_whole
 from salientpp.launch import sbatch
 from salientpp.launch.environment import LaunchError, detect
 from salientpp.plan.cache import POLICIES
@@ -457,10 +458,10 @@ def _analyze(arguments: argparse.Namespace) -> int:
             track=track,
         )
     write = {
-        "json": lambda path: report.write_whole(
+        "json": lambda path: write_whole(
             path, lambda file: file.write((json.dumps(analysis.to_dict(), indent=1) + "\n").encode())
         ),
-        "csv": lambda path: report.write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
+        "csv": lambda path: write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
         "plot": lambda path: report.plot(analysis, path),
     }
     failed = []
@@ -493,11 +494,11 @@ def _check_outputs(paths: dict[str, Path]) -> None:
     names: dict[str, str] = {}
     for option, path in paths.items():
         try:
-            report.check_output(path)
+            check_output(path)
         except ValueError as error:
             raise ValueError(f"{option}: {error}") from None
         other = names.setdefault(os.path.realpath(path), option)
-        if other != option and report.is_replaced(path):
+        if other != option and is_replaced(path):
             raise ValueError(f"{other} and {option} name the same file, {path}; give them names of their own")
 
 
@@ -568,11 +569,11 @@ def _slurm(arguments: argparse.Namespace) -> int:
         _print(data)
     else:
         _check_outputs({"--output": arguments.output})
-        if arguments.output.exists() and report.is_replaced(arguments.output):
+        if arguments.output.exists() and is_replaced(arguments.output):
             raise ValueError(
                 f"--output: {arguments.output} exists, and you may have changed it; remove it, or choose another name"
             )
-        report.write_whole(arguments.output, lambda file: file.write(data))
+        write_whole(arguments.output, lambda file: file.write(data))
     return 0
 
 

@@ -13,9 +13,10 @@ from graphs import random_data, real_data
 
 import salientpp
 from salientpp import NeighborLoader, cli
-from salientpp.analysis.report import csv_text, write_whole
+from salientpp.analysis.report import csv_text
 from salientpp.analysis.volume import analyze
 from salientpp.cli import main
+from salientpp.files import write_whole
 from salientpp.plan.cache import POLICIES, Workload, expected_remote_rows, plan_cache, score
 
 FANOUTS, BATCH, ALPHAS = [5, 3, 2], 16, [0.0, 0.1, 0.3, 1.0, 9.0]

@@ -26,8 +26,7 @@ import torch
 from torch_geometric.data import Data
 
 import salientpp
-from salientpp import cli
-from salientpp.analysis import report
+from salientpp import cli, files
 from salientpp.datasets import synthetic
 
 ROOT = Path(__file__).parents[1]
@@ -451,19 +450,19 @@ def test_what_is_no_regular_file_needs_no_directory_to_write_in(tmp_path, monkey
     """As an ordinary user in /dev."""
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(tempfile, "TemporaryFile", None)
-    report.check_output(tmp_path / "pipe")
+    files.check_output(tmp_path / "pipe")
 
 
 def test_a_file_that_is_also_stdout_is_not_replaced_under_it(tmp_path, monkeypatch):
     """`--json /dev/stdout > FILE`: both go to the file, one after the other."""
     with (tmp_path / "out").open("w+b", buffering=0) as file:
         monkeypatch.setattr(
-            report,
+            files,
             "_standard_stream",
             lambda found: file.fileno() if os.path.samestat(found, os.fstat(file.fileno())) else None,
         )
         (tmp_path / "stdout").symlink_to(f"/proc/self/fd/{file.fileno()}")
-        report.write_whole(tmp_path / "stdout", lambda out: out.write(b"results\n"))
+        files.write_whole(tmp_path / "stdout", lambda out: out.write(b"results\n"))
         file.write(b"table\n")
     assert (tmp_path / "out").read_text() == "results\ntable\n"
 

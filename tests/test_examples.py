@@ -21,9 +21,19 @@ import torch_geometric.loader
 import torch_geometric.transforms as T
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import GAT, FastRGCNConv, GraphSAGE, HeteroConv, HGTConv, Linear, SAGEConv, to_hetero
+from torch_geometric.nn import (
+    GAT,
+    DeepGraphInfomax,
+    FastRGCNConv,
+    GraphSAGE,
+    HeteroConv,
+    HGTConv,
+    Linear,
+    SAGEConv,
+    to_hetero,
+)
 from torch_geometric.utils import trim_to_layer
 
 import salientpp
@@ -459,6 +469,268 @@ def relations_as_an_edge_attribute(loaders: Any) -> dict[str, Any]:
     return {**found, "score": accuracy(make(input_nodes=data.test_mask), predict)}
 
 
+def zeros_where_a_type_has_no_features(loaders: Any) -> dict[str, Any]:
+    """float16 papers, and zeros of as many rows as other types have ids; so many steps an epoch and no more, also of the shuffled evaluation."""
+    data = typed(half=True)
+    convs = to_hetero(Layers(), data.metadata(), aggr="sum")
+    make = functools.partial(
+        loaders.NeighborLoader,
+        data,
+        num_neighbors=[8, 4],
+        batch_size=64,
+        shuffle=True,
+        drop_last=True,
+        num_workers=2,
+        persistent_workers=True,
+    )
+    train = make(input_nodes=("paper", data["paper"].train_mask.nonzero(as_tuple=False).view(-1)))
+    test = make(input_nodes=("paper", data["paper"].val_mask.nonzero(as_tuple=False).view(-1)))
+
+    def predict(batch: HeteroData) -> tuple[Tensor, Tensor]:
+        batch = batch.to("cpu", "x", "y", "edge_index")
+        for kind in batch.node_types:
+            if kind not in batch.x_dict:
+                like = batch["paper"].x
+                batch[kind].x = torch.zeros(batch[kind].n_id.numel(), like.size(-1), dtype=like.dtype)
+        size = batch["paper"].batch_size
+        x = {kind: value.float() for kind, value in batch.x_dict.items()}
+        return convs(x, batch.edge_index_dict)["paper"][:size], batch["paper"].y[:size].to(torch.long)
+
+    with torch.no_grad():
+        predict(next(iter(train)))
+    optimizer = torch.optim.Adam(convs.parameters(), lr=0.01)
+    losses = []
+    for _ in range(8):
+        for step, batch in enumerate(train):
+            if step >= 5:
+                break
+            optimizer.zero_grad()
+            losses.append(F.cross_entropy(*predict(batch)))
+            losses[-1].backward()
+            optimizer.step()
+    return {
+        "steps": len(losses),
+        "first": float(losses[0]),
+        "last": float(losses[-1]),
+        "score": accuracy(test, predict),
+    }
+
+
+def types_made_one(loaders: Any) -> dict[str, Any]:
+    """Types and relations as columns of one graph; the seeds of one type are a range of its ids."""
+    data = typed()
+    graph = data.to_homogeneous(add_node_type=True, add_edge_type=True)
+    papers = graph.node_type == data.node_types.index("paper")
+    assert torch.equal(graph.x[papers], data["paper"].x)
+    model = torch.nn.ModuleList(
+        [FastRGCNConv(WIDTH, 32, len(data.edge_types)), FastRGCNConv(32, CLASSES, len(data.edge_types))]
+    )
+
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        assert (batch.node_type[: batch.batch_size] == data.node_types.index("paper")).all()
+        out = model[1](model[0](batch.x, batch.edge_index, batch.edge_type).relu(), batch.edge_index, batch.edge_type)
+        return out[: batch.batch_size], batch.y[: batch.batch_size]
+
+    make = functools.partial(loaders.NeighborLoader, graph, [10, 5], batch_size=128)
+    ids = papers.nonzero().view(-1)
+    found = fit(
+        model,
+        make(input_nodes=ids[data["paper"].train_mask], shuffle=True),
+        lambda batch: F.cross_entropy(*predict(batch)),
+    )
+    return {**found, "score": accuracy(make(input_nodes=ids[data["paper"].val_mask]), predict)}
+
+
+def types_layer_by_layer(loaders: Any) -> dict[str, Any]:
+    """Train on samples of each relation's own size; then every type's next features from all of its neighbours, a layer at a time."""
+    data = typed()
+    convs = torch.nn.ModuleList(
+        [HeteroConv({kind: SAGEConv((-1, -1), 32) for kind in data.edge_types}, aggr="sum") for _ in range(2)]
+        + [Linear(32, CLASSES)]
+    )
+
+    def layer(i: int, x: dict[str, Tensor], edges: dict) -> dict[str, Tensor]:
+        return {kind: out.relu() for kind, out in convs[i](x, edges).items()}
+
+    def whole(x: dict[str, Tensor], edges: dict) -> Tensor:
+        return convs[2](layer(1, layer(0, x, edges), edges)["paper"])
+
+    with torch.no_grad():
+        whole(data.x_dict, data.edge_index_dict)
+    train = loaders.NeighborLoader(
+        data,
+        num_neighbors={kind: [6, 3] if kind[0] == "paper" else [3, 2] for kind in data.edge_types},
+        input_nodes=("paper", data["paper"].train_mask),
+        batch_size=128,
+        shuffle=True,
+    )
+
+    def loss_of(batch: HeteroData) -> Tensor:
+        size = batch["paper"].batch_size
+        return F.cross_entropy(whole(batch.x_dict, batch.edge_index_dict)[:size], batch["paper"].y[:size])
+
+    found = fit(convs, train, loss_of)
+    x = data.x_dict
+    with torch.no_grad():
+        for i in range(2):
+            outs = {}
+            for kind in data.node_types:
+                loader = loaders.NeighborLoader(data, num_neighbors=[-1], input_nodes=kind, batch_size=200)
+                outs[kind] = torch.cat(
+                    [
+                        layer(i, {name: x[name][batch[name].n_id] for name in batch.node_types}, batch.edge_index_dict)[
+                            kind
+                        ][: batch[kind].batch_size]
+                        for batch in loader
+                    ]
+                )
+            x = outs
+        out = convs[2](x["paper"])
+        assert torch.allclose(out, whole(data.x_dict, data.edge_index_dict), atol=1e-4), (
+            "the same as on the whole graph"
+        )
+    return {**found, "score": float((out.argmax(1) == data["paper"].y)[data["paper"].val_mask].float().mean())}
+
+
+def a_model_that_leaves_out_what_it_need_not_compute(loaders: Any) -> dict[str, Any]:
+    """PyG's own models take the sizes of the hops; what is left out changes no seed's result."""
+    data = plain()
+    model = GraphSAGE(WIDTH, 32, 2, CLASSES)
+    make = functools.partial(loaders.NeighborLoader, data, [10, 5], batch_size=128)
+
+    def predict(batch: Data) -> tuple[Tensor, Tensor]:
+        sizes = {
+            "num_sampled_nodes_per_hop": batch.num_sampled_nodes,
+            "num_sampled_edges_per_hop": batch.num_sampled_edges,
+        }
+        out = model(batch.x, batch.edge_index, **sizes)[: batch.batch_size]
+        assert torch.allclose(out, model(batch.x, batch.edge_index)[: batch.batch_size], atol=1e-5)
+        return out, batch.y[: batch.batch_size]
+
+    found = fit(model, make(input_nodes=data.train_mask, shuffle=True), lambda batch: F.cross_entropy(*predict(batch)))
+    return {**found, "score": accuracy(make(input_nodes=data.test_mask), predict)}
+
+
+def unsupervised_on_several_graphs(loaders: Any) -> dict[str, Any]:
+    """Edges of a `Batch` of graphs; whether an edge is of the same graph is for the negatives alone to get wrong."""
+    graphs = [plain().subgraph(torch.arange(begin, begin + 400)) for begin in (0, 400, 800)]
+    whole = Batch.from_data_list(graphs)
+    loader = loaders.LinkNeighborLoader(
+        whole, batch_size=256, shuffle=True, neg_sampling_ratio=1.0, num_neighbors=[10, 10], num_workers=2
+    )
+    model = GraphSAGE(WIDTH, 32, 2)
+
+    def loss_of(batch: Data) -> Tensor:
+        h = model(batch.x, batch.edge_index)
+        first, second = batch.edge_label_index
+        of = whole.batch[batch.n_id]
+        assert (of[first] == of[second])[batch.edge_label == 1].all() and isinstance(batch, Batch)
+        return F.binary_cross_entropy_with_logits((h[first] * h[second]).sum(dim=-1), batch.edge_label)
+
+    found = fit(model, loader, loss_of)
+    with torch.no_grad():
+        z = F.normalize(model(whole.x, whole.edge_index))
+    means = torch.stack([z[whole.train_mask & (whole.y == c)].mean(0) for c in range(CLASSES)])
+    right = (z @ F.normalize(means).t()).argmax(1) == whole.y
+    return {**found, "score": float(right[whole.test_mask].float().mean())}
+
+
+def infomax(loaders: Any) -> dict[str, Any]:
+    """Seeds against seeds whose features were shuffled, by a summary of the batch."""
+    data = plain()
+
+    class Seeds(GraphSAGE):
+        def forward(self, x: Tensor, edge_index: Tensor, size: int) -> Tensor:
+            return super().forward(x, edge_index)[:size]
+
+    model = DeepGraphInfomax(
+        32,
+        Seeds(WIDTH, 32, 2),
+        summary=lambda z, *args, **kwargs: torch.sigmoid(z.mean(dim=0)),
+        corruption=lambda x, edge_index, size: (x[torch.randperm(x.size(0))], edge_index, size),
+    )
+    train = loaders.NeighborLoader(data, num_neighbors=[10, 5], batch_size=256, shuffle=True, num_workers=1)
+    found = fit(model, train, lambda batch: model.loss(*model(batch.x, batch.edge_index, batch.batch_size)), epochs=6)
+    test = loaders.NeighborLoader(data, num_neighbors=[10, 5], batch_size=256)
+    with torch.no_grad():
+        z = torch.cat([model.encoder(batch.x, batch.edge_index, batch.batch_size) for batch in test])
+    score = model.test(z[data.train_mask], data.y[data.train_mask], z[data.test_mask], data.y[data.test_mask])
+    return {**found, "score": score}
+
+
+def embeddings_of_users_and_items(loaders: Any) -> dict[str, Any]:
+    """Ids as features and ids of the user's own under a name of the batch; a relation between items that is added after the split."""
+    data = ratings()
+    there, back = ("user", "rates", "item"), ("item", "rev_rates", "user")
+    for kind in (there, back):
+        del data[kind].time
+    del data[there].edge_label
+    for kind in data.node_types:
+        data[kind].n_id = data[kind].x = torch.arange(data[kind].num_nodes)
+    torch.manual_seed(1)
+    split = T.RandomLinkSplit(
+        0.1, 0.1, neg_sampling_ratio=1.0, add_negative_train_samples=False, edge_types=[there], rev_edge_types=[back]
+    )
+    train_data, val_data, _ = split(data)
+    user, item = train_data[there].edge_index
+    seen = torch.zeros(120, 90)
+    seen[user, item] = 1
+    together = ((seen.t() @ seen).fill_diagonal_(0) >= 3).nonzero().t().contiguous()
+    for part in (train_data, val_data):
+        part["item", "item"].edge_index = together
+    train = loaders.LinkNeighborLoader(
+        data=train_data,
+        num_neighbors=[8, 4],
+        edge_label_index=there,
+        neg_sampling="binary",
+        batch_size=256,
+        shuffle=True,
+        num_workers=2,
+        drop_last=True,
+    )
+    val = loaders.LinkNeighborLoader(
+        data=val_data,
+        num_neighbors=[8, 4],
+        edge_label_index=(there, val_data[there].edge_label_index),
+        edge_label=val_data[there].edge_label,
+        batch_size=256,
+        shuffle=False,
+    )
+    model = torch.nn.ModuleDict(
+        {
+            "user": torch.nn.Embedding(120, 16),
+            "item": torch.nn.Embedding(90, 16),
+            "of_item": SAGEConv(16, 16),
+            "of_user": SAGEConv((16, 16), 16),
+            "last": torch.nn.Linear(32, 1),
+        }
+    )
+
+    def score_of(batch: HeteroData) -> Tensor:
+        for kind in ("user", "item"):
+            assert torch.equal(batch[kind].x, batch[kind].n_id) and batch[kind].x.dtype == torch.int64
+        users, items = model["user"](batch["user"].n_id), model["item"](batch["item"].x)
+        edges = batch.edge_index_dict
+        users = model["of_user"]((items, users), edges[back]).relu()
+        items = model["of_item"](items, edges["item", "to", "item"]).relu()
+        row, col = batch["user", "item"].edge_label_index
+        return model["last"](torch.cat([users[row] * items[col], users[row]], dim=-1)).view(-1)
+
+    found = fit(
+        model,
+        train,
+        lambda batch: F.binary_cross_entropy_with_logits(score_of(batch), batch["user", "item"].edge_label),
+        epochs=12,
+        lr=0.02,
+    )
+    return {
+        **found,
+        "score": accuracy(
+            val, lambda batch: (torch.stack([-score_of(batch), score_of(batch)], 1), batch[there].edge_label.long())
+        ),
+    }
+
+
 #: With the least that the last epoch must be better than the first, and the least score.
 EXAMPLES = {
     nodes_with_inference_by_layers: 0.8,
@@ -474,6 +746,13 @@ EXAMPLES = {
     recommender: 0.7,
     links_in_time: 0.7,
     relations_as_an_edge_attribute: 0.8,
+    zeros_where_a_type_has_no_features: 0.6,
+    types_made_one: 0.8,
+    types_layer_by_layer: 0.8,
+    a_model_that_leaves_out_what_it_need_not_compute: 0.8,
+    unsupervised_on_several_graphs: 0.6,
+    infomax: 0.6,
+    embeddings_of_users_and_items: 0.7,
 }
 
 

@@ -302,6 +302,21 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     assert "LaunchError: rank 0 cannot publish its address" in first[0] and "pass a directory=" in first[0]
 
 
+@pytest.mark.parametrize("name", ["{}.writing", "{}"])
+def test_nothing_is_written_through_a_link_planted_where_rank_0_publishes(tmp_path, name):
+    file, victim = tmp_path / "shared" / ".salientpp-12-0", tmp_path / "thesis.tex"
+    victim.write_text("years of work")
+    file.parent.mkdir()
+    planted = file.with_name(name.format(file.name))
+    planted.symlink_to(victim)
+    rendezvous._publish(file, "host:1")
+    assert victim.read_text() == "years of work"
+    assert file.read_text() == "host:1\n" and not file.is_symlink()
+    rendezvous._publish(file, f"{rendezvous._FAILED}no memory")
+    assert file.read_text() == "failed: no memory\n"
+    assert set(file.parent.iterdir()) == {file, planted}, "nothing is left beside it"
+
+
 def test_a_wrong_network_interface_is_a_hint(tmp_path):
     for text in as_tasks(_meet_once, 2, tmp_path, GLOO_SOCKET_IFNAME="nosuch0"):
         assert (

@@ -129,6 +129,17 @@ def test_a_copy_that_was_broken_off_is_no_dataset_and_is_begun_again(dataset_dir
     salientpp.load(copy, part_id=2, verify="full")
 
 
+def test_a_copy_that_was_broken_off_in_its_first_file_is_begun_again(dataset_dir, tmp_path, monkeypatch):
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", killed)
+        stage(dataset_dir, tmp_path, parts=[1])
+    assert files_of(tmp_path / "parts") == ["parts.json.copying"]
+    salientpp.load(stage(dataset_dir, tmp_path, parts=[1]), part_id=1, verify="full")
+
+
 def test_a_damaged_file_is_found_and_its_place_named(altered, tmp_path):
     path = altered / "part-00001" / "node_x.npy"
     data = bytearray(path.read_bytes())

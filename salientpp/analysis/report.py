@@ -1,22 +1,17 @@
-"""How is an analysis shown: a table, a CSV file, a picture? And how is a file written whole, or not at all?"""
+"""How is an analysis shown: a table, a CSV file, a picture?"""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import os
-import stat
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from rich import box
 from rich.table import Table
 
 from salientpp.analysis.advice import format_bytes
 from salientpp.analysis.volume import ORACLES, Analysis, Volume
+from salientpp.files import write_whole
 
 
 def volume_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
@@ -166,107 +161,3 @@ def plot(analysis: Analysis, path: Path) -> None:
     picture = io.BytesIO()  # whole, since a pipe lets nobody go back
     figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
     write_whole(path, lambda file: file.write(picture.getbuffer()))
-
-
-def check_output(path: Path) -> None:
-    """Raise ValueError unless :func:`write_whole` can be expected to write ``path``."""
-    folder = _target(path).parent if path.is_symlink() else path.parent
-    if not folder.is_dir():
-        raise ValueError(f"the directory {folder} does not exist; make it, or choose another")
-    if path.is_dir():
-        raise ValueError(f"{path} is a directory; give the name of a file")
-    try:
-        found = _stat(path)
-        if found is not None and (stat.S_ISSOCK(found.st_mode) or not os.access(path, os.W_OK)):
-            raise ValueError(
-                f"{path} cannot be written ({'a socket' if stat.S_ISSOCK(found.st_mode) else 'no permission'}); choose another"
-            )
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}); choose another") from None
-    if is_replaced(path):
-        try:
-            tempfile.TemporaryFile(
-                dir=folder
-            ).close()  # permissions say too little: of root, of file systems mounted to be read
-        except OSError as error:
-            raise ValueError(f"the directory {folder} cannot be written ({error.strerror}); choose another") from None
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call ``write`` with a binary file that becomes ``path`` only once it is complete.
-
-    A symbolic link stays, and what it leads to is written. What is no regular file, such as a device or a pipe, cannot be replaced and is
-    written as the bytes come.
-
-    Raises:
-        OSError: it cannot be written; a regular file is then as it was.
-    """
-    try:
-        if is_replaced(path):
-            _replace(_target(path), write)
-        else:
-            with _open_in_place(path) as file:
-                write(file)
-    except OSError as error:
-        raise OSError(f"{path} cannot be written ({error.strerror or error})") from error
-
-
-def is_replaced(path: Path) -> bool:
-    """Whether ``path``, behind links, is absent or a regular file that has this name."""
-    found = _stat(path)
-    if found is None:
-        return True
-    # A link of /proc, such as /dev/stdout, may lead to a file that has another name by now, or none.
-    there = _stat(_target(path))
-    return (
-        stat.S_ISREG(found.st_mode)
-        and there is not None
-        and os.path.samestat(found, there)
-        and _standard_stream(found) is None
-    )
-
-
-def _replace(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    found = _stat(target)
-    mode = 0o666 & ~_umask() if found is None else stat.S_IMODE(found.st_mode)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _open_in_place(path: Path) -> BinaryIO:
-    descriptor = _standard_stream(os.stat(path))
-    # Opened anew, a file that is also stdout would be written at two places at once.
-    return path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
-
-
-def _standard_stream(found: os.stat_result) -> int | None:
-    """The descriptor of stdout or stderr, if one of them is this file."""
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(found, os.fstat(descriptor)):
-                return descriptor
-    return None
-
-
-def _target(path: Path) -> Path:
-    return Path(os.path.realpath(path))
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from salientpp.files import replace_file
 from salientpp.launch.environment import Launch, LaunchError, detect
 
 #: Ranks may meet several times in one process, each time in a file of its own.
@@ -168,10 +169,8 @@ def _addresses_of(name: str) -> list[str]:
 
 
 def _publish(file: Path, text: str) -> None:
-    temporary = file.with_name(f"{file.name}.writing")
     try:
-        temporary.write_text(text + "\n")
-        temporary.rename(file)
+        replace_file(file, lambda new: new.write(f"{text}\n".encode()))
     except OSError as error:
         raise LaunchError(
             f"rank 0 cannot publish its address in {file} ({error.strerror}); pass a directory= that all hosts share and that can be written"

@@ -133,7 +133,8 @@ def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
             )
         return
     if copy.exists():
-        if not (copy / PARTS_FILE).exists() and any(copy.iterdir()):
+        found = set(os.listdir(copy))
+        if PARTS_FILE not in found and not found <= {f"{PARTS_FILE}{_TEMPORARY}"}:  # the first file of every copy
             raise DatasetError(
                 f"{copy} exists and is no copy of a dataset directory, so nothing is written there; stage elsewhere"
             )
