@@ -11,6 +11,7 @@ expected and got; the public functions above them check users' arguments first.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
@@ -26,6 +27,10 @@ except ImportError as error:
     ) from error
 
 _ops = torch.ops.salientpp
+
+# Each fake kernel below makes torch ask `inspect` for this module, which resolves the file of every loaded module, a thousand of them, to find it:
+# half the time of importing the package. This is the entry that the search would make.
+inspect.modulesbyfile.setdefault(__file__, __name__)
 
 #: Memory that one sampling thread may spend on its dense vertex map (4 bytes per vertex of the graph);
 #: graphs of more vertices use a hash map of the batch instead. Samples do not depend on the choice.

@@ -258,13 +258,15 @@ HEAVY = {"ogb", "pymetis", "matplotlib", "torch_sparse", "pandas", "lightning", 
 def test_importing_salientpp_changes_no_environment_and_loads_nothing_heavy():
     # torch and PyG first: what they load or set is theirs.
     program = """
-import json, os, sys
+import inspect, json, os, sys
 import torch, torch_geometric.data, torch_geometric.loader, torch_geometric.sampler, torch_geometric.typing
+inspect.modulesbyfile.clear()  # of what torch and PyG have searched
 modules, environment, threads = set(sys.modules), dict(os.environ), torch.get_num_threads()
 before = torch.random.get_rng_state()
 import salientpp
 print(json.dumps({
-    "modules": sorted({name.partition(".")[0] for name in set(sys.modules) - modules}),
+    "modules": sorted(set(sys.modules) - modules),
+    "searched": len(inspect.modulesbyfile),
     "environment": dict(os.environ) == environment,
     "threads": torch.get_num_threads() == threads,
     "random": torch.equal(before, torch.random.get_rng_state()),
@@ -273,7 +275,10 @@ print(json.dumps({
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     seen = json.loads(done.stdout)
-    assert not HEAVY & set(seen["modules"])
+    assert not (HEAVY | {"rich", "scipy", "IPython"}) & {name.partition(".")[0] for name in seen["modules"]}
+    rare = ("salientpp.analysis", "salientpp.cli", "salientpp.datasets", "salientpp.lightning")
+    assert [name for name in seen["modules"] if name.startswith(rare)] == []
+    assert seen["searched"] < 20, "inspect has resolved the file of every loaded module, which takes longer than all else"
     assert seen["environment"] and seen["threads"] and seen["random"] and not seen["distributed"]
 
 

@@ -56,6 +56,22 @@ def test_from_edge_index_equals_a_stable_sort_by_target(seed, dtype):
     assert (graph.indptr.dtype, graph.indices.dtype, graph.edge_id.dtype) == (torch.int64, torch.int32, torch.int64)
 
 
+@pytest.mark.parametrize("shape", ["even", "hub", "sorted", "few vertices", "many vertices"])
+def test_large_edge_lists_are_sorted_in_several_buckets_to_the_same_end(shape):
+    generator = torch.Generator().manual_seed(5)
+    num_vertices, num_edges = {"few vertices": 3, "many vertices": 3_000_001}.get(shape, 40_961), 400_000
+    edge_index = torch.randint(num_vertices, (2, num_edges), generator=generator)
+    if shape == "hub":
+        edge_index[1, torch.rand(num_edges, generator=generator) < 0.7] = 40_960
+    if shape == "sorted":
+        edge_index[1] = edge_index[1].sort().values
+    order = edge_index[1].sort(stable=True).indices
+    graph = Graph.from_edge_index(edge_index, num_vertices)
+    assert torch.equal(graph.edge_id, order)
+    assert torch.equal(graph.indices.long(), edge_index[0, order])
+    assert torch.equal(graph.in_degree(), edge_index[1].bincount(minlength=num_vertices))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_edge_ids_name_the_users_edges(seed):
     edge_index, num_vertices = random_edges(seed)

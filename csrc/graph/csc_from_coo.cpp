@@ -1,9 +1,18 @@
+// How do edges get from any order into lists by target?
+//
+// A counting sort, stable: edges keep their order inside a list. Scattered at once to as many places as there are
+// vertices, each edge would miss the caches and the table of address translations. So there are two steps. The first
+// puts edges into buckets of neighbouring targets, few enough that the open ends of all buckets stay in a cache; a
+// bucket lies in the outputs where its lists will be. The second sorts each bucket inside the cache. Beside the outputs
+// this takes the memory of the largest bucket.
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "check.h"
-#include "graph/csc.h"
 #include "memory.h"
 
 namespace salientpp {
@@ -13,42 +22,88 @@ ScalarType index_dtype(int64_t num_vertices) {
   return num_vertices <= std::numeric_limits<int32_t>::max() ? ScalarType::Int : ScalarType::Long;
 }
 
+constexpr int64_t kBucketEdges = int64_t{1} << 16;  // 12 bytes each: they fit into a second-level cache
+constexpr int64_t kMostBuckets = 1024;
+
+// Between the steps an entry of `edge_id` holds the edge's position and, above it, its target less the first of the
+// bucket.
+constexpr int kPositionBits = 40;
+constexpr int kTargetBits = 63 - kPositionBits;
+constexpr int64_t kPosition = (int64_t{1} << kPositionBits) - 1;
+
+// A bucket is 2^bits vertices wide.
+int bits_per_bucket(int64_t num_vertices, int64_t num_edges) {
+  const int64_t most = std::clamp<int64_t>(num_edges / kBucketEdges, 1, kMostBuckets);
+  int bits = 0;
+  while (bits < kTargetBits && (num_vertices - 1) >> bits >= most) ++bits;
+  return bits;
+}
+
+template <class Id, class Index>
+void sort_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_edges, int64_t* indptr, Index* indices,
+                int64_t* edge_id) {
+  const int bits = bits_per_bucket(num_vertices, num_edges);
+  const int64_t width = int64_t{1} << bits;
+  const int64_t num_buckets = (num_vertices + width - 1) >> bits;
+  std::vector<int64_t> begin(num_buckets + 1, 0);
+  for (int64_t e = 0; e < num_edges; ++e) {
+    check(from[e] >= 0 && from[e] < num_vertices, "edge_index[0, ", e, "] must be in [0, ", num_vertices, "), got ",
+          from[e]);
+    check(to[e] >= 0 && to[e] < num_vertices, "edge_index[1, ", e, "] must be in [0, ", num_vertices, "), got ", to[e]);
+    ++begin[(to[e] >> bits) + 1];
+  }
+  const int64_t largest = *std::max_element(begin.begin(), begin.end());
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+
+  std::vector<int64_t> end(begin.begin(), begin.end() - 1);
+  for (int64_t e = 0; e < num_edges; ++e) {
+    const int64_t slot = end[to[e] >> bits]++;
+    indices[slot] = static_cast<Index>(from[e]);
+    edge_id[slot] = static_cast<int64_t>(to[e] & (width - 1)) << kPositionBits | e;
+  }
+
+  const auto sources = std::make_unique_for_overwrite<Index[]>(largest);
+  const auto keys = std::make_unique_for_overwrite<int64_t[]>(largest);
+  std::vector<int64_t> next;
+  for (int64_t b = 0; b < num_buckets; ++b) {
+    const int64_t first = b << bits, last = std::min(first + width, num_vertices), size = begin[b + 1] - begin[b];
+    std::copy_n(indices + begin[b], size, sources.get());
+    std::copy_n(edge_id + begin[b], size, keys.get());
+    next.assign(last - first, 0);
+    for (int64_t i = 0; i < size; ++i) ++next[keys[i] >> kPositionBits];
+    int64_t slot = begin[b];
+    for (int64_t v = first; v < last; ++v) {
+      indptr[v] = slot;
+      slot += std::exchange(next[v - first], slot);
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      slot = next[keys[i] >> kPositionBits]++;
+      indices[slot] = sources[i];
+      edge_id[slot] = keys[i] & kPosition;
+    }
+  }
+  indptr[num_vertices] = num_edges;
+}
+
 std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tensor& target, int64_t num_vertices) {
   check_index_vector(source, "source");
   check_vector(target, source.scalar_type(), "target");
   const int64_t num_edges = source.numel();
   check(target.numel() == num_edges, "target must have one entry per edge, expected ", num_edges, ", got ",
         target.numel());
+  check(num_edges <= kPosition, "there must be at most 2^", kPositionBits, " - 1 edges, got ", num_edges);
   check(num_vertices >= 0, "num_vertices must be >= 0, got ", num_vertices);
   check(num_vertices < std::numeric_limits<int64_t>::max(), "num_vertices must be < 2^63 - 1, got ", num_vertices);
 
   Tensor indptr = new_table(num_vertices + 1, ScalarType::Long);
   Tensor indices = new_table(num_edges, index_dtype(num_vertices));
   Tensor edge_id = new_table(num_edges, ScalarType::Long);
-  int64_t* ptr = mutable_int64_data(indptr);
-  int64_t* perm = mutable_int64_data(edge_id);
-  std::fill(ptr, ptr + num_vertices + 1, 0);
-
   dispatch_index(source, [&](auto* from) {
-    const auto* to = static_cast<decltype(from)>(target.const_data_ptr());
-    for (int64_t e = 0; e < num_edges; ++e) {
-      check(from[e] >= 0 && from[e] < num_vertices, "edge_index[0, ", e, "] must be in [0, ", num_vertices, "), got ",
-            from[e]);
-      check(to[e] >= 0 && to[e] < num_vertices, "edge_index[1, ", e, "] must be in [0, ", num_vertices, "), got ",
-            to[e]);
-      ++ptr[to[e] + 1];
-    }
-    accumulate(ptr, num_vertices);
-    // A stable counting sort by target: edges keep their order inside a neighbour list.
-    std::vector<int64_t> next(ptr, ptr + num_vertices);
     dispatch_index(indices, [&](auto* tag) {
       using Index = std::remove_const_t<std::remove_pointer_t<decltype(tag)>>;
-      auto* out = static_cast<Index*>(indices.mutable_data_ptr());
-      for (int64_t e = 0; e < num_edges; ++e) {
-        const int64_t slot = next[to[e]]++;
-        out[slot] = static_cast<Index>(from[e]);
-        perm[slot] = e;
-      }
+      sort_edges(from, static_cast<decltype(from)>(target.const_data_ptr()), num_vertices, num_edges,
+                 mutable_int64_data(indptr), static_cast<Index*>(indices.mutable_data_ptr()),
+                 mutable_int64_data(edge_id));
     });
   });
   return {indptr, indices, edge_id};
