@@ -282,6 +282,7 @@ def sample_typed_neighbors(
     disjoint: bool = False,
     last: bool = False,
     induced: bool = False,
+    map_budget_bytes: int = MAP_BUDGET_BYTES,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     """Sample over R relations between T types of vertices; see csrc/minibatch/sample_typed_neighbors.cpp.
 
@@ -297,6 +298,7 @@ def sample_typed_neighbors(
         replace, disjoint: as in :class:`salientpp.NeighborLoader`; times need ``disjoint``.
         last: draw from the latest ``fanout`` neighbours only.
         induced: give all edges between the sampled vertices.
+        map_budget_bytes: as in :func:`sample_neighbors`, for all types together; disjoint trees have hash maps of their own.
 
     Returns:
         Per type ``n_id`` int64 [n], and with ``disjoint`` the tree of each; per relation
@@ -323,6 +325,7 @@ def sample_typed_neighbors(
         disjoint,
         last,
         induced,
+        map_budget_bytes,
     )
 
 
@@ -471,6 +474,7 @@ def _(
     disjoint: bool,
     last: bool,
     induced: bool,
+    map_budget_bytes: int = MAP_BUDGET_BYTES,
 ) -> tuple[list[Tensor] | Tensor, ...]:
     n_id = [_dynamic(type_seeds) for type_seeds in seeds]
     e_id = [_dynamic(relation) for relation in indptr]

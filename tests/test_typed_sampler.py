@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 from typing import Any
 
@@ -26,6 +27,7 @@ from salientpp.minibatch.sampler import Sampler, TypedSampler
 from salientpp.ops import join_key
 
 REPLACE = pytest.mark.parametrize("replace", [False, True], ids=["", "replace"])
+NONE = torch.empty(0, dtype=torch.int64)
 FANOUTS = [[3], [5, 3, 2], [-1], [2, -1, 1], [1, 1, 1, 1], [100, 60], [2, 0, 2], [0], []]
 
 
@@ -207,6 +209,34 @@ def test_a_batch_of_many_blocks_equals_the_slow_reference():
     seeds = {"paper": torch.arange(300), "author": torch.arange(100)}
     assert_is_the_references(typed(data, [4, 3], disjoint=True), seeds, 9)
     assert_is_the_references(typed(data, [4, 3], weight_attr="weight"), seeds, 9)
+
+
+@pytest.mark.parametrize("options", [{}, {"induced": True}, {"weight_attr": "weight", "replace": True}], ids=str)
+def test_the_map_in_use_changes_nothing(options, monkeypatch):
+    data = random_hetero(6000, seed=4, paper=900, author=700, venue=30)
+    sampler = typed(data, [4, 3], **options)
+    seeds = {"paper": torch.randint(900, (300,)), "author": torch.arange(100)}
+    stamps = [sampler.sample(seeds, key) for key in range(3)]
+    for budget in (0, 4 * 1630 - 1):  # one byte too few for all three types together
+        with monkeypatch.context() as patch:
+            limited = partial(ops.sample_typed_neighbors, map_budget_bytes=budget)
+            patch.setattr(ops, "sample_typed_neighbors", limited)
+            assert all(same_samples(sampler.sample(seeds, key), stamps[key]) for key in range(3))
+
+
+def test_ids_of_more_than_32_bits_are_told_apart_in_trees():
+    """Types of so many vertices can only be drawn from: a target's lists need an entry for every vertex."""
+    huge, width = 2**40, 2**32
+    sources = torch.tensor([5, 5 + width, 5 + 2 * width, huge - 1, 5])
+    for disjoint in (False, True):
+        n_id, tree, edge_index, *_ = ops.sample_typed_neighbors(
+            [torch.tensor([0, 5, 5])], [sources], [None], [None], [None], [1], [0], [2, huge], [None, None],
+            [long(0, 1, 0), NONE], [None, None], [0, 3], [-1], 1, 0, disjoint=disjoint,
+        )  # fmt: skip
+        once = [5, 5 + width, 5 + 2 * width, huge - 1]
+        assert n_id[1].tolist() == (once * 2 if disjoint else once)
+        assert edge_index[0][0].tolist() == [0, 1, 2, 3, 0] + ([4, 5, 6, 7, 4] if disjoint else [0, 1, 2, 3, 0])
+        assert not disjoint or tree[1].tolist() == [0] * 4 + [2] * 4
 
 
 # --- several types ----------------------------------------------------------------------------------------
@@ -692,6 +722,26 @@ def test_arrivals_are_exact_to_one_in_a_trillion():
             weights[first] *= 1 + sooner
             data = Data(edge_index=star(2), num_nodes=3, weight=weights)
             assert typed(data, [1], weight_attr="weight").sample({None: long(0)}, key).edge.tolist() == [first]
+
+
+@pytest.mark.parametrize("kind", ["alike", "steep", "one outweighs all", "mostly none", "far apart", "equal"])
+@pytest.mark.parametrize("degree", [3, 40, 700])
+def test_long_lists_of_any_weights_equal_the_slow_reference(kind, degree):
+    """However the kernel guesses who arrives early, it draws who does."""
+    generator = np.random.default_rng(degree)
+    uniform = generator.random((6, degree)) + 0.01
+    weights = {
+        "alike": uniform,
+        "steep": uniform**40,
+        "one outweighs all": np.where(np.arange(degree) == degree // 2, 1e12, uniform),
+        "mostly none": np.where(generator.random((6, degree)) < 0.9, 0.0, uniform),
+        "far apart": 10.0 ** generator.integers(-290, 290, (6, degree)),
+        "equal": np.ones((6, degree)),
+    }[kind]
+    edge_index = torch.stack([torch.arange(6 * degree) % (degree + 6), torch.arange(6).repeat_interleave(degree)])
+    data = Data(edge_index=edge_index, num_nodes=degree + 6, weight=torch.from_numpy(weights).flatten())
+    for fanout in (1, 2, degree // 3, degree - 1):
+        assert_is_the_references(typed(data, [fanout], weight_attr="weight"), {None: torch.arange(6)}, fanout)
 
 
 TINY = 5e-324  # the least of all positive numbers

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -201,10 +202,80 @@ class WeightedDraw {
     }
   }
 
-  void without_replacement(Stream& stream, const double* weights, int64_t begin, int64_t degree, int64_t count,
+  void without_replacement(const Stream& stream, const double* weights, int64_t begin, int64_t degree, int64_t count,
                            int64_t* out) {
-    earliest_.clear();
     if (count == 0) return;
+    if (!draw_early(stream, weights + begin, begin, degree, count, out))
+      draw_any(stream, weights, begin, degree, count, out);
+  }
+
+  // What `draw_any` draws, without an arrival of everyone: who may arrive before some moment is found without a
+  // logarithm, as the exponential variable -log(u) is at least 2 (1 - u) / (1 + u). If `count` do arrive before it, the
+  // earliest are among them; if not, the moment was too early. False where weights are so large or small that an
+  // arrival is no double.
+  bool draw_early(const Stream& stream, const double* weights, int64_t begin, int64_t degree, int64_t count,
+                  int64_t* out) {
+    constexpr double kLeast = 0x1p-900, kMost = 0x1p900;
+    constexpr double kNever = std::numeric_limits<double>::infinity();
+    constexpr double kRounding = 1.0 + 0x1p-40;  // more than all that rounding adds
+    std::array<double, 4> sums{};                // of every fourth weight, since one addition waits for the one before
+    int64_t i = 0;
+    for (; i + 4 <= degree; i += 4) {
+      for (int64_t k = 0; k < 4; ++k) sums[static_cast<size_t>(k)] += weights[i + k];
+    }
+    for (; i < degree; ++i) sums[0] += weights[i];
+    const double sum = sums[0] + sums[1] + sums[2] + sums[3];
+    if (!(sum >= kLeast && sum <= kMost)) return false;
+    if (static_cast<int64_t>(place_.size()) < degree) {
+      chance_.resize(static_cast<size_t>(degree));
+      times_.resize(static_cast<size_t>(degree));
+      place_.resize(static_cast<size_t>(degree));
+    }
+    double* chance = chance_.data();
+    int64_t* place = place_.data();
+    // If weights are alike, so many arrive on average: rarely fewer than `count`.
+    const double wanted = static_cast<double>(count) + 2.5 * std::sqrt(static_cast<double>(count)) + 2.0;
+    const double share = wanted / static_cast<double>(degree);
+    double moment = share < 0.9 ? -static_cast<double>(degree) * std::log1p(-share) / sum : kNever;
+    for (int tries = 0;; ++tries) {
+      Stream draws = stream;
+      int64_t num_early = 0;
+      const double latest = moment * kRounding;
+      for (int64_t k = 0; k < degree; ++k) {
+        const double u = uniform(draws);
+        chance[num_early] = u;
+        place[num_early] = k;
+        num_early += !(2.0 * (1.0 - u) > latest * weights[k] * (1.0 + u));  // infinity times zero is not greater
+      }
+      if (num_early >= count) {
+        bool is_usual = true;
+        int64_t num_arrived = 0;
+        for (int64_t k = 0; k < num_early; ++k) {
+          const double weight = weights[place[k]];
+          is_usual &= weight == 0.0 || (weight >= kLeast && weight <= kMost);
+          chance[k] = -portable_log(chance[k]) / weight;  // the arrival
+          num_arrived += chance[k] <= moment;
+        }
+        if (!is_usual) return false;
+        if (num_arrived >= count) {
+          const auto times = times_.begin();
+          std::copy_n(chance, num_early, times);
+          std::nth_element(times, times + (count - 1), times + num_early);
+          const double last = times[count - 1];
+          if (std::isinf(last)) return false;  // it has no weight: among these others decide
+          int64_t at_last = count - std::count_if(times, times + (count - 1), [&](double time) { return time < last; });
+          for (int64_t k = 0; k < num_early; ++k) {  // of equals the first
+            if (chance[k] < last || (chance[k] == last && at_last-- > 0)) *out++ = begin + place[k];
+          }
+          return true;
+        }
+      }
+      moment = tries < 3 ? 8.0 * moment : kNever;
+    }
+  }
+
+  void draw_any(Stream stream, const double* weights, int64_t begin, int64_t degree, int64_t count, int64_t* out) {
+    earliest_.clear();
     for (int64_t i = 0; i < degree; ++i) {
       const Arrival found = arrival(-portable_log(uniform(stream)), weights[begin + i], begin + i);
       if (static_cast<int64_t>(earliest_.size()) < count) {
@@ -221,6 +292,8 @@ class WeightedDraw {
   }
 
   std::vector<double> sums_;
+  std::vector<double> chance_, times_;
+  std::vector<int64_t> place_;
   std::vector<Arrival> earliest_;  // a heap with the latest in front
 };
 

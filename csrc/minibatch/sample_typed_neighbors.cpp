@@ -11,14 +11,23 @@
 //   times      a tree sees a neighbour only if its time (or its edge's) is at most that of the tree's seed. Lists are
 //              sorted by time, so what a tree sees of a list is a prefix; the strategy 'last' draws from its end.
 //   induced    in the end all edges between the vertices found, instead of those that were drawn.
+//
+// As in sample_neighbors.cpp the frontier is taken in blocks, and each block in phases that first prefetch what the
+// next phase reads. A phase knows what it needs alone (times, weights, the kind of map), so its loop asks for nothing
+// else.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <tuple>
 #include <vector>
 
 #include "check.h"
+#include "memory.h"
 #include "minibatch/buffer.h"
 #include "minibatch/draw.h"
 #include "minibatch/vertex_map.h"
@@ -29,16 +38,36 @@ namespace {
 
 constexpr int64_t kBlockVertices = 64;
 
+enum class MapKind { kStamp, kHash, kTree, kWideTree };
+
 // One type of vertices: the graph's side of it and the batch's.
 struct VertexType {
   int64_t num_vertices = 0;
   const int64_t* time = nullptr;  // [num_vertices] or absent
-  HashMap map;                    // tree * num_vertices + id -> local id
+  MapKind map_kind = MapKind::kHash;
+  StampMap stamp_map;  // without trees: id -> local id, one of the two
+  HashMap hash_map;
+  TreeMap<uint32_t> tree_map;  // with them: (tree, id) -> local id, by how many bits an id takes
+  TreeMap<uint64_t> wide_tree_map;
   Buffer<int64_t> n_id;
-  Buffer<int64_t> tree;  // [n_id] if disjoint
+  Buffer<int32_t> tree;  // [n_id] if disjoint
   int64_t hop_begin = 0, hop_end = 0;
   std::vector<int64_t> num_nodes;
 };
+
+template <class F>
+void with_map(VertexType& type, F&& f) {
+  switch (type.map_kind) {
+    case MapKind::kStamp:
+      return f(type.stamp_map);
+    case MapKind::kHash:
+      return f(type.hash_map);
+    case MapKind::kTree:
+      return f(type.tree_map);
+    case MapKind::kWideTree:
+      return f(type.wide_tree_map);
+  }
+}
 
 struct Relation {
   const int64_t* indptr = nullptr;
@@ -47,13 +76,24 @@ struct Relation {
   const double* weight = nullptr;  // [num_edges], in list order, or absent
   const int64_t* time = nullptr;   // [num_edges], in list order, or absent
   size_t source = 0, target = 0;
-  Buffer<int64_t> edge;      // per sampled edge: its position in `indices`
-  Buffer<int32_t> row, col;  // per sampled edge: local ids of source and target
+  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`
+  Buffer<int32_t> row;        // per sampled edge: local id of its source
+  Buffer<int32_t> num_drawn;  // per vertex of the target type: how many of the edges are its, which stand together
   std::vector<int64_t> num_sampled;
 };
 
 struct Options {
   bool replace, disjoint, last, induced;
+};
+
+// What the vertices of a block draw from.
+struct Block {
+  int64_t first, size;                             // local ids
+  std::array<int64_t, kBlockVertices> begin, end;  // the lists, or what may be seen of them
+  std::array<int64_t, kBlockVertices> count;       // how many to draw
+  std::array<int64_t, kBlockVertices> now;         // with times: the seed's
+  std::array<int64_t, kBlockVertices> low, left;   // of the search: where it starts, how many it has left
+  std::array<int32_t, kBlockVertices> searching;   // of the search: who is not done
 };
 
 // What a thread keeps between batches. It never influences a result.
@@ -62,47 +102,160 @@ struct Scratch {
   std::vector<Relation> relations;
   DrawnSet drawn;
   WeightedDraw weighted;
-  std::vector<int64_t> seed_time;             // per tree
-  std::vector<int64_t> begin, count, degree;  // of a block's vertices
+  std::vector<int64_t> seed_time;  // per tree
+  Block block;
 };
 
-// The part of v's list that its tree may see.
-template <class Index>
-std::pair<int64_t, int64_t> visible(const Relation& relation, const VertexType& source, const Index* indices,
-                                    int64_t vertex, const int64_t* seed_time) {
-  const int64_t begin = relation.indptr[vertex];
-  int64_t end = relation.indptr[vertex + 1];
-  check(begin >= 0 && begin <= end && end <= relation.num_edges, "indptr is corrupt at vertex ", vertex);
-  if (seed_time == nullptr) return {begin, end};
-  const auto past = [&](const auto& time_of) {
-    int64_t low = begin, high = end;
-    while (low < high) {
-      const int64_t middle = low + (high - low) / 2;
-      if (time_of(middle) <= *seed_time)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    return low;
-  };
-  if (relation.time != nullptr) end = past([&](int64_t e) { return relation.time[e]; });
-  if (source.time != nullptr) {
-    end = std::min(end, past([&](int64_t e) {
-                     const auto id = static_cast<uint64_t>(indices[e]);
-                     check(id < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
-                           static_cast<int64_t>(id));
-                     return source.time[id];
-                   }));
+// Shortens each list of the block to the neighbours whose time is at most its seed's. The searches go on side by side,
+// so that their cache misses overlap.
+template <class TimeOf, class Prefetch>
+void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
+  int64_t num_searching = 0;
+  for (int64_t i = 0; i < block.size; ++i) {
+    block.low[i] = block.begin[i];
+    block.left[i] = block.end[i] - block.begin[i];
+    prefetch(block.low[i] + block.left[i] / 2, block.left[i] > 0);
+    block.searching[num_searching] = static_cast<int32_t>(i);
+    num_searching += block.left[i] > 0;
   }
-  return {begin, end};
+  while (num_searching > 0) {
+    int64_t kept = 0;
+    for (int64_t k = 0; k < num_searching; ++k) {
+      const int32_t i = block.searching[k];
+      const int64_t half = block.left[i] / 2;
+      const int64_t middle = block.low[i] + half;
+      const bool is_past = time_of(middle) <= block.now[i];
+      block.low[i] = is_past ? middle + 1 : block.low[i];
+      block.left[i] = is_past ? block.left[i] - half - 1 : half;
+      prefetch(block.low[i] + block.left[i] / 2, block.left[i] > 0);
+      block.searching[kept] = i;
+      kept += block.left[i] > 0;
+    }
+    num_searching = kept;
+  }
+  for (int64_t i = 0; i < block.size; ++i) block.end[i] = block.low[i];
 }
 
-inline const int64_t* time_of_tree(const Scratch& s, VertexType& type, int64_t local_id) {
-  return s.seed_time.empty() ? nullptr : &s.seed_time[static_cast<size_t>(type.tree.data()[local_id])];
+// Finds the lists of the block's vertices, as far as their trees may see them, and prefetches for the next block.
+template <class Index>
+void find_lists(Scratch& s, Relation& relation, const Index* indices, int64_t first, int64_t last) {
+  VertexType& target = s.types[relation.target];
+  const VertexType& source = s.types[relation.source];
+  Block& block = s.block;
+  block.first = first;
+  block.size = std::min(kBlockVertices, last - first);
+  const int64_t* n_id = target.n_id.data() + first;
+  for (int64_t i = 0; i < block.size; ++i) {
+    const int64_t begin = relation.indptr[n_id[i]], end = relation.indptr[n_id[i] + 1];
+    check(begin >= 0 && begin <= end && end <= relation.num_edges, "indptr is corrupt at vertex ", n_id[i]);
+    block.begin[i] = begin;
+    block.end[i] = end;
+  }
+  const int64_t ahead = std::min(2 * kBlockVertices, last - first);
+  for (int64_t i = block.size; i < ahead; ++i) prefetch_read(&relation.indptr[n_id[i]]);
+  if (s.seed_time.empty()) return;
+  const int32_t* tree = target.tree.data() + first;
+  for (int64_t i = 0; i < block.size; ++i) block.now[i] = s.seed_time[static_cast<size_t>(tree[i])];
+  if (relation.time != nullptr) {
+    keep_past(
+        block, [&](int64_t e) { return relation.time[e]; },
+        [&](int64_t e, bool /*is_there*/) { prefetch_read(&relation.time[e]); });
+  }
+  if (source.time != nullptr) {
+    keep_past(
+        block,
+        [&](int64_t e) {
+          const auto id = static_cast<uint64_t>(indices[e]);
+          check(id < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
+                static_cast<int64_t>(id));
+          return source.time[id];
+        },
+        [&](int64_t e, bool /*is_there*/) { prefetch_read(&indices[e]); });
+  }
 }
 
-inline int64_t map_key(const VertexType& type, int64_t tree, int64_t vertex) {
-  return tree * type.num_vertices + vertex;
+// Draws for the block: positions in `indices`, list by list.
+void draw_block(Scratch& s, const Relation& relation, int64_t fanout, uint64_t key, const Options& options,
+                int64_t* edge) {
+  VertexType& target = s.types[relation.target];
+  const Block& block = s.block;
+  const int64_t* n_id = target.n_id.data() + block.first;
+  const int32_t* tree = options.disjoint ? target.tree.data() + block.first : nullptr;
+  const bool replace = options.replace && fanout >= 0;
+  const auto stream_of = [&](int64_t i) {
+    return vertex_stream(tree == nullptr ? key : join_key(key, static_cast<uint64_t>(tree[i])), n_id[i]);
+  };
+  if (relation.weight == nullptr) {
+    for (int64_t i = 0; i < block.size; ++i) {
+      draw(stream_of(i), block.begin[i], block.end[i] - block.begin[i], block.count[i], replace, s.drawn, edge);
+      edge += block.count[i];
+    }
+    return;
+  }
+  constexpr int64_t kMostLines = 16;  // of a list; beyond that the processor has seen where it goes
+  constexpr int64_t kLine = 64 / sizeof(double);
+  for (int64_t i = 0; i < block.size; ++i) {
+    const int64_t end = std::min(block.end[i], block.begin[i] + kMostLines * kLine);
+    for (int64_t e = block.begin[i]; e < end; e += kLine) prefetch_read(&relation.weight[e]);
+  }
+  for (int64_t i = 0; i < block.size; ++i) {
+    s.weighted(stream_of(i), relation.weight, block.begin[i], block.end[i] - block.begin[i], block.count[i], replace,
+               edge);
+    edge += block.count[i];
+  }
+}
+
+// Gives the sources of the block's edges their local ids. `indices` has passed its check, the buffers have room.
+template <class Index, class Map>
+void insert_block(VertexType& source, Map& map, const Index* indices, const int64_t* edge, int64_t num_edges,
+                  int32_t* row) {
+  for (int64_t e = 0; e < num_edges; ++e) map.prefetch(indices[edge[e]]);
+  int64_t size = source.n_id.size();
+  int64_t* found = source.n_id.data();
+  for (int64_t e = 0; e < num_edges; ++e) {
+    const int64_t vertex = indices[edge[e]];
+    const int64_t local_id = map.insert(vertex, size);
+    found[size] = vertex;
+    size += local_id == size;
+    row[e] = static_cast<int32_t>(local_id);
+  }
+  source.n_id.set_size(size);
+}
+
+template <class Index, class Key>
+void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, const int64_t* edge, const Block& block,
+                  const int32_t* tree_of, int32_t* row) {
+  for (int64_t i = 0; i < block.size;) {
+    const int32_t tree = tree_of[i];
+    int64_t num_edges = 0;
+    for (; i < block.size && tree_of[i] == tree; ++i) num_edges += block.count[i];
+    map.reserve(tree, num_edges);  // a whole run at once, so that tables grow less often
+  }
+  int64_t at = 0;
+  for (int64_t i = 0; i < block.size; ++i) {
+    const auto table = map.table(tree_of[i]);
+    for (const int64_t end = at + block.count[i]; at < end; ++at) table.prefetch(indices[edge[at]]);
+  }
+  int64_t size = source.n_id.size();
+  int64_t* found = source.n_id.data();
+  int32_t* tree_found = source.tree.data();
+  at = 0;
+  for (int64_t i = 0; i < block.size; ++i) {
+    const int32_t tree = tree_of[i];
+    const auto table = map.table(tree);
+    const int64_t before = size;
+    for (const int64_t end = at + block.count[i]; at < end; ++at) {
+      const int64_t vertex = indices[edge[at]];
+      const int64_t local_id = table.insert(vertex, size);
+      found[size] = vertex;
+      tree_found[size] = tree;
+      size += local_id == size;
+      row[at] = static_cast<int32_t>(local_id);
+    }
+    map.give_back(tree, block.count[i] - (size - before));
+  }
+  source.n_id.set_size(size);
+  source.tree.set_size(size);
 }
 
 template <class Index>
@@ -110,109 +263,136 @@ void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout
             const Options& options) {
   VertexType& target = s.types[relation.target];
   VertexType& source = s.types[relation.source];
-  for (int64_t block = target.hop_begin; block < target.hop_end; block += kBlockVertices) {
-    const int64_t size = std::min(kBlockVertices, target.hop_end - block);
-    s.begin.resize(static_cast<size_t>(size));
-    s.count.resize(static_cast<size_t>(size));
-    s.degree.resize(static_cast<size_t>(size));
-    int64_t block_edges = 0;
-    for (int64_t i = 0; i < size; ++i) {
-      const int64_t* time = time_of_tree(s, target, block + i);
-      auto [begin, end] = visible(relation, source, indices, target.n_id.data()[block + i], time);
-      if (options.last && time != nullptr && fanout >= 0) begin = std::max(begin, end - fanout);
-      s.begin[static_cast<size_t>(i)] = begin;
-      s.degree[static_cast<size_t>(i)] = end - begin;
-      s.count[static_cast<size_t>(i)] = num_draws(end - begin, fanout, options.replace);
-      block_edges += s.count[static_cast<size_t>(i)];
+  Block& block = s.block;
+  relation.num_drawn.reserve(target.hop_end);
+  relation.num_drawn.set_size(target.hop_end);
+  int32_t* num_drawn = relation.num_drawn.data();
+  if (fanout == 0) {
+    std::fill(num_drawn + target.hop_begin, num_drawn + target.hop_end, 0);
+    return;
+  }
+  const bool last = options.last && !s.seed_time.empty() && fanout >= 0;
+  for (int64_t first = target.hop_begin; first < target.hop_end; first += kBlockVertices) {
+    find_lists(s, relation, indices, first, target.hop_end);
+    int64_t num_edges = 0;
+    for (int64_t i = 0; i < block.size; ++i) {
+      if (last) block.begin[i] = std::max(block.begin[i], block.end[i] - fanout);
+      block.count[i] = num_draws(block.end[i] - block.begin[i], fanout, options.replace);
+      num_edges += block.count[i];
     }
-    const int64_t first = relation.edge.size();
-    check(source.n_id.size() + block_edges < HashMap::kMaxLocalIds &&
-              first + block_edges < std::numeric_limits<int64_t>::max() / 16,
+    const int64_t edges_before = relation.edge.size();
+    check(source.n_id.size() + num_edges < HashMap::kMaxLocalIds &&
+              edges_before + num_edges < std::numeric_limits<int64_t>::max() / 16,
           "a batch may hold fewer than ", HashMap::kMaxLocalIds,
           " vertices; use a smaller batch_size or smaller fanouts");
-    relation.edge.reserve(first + block_edges);
-    relation.row.reserve(first + block_edges);
-    relation.col.reserve(first + block_edges);
-    source.n_id.reserve(source.n_id.size() + block_edges);
-    if (options.disjoint) source.tree.reserve(source.n_id.size() + block_edges);
-    source.map.reserve(source.n_id.size() + block_edges);
-    int64_t* edge = relation.edge.data() + first;
-    int32_t* col = relation.col.data() + first;
-    int64_t at = 0;
-    for (int64_t i = 0; i < size; ++i) {
-      const auto k = static_cast<size_t>(i);
-      const int64_t vertex = target.n_id.data()[block + i];
-      const uint64_t tree_key =
-          options.disjoint ? join_key(key, static_cast<uint64_t>(target.tree.data()[block + i])) : key;
-      const Stream stream = vertex_stream(tree_key, vertex);
-      const bool replace = options.replace && fanout >= 0;
-      if (relation.weight != nullptr) {
-        s.weighted(stream, relation.weight, s.begin[k], s.degree[k], s.count[k], replace, edge + at);
-      } else {
-        draw(stream, s.begin[k], s.degree[k], s.count[k], replace, s.drawn, edge + at);
-      }
-      for (int64_t e = at; e < at + s.count[k]; ++e) prefetch_read(&indices[edge[e]]);
-      std::fill(col + at, col + at + s.count[k], static_cast<int32_t>(block + i));
-      at += s.count[k];
-    }
+    for (int64_t i = 0; i < block.size; ++i) num_drawn[first + i] = static_cast<int32_t>(block.count[i]);
+    relation.edge.reserve(edges_before + num_edges);
+    relation.row.reserve(edges_before + num_edges);
+    source.n_id.reserve(source.n_id.size() + num_edges);
+    if (options.disjoint) source.tree.reserve(source.n_id.size() + num_edges);
+    int64_t* edge = relation.edge.data() + edges_before;
+    int32_t* row = relation.row.data() + edges_before;
+    draw_block(s, relation, fanout, key, options, edge);
     uint64_t largest = 0;
-    for (int64_t e = 0; e < block_edges; ++e) largest = std::max(largest, static_cast<uint64_t>(indices[edge[e]]));
-    check(block_edges == 0 || largest < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
+    for (int64_t e = 0; e < num_edges; ++e) prefetch_read(&indices[edge[e]]);
+    for (int64_t e = 0; e < num_edges; ++e) largest = std::max(largest, static_cast<uint64_t>(indices[edge[e]]));
+    check(num_edges == 0 || largest < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
           static_cast<int64_t>(largest), ", expected ids in [0, ", source.num_vertices, ")");
-    const auto tree_of = [&](int64_t e) { return options.disjoint ? target.tree.data()[col[e]] : 0; };
-    for (int64_t e = 0; e < block_edges; ++e) source.map.prefetch(map_key(source, tree_of(e), indices[edge[e]]));
-    int32_t* row = relation.row.data() + first;
-    for (int64_t e = 0; e < block_edges; ++e) {
-      const int64_t vertex = indices[edge[e]];
-      const int64_t tree = tree_of(e);
-      const int64_t next = source.n_id.size();
-      const int64_t local_id = source.map.insert(map_key(source, tree, vertex), next);
-      if (local_id == next) {
-        source.n_id.data()[next] = vertex;
-        source.n_id.set_size(next + 1);
-        if (options.disjoint) {
-          source.tree.data()[next] = tree;
-          source.tree.set_size(next + 1);
-        }
+    with_map(source, [&](auto& map) {
+      if constexpr (requires { map.table(0); }) {
+        insert_block(source, map, indices, edge, block, target.tree.data() + first, row);
+      } else {
+        map.reserve(source.n_id.size() + num_edges);
+        insert_block(source, map, indices, edge, num_edges, row);
       }
-      row[e] = static_cast<int32_t>(local_id);
-    }
-    relation.edge.set_size(first + block_edges);
-    relation.row.set_size(first + block_edges);
-    relation.col.set_size(first + block_edges);
+    });
+    relation.edge.set_size(edges_before + num_edges);
+    relation.row.set_size(edges_before + num_edges);
   }
 }
 
 // Replaces what was drawn by every visible edge between vertices of the batch (of the same tree).
 template <class Index>
-void induce(Scratch& s, Relation& relation, const Index* indices, const Options& options) {
+void induce(Scratch& s, Relation& relation, const Index* indices) {
   VertexType& target = s.types[relation.target];
   VertexType& source = s.types[relation.source];
+  const Block& block = s.block;
+  const int64_t num_targets = target.n_id.size();
   relation.edge.clear();
   relation.row.clear();
-  relation.col.clear();
-  for (int64_t i = 0; i < target.n_id.size(); ++i) {
-    const auto [begin, end] = visible(relation, source, indices, target.n_id.data()[i], time_of_tree(s, target, i));
-    const int64_t tree = options.disjoint ? target.tree.data()[i] : 0;
-    const int64_t size = relation.edge.size();
-    relation.edge.reserve(size + end - begin);
-    relation.row.reserve(size + end - begin);
-    relation.col.reserve(size + end - begin);
-    int64_t at = size;
-    for (int64_t e = begin; e < end; ++e) {
-      const int64_t vertex = indices[e];
-      check(vertex >= 0 && vertex < source.num_vertices, "indices is corrupt: it holds ", vertex);
-      const int64_t local_id = source.map.find(map_key(source, tree, vertex));
-      if (local_id < 0) continue;
-      relation.edge.data()[at] = e;
-      relation.row.data()[at] = static_cast<int32_t>(local_id);
-      relation.col.data()[at] = static_cast<int32_t>(i);
-      ++at;
+  relation.num_drawn.clear();
+  relation.num_drawn.reserve(num_targets);
+  relation.num_drawn.set_size(num_targets);
+  with_map(source, [&](auto& map) {
+    constexpr bool kOfTrees = requires { map.table(0); };
+    const auto ids_of = [&](int64_t i) -> decltype(auto) {
+      if constexpr (kOfTrees)
+        return map.table(target.tree.data()[i]);
+      else
+        return (map);
+    };
+    for (int64_t first = 0; first < num_targets; first += kBlockVertices) {
+      find_lists(s, relation, indices, first, num_targets);
+      for (int64_t i = 0; i < block.size; ++i) {
+        prefetch_read(&indices[block.begin[i]]);
+        prefetch_read(&indices[block.end[i]]);
+      }
+      for (int64_t i = 0; i < block.size; ++i) {
+        const int64_t begin = block.begin[i], end = block.end[i];
+        uint64_t largest = 0;
+        for (int64_t e = begin; e < end; ++e) largest = std::max(largest, static_cast<uint64_t>(indices[e]));
+        check(begin == end || largest < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
+              static_cast<int64_t>(largest), ", expected ids in [0, ", source.num_vertices, ")");
+        const auto& ids = ids_of(first + i);
+        for (int64_t e = begin; e < end; ++e) ids.prefetch(indices[e]);
+        const int64_t before = relation.edge.size();
+        relation.edge.reserve(before + end - begin);
+        relation.row.reserve(before + end - begin);
+        int64_t* edge = relation.edge.data();
+        int32_t* row = relation.row.data();
+        int64_t at = before;
+        for (int64_t e = begin; e < end; ++e) {
+          const int64_t local_id = ids.find(indices[e]);
+          edge[at] = e;
+          row[at] = static_cast<int32_t>(local_id);
+          at += local_id >= 0;
+        }
+        check(at - before <= std::numeric_limits<int32_t>::max(), "vertex ", target.n_id.data()[first + i], " has ",
+              at - before, " neighbours in the batch, too many; expected fewer than 2^31");
+        relation.num_drawn.data()[first + i] = static_cast<int32_t>(at - before);
+        relation.edge.set_size(at);
+        relation.row.set_size(at);
+      }
     }
-    relation.edge.set_size(at);
-    relation.row.set_size(at);
-    relation.col.set_size(at);
+  });
+}
+
+// How many vertices of each type a batch can hold at most: every draw finds one, or all are found.
+std::vector<int64_t> most_local_ids(const std::vector<int64_t>& num_vertices, const std::vector<Tensor>& seeds,
+                                    const std::vector<int64_t>& source_type, const std::vector<int64_t>& target_type,
+                                    const std::vector<int64_t>& fanouts, int64_t num_hops) {
+  const size_t num_types = num_vertices.size();
+  std::vector<int64_t> frontier(num_types), most(num_types), whole(num_types);
+  for (size_t t = 0; t < num_types; ++t) {
+    most[t] = frontier[t] = seeds[t].numel();
+    whole[t] = num_vertices[t] > std::numeric_limits<int64_t>::max() - most[t] ? std::numeric_limits<int64_t>::max()
+                                                                               : num_vertices[t] + most[t];
   }
+  for (int64_t hop = 0; hop < num_hops; ++hop) {
+    std::vector<int64_t> found(num_types, 0);
+    for (size_t r = 0; r < source_type.size(); ++r) {
+      const auto s = static_cast<size_t>(source_type[r]), t = static_cast<size_t>(target_type[r]);
+      const int64_t fanout = fanouts[r * static_cast<size_t>(num_hops) + static_cast<size_t>(hop)];
+      if (frontier[t] == 0 || fanout == 0) continue;
+      const bool is_more = fanout < 0 || fanout > (whole[s] - found[s]) / frontier[t];
+      found[s] = is_more ? whole[s] : found[s] + fanout * frontier[t];
+    }
+    for (size_t t = 0; t < num_types; ++t) {
+      frontier[t] = found[t];
+      most[t] = std::min(whole[t], most[t] > whole[t] - found[t] ? whole[t] : most[t] + found[t]);
+    }
+  }
+  return most;
 }
 
 template <class T>
@@ -247,7 +427,7 @@ TypedSample sample_typed_neighbors(
     const std::vector<std::optional<Tensor>>& node_time, const std::vector<Tensor>& seeds,
     const std::vector<std::optional<Tensor>>& seed_time, const std::vector<int64_t>& first_tree,
     const std::vector<int64_t>& fanouts, int64_t num_hops, int64_t batch_key, bool replace, bool disjoint, bool last,
-    bool induced) {
+    bool induced, int64_t map_budget_bytes) {
   const size_t num_types = num_vertices.size();
   const size_t num_relations = indptr.size();
   check(node_time.size() == num_types && seeds.size() == num_types && seed_time.size() == num_types &&
@@ -270,8 +450,11 @@ TypedSample sample_typed_neighbors(
   static thread_local Scratch scratch;
   Scratch& s = scratch;
   const Options options{replace, disjoint, last, induced};
-  s.types.resize(num_types);
-  s.relations.resize(num_relations);
+  // Loaders of several graphs may take turns, so what the others keep stays.
+  if (s.types.size() < num_types) s.types.resize(num_types);
+  if (s.relations.size() < num_relations) s.relations.resize(num_relations);
+  const std::span<VertexType> types(s.types.data(), num_types);
+  const std::span<Relation> relations(s.relations.data(), num_relations);
   s.seed_time.clear();
   int64_t num_trees = 0, num_timed = 0;
   for (size_t t = 0; t < num_types; ++t) {
@@ -294,38 +477,8 @@ TypedSample sample_typed_neighbors(
   check(s.seed_time.empty() || disjoint,
         "seed_time needs disjoint=True: a vertex may be seen by one tree and not by another");
 
-  for (size_t t = 0; t < num_types; ++t) {
-    VertexType& type = s.types[t];
-    type.num_vertices = num_vertices[t];
-    type.time = optional_int64(node_time[t], num_vertices[t], "node_time", t);
-    check(!disjoint || num_trees == 0 || num_vertices[t] <= std::numeric_limits<int64_t>::max() / num_trees - 1,
-          "num_vertices[", t, "] times the number of seeds must be < 2^63, got ", num_vertices[t], " and ", num_trees);
-    type.num_nodes.clear();
-    type.n_id.clear();
-    type.tree.clear();
-    const int64_t num_seeds = seeds[t].numel();
-    const int64_t* seed = int64_data(seeds[t]);
-    type.map.begin_batch(type.num_vertices, num_seeds);
-    type.map.reserve(num_seeds);
-    type.n_id.reserve(num_seeds);
-    if (disjoint) type.tree.reserve(num_seeds);
-    for (int64_t i = 0; i < num_seeds; ++i) {
-      const int64_t tree = first_tree[t] + i;
-      check(seed[i] >= 0 && seed[i] < type.num_vertices, "seeds[", i, "] must be in [0, ", type.num_vertices, "), got ",
-            seed[i]);
-      // A repeated seed keeps its place in n_id; edges refer to its first one, or each to its own tree.
-      type.map.insert(map_key(type, disjoint ? tree : 0, seed[i]), i);
-      type.n_id.data()[i] = seed[i];
-      if (disjoint) type.tree.data()[i] = tree;
-    }
-    type.n_id.set_size(num_seeds);
-    if (disjoint) type.tree.set_size(num_seeds);
-    type.hop_begin = 0;
-    type.hop_end = num_seeds;
-    type.num_nodes.push_back(num_seeds);
-  }
   for (size_t r = 0; r < num_relations; ++r) {
-    Relation& relation = s.relations[r];
+    Relation& relation = relations[r];
     check_vector(indptr[r], ScalarType::Long, "indptr");
     check_index_vector(indices[r], "indices");
     const auto in_range = [&](int64_t type) { return type >= 0 && static_cast<size_t>(type) < num_types; };
@@ -350,52 +503,117 @@ TypedSample sample_typed_neighbors(
     optional_int64(edge_id[r], relation.num_edges, "edge_id", r);
     relation.edge.clear();
     relation.row.clear();
-    relation.col.clear();
+    relation.num_drawn.clear();
     relation.num_sampled.clear();
+  }
+  const std::vector<int64_t> most = most_local_ids(num_vertices, seeds, source_type, target_type, fanouts, num_hops);
+  int64_t stamp_bytes = 0;  // of all types together
+  bool stamps_fit = true;
+  for (const int64_t size : num_vertices) {
+    stamps_fit = stamps_fit && size <= (map_budget_bytes - stamp_bytes) / StampMap::bytes(1);
+    if (stamps_fit) stamp_bytes += StampMap::bytes(size);
+  }
+  check(num_trees < HashMap::kMaxLocalIds, "a batch may hold fewer than ", HashMap::kMaxLocalIds, " vertices, got ",
+        num_trees, " seeds");
+  for (size_t t = 0; t < num_types; ++t) {
+    VertexType& type = types[t];
+    type.num_vertices = num_vertices[t];
+    type.time = optional_int64(node_time[t], num_vertices[t], "node_time", t);
+    type.num_nodes.clear();
+    type.n_id.clear();
+    type.tree.clear();
+    const int64_t num_seeds = seeds[t].numel();
+    const int64_t* seed = int64_data(seeds[t]);
+    type.n_id.reserve(num_seeds);
+    for (int64_t i = 0; i < num_seeds; ++i) {
+      check(seed[i] >= 0 && seed[i] < type.num_vertices, "seeds[", i, "] must be in [0, ", type.num_vertices, "), got ",
+            seed[i]);
+      type.n_id.data()[i] = seed[i];
+    }
+    type.n_id.set_size(num_seeds);
+    if (disjoint) {
+      type.tree.reserve(num_seeds);
+      std::iota(type.tree.data(), type.tree.data() + num_seeds, static_cast<int32_t>(first_tree[t]));
+      type.tree.set_size(num_seeds);
+      type.map_kind = type.num_vertices < std::numeric_limits<uint32_t>::max() ? MapKind::kTree : MapKind::kWideTree;
+    } else {
+      type.map_kind = stamps_fit && most[t] < StampMap::kMaxLocalIds ? MapKind::kStamp : MapKind::kHash;
+    }
+    with_map(type, [&](auto& map) {
+      if constexpr (requires { map.table(0); }) {
+        map.begin_batch(num_trees);
+        for (int64_t i = 0; i < num_seeds; ++i) {
+          const int32_t tree = type.tree.data()[i];
+          map.reserve(tree, 1);
+          map.table(tree).insert(seed[i], i);
+        }
+      } else {
+        map.begin_batch(type.num_vertices, num_seeds);
+        map.reserve(num_seeds);
+        // A repeated seed keeps its place in n_id; edges refer to its first one.
+        for (int64_t i = 0; i < num_seeds; ++i) map.insert(seed[i], i);
+      }
+    });
+    type.hop_begin = 0;
+    type.hop_end = num_seeds;
+    type.num_nodes.push_back(num_seeds);
   }
 
   for (int64_t hop = 0; hop < num_hops; ++hop) {
     const uint64_t hop_key = join_key(static_cast<uint64_t>(batch_key), static_cast<uint64_t>(hop));
     for (size_t r = 0; r < num_relations; ++r) {
-      Relation& relation = s.relations[r];
+      Relation& relation = relations[r];
       const int64_t before = relation.edge.size();
       const int64_t fanout = fanouts[r * static_cast<size_t>(num_hops) + static_cast<size_t>(hop)];
       const uint64_t key = r == 0 ? hop_key : join_key(hop_key, r);
-      if (fanout != 0) {
-        dispatch_index(*relation.indices, [&](auto* sources) { expand(s, relation, sources, fanout, key, options); });
-      }
+      dispatch_index(*relation.indices, [&](auto* sources) { expand(s, relation, sources, fanout, key, options); });
       relation.num_sampled.push_back(relation.edge.size() - before);
     }
-    for (VertexType& type : s.types) {
+    for (VertexType& type : types) {
       type.num_nodes.push_back(type.n_id.size() - type.hop_end);
       type.hop_begin = type.hop_end;
       type.hop_end = type.n_id.size();
     }
   }
   if (induced) {
-    for (Relation& relation : s.relations) {
-      dispatch_index(*relation.indices, [&](auto* sources) { induce(s, relation, sources, options); });
+    for (Relation& relation : relations) {
+      dispatch_index(*relation.indices, [&](auto* sources) { induce(s, relation, sources); });
     }
   }
 
   std::vector<Tensor> out_n_id, out_tree, out_edge_index, out_e_id;
   std::vector<std::vector<int64_t>> num_nodes, num_edges;
-  for (VertexType& type : s.types) {
+  for (VertexType& type : types) {
     out_n_id.push_back(copy_of(type.n_id));
     if (disjoint) out_tree.push_back(copy_of(type.tree));
     num_nodes.push_back(type.num_nodes);
   }
   for (size_t r = 0; r < num_relations; ++r) {
-    Relation& relation = s.relations[r];
+    Relation& relation = relations[r];
     const int64_t size = relation.edge.size();
     Tensor edge_index = torch::stable::empty({2, size}, ScalarType::Long);
-    std::copy(relation.row.data(), relation.row.data() + size, mutable_int64_data(edge_index));
-    std::copy(relation.col.data(), relation.col.data() + size, mutable_int64_data(edge_index) + size);
+    int64_t* row = mutable_int64_data(edge_index);
+    std::copy_n(relation.row.data(), size, row);
+    int64_t* col = row + size;
+    const int32_t* num_drawn = relation.num_drawn.data();
+    for (int64_t i = 0; i < relation.num_drawn.size(); ++i) {
+      std::fill(col, col + num_drawn[i], i);
+      col += num_drawn[i];
+    }
     out_edge_index.push_back(edge_index);
     Tensor e_id = new_vector(size, ScalarType::Long);
-    const int64_t* ids = edge_id[r] ? int64_data(*edge_id[r]) : nullptr;
-    for (int64_t e = 0; e < size; ++e)
-      mutable_int64_data(e_id)[e] = ids == nullptr ? relation.edge.data()[e] : ids[relation.edge.data()[e]];
+    int64_t* out = mutable_int64_data(e_id);
+    const int64_t* edge = relation.edge.data();
+    if (edge_id[r]) {
+      constexpr int64_t kAhead = 16;
+      const int64_t* ids = int64_data(*edge_id[r]);
+      for (int64_t e = 0; e < size; ++e) {
+        if (e + kAhead < size) prefetch_read(&ids[edge[e + kAhead]]);
+        out[e] = ids[edge[e]];
+      }
+    } else {
+      std::copy_n(edge, size, out);
+    }
     out_e_id.push_back(e_id);
     num_edges.push_back(relation.num_sampled);
   }
