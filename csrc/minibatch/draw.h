@@ -70,15 +70,18 @@ inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bo
       out[i] = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree)));
   } else if (count == degree) {
     for (int64_t i = 0; i < count; ++i) out[i] = begin + i;
-  } else if (count <= kScanFanout) {
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t last = begin + degree - count + i;
-      const int64_t candidate =
-          begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree - count + i + 1)));
-      bool taken = false;
-      for (int64_t k = 0; k < i; ++k) taken |= out[k] == candidate;
-      out[i] = taken ? last : candidate;
+  } else if (count <= kScanFanout && degree <= std::numeric_limits<int32_t>::max()) {
+    // In 32 bits a vector register compares twice as many.
+    int32_t found[kScanFanout];
+    const auto first_last = static_cast<int32_t>(degree - count);
+    for (int32_t i = 0; i < static_cast<int32_t>(count); ++i) {
+      const int32_t last = first_last + i;
+      const auto candidate = static_cast<int32_t>(stream.below(static_cast<uint64_t>(last) + 1));
+      int32_t taken = 0;
+      for (int32_t k = 0; k < i; ++k) taken |= static_cast<int32_t>(found[k] == candidate);
+      found[i] = taken != 0 ? last : candidate;
     }
+    for (int64_t i = 0; i < count; ++i) out[i] = begin + found[i];
   } else {
     drawn.clear(count);
     for (int64_t i = 0; i < count; ++i) {

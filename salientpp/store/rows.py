@@ -57,7 +57,9 @@ class TensorRows:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self._row_bytes = tensor.nbytes // max(1, tensor.size(0)) if tensor.dtype in _INDEXED else _SMALL_BYTES
+        self._most_little = -1  # rows
+        if tensor.dtype in _INDEXED:
+            self._most_little = _SMALL_BYTES * max(1, tensor.size(0)) // max(1, tensor.nbytes)
 
     @property
     def shape(self) -> torch.Size:
@@ -73,7 +75,7 @@ class TensorRows:
 
     def is_little(self, num_rows: int) -> bool:
         """Whether so many rows are better taken by torch's operator."""
-        return num_rows * self._row_bytes < _SMALL_BYTES
+        return num_rows <= self._most_little
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
         put_rows(self.tensor, index, out, out_index)
