@@ -3,7 +3,7 @@
     python benchmarks/bench_batch.py [--vertices 2400000] [--features 100]
 
 One loader without workers on one thread; each step's share is the time of the thread that does it, and what no step accounts for is the
-pipeline itself, Python included.
+loader itself, Python included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = generated(arguments.vertices, arguments.degree, arguments.features)
-    loader = NeighborLoader(data, FANOUTS, data.train_mask, batch_size=arguments.batch_size, shuffle=True, depth=1)
+    loader = NeighborLoader(data, FANOUTS, data.train_mask, batch_size=arguments.batch_size, shuffle=True)
     settle()
     spent: dict[str, float] = defaultdict(float)
 
@@ -45,14 +45,14 @@ def main() -> None:
 
         return call
 
-    stages, fetch = loader._stages, loader._fetch
+    builder, fetch = loader._builder, loader._fetch
     loader._workers.draw = timed(loader._workers.draw, "sampling")
     fetch.look_up = timed(fetch.look_up, "look-up")
     fetch.own.take = timed(
         fetch.own.take, lambda tiers, name, plan: "gathering x" if name == "x" else "gathering labels and masks"
     )
-    stages.template.build = timed(stages.template.build, "assembling")
-    stages.add_batch_attributes = timed(stages.add_batch_attributes, "assembling")
+    builder.template.build = timed(builder.template.build, "assembling")
+    builder.add_batch_attributes = timed(builder.add_batch_attributes, "assembling")
     steps: dict[str, list[float]] = defaultdict(list)
     vertices, edges, given = [], [], 0
     while given < arguments.batches + 3:
@@ -64,7 +64,7 @@ def main() -> None:
             if 3 < given <= arguments.batches + 3:
                 for name in ("sampling", "look-up", "gathering x", "gathering labels and masks", "assembling"):
                     steps[name].append(spent[name])
-                steps["pipeline and Python"].append(total - sum(spent.values()))
+                steps["loader and Python"].append(total - sum(spent.values()))
                 steps["all"].append(total)
                 vertices.append(batch.num_nodes)
                 edges.append(batch.edge_index.size(1))

@@ -209,16 +209,17 @@ def draw_loader(result: dict) -> str:
 
 def draw_small(result: dict) -> str:
     names = ours_first(result["rows"], "loader")
-    found = {(row["workers"], row["batch_size"], str(row["fanouts"]), row["loader"]): row for row in result["rows"]}
+    case = ("features", "workers", "batch_size", "fanouts")
+    found = {(*(str(row[name]) for name in case), row["loader"]): row for row in result["rows"]}
     lines = []
-    for workers, size, fanouts in dict.fromkeys(key[:3] for key in found):
-        rows = [found[workers, size, fanouts, name] for name in names]
+    for features, workers, size, fanouts in dict.fromkeys(key[:4] for key in found):
+        rows = [found[features, workers, size, fanouts, name] for name in names]
         cells = [f"{row['us_per_batch']:,.0f} / {row['cpu_us_per_batch']:,.0f}" for row in rows]
         ratios = [f"{row['us_per_batch'] / rows[0]['us_per_batch']:.1f}×" for row in rows[1:]]
-        lines.append([f"{workers} workers, batches of {size}, fanouts {fanouts}", *cells, *ratios])
+        lines.append([f"{features} features, {workers} workers, batches of {size}, fanouts {fanouts}", *cells, *ratios])
     title = (
-        f"**A small graph**, {result['vertices']:,} vertices, {result['edges']:,} edges, {result['features']:,} float32 features: µs per batch, wall / CPU. "
-        "Work that each batch pays once counts most here:"
+        f"**A small graph**, {result['vertices']:,} vertices, {result['edges']:,} edges: µs per batch, wall / CPU. Work that each batch pays once counts most "
+        "here, and where features are wide, copying them:"
     )
     header = ["", *names, *(f"{name} / salientpp, wall" for name in names[1:])]
     return "\n\n".join([title, table(header, lines), source(result)])
@@ -478,11 +479,11 @@ def draw_host(results: dict[str, dict | None]) -> str:
         ("whole batches, no workers, CPU", "loader", "loader", "cpu_seconds_per_batch", {"workers": 0}, "s", 3, False),
         ("whole batches, 2 workers", "loader", "loader", "batches_per_second", {"workers": 2}, "per s", 1, True),
         (
-            "a small graph, batches of 32, no workers",
+            "a small graph, batches of 32, 16 features, no workers",
             "small",
             "loader",
             "us_per_batch",
-            {"workers": 0, "batch_size": 32, "fanouts": [10, 10]},
+            {"features": 16, "workers": 0, "batch_size": 32, "fanouts": [10, 10]},
             "µs",
             0,
             False,

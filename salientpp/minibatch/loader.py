@@ -5,8 +5,8 @@ rank constructs its loaders in the same order (construction agrees on sizes and 
 and then iterates at its own pace; :mod:`salientpp.minibatch.epoch` says how.
 
 Here the pieces are put together, a file for each question: which arguments (``options``), what is drawn from (``source``), in what ranks must agree
-(``agreement``), who draws (``workers``), the ten steps from there (``stages``) or the one step where those are not needed (``direct``), what both build (``builder``), who
-drives them through an epoch (``epoch``), and where a run stopped (``state``).
+(``agreement``), who draws (``workers``), the ten steps from there (``stages``) or one call where those are not needed (``direct``), what both build
+(``builder``), who drives them through an epoch (``epoch``), and where a run stopped (``state``).
 """
 
 from __future__ import annotations
@@ -235,19 +235,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _set_options(self, options: Options) -> None:
         """Each argument is an attribute; ``device``, ``seed`` and ``cache`` are set elsewhere, since they may differ from what was given."""
-        self.transform = options.transform
-        self.transform_sampler_output = options.transform_sampler_output
-        self.replication_factor = options.replication_factor
-        self.gpu_fraction = options.gpu_fraction
-        self.policy = options.policy
-        self.rows = options.rows
-        self.depth = options.depth
-        self.uneven = options.uneven
-        self.zero_copy = options.zero_copy
-        self.dtype = options.dtype
-        self.gpu_cache_bytes = options.gpu_cache_bytes
-        self.process_group = options.process_group
-        self.share = options.share
+        elsewhere = ("device", "seed", "cache", "timeout")
+        self.__dict__.update({name: value for name, value in vars(options).items() if name not in elsewhere})
 
     def _connect(self, options: Options) -> Comm:
         """The ranks that make this loader; on an object in memory this process alone. Sets ``device``, which they may exchange rows from."""

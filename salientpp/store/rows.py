@@ -7,6 +7,7 @@ writes a class with these two attributes and this one method.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -42,8 +43,11 @@ class RowSource(Protocol):
         """
 
 
-#: Of less than so many bytes torch's operator makes a tensor of its own in a fraction of the time that the row kernel's call takes.
+#: Rows of so many bytes in all torch's operator takes in a fraction of the time that a call of the row kernel costs.
 _SMALL_BYTES = 64 * 2**10
+
+#: So does it labels and masks, however many, out of tensors that a cache holds: the kernel's prefetches cost more than such a row.
+_NARROW_BYTES, _CACHED_BYTES = 8, 4 * 2**20
 
 #: The dtypes that torch's operator takes.
 _INDEXED = frozenset(
@@ -59,7 +63,9 @@ class TensorRows:
         self.tensor = tensor
         self._most_little = -1  # rows
         if tensor.dtype in _INDEXED:
-            self._most_little = _SMALL_BYTES * max(1, tensor.size(0)) // max(1, tensor.nbytes)
+            row_bytes = tensor.nbytes // max(1, tensor.size(0))
+            is_narrow = row_bytes <= _NARROW_BYTES and tensor.nbytes <= _CACHED_BYTES
+            self._most_little = sys.maxsize if is_narrow else _SMALL_BYTES // max(1, row_bytes)
 
     @property
     def shape(self) -> torch.Size:
