@@ -6,6 +6,7 @@ must be equal attribute by attribute, in the same order, and what one refuses th
 
 from __future__ import annotations
 
+import functools
 import random
 import warnings
 from collections.abc import Callable
@@ -540,6 +541,28 @@ def test_the_way_of_inference_loops_that_trim_the_data_of_a_loader():
     for batch in loader:
         assert "x" not in batch and "y" not in batch and batch.num_nodes == batch.n_id.numel()
         assert batch.input_id.equal(batch.n_id[: batch.batch_size])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"gpu_fraction": 0.5}])
+def test_data_that_is_moved_to_shared_memory_has_not_changed(typed, options):
+    """As torch does with what is sent to another process."""
+    data, expected = (random_hetero() if typed else random_data() for _ in range(2))
+    make = functools.partial(
+        NeighborLoader, num_neighbors=[3, 2], input_nodes="paper" if typed else None, batch_size=30, seed=4, **options
+    )
+    loader = make(data)
+    next(iter(loader))
+    data.share_memory_()
+    assert all(value.is_shared() for store in data.edge_stores for value in store.values())
+    loader.set_epoch(0)
+    for batch, other in zip(loader, make(expected), strict=True):
+        assert batch.stores and all(
+            torch.equal(value, getattr(others, name)) if isinstance(value, Tensor) else value == getattr(others, name)
+            for store, others in zip(batch.stores, other.stores, strict=True)
+            for name, value in store.items()
+        )
 
 
 def test_edges_that_change_are_not_drawn_from_and_that_is_said_once():

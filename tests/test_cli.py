@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import os
+import queue
 import random
 import resource
 import shutil
@@ -16,13 +17,14 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from distributed import HANG
 from torch_geometric.data import Data
 
 import salientpp
@@ -425,11 +427,13 @@ def test_pipes_are_written_and_not_replaced(capsys, tmp_path):
     }
     for pipe in pipes.values():
         os.mkfifo(pipe)
-    with ThreadPoolExecutor(3) as pool:
-        read = {option: pool.submit(pipe.read_bytes) for option, pipe in pipes.items()}
-        assert run(capsys, *ANALYZE, *(word for pair in pipes.items() for word in pair))[0] == 0
-        assert json.loads(read["--json"].result())["schema"] == 1
-        assert read["--csv"].result().startswith(b"fanouts,policy") and read["--plot"].result().startswith(b"\x89PNG")
+    read = {option: queue.SimpleQueue() for option in pipes}
+    for option, pipe in pipes.items():  # daemons: a pipe that nobody writes would keep its reader for ever
+        threading.Thread(target=lambda o=option, p=pipe: read[o].put(p.read_bytes()), daemon=True).start()
+    assert run(capsys, *ANALYZE, *(word for pair in pipes.items() for word in pair))[0] == 0
+    assert json.loads(read["--json"].get(timeout=HANG))["schema"] == 1
+    assert read["--csv"].get(timeout=HANG).startswith(b"fanouts,policy")
+    assert read["--plot"].get(timeout=HANG).startswith(b"\x89PNG")
     assert all(pipe.is_fifo() for pipe in pipes.values())
 
 

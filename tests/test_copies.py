@@ -37,9 +37,16 @@ def stores() -> tuple[MyFeatureStore, MyGraphStore]:
     return features, graph
 
 
+def same(ours: Any, others: Any) -> bool:
+    if isinstance(ours, torch.Tensor):
+        return ours.dtype == others.dtype and torch.equal(ours, others)
+    if isinstance(ours, dict):
+        return ours.keys() == others.keys() and all(same(ours[key], others[key]) for key in ours)
+    return ours == others
+
+
 def same_batch(a: Data | HeteroData, b: Data | HeteroData) -> bool:
-    ours, others = a.to_dict(), b.to_dict()
-    return str(ours) == str(others)
+    return same(a.to_dict(), b.to_dict())
 
 
 LOADERS: dict[str, Callable[..., Any]] = {

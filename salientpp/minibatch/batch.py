@@ -83,11 +83,11 @@ class Contents:
         self._data = data
         self._entries = _entries_of(data)
         # What is held cannot be taken for something that was put into its memory.
-        self._memory = [
-            value.untyped_storage()
-            for value, _ in self._entries.values()
+        self._memory = {
+            column: value.untyped_storage()
+            for column, (value, _) in self._entries.items()
             if isinstance(value, Tensor) and value.layout == torch.strided
-        ]
+        }
 
     def __reduce__(self) -> tuple[type[Contents], tuple[Data | HeteroData]]:
         return Contents, (self._data,)  # a copy's memory is its own
@@ -114,13 +114,24 @@ class Contents:
         """Where the edges are not those of ``then``: their types; None stands for those of a homogeneous graph."""
         both = dict.fromkeys([*self._entries, *then._entries])
         changed = [
-            column for column in both if column[1] in ("edge_index", "adj_t") and not self.has_same(column, then)
+            column
+            for column in both
+            if column[1] in ("edge_index", "adj_t") and not (self.has_same(column, then) or self._moved(column, then))
         ]
         return list(
             dict.fromkeys(
                 key for key, name in changed if not _is_equal(self.value((key, name)), then.value((key, name)))
             )
         )
+
+    def _moved(self, column: Column, then: Contents) -> bool:
+        """Whether an attribute is the same tensor, only in other memory: torch moves what is sent to another process to where both can read it."""
+        ours, theirs = (each._memory.get(column) for each in (self, then))
+        if ours is None or theirs is None or ours._cdata != theirs._cdata:
+            return False
+        (value, state), (former, former_state) = self._entries[column], then._entries[column]
+        same = isinstance(state, tuple) and isinstance(former_state, tuple) and state[0] == former_state[0]
+        return same and value is former
 
 
 def _entries_of(data: Data | HeteroData) -> dict[Column, tuple[object, object]]:

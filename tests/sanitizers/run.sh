@@ -23,7 +23,7 @@ case $kind in
     flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
     # The C++ library comes with the sanitizer's, which looks for `throw` when it starts, before Python has loaded it.
     preload="$(library asan) $(library stdc++)"
-    tests="ops sampler typed_sampler graph vip shard partition properties threads"
+    tests="ops sampler typed_sampler graph vip packed partition properties threads"
     ;;
   thread)
     flags="-fsanitize=thread"
@@ -47,7 +47,12 @@ export TSAN_OPTIONS=suppressions=$root/tests/sanitizers/thread.supp:exitcode=66
 # Address randomisation can take the addresses that ThreadSanitizer wants for itself.
 fixed=$(setarch -R true 2> /dev/null && echo "setarch -R" || true)
 
-[ $# -gt 0 ] || set -- $(printf "$root/tests/test_%s.py " $tests)
+[ $# -gt 0 ] || set -- $(printf "tests/test_%s.py " $tests)
+for argument; do # files are named from the root, and pytest runs elsewhere
+  shift
+  [ -e "${argument%%::*}" ] && argument=$(realpath "${argument%%::*}")${argument#"${argument%%::*}"}
+  set -- "$@" "$argument"
+done
 cd "$build/lib" # first in Python's path: this build is imported
 export LD_PRELOAD=$preload
 $fixed "$python" -c "import salientpp._C as it; assert it.__file__.startswith('$build/'), it.__file__"
