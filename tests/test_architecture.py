@@ -278,7 +278,9 @@ print(json.dumps({
     assert not (HEAVY | {"rich", "scipy", "IPython"}) & {name.partition(".")[0] for name in seen["modules"]}
     rare = ("salientpp.analysis", "salientpp.cli", "salientpp.datasets", "salientpp.lightning")
     assert [name for name in seen["modules"] if name.startswith(rare)] == []
-    assert seen["searched"] < 20, "inspect has resolved the file of every loaded module, which takes longer than all else"
+    assert seen["searched"] < 20, (
+        "inspect has resolved the file of every loaded module, which takes longer than all else"
+    )
     assert seen["environment"] and seen["threads"] and seen["random"] and not seen["distributed"]
 
 
