@@ -209,7 +209,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             columns=self._source.exchanged,
             seed_columns=self._source.seed_columns,
             own=InPlace(BufferPool()) if on_host else Packed(self.device),
-            served=InPlace() if self._comm.device.type == "cpu" else Packed(self._comm.device),
+            served=InPlace(BufferPool()) if self._comm.device.type == "cpu" else Packed(self._comm.device),
         )
         self._builder = BatchBuilder(
             fetch=self._fetch,
