@@ -219,20 +219,29 @@ class Comm:
 
     # --- collectives --------------------------------------------------------------------------------------
 
-    def all_to_all(self, send: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Pending:
+    def all_to_all(
+        self,
+        send: Tensor,
+        send_counts: Sequence[int],
+        recv_counts: Sequence[int],
+        empty: Callable[[Sequence[int], torch.dtype], Tensor] | None = None,
+    ) -> Pending:
         """Start to exchange rows: ``send_counts[r]`` consecutive rows go to rank r, ``recv_counts[r]`` come from it.
 
         Args:
             send: [sum(send_counts), ...] of any dtype, contiguous, on the CPU or on ``self.device``.
+            empty: (shape, dtype) -> an uninitialised tensor for what arrives on the CPU; None: torch's. Not asked where a device takes it from there.
 
         Returns:
             Pending [sum(recv_counts), ...], ordered by source rank.
         """
         on_host = send.device.type == "cpu"
         self.check_process()
-        recv = torch.empty(
-            (sum(recv_counts), *send.shape[1:]), dtype=send.dtype, device=send.device, pin_memory=self._pins and on_host
-        )
+        shape = (sum(recv_counts), *send.shape[1:])
+        if empty is not None and on_host and not self._pins:
+            recv = empty(shape, send.dtype)
+        else:
+            recv = torch.empty(shape, dtype=send.dtype, device=send.device, pin_memory=self._pins and on_host)
         groups = self._groups
         if groups is None:
             recv.copy_(send)

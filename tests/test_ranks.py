@@ -897,3 +897,25 @@ def test_other_things_are_no_numbers(value):
             continue
         with pytest.raises(ValueError, match=f"{name} must be "):
             NeighborLoader(data, FANOUTS, **{name: value})
+
+
+def _reuse(rank: int, root: str) -> list[int]:
+    part = salientpp.load(root)
+    loader = NeighborLoader(part, [-1, -1], "all", batch_size=500, gather=("x",), seed=0, uneven="wrap")
+    pools = [loader._source.exchange._buffers, loader._fetch.served._buffers]
+    taken = []
+    for _ in range(4):
+        for batch in loader:
+            assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+        taken.append([pool.bytes_allocated for pool in pools])
+    assert all(taken[0]), "rows for others and from others are large enough for pools"
+    return [sum(now) for now in taken]
+
+
+def test_rows_that_travel_take_no_fresh_memory_in_steady_state(tmp_path):
+    data = synthetic(num_vertices=4000, num_features=1, seed=0)
+    data.x = torch.arange(4000.0).view(-1, 1).expand(-1, 512).contiguous()
+    root = tmp_path / "parts"
+    salientpp.partition(data, num_parts=2, root=root, num_neighbors=[-1, -1], batch_size=500)
+    for taken in distributed.run(_reuse, 2, str(root)):
+        assert taken[-1] == taken[1]

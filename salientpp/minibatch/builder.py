@@ -33,6 +33,7 @@ class BatchBuilder:
         dtype: of delivered ``x``; None: as it is stored.
         own: columns whose rows come from a source of the user's, and not from the data.
         held: what the data held when the tiers were made of it; None where it cannot change.
+        marks_sizes: tell ``torch.compile`` which sizes change.
     """
 
     fetch: Fetch
@@ -43,6 +44,7 @@ class BatchBuilder:
     dtype: torch.dtype | None = None
     own: Collection[Column] = ()
     held: Contents | None = None
+    marks_sizes: bool = True
 
     def contents(self) -> Contents | None:
         """What the data holds now; None where it cannot change."""
@@ -76,7 +78,7 @@ class BatchBuilder:
         batch = self.in_dtype(batch)
         if self.pin_memory:
             batch = batch.pin_memory()
-        if _has_compiled():
+        if self.marks_sizes and _has_compiled():
             _mark_sizes(batch)
         return batch
 

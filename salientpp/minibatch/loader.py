@@ -36,6 +36,7 @@ from salientpp.minibatch.direct import BatchMaker, Direct
 from salientpp.minibatch.epoch import Counters, Epoch, Run, RunContext
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
+from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, check_padding, sizes_of, types_of
 from salientpp.minibatch.source import BatchSource, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
@@ -208,7 +209,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             columns=self._source.exchanged,
             seed_columns=self._source.seed_columns,
             own=InPlace(BufferPool()) if on_host else Packed(self.device),
-            served=InPlace() if self._comm.device.type == "cpu" else Packed(self._comm.device),
+            served=InPlace(BufferPool()) if self._comm.device.type == "cpu" else Packed(self._comm.device),
         )
         self._builder = BatchBuilder(
             fetch=self._fetch,
@@ -219,6 +220,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             pin_memory=bool(self.pin_memory) and on_host and torch.accelerator.is_available(),
             own=self._source.own,
             held=self._topology,
+            marks_sizes=self.pad is None,
         )
         self._stages = BatchStages(self._fetch, self._builder, Threads(1, "salientpp-gather").submit, self.device)
         self._maker = BatchMaker(self._fetch, self._builder)
@@ -290,6 +292,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         share = options.checked_share(partitioned, self._orders_itself)
         place, places = share or (exchange.placement.place, exchange.placement.ranks_per_part)
         _check_cache(options.cache, source, exchange.part_id)
+        if options.pad is not None:
+            check_padding(self.data, source, getattr(self, "custom_cls", None))
         facts = self._facts(
             source, share_size(num_inputs, place, places), options.seed, shuffle, kwargs.get("generator")
         )
@@ -459,7 +463,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             batch = sampling.result().batch
         else:
             batch = Pipeline(self._stages.list(), depth=1, device=self.device).tick(Request(0, sampling)).batch
-        return batch if self.transform is None else self.transform(batch)
+        return batch if self._finishing is None else self._finishing(batch)
 
     @property
     def collate_fn(self) -> Callable[[Sequence[int]], Data]:
@@ -624,7 +628,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return RunContext(
             comm=self._comm,
             most_ahead=1 + self.num_workers * (self.prefetch_factor or 2),
-            transform=self.transform,
+            transform=self._finishing,
             counters=self._counters,
             positions=self._positions,
             num_rounds=self._num_rounds,
@@ -687,6 +691,26 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _key(self, epoch: int, index: int) -> int:
         return batch_key(self.seed, epoch, self._schedule.rank, index)
+
+    @property
+    def _finishing(self) -> Callable[[Any], Any] | None:
+        """What becomes of every batch when it is complete: it is filled up, and then goes through the user's ``transform``."""
+        return self.transform if self.pad is None else self._fill_up
+
+    def _fill_up(self, batch: Data) -> Data:
+        batch = self._padding(batch)
+        return batch if self.transform is None else self.transform(batch)
+
+    @lazy
+    def _padding(self) -> Padding:
+        """With classes of sizes from a trial, which is a function of the seed."""
+        batches = self._schedule.batches(0)
+        batches = batches[:-1] or batches  # the last may be smaller
+        chosen = batches[:: -(-len(batches) // TRIAL) or 1]
+        trial = (
+            sizes_of(self._workers.draw(positions, self._key(TRIAL_EPOCH, i))) for i, positions in enumerate(chosen)
+        )
+        return Padding(self.data, self._source, Classes.of(trial, types_of(self.data)))
 
     # --- reports ------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from salientpp.ids import first_outside, read_ids
 from salientpp.minibatch.batch import add_node_attributes
 from salientpp.minibatch.loader import BatchLoader
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
-from salientpp.minibatch.options import Options, SamplingOptions, Uneven
+from salientpp.minibatch.options import Options, Pad, SamplingOptions, Uneven
 from salientpp.minibatch.source import (
     BatchSource,
     Probability,
@@ -80,6 +80,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         timeout: longest wait for another rank, seconds or ``timedelta``; 0: the default.
         share: (rank, number of ranks): of a ``Data`` or ``HeteroData`` that every process holds, visit this process's share of the seeds.
             All processes pass the same ``seed``; nobody talks to anybody.
+        pad: 'bucket': fill batches up to few sizes, for compiled models, see :mod:`salientpp.minibatch.padding`.
         input_id, custom_cls: as in PyG's ``NodeLoader``.
 
     Raises:
@@ -124,6 +125,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         process_group: Any = None,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
+        pad: Pad = None,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -143,6 +145,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
+            pad=pad,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 

@@ -29,6 +29,9 @@ from salientpp.store.cache import FeatureCache
 #: What happens where ranks have different numbers of batches, see :mod:`salientpp.plan.schedule`.
 Uneven = Literal["wrap", "drop", "exact", "error"]
 
+#: How batches are filled up to few sizes, see :mod:`salientpp.minibatch.padding`; None: not at all.
+Pad = Literal["bucket"] | None
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Options:
@@ -51,6 +54,7 @@ class Options:
     process_group: Any = None
     timeout: float | timedelta = DEFAULT_TIMEOUT
     share: tuple[int, int] | None = None
+    pad: Pad = None
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -99,6 +103,8 @@ class Options:
             raise ValueError(f"seed must be an integer or None, got {self.seed!r}")
         if not isinstance(self.uneven, str) or self.uneven not in UNEVEN:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
+        if self.pad not in (None, "bucket"):
+            raise ValueError(f"pad must be 'bucket' or None, got {self.pad!r}")
         return dataclasses.replace(
             self,
             replication_factor=replication_factor,

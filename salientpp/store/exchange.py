@@ -23,6 +23,7 @@ from salientpp.comm import Comm, Pending
 from salientpp.ids import first_outside
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
+from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import RowSource, empty_rows, take_rows
 from salientpp.store.tiers import IdSet
@@ -73,6 +74,7 @@ class Exchange:
         self.book = book
         self.placement = Placement(comm.rank, comm.size, book.num_parts)
         self.traffic = Traffic()
+        self._buffers = BufferPool()  # for rows that arrive
         # int32 ids halve the bytes of a request.
         self._wire_dtype = torch.int32 if book.num_vertices < 2**31 else torch.int64
 
@@ -133,7 +135,7 @@ class Exchange:
         return pending
 
     def _send(self, tensor: Tensor, send_counts: list[int], recv_counts: list[int]) -> Pending:
-        pending = self.comm.all_to_all(tensor, send_counts, recv_counts)
+        pending = self.comm.all_to_all(tensor, send_counts, recv_counts, self._buffers.empty)
         self.traffic.bytes_sent += tensor.nbytes
         self.traffic.bytes_received += pending.output.nbytes
         return pending

@@ -1,0 +1,317 @@
+"""Batches that are filled up to few sizes: the same batches behind masks, the same results at the seeds, and few shapes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import distributed
+import pytest
+import torch
+import torch_geometric.nn as nn
+from torch_geometric.data import Data, HeteroData
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.datasets import synthetic
+from salientpp.minibatch.padding import Classes, rounded_up
+
+N = 3000
+OPTIONS = dict(num_neighbors=[8, 4], batch_size=64, shuffle=True, seed=7)
+
+
+def graph() -> Data:
+    data = synthetic(num_vertices=N, seed=2)
+    generator = torch.Generator().manual_seed(0)
+    data.edge_attr = torch.rand(data.num_edges, 3, generator=generator)
+    data.name = "whole"
+    data.scale = torch.ones(5)
+    return data
+
+
+DATA = graph()
+
+
+def typed() -> HeteroData:
+    generator = torch.Generator().manual_seed(1)
+    data = HeteroData()
+    sizes = {"paper": 400, "author": 300, "venue": 50}
+    for type_, size in sizes.items():
+        data[type_].x = torch.randn(size, 6, generator=generator)
+    data["lonely"].num_nodes = 0
+    for source, name, target, size in [
+        ("author", "wrote", "paper", 2000),
+        ("paper", "cites", "paper", 1500),
+        ("venue", "has", "paper", 300),
+    ]:
+        ends = [torch.randint(sizes[end], (size,), generator=generator) for end in (source, target)]
+        data[source, name, target].edge_index = torch.stack(ends)
+        data[source, name, target].weight = torch.rand(size, generator=generator)
+    data["paper", "in", "lonely"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    return data
+
+
+def both(data, input_nodes=None, **options):
+    """Loaders of the same batches, without padding and with it."""
+    return [NeighborLoader(data, input_nodes=input_nodes, pad=pad, **(OPTIONS | options)) for pad in (None, "bucket")]
+
+
+def assert_same_but_for_padding(bare, full) -> None:
+    for ours, theirs in zip(bare.stores, full.stores):
+        typed = isinstance(bare, HeteroData)
+        assert set(theirs.keys()) - set(ours.keys()) <= {"node_mask", "edge_mask"}
+        for name in ours.keys():
+            value, filled = ours[name], theirs[name]
+            if not isinstance(value, torch.Tensor) or value.shape == filled.shape:
+                assert name == "num_nodes" or (
+                    torch.equal(value, filled) if isinstance(value, torch.Tensor) else value == filled
+                )
+                continue
+            mask = (
+                theirs.edge_mask
+                if name == "edge_index" or ours.is_edge_attr(name) or name == "e_id"
+                else theirs.node_mask
+            )
+            assert (mask.long().diff() <= 0).all(), "padding comes last"
+            dim = full.__cat_dim__(name, filled, theirs)
+            real, rest = filled.split([int(mask.sum()), int((~mask).sum())], dim)
+            assert torch.equal(value, real), name
+            if name == "edge_index":
+                kinds = (ours._key[0], ours._key[2]) if typed else (None, None)
+                for end, type_ in zip(rest, kinds):
+                    others = full[type_] if typed else full
+                    assert not others.node_mask[end].any(), "padding edges join padding vertices alone"
+                assert (rest[1].diff() >= 0).all()
+            else:
+                assert (rest == (-1 if name in ("n_id", "e_id") else 0)).all(), name
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_behind_the_masks_are_those_without_padding(workers):
+    bare, full = both(DATA, num_workers=workers)
+    for _ in range(2):
+        for ours, theirs in zip(bare, full, strict=True):
+            assert_same_but_for_padding(ours, theirs)
+            assert theirs.num_sampled_nodes == ours.num_sampled_nodes
+            assert theirs.batch_size == ours.batch_size and theirs.name == "whole" and theirs.scale.shape == (5,)
+            assert theirs.num_nodes == theirs.x.size(0) == theirs.node_mask.numel() > ours.num_nodes
+            assert theirs.validate()
+
+
+def shape(batch) -> tuple:
+    return tuple(
+        (name, tuple(store[name].shape)) for store in batch.stores for name in store if name in ("x", "edge_index")
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_epoch_has_few_shapes_also_with_a_smaller_last_batch(seed):
+    bare, full = both(DATA, seed=seed, batch_size=100, input_nodes=torch.arange(2950))
+    sizes = [{shape(batch) for batch in loader} for loader in (bare, full)]
+    assert len(sizes[0]) == 30
+    assert len(sizes[1]) <= 4
+    largest = max(batch.num_edges for batch in bare)
+    assert max(batch.num_edges for batch in full) <= 1.3 * largest
+
+
+def test_every_type_is_filled_up_also_one_without_vertices():
+    bare, full = both(typed(), input_nodes="paper", batch_size=32)
+    shapes = set()
+    for ours, theirs in zip(bare, full, strict=True):
+        assert_same_but_for_padding(ours, theirs)
+        assert theirs["lonely"].node_mask.numel() > 0 and not theirs["lonely"].node_mask.any()
+        assert theirs["paper"].batch_size == ours["paper"].batch_size
+        shapes.add(shape(theirs))
+    assert len(shapes) <= 4
+
+
+MODELS = {
+    "sage mean": lambda: nn.GraphSAGE(DATA.num_features, 16, 2, 4),
+    "sage max": lambda: nn.GraphSAGE(DATA.num_features, 16, 2, 4, aggr="max"),
+    "gat": lambda: nn.GAT(DATA.num_features, 16, 2, 4, v2=False),
+    "gcn": lambda: nn.GCN(DATA.num_features, 16, 2, 4),
+    "gin": lambda: nn.GIN(DATA.num_features, 16, 2, 4),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_at_the_seeds_and_gradients_are_those_without_padding(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().double()
+    bare, full = both(DATA)
+    for ours, theirs, _ in zip(bare, full, range(3)):
+        seen = []
+        for batch in (ours, theirs):
+            model.zero_grad()
+            out = model(batch.x.double(), batch.edge_index)[: batch.batch_size]
+            torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size] % 4).backward()
+            seen.append([out.detach(), *(p.grad.clone() for p in model.parameters())])
+        for a, b in zip(*seen, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def compilations(loader: NeighborLoader, plain: bool = False) -> int:
+    """How often a GraphSAGE is compiled over an epoch; ``plain``: without the marks that a loader without padding sets on its tensors."""
+    torch._dynamo.reset()
+    model = nn.GraphSAGE(DATA.num_features, 8, 2, 4)
+    count = 0
+
+    def backend(module, inputs):
+        nonlocal count
+        count += 1
+        return module.forward
+
+    with torch._dynamo.config.patch(recompile_limit=64):
+        compiled = torch.compile(model, dynamic=False, backend=backend)
+        for batch in loader:
+            compiled(*(value.clone() if plain else value for value in (batch.x, batch.edge_index)))
+    torch._dynamo.reset()
+    return count
+
+
+def test_a_compiled_model_is_compiled_once_for_each_class():
+    bare, full = both(DATA, batch_size=300)
+    assert compilations(full) == len({shape(batch) for batch in full}) <= 4
+    assert compilations(bare, plain=True) > 4  # so this counts compilations
+
+
+def test_resumed_and_copied_loaders_give_the_same_padded_batches():
+    loader = both(DATA)[1]
+    epoch = iter(loader)
+    for _ in range(5):
+        next(epoch)
+    state, copies = loader.state_dict(), [pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)]
+    rest = list(epoch)
+    resumed = both(DATA)[1]
+    resumed.load_state_dict(state)
+    for batch, again in zip(rest, resumed, strict=True):
+        assert_equal(batch, again)
+    following = list(loader)
+    for other in copies:
+        for batch, again in zip(following, other, strict=True):
+            assert_equal(batch, again)
+
+
+def assert_equal(batch: Data, again: Data) -> None:
+    assert list(batch.keys()) == list(again.keys())
+    assert all(torch.equal(batch[name], again[name]) for name in batch.keys() if isinstance(batch[name], torch.Tensor))
+
+
+def test_the_transform_sees_the_padding_also_of_a_single_batch():
+    seen = []
+    loader = NeighborLoader(
+        DATA, pad="bucket", transform=lambda batch: seen.append(batch.node_mask) or batch, **OPTIONS
+    )
+    next(iter(loader)), loader([1, 2, 3])
+    assert len(seen) == 2 and not any(mask.all() for mask in seen)
+
+
+def test_batches_of_no_shape_share_memory():
+    batches = list(both(DATA, batch_size=600)[1])
+    n_id = [batch.n_id.clone() for batch in batches]
+    assert all(torch.equal(batch.x[batch.node_mask], DATA.x[ids[ids >= 0]]) for batch, ids in zip(batches, n_id))
+
+
+def test_a_learnable_attribute_keeps_its_gradient():
+    data = Data(x=torch.randn(50, 4, requires_grad=True), edge_index=torch.randint(50, (2, 400)))
+    for batch in NeighborLoader(data, [3], batch_size=10, pad="bucket"):
+        batch.x.sum().backward()
+    assert data.x.grad is not None and bool((data.x.grad >= 1).all())
+
+
+def test_a_partitioned_graph_is_filled_up_too(tmp_path):
+    salientpp.partition(DATA, num_parts=1, root=tmp_path / "part", num_neighbors=[8, 4], batch_size=64)
+    part = salientpp.load(tmp_path / "part")
+    bare, full = both(part, input_nodes="train", batch_size=16)
+    shapes = set()
+    for ours, theirs in zip(bare, full, strict=True):
+        assert_same_but_for_padding(ours, theirs)
+        assert theirs.y.shape == ours.y.shape, "labels come for the seeds alone"
+        shapes.add(shape(theirs))
+    assert len(shapes) <= 4
+
+
+def test_sizes_are_rounded_up_by_little():
+    for size in [*range(2000), 10**6 + 1, 2**31 + 1]:
+        assert size <= rounded_up(size) <= max(32, size * 33 / 32 + 1)
+        assert rounded_up(rounded_up(size)) == rounded_up(size)
+
+
+def test_larger_batches_get_further_classes_and_none_is_endless():
+    classes = Classes.of([{"a": 100, "e": 0}, {"a": 120, "e": 0}, {"a": 130, "e": 0}], ["a", "e"])
+    assert classes.fitting({"a": 90, "e": 0}) == {"a": 120, "e": 32}
+    assert classes.fitting({"a": 125, "e": 3}) == {"a": 132, "e": 32}
+    assert classes.fitting({"a": 133, "e": 0})["a"] == rounded_up(int(132 * 1.25))
+    assert classes.fitting({"a": 1, "e": 10**6})["e"] < 1.3 * 10**6
+    assert Classes.of([], ["a"]).fitting({"a": 5}) == {"a": 32}
+
+
+def time_of(data: Data) -> Data:
+    data = copy.copy(data)
+    data.time = torch.arange(N)
+    return data
+
+
+def with_attribute(name: str) -> Data:
+    data = copy.copy(DATA)
+    data[name] = torch.zeros(N)
+    return data
+
+
+@pytest.mark.parametrize(
+    "data, options, error, text",
+    [
+        (DATA, dict(pad="pow2"), ValueError, "pad must be 'bucket' or None, got 'pow2'"),
+        (DATA, dict(disjoint=True), NotImplementedError, "disjoint trees or times"),
+        (time_of(DATA), dict(time_attr="time"), NotImplementedError, "disjoint trees or times"),
+        (with_attribute("node_mask"), {}, ValueError, "sets node_mask, but data has an attribute of this name"),
+        (DATA, dict(neighbor_sampler="own"), NotImplementedError, "neighbor_sampler="),
+        ("adj_t", {}, NotImplementedError, "data has adj_t"),
+    ],
+)
+def test_what_cannot_be_filled_up_is_refused_with_words(data, options, error, text):
+    if isinstance(data, str):
+        data = Data(x=torch.zeros(3, 1), adj_t=torch.eye(3).to_sparse_csr())
+    if "neighbor_sampler" in options:
+
+        class Own(torch_geometric_sampler()):
+            pass
+
+        options = dict(neighbor_sampler=Own(data, [2]))
+    with pytest.raises(error, match=text):
+        NeighborLoader(data, **(OPTIONS | dict(pad="bucket") | options))
+
+
+def torch_geometric_sampler() -> type:
+    class Sampler:
+        def __init__(self, data, num_neighbors):
+            self._inner = salientpp.NeighborSampler(data, num_neighbors)
+            self.edge_permutation = None
+
+        def sample_from_nodes(self, inputs):
+            return self._inner.sample_from_nodes(inputs)
+
+    return Sampler
+
+
+def test_link_loaders_do_not_take_it():
+    with pytest.raises(TypeError, match="pad"):
+        LinkNeighborLoader(DATA, [3], pad="bucket")
+
+
+def padded_epochs(rank: int, root: str) -> list[bool]:
+    part, found = salientpp.load(root), []
+    for alpha in (0.0, 0.2):
+        bare, full = both(part, input_nodes="train", batch_size=16, replication_factor=alpha, uneven="exact")
+        # One after the other: a loader gives one epoch at a time.
+        wanted, padded = list(bare), list(full)
+        for ours, theirs in zip(wanted, padded, strict=True):
+            assert_same_but_for_padding(ours, theirs)
+        found.append(len({shape(batch) for batch in padded}) <= 4 < len({shape(batch) for batch in wanted}))
+        assert full.stats().rows == bare.stats().rows
+    return found
+
+
+def test_each_rank_fills_up_its_own(tmp_path):
+    salientpp.partition(DATA, num_parts=2, root=tmp_path / "parts", num_neighbors=[8, 4], batch_size=64)
+    assert distributed.run(padded_epochs, 2, str(tmp_path / "parts")) == [[True, True]] * 2
