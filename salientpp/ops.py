@@ -288,10 +288,10 @@ def sample_typed_neighbors(
 
     Args:
         indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.
-        edge_id, edge_weight, edge_time: per relation, int64, float64 (finite, >= 0) and int64 [E] in list order, or None.
-            With times, a list ascends by them.
+        edge_id, edge_weight, edge_time: per relation, int64, float64 (finite, >= 0) and int64 or int32 [E] in list order, or None.
+            With times, a list ascends by them; they may be the edges' or those of the vertices in ``indices``.
         source_type, target_type: per relation, positions in ``num_vertices``.
-        node_time: per type, int64 [N], or None.
+        node_time: per type, int64 [N], or None; not needed where ``edge_time`` says the same.
         seeds, seed_time: per type, int64 [B], and int64 [B] or None; times for all seeds or for none.
         first_tree: per type, the number of its first seed's tree; together the trees are 0, 1, ... without gaps.
         fanouts: ``num_hops`` per relation, one relation after the other; -1 takes all.
@@ -327,6 +327,30 @@ def sample_typed_neighbors(
         induced,
         map_budget_bytes,
     )
+
+
+def to_bidirectional(
+    row: Tensor,
+    col: Tensor,
+    rev_row: Tensor,
+    rev_col: Tensor,
+    edge_id: Tensor | None = None,
+    rev_edge_id: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Edges and the reverses of others, each pair of ends once: what PyG's ``to_bidirectional`` makes by sorting.
+
+    Args:
+        row, col: int64 [e], ids in [0, 2**31 - 1) of sources and targets; fastest where edges with the same target stand together, with
+            targets ascending.
+        rev_row, rev_col: int64 [f]; edges to turn round.
+        edge_id, rev_edge_id: int64 [e] and [f], or None.
+
+    Returns:
+        ``edge_index`` int64 [2, g], by target and then by source; ``edge_id`` int64 [g] or None. Of edges with the same ends the last one's
+        id counts, where reversed ones come after the others.
+    """
+    edge_index, ids = _ops.to_bidirectional(row, col, rev_row, rev_col, edge_id, rev_edge_id)
+    return edge_index, None if edge_id is None else ids
 
 
 # --- memory -----------------------------------------------------------------------------------------------
@@ -482,3 +506,11 @@ def _(
     tree = [torch.empty_like(ids) for ids in n_id] if disjoint else []
     counts = seeds[0].new_empty([len(num_vertices), num_hops + 1]), seeds[0].new_empty([len(indptr), num_hops])
     return n_id, tree, edge_index, e_id, *counts
+
+
+@torch.library.register_fake("salientpp::to_bidirectional")
+def _(
+    row: Tensor, col: Tensor, rev_row: Tensor, rev_col: Tensor, edge_id: Tensor | None, rev_edge_id: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    ends = _dynamic(row)
+    return row.new_empty([2, ends.shape[0]]), ends if edge_id is not None else row.new_empty([0])

@@ -23,6 +23,7 @@ from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.datasets import synthetic
 from salientpp.minibatch.sampler import Sampler
 from salientpp.plan.schedule import Schedule, batch_key
 
