@@ -288,10 +288,10 @@ def sample_typed_neighbors(
 
     Args:
         indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.
-        edge_id, edge_weight, edge_time: per relation, int64, float64 (finite, >= 0) and int64 [E] in list order, or None.
-            With times, a list ascends by them.
+        edge_id, edge_weight, edge_time: per relation, int64, float64 (finite, >= 0) and int64 or int32 [E] in list order, or None.
+            With times, a list ascends by them; they may be the edges' or those of the vertices in ``indices``.
         source_type, target_type: per relation, positions in ``num_vertices``.
-        node_time: per type, int64 [N], or None.
+        node_time: per type, int64 [N], or None; not needed where ``edge_time`` says the same.
         seeds, seed_time: per type, int64 [B], and int64 [B] or None; times for all seeds or for none.
         first_tree: per type, the number of its first seed's tree; together the trees are 0, 1, ... without gaps.
         fanouts: ``num_hops`` per relation, one relation after the other; -1 takes all.

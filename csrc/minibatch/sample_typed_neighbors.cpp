@@ -37,6 +37,7 @@ namespace salientpp {
 namespace {
 
 constexpr int64_t kBlockVertices = 64;
+constexpr int64_t kLookAhead = 1024;  // vertices of a tree beyond the block
 
 enum class MapKind { kStamp, kHash, kTree, kWideTree };
 
@@ -74,10 +75,11 @@ struct Relation {
   const Tensor* indices = nullptr;
   int64_t num_edges = 0;
   const double* weight = nullptr;  // [num_edges], in list order, or absent
-  const int64_t* time = nullptr;   // [num_edges], in list order, or absent
+  const Tensor* time = nullptr;    // [num_edges], in list order, or absent
   size_t source = 0, target = 0;
-  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`
-  Buffer<int32_t> row;        // per sampled edge: local id of its source
+  const int64_t* edge_id = nullptr;  // [num_edges], in list order, or absent
+  Buffer<int64_t> edge;              // per sampled edge: its position in `indices`
+  Buffer<int32_t> row;               // per sampled edge: local id of its source
   Buffer<int32_t> num_drawn;  // per vertex of the target type: how many of the edges are its, which stand together
   std::vector<int64_t> num_sampled;
 };
@@ -114,7 +116,7 @@ void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
   for (int64_t i = 0; i < block.size; ++i) {
     block.low[i] = block.begin[i];
     block.left[i] = block.end[i] - block.begin[i];
-    prefetch(block.low[i] + block.left[i] / 2, block.left[i] > 0);
+    prefetch(block.low[i] + block.left[i] / 2);
     block.searching[num_searching] = static_cast<int32_t>(i);
     num_searching += block.left[i] > 0;
   }
@@ -124,10 +126,10 @@ void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
       const int32_t i = block.searching[k];
       const int64_t half = block.left[i] / 2;
       const int64_t middle = block.low[i] + half;
-      const bool is_past = time_of(middle) <= block.now[i];
-      block.low[i] = is_past ? middle + 1 : block.low[i];
-      block.left[i] = is_past ? block.left[i] - half - 1 : half;
-      prefetch(block.low[i] + block.left[i] / 2, block.left[i] > 0);
+      const int64_t is_past = time_of(middle) <= block.now[i];  // as a number: a coin toss that no predictor wins
+      block.low[i] += is_past * (half + 1);
+      block.left[i] = half - (is_past & ~block.left[i]);  // the upper half is one smaller where the size is even
+      prefetch(block.low[i] + block.left[i] / 2);
       block.searching[kept] = i;
       kept += block.left[i] > 0;
     }
@@ -157,9 +159,9 @@ void find_lists(Scratch& s, Relation& relation, const Index* indices, int64_t fi
   const int32_t* tree = target.tree.data() + first;
   for (int64_t i = 0; i < block.size; ++i) block.now[i] = s.seed_time[static_cast<size_t>(tree[i])];
   if (relation.time != nullptr) {
-    keep_past(
-        block, [&](int64_t e) { return relation.time[e]; },
-        [&](int64_t e, bool /*is_there*/) { prefetch_read(&relation.time[e]); });
+    dispatch_index(*relation.time, [&](auto* time) {
+      keep_past(block, [&](int64_t e) -> int64_t { return time[e]; }, [&](int64_t e) { prefetch_read(&time[e]); });
+    });
   }
   if (source.time != nullptr) {
     keep_past(
@@ -170,7 +172,7 @@ void find_lists(Scratch& s, Relation& relation, const Index* indices, int64_t fi
                 static_cast<int64_t>(id));
           return source.time[id];
         },
-        [&](int64_t e, bool /*is_there*/) { prefetch_read(&indices[e]); });
+        [&](int64_t e) { prefetch_read(&indices[e]); });
   }
 }
 
@@ -222,14 +224,22 @@ void insert_block(VertexType& source, Map& map, const Index* indices, const int6
   source.n_id.set_size(size);
 }
 
+// The same in trees; `tree_of` holds the `num_left` vertices from the block on.
 template <class Index, class Key>
 void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, const int64_t* edge, const Block& block,
-                  const int32_t* tree_of, int32_t* row) {
+                  const int32_t* tree_of, int64_t num_left, int32_t* row) {
   for (int64_t i = 0; i < block.size;) {
     const int32_t tree = tree_of[i];
+    const int64_t begin = i;
     int64_t num_edges = 0;
     for (; i < block.size && tree_of[i] == tree; ++i) num_edges += block.count[i];
-    map.reserve(tree, num_edges);  // a whole run at once, so that tables grow less often
+    // A run of vertices of one tree may go on in the next blocks, and tables should not grow at each.
+    int64_t run = i;
+    if (i == block.size) {
+      const int64_t most = std::min(i + kLookAhead, num_left);
+      while (run < most && tree_of[run] == tree) ++run;
+    }
+    map.reserve(tree, num_edges, num_edges * (run - begin) / (i - begin));
   }
   int64_t at = 0;
   for (int64_t i = 0; i < block.size; ++i) {
@@ -258,9 +268,10 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, c
   source.tree.set_size(size);
 }
 
+// Not inlined: where the scratch of the thread is would be looked up again and again.
 template <class Index>
-void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout, uint64_t key,
-            const Options& options) {
+[[gnu::noinline]] void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout, uint64_t key,
+                              const Options& options) {
   VertexType& target = s.types[relation.target];
   VertexType& source = s.types[relation.source];
   Block& block = s.block;
@@ -300,7 +311,7 @@ void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout
           static_cast<int64_t>(largest), ", expected ids in [0, ", source.num_vertices, ")");
     with_map(source, [&](auto& map) {
       if constexpr (requires { map.table(0); }) {
-        insert_block(source, map, indices, edge, block, target.tree.data() + first, row);
+        insert_block(source, map, indices, edge, block, target.tree.data() + first, target.hop_end - first, row);
       } else {
         map.reserve(source.n_id.size() + num_edges);
         insert_block(source, map, indices, edge, num_edges, row);
@@ -313,7 +324,7 @@ void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout
 
 // Replaces what was drawn by every visible edge between vertices of the batch (of the same tree).
 template <class Index>
-void induce(Scratch& s, Relation& relation, const Index* indices) {
+[[gnu::noinline]] void induce(Scratch& s, Relation& relation, const Index* indices) {
   VertexType& target = s.types[relation.target];
   VertexType& source = s.types[relation.source];
   const Block& block = s.block;
@@ -492,7 +503,14 @@ TypedSample sample_typed_neighbors(
     relation.indptr = int64_data(indptr[r]);
     relation.indices = &indices[r];
     relation.num_edges = indices[r].numel();
-    relation.time = optional_int64(edge_time[r], relation.num_edges, "edge_time", r);
+    relation.time = nullptr;
+    if (edge_time[r]) {
+      if (edge_time[r]->scalar_type() != ScalarType::Int) check_vector(*edge_time[r], ScalarType::Long, "edge_time");
+      check_index_vector(*edge_time[r], "edge_time");
+      check(edge_time[r]->numel() == relation.num_edges, "edge_time[", r, "] must have ", relation.num_edges,
+            " entries, got ", edge_time[r]->numel());
+      relation.time = &*edge_time[r];
+    }
     relation.weight = nullptr;
     if (edge_weight[r]) {
       check_vector(*edge_weight[r], ScalarType::Double, "edge_weight");
@@ -500,7 +518,7 @@ TypedSample sample_typed_neighbors(
             " entries, got ", edge_weight[r]->numel());
       relation.weight = static_cast<const double*>(edge_weight[r]->const_data_ptr());
     }
-    optional_int64(edge_id[r], relation.num_edges, "edge_id", r);
+    relation.edge_id = optional_int64(edge_id[r], relation.num_edges, "edge_id", r);
     relation.edge.clear();
     relation.row.clear();
     relation.num_drawn.clear();
@@ -544,7 +562,7 @@ TypedSample sample_typed_neighbors(
         map.begin_batch(num_trees);
         for (int64_t i = 0; i < num_seeds; ++i) {
           const int32_t tree = type.tree.data()[i];
-          map.reserve(tree, 1);
+          map.reserve(tree, 1, 1);
           map.table(tree).insert(seed[i], i);
         }
       } else {
@@ -604,12 +622,11 @@ TypedSample sample_typed_neighbors(
     Tensor e_id = new_vector(size, ScalarType::Long);
     int64_t* out = mutable_int64_data(e_id);
     const int64_t* edge = relation.edge.data();
-    if (edge_id[r]) {
-      constexpr int64_t kAhead = 16;
-      const int64_t* ids = int64_data(*edge_id[r]);
+    if (relation.edge_id != nullptr) {
+      constexpr int64_t kAhead = 32;
       for (int64_t e = 0; e < size; ++e) {
-        if (e + kAhead < size) prefetch_read(&ids[edge[e + kAhead]]);
-        out[e] = ids[edge[e]];
+        if (e + kAhead < size) prefetch_read(&relation.edge_id[edge[e + kAhead]]);
+        out[e] = relation.edge_id[edge[e]];
       }
     } else {
       std::copy_n(edge, size, out);

@@ -206,15 +206,15 @@ class TreeMap {
 
   Table table(int32_t tree) const { return tables_[static_cast<size_t>(tree)]; }
 
-  // Makes room for `count` more ids of a tree.
-  void reserve(int32_t tree, int64_t count) {
+  // Makes room for `count` more ids of a tree, and if it must grow, for the `expected` ones.
+  void reserve(int32_t tree, int64_t count, int64_t expected) {
     Table& table = tables_[static_cast<size_t>(tree)];
+    const int64_t size = table.size_ + expected;
     table.size_ += static_cast<int32_t>(count);
-    const int bits = std::max(kLeastBits, static_cast<int>(std::bit_width(2 * static_cast<uint64_t>(table.size_) - 1)));
-    if (table.size_ == 0 || bits <= table.bits_) return;
+    if (table.size_ == 0 || bits_for(table.size_) <= table.bits_) return;
     const Table old = table;
-    table.entries_ = take(bits);
-    table.bits_ = bits;
+    table.bits_ = bits_for(size);
+    table.entries_ = take(table.bits_);
     if (old.bits_ < kLeastBits) return;
     for (uint64_t at = 0; at <= old.mask(); ++at) {
       const Entry& entry = old.entries_[at];
@@ -229,6 +229,11 @@ class TreeMap {
   }
 
  private:
+  // Of a table that is at most half full.
+  static int bits_for(int64_t size) {
+    return std::max(kLeastBits, static_cast<int>(std::bit_width(2 * static_cast<uint64_t>(size) - 1)));
+  }
+
   // 2^bits empty entries.
   Entry* take(int bits) {
     const size_t size = size_t{1} << bits;

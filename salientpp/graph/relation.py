@@ -25,6 +25,8 @@ class Relation:
         edge_id: int64 [E], the user's number of each edge, or None where positions in ``indices`` are the numbers.
         edge_weight: float64 [E] in the order of ``indices``, finite and >= 0, or None: all alike.
         edge_time: int64 [E] in the order of ``indices``, or None; see :class:`Clock`.
+        source_time: the times of the vertices in ``indices``, or None where these have none: int32 [E] where they fit, else int64, so
+            4 or 8 bytes per edge. A search in a list then reads the list's times alone, and no vertex's.
     """
 
     source: int
@@ -34,10 +36,11 @@ class Relation:
     edge_id: Tensor | None = None
     edge_weight: Tensor | None = None
     edge_time: Tensor | None = None
+    source_time: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.indptr, self.indices, self.edge_id, self.edge_weight, self.edge_time)
+        arrays = (self.indptr, self.indices, self.edge_id, self.edge_weight, self.edge_time, self.source_time)
         return sum(array.nbytes for array in arrays if array is not None)
 
 
@@ -68,8 +71,8 @@ class EdgeReader:
         weight: Tensor | None,
         node_time: Tensor | None,
         edge_time: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """``(indptr, indices, edge_id, edge_weight, edge_time)`` as :class:`Relation` takes them."""
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """``(indptr, indices, edge_id, edge_weight, edge_time, source_time)`` as :class:`Relation` takes them."""
         num_edges = source.numel()
         num_sources, num_targets = self.num_sources, self.num_targets
         if self.backward:
@@ -93,13 +96,18 @@ class EdgeReader:
         in_lists = None if time is None else time[edge_id]
         if in_lists is not None and self.is_sorted:
             self._check_sorted(indptr, in_lists)
-        return (
+        read = (
             indptr,
             indices,
             None if self.is_sorted or (listed and time is None and not self.backward) else edge_id,
             None if weight is None else weight[edge_id],
             None if edge_time is None else in_lists,
+            None if edge_time is not None or in_lists is None else _narrowed(in_lists),
         )
+        for array in read:
+            if array is not None:
+                ops.use_huge_pages(array)
+        return read
 
     def _ends(self, edge_index: Tensor) -> tuple[Tensor, Tensor]:
         edge_index = read_edge_index(edge_index, f"edge_index of {self.name}")
@@ -143,6 +151,15 @@ class EdgeReader:
                 f"is_sorted=True, but the times of {self.name} do not ascend inside a neighbour list (edges {at} and {at + 1}); "
                 "leave is_sorted=False"
             )
+
+
+def _narrowed(times: Tensor) -> Tensor:
+    """The same numbers as int32 where that holds them."""
+    if not times.numel():
+        return times
+    least, most = times.aminmax()
+    fits = int(least) >= -(2**31) and int(most) < 2**31
+    return times.to(torch.int32) if fits else times
 
 
 def one_each(values: object, size: int, name: str) -> Tensor:

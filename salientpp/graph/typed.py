@@ -144,10 +144,10 @@ class TypedGraph:
             if edge_id is not None and edge_time is not None:
                 edge_time = edge_time[edge_id]
             source, target, _ = edges_of.ends({"edge_index": torch.stack([row.to(torch.int64), target])})
-            indptr, indices, position, weight, time = edges_of.read(
+            indptr, indices, position, *more = edges_of.read(
                 source, target, False, weight=None, node_time=times["node_time"], edge_time=edge_time
             )
-            return indptr, indices, position if edge_id is None else edge_id[position], weight, time
+            return indptr, indices, position if edge_id is None else edge_id[position], *more
 
         return cls._assemble(num_vertices, ends, on_nodes, on_edges, time_attr, False, backward, read)
 
@@ -205,7 +205,7 @@ class TypedGraph:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Bytes of the arrays, with all that relations keep beside their edges."""
         return sum(relation.nbytes for relation in self.relations) + sum(
             time.nbytes for time in self.node_time if time is not None
         )

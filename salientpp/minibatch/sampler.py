@@ -112,16 +112,17 @@ class TypedSampler:
                 for place, (name, ids) in enumerate(zip(graph.node_types, all_seeds))
             ]
         relations = graph.relations
+        searched = {relation.source for relation in relations if relation.source_time is None}
         n_id, tree, edge_index, e_id, num_nodes, num_edges = ops.sample_typed_neighbors(
             [relation.indptr for relation in relations],
             [relation.indices for relation in relations],
             [relation.edge_id for relation in relations],
             [relation.edge_weight for relation in relations],
-            [relation.edge_time for relation in relations],
+            [relation.edge_time if relation.source_time is None else relation.source_time for relation in relations],
             [relation.source for relation in relations],
             [relation.target for relation in relations],
             graph.num_vertices,
-            graph.node_time,
+            [time if place in searched else None for place, time in enumerate(graph.node_time)],
             all_seeds,
             times,
             [first_tree.get(name, 0) for name in graph.node_types],
