@@ -329,6 +329,30 @@ def sample_typed_neighbors(
     )
 
 
+def to_bidirectional(
+    row: Tensor,
+    col: Tensor,
+    rev_row: Tensor,
+    rev_col: Tensor,
+    edge_id: Tensor | None = None,
+    rev_edge_id: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Edges and the reverses of others, each pair of ends once: what PyG's ``to_bidirectional`` makes by sorting.
+
+    Args:
+        row, col: int64 [e], ids in [0, 2**31 - 1) of sources and targets; fastest where edges with the same target stand together, with
+            targets ascending.
+        rev_row, rev_col: int64 [f]; edges to turn round.
+        edge_id, rev_edge_id: int64 [e] and [f], or None.
+
+    Returns:
+        ``edge_index`` int64 [2, g], by target and then by source; ``edge_id`` int64 [g] or None. Of edges with the same ends the last one's
+        id counts, where reversed ones come after the others.
+    """
+    edge_index, ids = _ops.to_bidirectional(row, col, rev_row, rev_col, edge_id, rev_edge_id)
+    return edge_index, None if edge_id is None else ids
+
+
 # --- memory -----------------------------------------------------------------------------------------------
 
 
@@ -482,3 +506,11 @@ def _(
     tree = [torch.empty_like(ids) for ids in n_id] if disjoint else []
     counts = seeds[0].new_empty([len(num_vertices), num_hops + 1]), seeds[0].new_empty([len(indptr), num_hops])
     return n_id, tree, edge_index, e_id, *counts
+
+
+@torch.library.register_fake("salientpp::to_bidirectional")
+def _(
+    row: Tensor, col: Tensor, rev_row: Tensor, rev_col: Tensor, edge_id: Tensor | None, rev_edge_id: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    ends = _dynamic(row)
+    return row.new_empty([2, ends.shape[0]]), ends if edge_id is not None else row.new_empty([0])

@@ -106,6 +106,18 @@ CASES = {
         lambda: (torch.ones(2**20),),
         lambda: (torch.ones(4, 3).t(),),
     ],
+    "to_bidirectional": [
+        lambda: (
+            long(1, 2, 0, 2),
+            long(0, 0, 1, 1),
+            long(1, 2, 0, 2),
+            long(0, 0, 1, 1),
+            long(5, 6, 7, 8),
+            long(5, 6, 7, 8),
+        ),
+        lambda: (long(3, 1), long(9, 0), NONE, NONE, None, None),
+        lambda: (NONE, NONE, NONE, NONE, NONE, NONE),
+    ],
     "sample_typed_neighbors": [
         lambda: (
             [INDPTR],

@@ -19,6 +19,7 @@ from reference import FALSE_ALARM
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.sampler.utils import to_bidirectional
 
 from salientpp import Graph, NeighborSampler, ops
 from salientpp.graph.clock import Clock
@@ -1170,6 +1171,69 @@ def test_times_for_some_seeds_are_refused():
     }
     with pytest.raises(RuntimeError, match="seed_time must be there for all seeds or for none, got it for 2 of 3"):
         ops.sample_typed_neighbors(**{**two, "seed_time": [long(1, 1), None]})
+
+
+# --- edges and their reverses -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_ids", [True, False], ids=["ids", ""])
+@pytest.mark.parametrize("order", ["by target", "none"])
+@pytest.mark.parametrize("size", [0, 1, 7, 500, 60_000])
+def test_edges_and_their_reverses_are_pygs(size, order, with_ids):
+    """Of several edges with the same ends PyG keeps any one's id, whichever its sort leaves last; here it is the last one's."""
+    generator = torch.Generator().manual_seed(size)
+    for num_vertices, own_reverses in itertools.product((3, 90, 50_000), (True, False)):
+        row, col, other, another = torch.randint(num_vertices, (4, size), generator=generator)
+        col = col.sort().values if order == "by target" else col
+        reverse = (row, col) if own_reverses else (other[: size // 3], another[: size // 3])
+        ids = [torch.randperm(10**6, generator=generator)[: len(ends)] for ends in (row, reverse[0])]
+        ids = [ids[0], ids[0]] if own_reverses else ids
+        given = (row, col, *reverse, *(ids if with_ids else (None, None)))
+        edge_index, edge = ops.to_bidirectional(*given)
+        pyg_row, pyg_col, pyg_edge = to_bidirectional(*given)
+        assert torch.equal(edge_index[0], pyg_row) and torch.equal(edge_index[1], pyg_col)
+        assert (edge is None) == (pyg_edge is None) == (not with_ids)
+        if edge is None:
+            continue
+        both = [*zip(row.tolist(), col.tolist(), ids[0].tolist())]
+        both += zip(reverse[1].tolist(), reverse[0].tolist(), ids[1].tolist())
+        count = Counter(pair[:2] for pair in both)
+        last = {pair[:2]: pair[2] for pair in both}
+        ends = [*zip(*edge_index.tolist())]
+        assert edge.tolist() == [last[pair] for pair in ends]
+        single = torch.tensor([count[pair] == 1 for pair in ends], dtype=torch.bool)
+        assert torch.equal(edge[single], pyg_edge[single])
+
+
+@pytest.mark.parametrize("keep_orig_edges", [False, True], ids=["", "keep_orig_edges"])
+def test_a_bidirectional_sample_is_pygs_of_the_same_draws(keep_orig_edges):
+    data = random_data(8)
+    once = data.edge_index.unique(dim=1)
+    data = Data(edge_index=once[:, once[0] < once[1]], num_nodes=60)  # no two edges join the same vertices
+    inputs = NodeSamplerInput(None, some_seeds(8, 60))
+    drawn = NeighborSampler(data, [4, 3]).sample_from_nodes(inputs, key=5)
+    sampler = NeighborSampler(data, [4, 3], subgraph_type="bidirectional")
+    sampler.keep_orig_edges = keep_orig_edges
+    assert same_samples(sampler.sample_from_nodes(inputs, key=5), drawn.to_bidirectional(keep_orig_edges))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({0: long(0)}, "row and col must be of one length, got 1 and 2"),
+        ({2: long(0)}, "rev_row and rev_col must be of one length, got 1 and 2"),
+        ({1: long(0, -1)}, r"col must hold ids in \[0, 2147483647\), got -1"),
+        ({3: long(0, 2**31)}, r"rev_col must hold ids in \[0, 2147483647\), got 2147483648"),
+        ({4: None}, "edge_id and rev_edge_id must be there both or not at all"),
+        ({5: long(1)}, "rev_edge_id must have 2 entries, got 1"),
+        ({0: torch.zeros(2)}, "row must have dtype Long, got Float"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_turned_round_is_refused_in_words(change, text):
+    good = [long(0, 1), long(1, 2), long(0, 1), long(1, 2), long(5, 6), long(5, 6)]
+    with pytest.raises(RuntimeError, match=text):
+        ops.to_bidirectional(*(change.get(place, value) for place, value in enumerate(good)))
 
 
 # --- golden values: another CPU, compiler or release must give the same -----------------------------------

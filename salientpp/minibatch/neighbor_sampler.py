@@ -2,7 +2,7 @@
 
 :class:`NeighborSampler` is a PyG ``BaseSampler`` with the arguments of PyG's own: a graph and how to draw from it, seeds in, an MFG
 out. Seeds are vertices, or the end points of edges with negative examples; what PyG does around a draw (the seeds of an edge,
-their labels, bidirectional subgraphs) is PyG's code here too.
+their labels, bidirectional subgraphs of several types) is PyG's code here too.
 """
 
 from __future__ import annotations
@@ -296,9 +296,11 @@ class NeighborSampler(BaseSampler):
         return self._finished(out)
 
     def _finished(self, out: SamplerOutput | HeteroSamplerOutput) -> SamplerOutput | HeteroSamplerOutput:
-        if self.subgraph_type == SubgraphType.bidirectional:
-            return out.to_bidirectional(keep_orig_edges=self.keep_orig_edges)
-        return out
+        if self.subgraph_type != SubgraphType.bidirectional:
+            return out
+        if isinstance(out, SamplerOutput):
+            return _bidirectional(out, self.keep_orig_edges)
+        return out.to_bidirectional(keep_orig_edges=self.keep_orig_edges)
 
     def _sample(
         self, seed: Tensor | dict[str, Tensor], seed_time: Any = None, key: int | None = None, on_clock: bool = False
@@ -332,6 +334,18 @@ class NeighborSampler(BaseSampler):
         return (
             f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, graph={self.graph or self.typed_graph})"
         )
+
+
+def _bidirectional(out: SamplerOutput, keep_orig_edges: bool) -> SamplerOutput:
+    """What ``out.to_bidirectional`` gives."""
+    edge_index, edge = ops.to_bidirectional(out.row, out.col, out.row, out.col, out.edge, out.edge)
+    new = copy.copy(out)
+    if keep_orig_edges:
+        new.orig_row, new.orig_col = out.row, out.col
+    else:
+        new.num_sampled_nodes = new.num_sampled_edges = None
+    new.row, new.col, new.edge = edge_index[0], edge_index[1], edge
+    return new
 
 
 def is_remote(data: Any) -> bool:
