@@ -193,6 +193,25 @@ def draw_sampler(result: dict) -> str:
     return "\n\n".join([title, table(["", *names, *peers], lines), source(result)])
 
 
+def draw_typed(result: dict) -> str:
+    names = ours_first(result["rows"], "sampler")
+    found = {(row["case"], row["sampler"]): row for row in result["rows"]}
+    lines = []
+    for case in dict.fromkeys(key[0] for key in found):
+        ours = found[case, "salientpp"]
+        times = {name: found[case, name]["cpu_ns_per_edge"] for name in names if (case, name) in found}
+        cells = [f"{times[name]:,.1f}" if name in times else "–" for name in names]
+        ratios = [f"{times[name] / times['salientpp']:.1f}×" if name in times else "–" for name in names[1:]]
+        lines.append([f"{case}, {ours['fanouts']}", f"{ours['edges']:,}", *cells, *ratios])
+    title = (
+        f"**Types, times, weights, trees and links**, CPU nanoseconds per edge of a batch on one core, {result['vertices']:,} vertices, "
+        f"{result['graph_edges'] / 1e6:.1f} M edges, batches of {result['batch_size']}; the whole call that a loader makes, seeds in and a "
+        "`SamplerOutput` out. A dash: that backend cannot do it, or was not asked:"
+    )
+    header = ["case, fanouts", "edges", *names, *(f"{name} / salientpp" for name in names[1:])]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 def draw_loader(result: dict) -> str:
     lines = [
         [row["loader"], str(row["workers"]), f"{row['batches_per_second']:.2f}", f"{row['cpu_seconds_per_batch']:.3f}"]
@@ -514,6 +533,7 @@ def draw_host(results: dict[str, dict | None]) -> str:
 DRAWN = {
     "demo": ("demo", draw_demo),
     "sampler": ("sampler", draw_sampler),
+    "typed": ("typed", draw_typed),
     "loader": ("loader", draw_loader),
     "small": ("small", draw_small),
     "gather": ("gather", draw_gather),

@@ -70,18 +70,28 @@ inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bo
       out[i] = begin + static_cast<int64_t>(stream.below(static_cast<uint64_t>(degree)));
   } else if (count == degree) {
     for (int64_t i = 0; i < count; ++i) out[i] = begin + i;
-  } else if (count <= kScanFanout && degree <= std::numeric_limits<int32_t>::max()) {
-    // In 32 bits a vector register compares twice as many.
-    int32_t found[kScanFanout];
-    const auto first_last = static_cast<int32_t>(degree - count);
-    for (int32_t i = 0; i < static_cast<int32_t>(count); ++i) {
-      const int32_t last = first_last + i;
-      const auto candidate = static_cast<int32_t>(stream.below(static_cast<uint64_t>(last) + 1));
-      int32_t taken = 0;
-      for (int32_t k = 0; k < i; ++k) taken |= static_cast<int32_t>(found[k] == candidate);
-      found[i] = taken != 0 ? last : candidate;
+  } else if (degree <= 64) {
+    uint64_t taken = 0;  // by place, a bit each
+    for (int64_t i = 0; i < count; ++i) {
+      const auto last = static_cast<uint64_t>(degree - count + i);
+      const uint64_t candidate = stream.below(last + 1);
+      const uint64_t place = (taken >> candidate & 1) != 0 ? last : candidate;
+      taken |= uint64_t{1} << place;
+      out[i] = begin + static_cast<int64_t>(place);
     }
-    for (int64_t i = 0; i < count; ++i) out[i] = begin + found[i];
+  } else if (count <= kScanFanout) {
+    uint64_t seen = 0;  // the same by the last six bits of a place, so that few draws need the scan
+    for (int64_t i = 0; i < count; ++i) {
+      const auto last = static_cast<uint64_t>(degree - count + i);
+      uint64_t place = stream.below(last + 1);
+      if ((seen >> (place & 63) & 1) != 0) {
+        bool taken = false;
+        for (int64_t k = 0; k < i; ++k) taken |= out[k] == begin + static_cast<int64_t>(place);
+        if (taken) place = last;
+      }
+      seen |= uint64_t{1} << (place & 63);
+      out[i] = begin + static_cast<int64_t>(place);
+    }
   } else {
     drawn.clear(count);
     for (int64_t i = 0; i < count; ++i) {
