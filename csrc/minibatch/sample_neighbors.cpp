@@ -29,7 +29,6 @@ struct Scratch {
   DrawnSet drawn;
   Buffer<int64_t> n_id;       // global ids in order of discovery
   Buffer<int64_t> edge;       // per sampled edge: its position in `indices`
-  Buffer<int64_t> found;      // per sampled edge of a block: its source
   Buffer<int32_t> source;     // per sampled edge: local id of its source
   Buffer<int32_t> num_drawn;  // per expanded vertex: how many edges it sampled
   std::vector<int64_t> num_nodes, num_edges;
@@ -91,22 +90,18 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indic
         for (int64_t k = at; k < at + count; ++k) prefetch_read(&indices[edge[k]]);
         at += count;
       }
-      s.found.reserve(block_edges);
-      int64_t* found = s.found.data();
       uint64_t largest = 0;
-      for (int64_t k = 0; k < block_edges; ++k) {
-        const int64_t vertex = found[k] = indices[edge[k]];
-        largest = std::max(largest, static_cast<uint64_t>(vertex));
-        map.prefetch(static_cast<uint64_t>(vertex) < static_cast<uint64_t>(graph.num_vertices) ? vertex : 0);
-      }
+      for (int64_t k = 0; k < block_edges; ++k) largest = std::max(largest, static_cast<uint64_t>(indices[edge[k]]));
       check(block_edges == 0 || largest < static_cast<uint64_t>(graph.num_vertices), "indices is corrupt: it holds ",
             static_cast<int64_t>(largest), ", expected ids in [0, ", graph.num_vertices, ")");
-      // From here on `n_id` grows.
+      for (int64_t k = 0; k < block_edges; ++k) map.prefetch(indices[edge[k]]);
+      // From here on `n_id` grows, and only the block's edges are read.
       int64_t size = s.n_id.size();
-      int64_t* ids = s.n_id.data();
+      int64_t* found = s.n_id.data();
       for (int64_t k = 0; k < block_edges; ++k) {
-        const int64_t local_id = map.insert(found[k], size);
-        ids[size] = found[k];
+        const int64_t vertex = indices[edge[k]];
+        const int64_t local_id = map.insert(vertex, size);
+        found[size] = vertex;
         size += local_id == size;
         source[k] = static_cast<int32_t>(local_id);
       }

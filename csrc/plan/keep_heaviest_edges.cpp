@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.h"
+#include "graph/csc.h"
 #include "random.h"
 
 namespace salientpp {
@@ -57,13 +58,7 @@ Tensor keep_heaviest_edges(const Tensor& indptr, const Tensor& indices, int64_t 
   const int64_t num_vertices = indptr.numel() - 1;
   const int64_t* ptr = int64_data(indptr);
   check_offsets(indptr, indices.numel(), "indptr", "indices");
-  const int64_t* edge_weight = nullptr;
-  if (edge_weights.has_value()) {
-    check_vector(*edge_weights, ScalarType::Long, "edge_weights");
-    check(edge_weights->numel() == indices.numel(), "edge_weights must have one entry per edge, expected ",
-          indices.numel(), ", got ", edge_weights->numel());
-    edge_weight = int64_data(*edge_weights);
-  }
+  const int64_t* edge_weight = edge_weights_data(edge_weights, indices.numel());
   Tensor keep = new_vector(indices.numel(), ScalarType::Bool);
   dispatch_index(indices, [&](auto* sources) {
     for (int64_t e = 0; e < indices.numel(); ++e) {

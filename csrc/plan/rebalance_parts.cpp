@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "check.h"
+#include "graph/csc.h"
 
 namespace salientpp {
 namespace {
@@ -333,13 +334,7 @@ Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor
   check(num_parts >= 1, "num_parts must be >= 1, got ", num_parts);
   check(num_parts < (int64_t{1} << 31), "num_parts must be < 2^31, got ", num_parts);
   check(sweeps >= 0, "sweeps must be >= 0, got ", sweeps);
-  const int64_t* edge_weight = nullptr;
-  if (edge_weights.has_value()) {
-    check_vector(*edge_weights, ScalarType::Long, "edge_weights");
-    check(edge_weights->numel() == indices.numel(), "edge_weights must have one entry per edge, expected ",
-          indices.numel(), ", got ", edge_weights->numel());
-    edge_weight = int64_data(*edge_weights);
-  }
+  const int64_t* edge_weight = edge_weights_data(edge_weights, indices.numel());
 
   Tensor out = new_vector(num_vertices, ScalarType::Long);
   int64_t* part = mutable_int64_data(out);
