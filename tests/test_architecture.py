@@ -38,7 +38,17 @@ MAY_IMPORT = {
     "minibatch": BELOW_MINIBATCH,
     "fullgraph": BELOW_MINIBATCH,
     "lightning": BELOW_MINIBATCH | {"minibatch"},
-    "analysis": {"ids", "ops", "files", "graph", "plan", "store", "minibatch.sampler"},
+    "analysis": {
+        "ids",
+        "ops",
+        "files",
+        "graph",
+        "plan",
+        "store",
+        "minibatch.sampler",
+        "minibatch.neighbor_sampler",
+        "minibatch.seeds",
+    },
     "datasets": {"ids", "ops", "graph", "plan", "store", "minibatch.sampler"},
 }
 MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli"}

@@ -3,18 +3,17 @@ that one process draws for the same key from the same graph, bit for bit."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import distributed
 import pytest
 import torch
-from graphs import random_data, random_hetero
-from torch import Tensor
+from graphs import random_data
 from torch_geometric.data import Data, HeteroData
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
+from salientpp.analysis.typed_volume import analyze_typed
 
 FANOUTS, BATCH = [4, 3, 2], 8
 
@@ -169,7 +168,10 @@ def check_links_of_one_type(rank: int, root: str) -> None:
                 part, FANOUTS, batch_size=BATCH, shuffle=True, seed=3, replication_factor=alpha, **options
             )
             assert loader._source.seeds.number == int(
-                ((data.edge_index[1] >= part.book.range_of(rank)[0]) & (data.edge_index[1] < part.book.range_of(rank)[1])).sum()
+                (
+                    (data.edge_index[1] >= part.book.range_of(rank)[0])
+                    & (data.edge_index[1] < part.book.range_of(rank)[1])
+                ).sum()
             )
             remote = check_batches(loader, one, data, "sample_from_edges", neg_sampling=loader.neg_sampling)
             assert loader.stats().rows_remote == remote if alpha == 0 else loader.stats().rows_remote <= remote
@@ -186,3 +188,41 @@ def test_links_are_those_of_one_process(tmp_path, num_parts):
     root = tmp_path / "parts"
     salientpp.partition(data, num_parts, root, FANOUTS, BATCH)
     distributed.run(check_links_of_one_type, num_parts, str(root))
+
+
+# --- what is counted is what travels -----------------------------------------------------------------------
+
+
+def live_rows(rank: int, root: str, links: bool, epochs: int, alpha: float, given: dict[str, Any]) -> dict[Any, int]:
+    kind = LinkNeighborLoader if links else NeighborLoader
+    loader = kind(
+        salientpp.load(root), FANOUTS, batch_size=BATCH, shuffle=True, seed=5, replication_factor=alpha, **given
+    )
+    loader.reset_stats()
+    for _ in range(epochs):
+        for _ in loader:
+            pass
+    return {type_: of_type["remote"] for type_, of_type in loader.stats().by_type.items()}
+
+
+@pytest.mark.parametrize(
+    "links, seeds, sampling",
+    [
+        (False, "train", {"disjoint": True}),
+        (False, "train", {"weight_attr": "weight"}),
+        (False, "train", {"time_attr": "time", "temporal_strategy": "last"}),
+        (True, "all", {"neg_sampling": "triplet"}),
+        (True, "all", {"time_attr": "time", "edge_label_time": "edge_time", "neg_sampling": "binary"}),
+    ],
+)
+def test_the_analysis_counts_the_rows_that_a_run_fetches(tmp_path, links, seeds, sampling):
+    root = tmp_path / "parts"
+    salientpp.partition(homogeneous(), 2, root, FANOUTS, BATCH)
+    analysis = analyze_typed(
+        salientpp.load(root), FANOUTS, batch_size=BATCH, replication_factors=[0, 0.25], policies=["vip"], epochs=2, seeds=seeds,
+        link=links, seed=5, **sampling,
+    )  # fmt: skip
+    given = {"edge_label_index" if links else "input_nodes": seeds, **sampling}
+    for volume in analysis.results:
+        live = distributed.run(live_rows, 2, str(root), links, 2, volume.replication_factor, given)
+        assert sum(of_rank[None] for of_rank in live) == 2 * volume.rows_per_epoch[""] > 0

@@ -28,7 +28,6 @@ import torch.utils.data
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
-from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
 from salientpp.minibatch.agreement import Facts, exchange_facts
@@ -38,6 +37,7 @@ from salientpp.minibatch.epoch import Counters, Epoch, Run, RunContext
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, check_padding, sizes_of, types_of
+from salientpp.minibatch.seeds import scores_of_part
 from salientpp.minibatch.source import BatchSource, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
@@ -45,7 +45,7 @@ from salientpp.minibatch.workers import SamplingWorkers
 from salientpp.ops import use_huge_pages
 from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.arguments import as_integer
-from salientpp.plan.cache import TypedWorkload, plan_caches, score, score_types
+from salientpp.plan.cache import plan_caches
 from salientpp.plan.schedule import Schedule, batch_key, share_size
 from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
@@ -447,17 +447,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return caches[None] if None in caches else TypedFeatureCache(caches, owner)
 
     def _scores(self) -> Mapping[str | None, Tensor]:
-        source, sampler, part_id = self._source, self._source.sampler, self._source.exchange.part_id
-        seeds = source.seeds
-        if sampler.is_plain and isinstance(seeds.inputs, NodeSamplerInput):
-            workload = self.data.workload(
-                part_id, seeds.inputs.node, sampler.fanouts[0], self.batch_size, sampler.replace
-            )
-            return {None: score(self.policy, workload)}
-        workload = TypedWorkload(
-            sampler.as_typed(), part_id, seeds.start(self._mean_batch_size), sampler.fanouts, sampler.replace
-        )
-        return score_types(self.policy, workload)
+        source, batch_size = self._source, self._mean_batch_size
+        return scores_of_part(
+            self.policy, part=self.data, part_id=source.exchange.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
+            start=source.seeds.start(batch_size), batch_size=batch_size,
+        )  # fmt: skip
 
     def __call__(self, index: Tensor | Sequence[int]) -> Data:
         """The batch of the seeds at these positions of ``input_nodes``; on one rank.

@@ -17,6 +17,8 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamp
 
 from salientpp.graph.from_pyg import read_edge_index
 from salientpp.ids import first_outside, read_ids
+from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.plan.cache import TypedWorkload, score, score_types
 from salientpp.plan.vip import link_start
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -156,6 +158,30 @@ def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
     target = torch.searchsorted(relation.indptr, edge_id, right=True) - 1
     ends = torch.stack([relation.indices[edge_id].to(torch.int64), target])
     return PartEdges(type_, ends, edge_id, f"{name!r} of {type_}" if part.is_hetero else name, rows)
+
+
+def scores_of_part(
+    policy: Any,
+    *,
+    part: PartitionedGraph,
+    part_id: int,
+    sampler: NeighborSampler,
+    inputs: NodeSamplerInput | EdgeSamplerInput,
+    start: Mapping[str | None, Callable[[int], Tensor]],
+    batch_size: int,
+) -> Mapping[str | None, Tensor]:
+    """By what a part's cache is planned: a policy's scores, per vertex type float [N]. The loader and the analysis both plan by it, so that they
+    cache the same rows.
+
+    Args:
+        inputs: the seeds of the part.
+        start: how probably a batch starts from each vertex.
+    """
+    if sampler.is_plain and isinstance(inputs, NodeSamplerInput):
+        # What a tree may not see, for its time or as it is another's, counts as if it could.
+        workload = part.workload(part_id, inputs.node, sampler.fanouts[0], batch_size, sampler.replace)
+        return {None: score(policy, workload)}
+    return score_types(policy, TypedWorkload(sampler.as_typed(), part_id, start, sampler.fanouts, sampler.replace))
 
 
 def edge_start(
