@@ -8,7 +8,8 @@ from typing import Any
 import distributed
 import pytest
 import torch
-from graphs import random_data
+from graphs import random_data, random_hetero
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import salientpp
@@ -190,6 +191,167 @@ def test_links_are_those_of_one_process(tmp_path, num_parts):
     distributed.run(check_links_of_one_type, num_parts, str(root))
 
 
+# --- several types of vertices -----------------------------------------------------------------------------
+
+
+def typed_data(seed: int = 0) -> HeteroData:
+    """Authors are wide, venues have no rows of their own and papers have labels; every type has seeds."""
+    data = random_hetero(seed=seed)
+    data["author"].x = torch.cat([data["author"].x, data["author"].x, data["author"].x], 1)
+    del data["venue"].x
+    data["paper"].y = torch.arange(data["paper"].num_nodes) % 5
+    data["venue"].num_nodes = data["venue"].time.numel()
+    generator = torch.Generator().manual_seed(seed)
+    for type_ in ("paper", "author", "venue"):
+        data[type_].train_mask = torch.rand(data[type_].num_nodes, generator=generator) < 0.5
+    return data
+
+
+TYPED_FANOUTS = {
+    ("paper", "by", "author"): [4, 3],
+    ("author", "writes", "paper"): [3, 2],
+    ("paper", "cites", "paper"): [5, 0],
+    ("venue", "prints", "paper"): [2, -1],
+}
+
+TYPED_OPTIONS = [
+    {},
+    {"seed_type": "author", "replace": True},
+    {"time_attr": "time"},
+    {"time_attr": "edge_time", "of_edges": True, "temporal_strategy": "last"},
+    {"weight_attr": "weight"},
+    {"seed_type": "venue", "disjoint": True},
+    {"subgraph_type": "induced"},
+    {"subgraph_type": "bidirectional"},
+]
+
+
+def check_types(rank: int, root: str, alphas: list[float]) -> None:
+    part = salientpp.load(root)
+    data = whole(part)
+    for options in TYPED_OPTIONS:
+        options = dict(options)
+        type_ = options.pop("seed_type", "paper")
+        given: dict[str, Any] = {}
+        if options.pop("of_edges", False):
+            given["input_time"] = torch.arange(part.split("train", type_=type_).numel()) % 10
+        one = NeighborSampler(data, TYPED_FANOUTS, **options)
+        for alpha in alphas:
+            loader = NeighborLoader(
+                part, TYPED_FANOUTS, (type_, "train"), batch_size=BATCH, shuffle=True, seed=3, replication_factor=alpha, **options, **given
+            )  # fmt: skip
+            remote = check_batches(loader, one, data, "sample_from_nodes")
+            stats = loader.stats()
+            assert stats.rows_remote == sum(of_type["remote"] for of_type in stats.by_type.values())
+            assert stats.rows_remote == remote if alpha == 0 else stats.rows_remote <= remote
+            widths = {
+                type_: rows["x"].nbytes // max(1, len(rows["x"])) for type_, rows in part.rows().items() if "x" in rows
+            }
+            for type_, of_type in stats.by_type.items():
+                assert of_type["bytes_received"] == of_type["remote"] * widths.get(type_, 0)
+            check_seed_rows(loader, data)
+
+
+def check_seed_rows(loader: Any, data: Any) -> None:
+    """Attributes that are not gathered come for the seeds, and for no other type."""
+    type_ = loader._source.seeds.inputs.input_type
+    batch = next(iter(loader))
+    seeds = batch[type_].n_id[: batch[type_].batch_size]
+    for name in loader.data.rows()[type_]:
+        if name not in ("x", "time"):
+            assert torch.equal(batch[type_][name], data[type_][name][seeds])
+    for other in loader.data.node_types:
+        if other != type_:
+            assert "y" not in batch[other]
+
+
+@pytest.mark.parametrize("replicate", [(), ("venue", "paper")])
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_several_types_are_those_of_one_process(tmp_path, num_parts, replicate):
+    root = tmp_path / "parts"
+    salientpp.partition(
+        typed_data(), num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=replicate
+    )
+    distributed.run(check_types, num_parts, str(root), [0.0, 0.3])
+
+
+def check_links_of_types(rank: int, root: str) -> None:
+    part = salientpp.load(root)
+    data = whole(part)
+    writes = ("author", "writes", "paper")
+    for options in [
+        {"neg_sampling": "binary"},
+        {"neg_sampling": "triplet", "time_attr": "time", "edge_label_time": "edge_time"},
+        {"disjoint": True},
+    ]:
+        sampling = {name: options[name] for name in ("time_attr", "disjoint") if name in options}
+        one = NeighborSampler(data, TYPED_FANOUTS, **sampling)
+        for seeds in (writes, (writes, "train"), (writes, torch.randint(6, (2, 20)))):
+            if isinstance(seeds[1], Tensor) and "edge_label_time" in options:
+                continue  # only the graph's own edges have attributes
+            loader = LinkNeighborLoader(
+                part, TYPED_FANOUTS, seeds, batch_size=BATCH, shuffle=True, seed=3, replication_factor=0.2, uneven="exact", **options
+            )  # fmt: skip
+            check_batches(loader, one, data, "sample_from_edges", neg_sampling=loader.neg_sampling)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_links_between_types_are_those_of_one_process(tmp_path, num_parts):
+    data, root = typed_data(), tmp_path / "parts"
+    writes = ("author", "writes", "paper")
+    split = {writes: {"train": torch.arange(0, data[writes].num_edges, 3)}}
+    salientpp.partition(
+        data, num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), edge_split=split, replicate=()
+    )
+    distributed.run(check_links_of_types, num_parts, str(root))
+
+
+def count_collectives(rank: int, root: str, gather: list[str], type_: str) -> float:
+    loader = NeighborLoader(
+        salientpp.load(root), TYPED_FANOUTS, (type_, "train"), batch_size=4, seed=0, gather=gather, uneven="wrap"
+    )
+    comm, calls = loader._comm, []
+    original = comm.all_to_all
+    comm.all_to_all = lambda *args: (calls.append(1), original(*args))[1]
+    batches = sum(1 for _ in loader)
+    loader.reset_stats()
+    return len(calls) / batches
+
+
+def test_types_and_attributes_add_no_collectives(tmp_path):
+    root = tmp_path / "parts"
+    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
+    few = distributed.run(count_collectives, 2, str(root), [("author", "x")], "paper")
+    many = distributed.run(count_collectives, 2, str(root), ["x", "time", "y", "train_mask"], "paper")
+    assert few == many
+
+
+def check_gathered(rank: int, root: str) -> None:
+    part = salientpp.load(root)
+    data = whole(part)
+    loader = NeighborLoader(
+        part,
+        TYPED_FANOUTS,
+        ("paper", "train"),
+        batch_size=4,
+        seed=0,
+        gather=["x", "time", ("paper", "y")],
+        replication_factor=0.2,
+    )
+    for batch in loader:
+        for type_ in part.node_types:
+            for name in ("x", "time", "y"):
+                if name in batch[type_]:
+                    assert torch.equal(batch[type_][name], data[type_][name][batch[type_].n_id])
+        assert "time" in batch["venue"] and len(batch["paper"].y) == batch["paper"].num_nodes
+
+
+def test_attributes_of_every_type_may_be_gathered(tmp_path):
+    root = tmp_path / "parts"
+    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
+    distributed.run(check_gathered, 2, str(root))
+
+
 # --- what is counted is what travels -----------------------------------------------------------------------
 
 
@@ -226,3 +388,48 @@ def test_the_analysis_counts_the_rows_that_a_run_fetches(tmp_path, links, seeds,
     for volume in analysis.results:
         live = distributed.run(live_rows, 2, str(root), links, 2, volume.replication_factor, given)
         assert sum(of_rank[None] for of_rank in live) == 2 * volume.rows_per_epoch[""] > 0
+
+
+def live_typed_rows(
+    rank: int, root: str, alpha: float, links: bool, seeds: Any, given: dict[str, Any]
+) -> dict[str, int]:
+    kind = LinkNeighborLoader if links else NeighborLoader
+    loader = kind(
+        salientpp.load(root),
+        TYPED_FANOUTS,
+        seeds,
+        batch_size=BATCH,
+        shuffle=True,
+        seed=5,
+        replication_factor=alpha,
+        **given,
+    )
+    for _ in loader:
+        pass
+    loader._finish_epoch()
+    return {type_: of_type["remote"] for type_, of_type in loader.stats().by_type.items()}
+
+
+@pytest.mark.parametrize(
+    "links, seeds, given",
+    [
+        (False, ("paper", "train"), {}),
+        (False, ("author", "train"), {"weight_attr": "weight"}),
+        (False, ("paper", "train"), {"time_attr": "time"}),
+        (True, ("author", "writes", "paper"), {"neg_sampling": "binary"}),
+    ],
+)
+def test_the_analysis_counts_the_rows_of_every_type_that_a_run_fetches(tmp_path, links, seeds, given):
+    root = tmp_path / "parts"
+    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=("venue",))
+    analysis = analyze_typed(
+        salientpp.load(root), TYPED_FANOUTS, batch_size=BATCH, replication_factors=[0, 0.25], policies=["vip", "degree"], epochs=1,
+        seeds=seeds, link=links, seed=5, **given,
+    )  # fmt: skip
+    vip = [volume for volume in analysis.results if volume.policy == "vip"]
+    for volume in vip:
+        live = distributed.run(live_typed_rows, 2, str(root), volume.replication_factor, links, seeds, given)
+        for type_, rows in volume.rows_per_epoch.items():
+            assert sum(of_rank[type_] for of_rank in live) == rows
+        assert set(volume.rows_per_epoch) == {"paper", "author"} and sum(volume.rows_per_epoch.values()) > 0
+    assert vip[1].bytes_per_epoch < vip[0].bytes_per_epoch
