@@ -181,7 +181,15 @@ def scores_of_part(
         # What a tree may not see, for its time or as it is another's, counts as if it could.
         workload = part.workload(part_id, inputs.node, sampler.fanouts[0], batch_size, sampler.replace)
         return {None: score(policy, workload)}
-    return score_types(policy, TypedWorkload(sampler.as_typed(), part_id, start, sampler.fanouts, sampler.replace))
+    typed, stored, vip = sampler.as_typed(), part.description, None
+    if isinstance(inputs, NodeSamplerInput) and not sampler.replace and part.is_hetero:
+        # The probabilities that the directory was ordered by, where they are of this very workload.
+        same = all(relation.edge_weight is None for relation in typed.relations)
+        same = same and [list(fanouts) for fanouts in sampler.fanouts] == stored.num_neighbors
+        same = same and (batch_size, inputs.input_type) == (stored.batch_size, stored.seeds[0])
+        if same and torch.equal(inputs.node.sort().values, part.split(stored.seeds[1], part_id, stored.seeds[0])):
+            vip = {type_: part.vip(part_id, type_) for type_ in part.node_types}
+    return score_types(policy, TypedWorkload(typed, part_id, start, sampler.fanouts, sampler.replace, vip))
 
 
 def edge_start(
