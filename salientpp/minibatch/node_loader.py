@@ -53,7 +53,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             :class:`~salientpp.NeighborSampler`.
         transform: called with every batch.
         transform_sampler_output: called with every ``SamplerOutput``, in the sampling thread.
-        filter_per_worker: accepted; attributes are gathered beside the caller's thread in any case.
+        filter_per_worker: only for who calls ``collate_fn``: False leaves ``filter_fn`` to him. Attributes are gathered beside the caller's thread
+            in any case.
         neighbor_sampler: a PyG ``BaseSampler`` to draw with; then the arguments that say how to draw are not looked at.
         batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
             persistent_workers: as in torch's ``DataLoader``, except that workers are threads that sample ahead (0: the caller's), and
