@@ -280,6 +280,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         source = self._open_source(self._comm, sampling)
         # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
         shuffle = bool(kwargs.pop("shuffle", None) or False)
+        if options.uneven is None:
+            self.uneven = "wrap" if shuffle else "exact"
         self._orders_itself = check_order(kwargs, partitioned)
         if kwargs.get("multiprocessing_context") is not None:
             warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=4)

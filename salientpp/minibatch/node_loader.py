@@ -76,7 +76,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         device: where batches are delivered; None: the CPU.
         depth: batches in flight, 1 to 10. 1 turns the pipeline off. Without other ranks or another device there is none.
         seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
-        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`.
+        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`; None: 'wrap' with ``shuffle``, without it 'exact'.
         process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
         timeout: longest wait for another rank, seconds or ``timedelta``; 0: the default.
         share: (rank, number of ranks): of a ``Data`` or ``HeteroData`` that every process holds, visit this process's share of the seeds.
@@ -122,7 +122,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
-        uneven: Uneven = "wrap",
+        uneven: Uneven = None,
         process_group: Any = None,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
