@@ -406,6 +406,55 @@ def test_a_mask_that_is_not_bool_is_refused_and_not_taken_for_ids(tmp_path, dtyp
         write(data, 2, tmp_path / "d")
 
 
+@pytest.mark.parametrize("kind", ["idx", "index"])
+@pytest.mark.parametrize("as_given", [torch.Tensor.long, torch.Tensor.int, torch.Tensor.numpy, torch.Tensor.tolist])
+def test_splits_may_be_given_as_ids(tmp_path, kind, as_given, recwarn):
+    data = hostile_data()
+    splits = mask_splits(data)
+    for name, ids in splits.items():
+        del data[f"{name}_mask"]
+        data[f"{name}_{kind}"] = as_given(ids.flip(0))
+    assert_nothing_is_lost(_without_ids(data), write(data, 2, tmp_path / "d"), splits)
+    assert not [warning for warning in recwarn if "left out" in str(warning.message)]
+
+
+@pytest.mark.parametrize("size", [60, 300])
+def test_ids_of_a_split_are_no_attribute_though_they_are_as_many_as_vertices_or_edges(tmp_path, size):
+    data = hostile_data()
+    del data.train_mask
+    data.train_idx = torch.arange(size) % 60
+    part = write(data, 2, tmp_path / "d")
+    assert sum(part.manifest["splits"]["train"]) == 60
+    assert not {"train_idx"} & {*part.manifest["node_attributes"], *part.manifest["edge_attributes"]}
+
+
+def _without_ids(data):
+    data = data.clone()
+    for name in SPLITS:
+        for kind in ("idx", "index"):
+            if f"{name}_{kind}" in data:
+                del data[f"{name}_{kind}"]
+    return data
+
+
+def test_of_a_mask_and_ids_the_mask_counts_and_the_user_is_told(tmp_path):
+    data = hostile_data()
+    data.val_idx = torch.arange(3)
+    with pytest.warns(UserWarning, match="the split 'val' is that of data.val_mask; data.val_idx left out"):
+        part = write(data, 2, tmp_path / "d")
+    assert_nothing_is_lost(_without_ids(data), part, mask_splits(data))
+
+
+def test_what_is_left_out_is_named(tmp_path):
+    data = hostile_data()
+    data.anchors, data.name, data.weight = torch.arange(7), "a graph", torch.tensor(2.0)
+    with pytest.warns(
+        UserWarning, match=r"data.anchors \(int64 \[7\]\) left out: only what has a row per vertex \(60\)"
+    ):
+        part = write(data, 2, tmp_path / "d")
+    assert "anchors" not in part.manifest["node_attributes"]
+
+
 # --- order -----------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,9 @@ OWN_NAMES = frozenset(
 #: By these names PyG knows what has an entry per vertex, and per edge.
 _OF_VERTICES, _OF_EDGES = ("x", "pos"), ("edge_attr", "edge_weight", "edge_type")
 
+#: The splits of a ``Data``, and its attributes that say which vertices are in one; of several the first counts.
+_SPLITS = {split: [f"{split}_{kind}" for kind in ("mask", "idx", "index")] for split in ("train", "val", "test")}
+
 
 @dataclass(frozen=True)
 class Attributes:
@@ -57,8 +61,9 @@ def collect_attributes(data: Data, graph: Graph) -> Attributes:
             "data.adj_t has values other than 1, and only its topology is stored; give the graph as edge_index alone, and the "
             "values as edge_attr or edge_weight"
         )
+    left_out = []
     for name, value in data.to_dict().items():
-        if name in ("edge_index", "adj_t", "num_nodes", "train_mask", "val_mask", "test_mask"):
+        if name in ("edge_index", "adj_t", "num_nodes") or any(name in names for names in _SPLITS.values()):
             continue
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
@@ -68,6 +73,8 @@ def collect_attributes(data: Data, graph: Graph) -> Attributes:
                 got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 of, size = ("vertex", graph.num_vertices) if name in _OF_VERTICES else ("edge", graph.num_edges)
                 raise ValueError(f"data.{name} must be a tensor with one row per {of}, expected {size} rows, got {got}")
+            if isinstance(value, Tensor) and value.numel() > 1:
+                left_out.append(f"data.{name} ({str(value.dtype).removeprefix('torch.')} {list(value.shape)})")
             continue  # a value of the whole graph belongs to no vertex and no batch
         if name in OWN_NAMES:
             raise ValueError(
@@ -96,6 +103,13 @@ def collect_attributes(data: Data, graph: Graph) -> Attributes:
                 f"data.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it"
             ) from None
         (node if is_node else edge)[name] = value.detach().cpu().resolve_conj().resolve_neg()
+    if left_out:
+        warnings.warn(
+            f"{', '.join(left_out)} left out: only what has a row per vertex ({graph.num_vertices}) or per edge ({graph.num_edges}) is stored, and splits "
+            "(train_mask, train_idx or train_index and so on, or split=)",
+            UserWarning,
+            stacklevel=3,
+        )
     return Attributes(node, edge)
 
 
@@ -109,12 +123,22 @@ def collect_splits(
 ) -> dict[str, Tensor]:
     """Split name -> ascending vertex ids, without the vertices whose label (or every one of several) is negative."""
     if split is None:
-        split = {name: data[f"{name}_mask"] for name in ("train", "val", "test") if f"{name}_mask" in data}
-        for name, mask in split.items():
-            dtype = torch.as_tensor(mask).dtype
-            if dtype != torch.bool:
+        split = {}
+        for name, attributes in _SPLITS.items():
+            present = [attribute for attribute in attributes if data.get(attribute) is not None]
+            if not present:
+                continue
+            split[name] = data[present[0]]
+            dtype = torch.as_tensor(split[name]).dtype
+            if present[0].endswith("_mask") and dtype != torch.bool:
                 raise ValueError(
                     f"data.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}"
+                )
+            if len(present) > 1:
+                warnings.warn(
+                    f"the split {name!r} is that of data.{present[0]}; {', '.join(f'data.{other}' for other in present[1:])} left out",
+                    UserWarning,
+                    stacklevel=3,
                 )
     if not isinstance(split, Mapping):
         raise TypeError(f"split must be a mapping of names to vertex ids or masks, got {type(split).__name__}")

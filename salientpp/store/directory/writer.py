@@ -52,7 +52,8 @@ def partition(
         num_neighbors, batch_size: the workload whose VIP orders the rows and is stored for the cache. Training
             with other numbers is right as well, the loader then computes what it needs.
         method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'random', or the given assignment: an integer tensor [N] of parts in [0, K).
-        split: name -> vertex ids or mask; None takes ``train_mask``, ``val_mask`` and ``test_mask`` of the data.
+        split: name -> vertex ids or mask; None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and so
+            for ``val`` and ``test``.
         seeds: the split that the VIP is computed for; without such a split, all vertices of the part.
         tolerance: allowed excess of a part over the mean, per balanced quantity.
         seed: of METIS or of the random assignment.
