@@ -210,9 +210,15 @@ def _parser() -> argparse.ArgumentParser:
         type=_fanouts,
         action="append",
         metavar="F,F,...",
-        help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (15,10,5); may be given several times",
+        help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (those of the dataset directory, or 15,10,5); may be given "
+        "several times",
     )
-    cost.add_argument("--batch-size", type=int, default=1024, metavar="B", help="seeds per batch and machine (1024)")
+    cost.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="B",
+        help="seeds per batch and machine (that of the dataset directory, or 1024)",
+    )
     cost.add_argument(
         "--replication-factors",
         type=_numbers,
@@ -229,7 +235,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     cost.add_argument("--epochs", type=int, default=10, help="epochs to count (10)")
     cost.add_argument(
-        "--seeds", default="train", help="the split that batches start from: train, val, test or all (train)"
+        "--seeds",
+        help="the split that batches start from: train, val, test or all (that of the dataset directory, or train)",
     )
     cost.add_argument(
         "--predict-only",
@@ -415,10 +422,9 @@ def _analyze(arguments: argparse.Namespace) -> int:
     is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
     if arguments.parts is None and not is_directory:
         raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
-    fanouts = arguments.fanouts or [[15, 10, 5]]
     check_request(
-        fanouts,
-        arguments.batch_size,
+        arguments.fanouts or [[1]],
+        1 if arguments.batch_size is None else arguments.batch_size,
         arguments.replication_factors,
         arguments.policies,
         arguments.epochs,
@@ -447,7 +453,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
             arguments.parts,
             name=arguments.dataset,
             method=method,
-            fanouts=fanouts,
+            fanouts=arguments.fanouts,
             batch_size=arguments.batch_size,
             replication_factors=arguments.replication_factors,
             policies=arguments.policies,

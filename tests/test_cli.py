@@ -82,6 +82,37 @@ def mistake(capsys, *arguments: object) -> str:
     return said[0]
 
 
+# --- analyze ----------------------------------------------------------------------------------------------
+
+
+def _analyzed(capsys, tmp_path, *arguments) -> dict:
+    file = tmp_path / "figures.json"
+    assert run(capsys, "analyze", *arguments, "--predict-only", "--json", file)[0] == 0
+    return json.loads(file.read_text())
+
+
+def test_a_directory_is_analyzed_for_the_workload_that_it_was_ordered_for(capsys, tmp_path):
+    assert (
+        run(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--fanouts", "4,3", "--batch-size", 37)[0] == 0
+    )
+    found = _analyzed(capsys, tmp_path, tmp_path / "d")
+    assert (found["batch_size"], found["seeds"], found["results"][0]["fanouts"]) == (37, "train", [4, 3])
+    asked = _analyzed(capsys, tmp_path, tmp_path / "d", "--fanouts", "2", "--batch-size", 5, "--seeds", "val")
+    assert (asked["batch_size"], asked["seeds"], asked["results"][0]["fanouts"]) == (5, "val", [2])
+    plain = _analyzed(capsys, tmp_path, DATASET, "--parts", 2)
+    assert (plain["batch_size"], plain["seeds"], plain["results"][0]["fanouts"]) == (1024, "train", [15, 10, 5])
+
+
+def test_a_graph_without_features_is_analyzed(capsys, tmp_path):
+    np.savez(tmp_path / "bare.npz", edge_index=np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
+    arguments = (f"npz:{tmp_path / 'bare.npz'}", "--parts", 2, "--partition", "random", "--batch-size", 2)
+    assert "seeds must be 'all' or a split of the data (it has none), got 'train'" in mistake(
+        capsys, "analyze", *arguments
+    )
+    code, out, _ = run(capsys, "analyze", *arguments, "--seeds", "all", "--epochs", 1)
+    assert code == 0 and "4 vertices, 4 edges" in out
+
+
 # --- partition and info ----------------------------------------------------------------------------------
 
 

@@ -252,9 +252,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _connect(self, options: Options) -> Comm:
         """The ranks that make this loader; on an object in memory this process alone. Sets ``device``, which they may exchange rows from."""
         try:
+            if isinstance(self.data, PartitionedGraph) and PartitionedGraph not in self._kinds_of_data:
+                raise NotImplementedError(
+                    f"a {type(self).__name__} of a partitioned graph is not available yet; pass a Data or HeteroData that one process holds"
+                )
             if not isinstance(self.data, self._kinds_of_data) and not is_remote(self.data):
                 raise TypeError(f"data must be {self._kinds_in_words}, got {type(self.data).__name__}")
-        except TypeError as raised:
+        except (TypeError, NotImplementedError) as raised:
             go_astray(raised)  # nobody can know which ranks would have made this loader
             raise
         error = None

@@ -27,7 +27,8 @@ from salientpp.store.directory.manifest import check_is_there, part_folder, part
 class PartitionedGraph:
     """A partitioned graph on disk, seen from one part.
 
-    Made by :func:`load`. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own.
+    Made by :func:`load`. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may look at
+    any part by its number; a loader needs a rank for every part.
 
     Attributes:
         root: the directory.
@@ -44,6 +45,33 @@ class PartitionedGraph:
         self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = (
             weakref.WeakKeyDictionary()
         )  # those in use, and their files
+        self._is_made = True
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not there. PyG's names get words.
+        text = f"a {type(self).__name__} has no {name!r}"
+        if not name.startswith("_") and "manifest" in self.__dict__:
+            split = name.removesuffix("_mask")
+            if name in self.manifest["node_attributes"]:
+                text += (
+                    f": its rows lie in parts. part.node_rows(part_id)[{name!r}] has those of a part, part.take({name!r}, n_id) those of any "
+                    "vertices, and batches of a NeighborLoader carry them"
+                )
+            elif split in self.manifest["splits"]:
+                text += (
+                    f": it became a split, part.split({split!r}, part_id), or input_nodes={split!r} of a NeighborLoader"
+                )
+            elif name == "edge_index":
+                text += ": part.graph has the edges, as indptr and indices"
+        raise AttributeError(text)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_is_made" in self.__dict__ and name not in self.__dict__:
+            raise AttributeError(
+                f"{name!r} cannot be set on a {type(self).__name__}: batches carry what is on disk. Set it on the data and partition that again, or pass "
+                f"rows={{{name!r}: ...}} to the NeighborLoader"
+            )
+        super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PartitionedGraph, (self.root, self.manifest, self.part_id)
@@ -111,6 +139,22 @@ class PartitionedGraph:
             for name, entry in self.manifest["node_attributes"].items()
         }
 
+    def take(self, name: str, n_id: Tensor) -> Tensor:
+        """Rows [n, ...] of a node attribute for global ids int64 [n] of whatever parts, read from their files: for a look, without ranks."""
+        if name not in self.manifest["node_attributes"]:
+            raise ValueError(
+                f"{self.root} has the node attributes {', '.join(self.manifest['node_attributes'])}, got {name!r}"
+            )
+        n_id = n_id.cpu()
+        owner = self.book.owner(n_id)
+        rows: Tensor | None = None
+        for part_id in owner.unique().tolist() or [0]:
+            own, at = self.node_rows(part_id)[name], owner == part_id
+            rows = own.new_empty((n_id.numel(), *own.shape[1:])) if rows is None else rows
+            rows[at] = own[n_id[at] - self.book.range_of(part_id)[0]]
+        assert rows is not None  # there is a part
+        return rows
+
     def edge_rows(self) -> dict[str, Tensor]:
         """Attribute name -> rows [E, ...] of all edges."""
         return {
@@ -158,8 +202,8 @@ class PartitionedGraph:
         part_id = self.part_id if part_id is None else part_id
         if part_id is None:
             raise ValueError(
-                f"{self.root} has {self.num_parts} parts and this process serves none of them: initialise torch.distributed "
-                f"before salientpp.load (torchrun --nproc-per-node {self.num_parts}), or name one with part_id="
+                f"{self.root} has {self.num_parts} parts and this process serves none of them: to look at one, name it with part_id=; to train, "
+                f"initialise torch.distributed before salientpp.load (torchrun --nproc-per-node {self.num_parts})"
             )
         self.book.range_of(part_id)
         check_is_there(self.root, part_id)
