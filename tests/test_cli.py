@@ -28,8 +28,9 @@ from distributed import HANG
 from torch_geometric.data import Data
 
 import salientpp
-from salientpp import cli, files
+from salientpp import cli, commands, files, terminal
 from salientpp.datasets import synthetic
+from salientpp.plan.cache import POLICIES
 
 ROOT = Path(__file__).parents[1]
 DATASET = "synthetic:num_vertices=2000,num_features=8"
@@ -332,7 +333,7 @@ def test_a_bug_is_not_disguised_as_a_mistake(monkeypatch, dataset_dir):
     def broken(*args, **kwargs):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(cli, "load", broken)
+    monkeypatch.setattr(commands, "load", broken)
     with pytest.raises(KeyError, match="a bug"):
         cli.main(["info", str(dataset_dir)])
 
@@ -383,6 +384,24 @@ def help_of(capsys, *arguments: str) -> str:
         cli.main([*arguments, "--help"])
     assert end.value.code == 0
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["partition"], ["analyze"], ["info"], ["stage"], ["slurm"]])
+def test_help_is_there_at_once(command):
+    """It takes a few tenths of a second; torch and PyG take several, so they must not be imported for it."""
+    code = (
+        f"import resource, sys; from salientpp import cli\ntry: cli.main({[*command, '--help']})\nexcept SystemExit: pass\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF); heavy = {'torch', 'numpy', 'torch_geometric'} & sys.modules.keys()\n"
+        "print(used.ru_utime + used.ru_stime, *heavy, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True)
+    seconds, *heavy = done.stderr.split()
+    assert not heavy and "usage: salientpp" in done.stdout
+    assert float(seconds) < 1.0, "CPU time, which other work on the machine hardly changes"
+
+
+def test_the_policies_that_help_names_are_those_that_there_are():
+    assert sorted(POLICIES) == list(cli.POLICY_NAMES)
 
 
 def test_the_help_names_every_subcommand(capsys):
@@ -594,7 +613,7 @@ def test_an_interrupt_says_what_had_been_written(capsys, monkeypatch, tmp_path):
     def interrupt(*what):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_show", interrupt)
+    monkeypatch.setattr(terminal, "show", interrupt)
     code, _, err = run(capsys, *ANALYZE, "--json", tmp_path / "out.json")
     assert code == 130 and err == f"salientpp analyze: interrupted; {tmp_path / 'out.json'} had been written\n"
 
@@ -604,7 +623,7 @@ def test_too_little_memory_is_one_line(capsys, monkeypatch, dataset_dir):
         raise MemoryError("Unable to allocate 1.2 TiB for an array")
 
     for broken in (numpy_fails, lambda *args, **kwargs: torch.empty(2**55)):
-        monkeypatch.setattr(cli, "load", broken)
+        monkeypatch.setattr(commands, "load", broken)
         assert mistake(capsys, "info", dataset_dir).startswith("salientpp info: not enough memory (")
 
 
