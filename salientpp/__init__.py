@@ -71,6 +71,7 @@ def __getattr__(name: str) -> object:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if not hasattr(module, "__path__"):  # a file of this package, which others of its files import from here
             return module
+    _import_module(f"{__name__}.versions").check_versions()
     # All at once, so that what is inside the package's folders can be reached from here, whichever name was asked for.
     for public, where in _MODULES.items():
         globals()[public] = getattr(_import_module(f"{__name__}.{where}"), public)

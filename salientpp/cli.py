@@ -275,6 +275,9 @@ def _heavy(command: str) -> Callable[[argparse.Namespace], int]:
     """The command of this name, which is imported when it runs."""
 
     def run(arguments: argparse.Namespace) -> int:
+        from salientpp.versions import check_versions
+
+        check_versions()
         from salientpp import commands
 
         return getattr(commands, command)(arguments)

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "ops": set(),
     "files": set(),
     "terminal": {"files"},
+    "versions": set(),
     "processes": set(),
     "comm": {"processes"},
     "pipeline": set(),

@@ -773,7 +773,7 @@ def test_unknown_and_heterogeneous_ogb_names_are_refused(tmp_path, never_asks):
 
 def test_a_missing_ogb_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ogb", None)
-    with pytest.raises(ImportError, match='ogbn-arxiv is read with the "ogb" package.* pip install ogb'):
+    with pytest.raises(ImportError, match='ogbn-arxiv is read with the "ogb" package.* pip install salientpp\\[ogb\\]'):
         load_dataset("ogbn-arxiv", root=tmp_path)
 
 
