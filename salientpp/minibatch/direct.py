@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Made:
     """A whole batch, as a sampling thread hands it over.
 
     Attributes:
-        mfg, rows: what it was made of.
+        mfg, rows: what it was made of; None and nothing where the user's own code made it.
         places: where the rows were, by vertex type.
         contents: what the data held then; None where it cannot change.
         seconds: spent in gather_host_rows and in assemble.
@@ -40,7 +41,7 @@ class Made:
 
     index: int
     batch: Data | HeteroData
-    mfg: SamplerOutput | HeteroSamplerOutput
+    mfg: Any
     rows: Mapping[Column, Tensor]
     places: Mapping[str | None, Places]
     contents: Contents | None

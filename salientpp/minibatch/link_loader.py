@@ -104,7 +104,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
-        uneven: Uneven = "wrap",
+        uneven: Uneven = None,
         process_group: Any = None,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,

@@ -12,6 +12,8 @@ Here the pieces are put together, a file for each question: which arguments (``o
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import copy
 import dataclasses
 import json
 import os
@@ -26,13 +28,14 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
+from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
 from salientpp.minibatch.agreement import Facts, exchange_facts
 from salientpp.minibatch.builder import BatchBuilder
-from salientpp.minibatch.direct import BatchMaker, Direct
+from salientpp.minibatch.direct import BatchMaker, Direct, Made
 from salientpp.minibatch.epoch import Counters, Epoch, Run, RunContext
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
@@ -62,6 +65,12 @@ _LARGE_BYTES = 64 * 2**20
 
 #: Of a batch: vertices of an MFG are counted in 32 bits.
 _MOST_SEEDS = 2**31 - 1
+
+#: Of the draws of the batch that an overridden ``collate_fn`` is making; None: it is called by somebody else.
+_batch_key: contextvars.ContextVar[int | None] = contextvars.ContextVar("batch_key", default=None)
+
+#: In the thread that drives a forked child's loaders, ``yes``.
+_driver_thread = threading.local()
 
 #: Samplers of torch's that give the same order again: Lightning puts them into a loader, and asks it for its state.
 _KNOWN_ORDERS = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
@@ -249,9 +258,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _connect(self, options: Options) -> Comm:
         """The ranks that make this loader; on an object in memory this process alone. Sets ``device``, which they may exchange rows from."""
         try:
+            if isinstance(self.data, PartitionedGraph) and PartitionedGraph not in self._kinds_of_data:
+                raise NotImplementedError(
+                    f"a {type(self).__name__} of a partitioned graph is not available yet; pass a Data or HeteroData that one process holds"
+                )
             if not isinstance(self.data, self._kinds_of_data) and not is_remote(self.data):
                 raise TypeError(f"data must be {self._kinds_in_words}, got {type(self.data).__name__}")
-        except TypeError as raised:
+        except (TypeError, NotImplementedError) as raised:
             go_astray(raised)  # nobody can know which ranks would have made this loader
             raise
         error = None
@@ -277,6 +290,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         source = self._open_source(self._comm, sampling)
         # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
         shuffle = bool(kwargs.pop("shuffle", None) or False)
+        if options.uneven is None:
+            self.uneven = "wrap" if shuffle else "exact"
         self._orders_itself = check_order(kwargs, partitioned)
         if kwargs.get("multiprocessing_context") is not None:
             warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=4)
@@ -291,6 +306,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             torch.utils.data.DataLoader.__init__(  # not PyG's, which the loaders are too
                 self, positions, shuffle=shuffle and num_inputs > 0 and self._comm.size == 1, **kwargs
             )  # fmt: skip
+        del self.__dict__["collate_fn"]  # torch's own; ours is a method, which subclasses may override
+        self._check_hooks()
         batch_size = as_integer(self.batch_size)
         if kwargs.get("batch_sampler") is None and (batch_size is None or not 1 <= batch_size <= _MOST_SEEDS):
             raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
@@ -453,6 +470,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             start=source.seeds.start(batch_size), batch_size=batch_size,
         )  # fmt: skip
 
+    # --- single batches, and PyG's hooks ------------------------------------------------------------------
+
     def __call__(self, index: Tensor | Sequence[int]) -> Data:
         """The batch of the seeds at these positions of ``input_nodes``; on one rank.
 
@@ -465,40 +484,98 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         with self._lock:
             self._calls += 1
             call = self._calls
-        return self._batch_of(index, -call)  # epochs count up from 0, so the draws of calls are their own
+        key = self._key(-call, 0)  # epochs count up from 0, so the draws of calls are their own
+        return self._through_hooks(index, key) if self._has_hooks else self._batch_of(index, key)
 
-    def _batch_of(self, index: Tensor | Sequence[int], epoch: int) -> Data:
+    def collate_fn(self, index: Tensor | Sequence[int]) -> Any:
+        """Makes a batch of positions, as PyG's: for subclasses, and for libraries that make a ``DataLoader`` of the parts of this one.
+
+        With ``filter_per_worker=False`` it gives what was sampled, for :meth:`filter_fn`.
+        """
+        key = _batch_key.get()
+        if key is None:
+            # The draws are torch's: in worker processes the count of calls would begin anew in every epoch.
+            key = self._key(-int(torch.randint(2**62, 2**63 - 1, ())), 0)
+        if self.filter_per_worker is False:
+            return self._drive(self._draw, index, key)
+        if self._overrides("filter_fn"):
+            return self.filter_fn(self._drive(self._draw, index, key))
+        return self._batch_of(index, key)
+
+    def filter_fn(self, out: Any) -> Data | HeteroData:
+        """The batch of what was sampled, as PyG's; a batch itself is given back.
+
+        Args:
+            out: what the sampler drew of some of the seeds.
+        """
+        if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
+            return out
+        self._check_is_alone()
+        return self._drive(self._filtered, out)
+
+    @property
+    def input_data(self) -> NodeSamplerInput | EdgeSamplerInput:
+        """All seeds, by PyG's name."""
+        return self._source.seeds.inputs
+
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass, or this object, has a ``collate_fn`` or ``filter_fn`` of its own."""
+        return name in self.__dict__ or getattr(type(self), name) is not getattr(BatchLoader, name)
+
+    @property
+    def _has_hooks(self) -> bool:
+        return self._overrides("collate_fn") or self._overrides("filter_fn")
+
+    def _check_hooks(self) -> None:
+        if self._comm.size > 1 and self._has_hooks:
+            name = "collate_fn" if self._overrides("collate_fn") else "filter_fn"
+            raise ValueError(
+                f"{type(self).__name__} overrides {name}, which would not be called on several ranks, where batches are made in stages; pass transform= "
+                "(called with every batch) or transform_sampler_output= instead"
+            )
+
+    def _check_is_alone(self) -> None:
         if self._comm.size > 1:
             raise RuntimeError(
                 "a single batch cannot be asked for on several ranks: the others would not answer; iterate instead"
             )
-        positions = _checked_positions(index, self._source.seeds.number, "index")
-        return self._drive(self._make_one, positions, epoch)
 
-    def _make_one(self, positions: Tensor, epoch: int) -> Data:
-        sampling = Undone(self._workers.sample, 0, positions, self._key(epoch, 0), self.transform_sampler_output)
+    def _through_hooks(self, index: Any, key: int) -> Any:
+        """A batch by way of ``collate_fn`` and ``filter_fn``, one of which is overridden."""
+        token = _batch_key.set(key)
+        try:
+            out = self.collate_fn(index)
+            return self.filter_fn(out) if isinstance(out, (SamplerOutput, HeteroSamplerOutput)) else out
+        finally:
+            _batch_key.reset(token)
+
+    def _made_by_hooks(self, index: int, positions: Tensor, key: int) -> Made:
+        return Made(index, self._through_hooks(positions.tolist(), key), None, {}, {}, None, (0.0, 0.0))
+
+    def _batch_of(self, index: Any, key: int) -> Data:
+        return self._drive(lambda: self._filtered(self._draw(index, key)))
+
+    def _draw(self, index: Any, key: int) -> SamplerOutput | HeteroSamplerOutput:
+        self._check_is_alone()
+        return self._workers.draw(_checked_positions(index, self._source.seeds.number, "index"), key)
+
+    def _filtered(self, mfg: SamplerOutput | HeteroSamplerOutput) -> Data | HeteroData:
+        input_id = mfg.metadata[0] if mfg.metadata else None
+        if input_id is None:
+            raise ValueError(
+                "the metadata of what was sampled must begin with the ids of the seeds (input_id), as collate_fn of PyG's loaders leaves them"
+            )
+        sampling = Undone(
+            self._workers.prepare, 0, copy.copy(mfg), len(input_id), self.transform_sampler_output
+        )  # the user's object stays as it is
         if self._fetch.is_local:
-            batch = sampling.result().batch
+            made = sampling.result()
+            batch = made.batch
+            if self._has_hooks:  # else an epoch's pipeline counts
+                self._fetch.count(made.places)
         else:
             batch = Pipeline(self._stages.list(), depth=1, device=self.device).tick(Request(0, sampling)).batch
         return batch if self._finishing is None else self._finishing(batch)
-
-    @property
-    def collate_fn(self) -> Callable[[Sequence[int]], Data]:
-        """Makes a batch of positions: for libraries that make a ``DataLoader`` of their own from the parts of this one."""
-        return self._collate
-
-    @collate_fn.setter
-    def collate_fn(self, function: Callable) -> None:
-        pass  # torch's constructor sets its own
-
-    def _collate(self, index: Sequence[int]) -> Data:
-        # The draws are torch's: in worker processes the count of calls would begin anew in every epoch.
-        return self._batch_of(index, -int(torch.randint(2**62, 2**63 - 1, ())))
-
-    def filter_fn(self, batch: Data) -> Data:
-        """``batch`` itself: what :attr:`collate_fn` makes has its rows already. PyG's ``ZipLoader`` calls the two in turn."""
-        return batch
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -514,7 +591,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _drive(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(*args)``, in this thread; in a process that was forked since the loader was made, in a thread that started there."""
-        return function(*args) if self._forks == forks() else self._driver.submit(function, *args).result()
+        if self._forks == forks() or getattr(_driver_thread, "yes", False):
+            return function(*args)
+        return self._driver.submit(_driven, function, *args).result()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which go on as this loader would: with the same next epoch, and ``state_dict()``; with threads and counts of their own."""
@@ -627,7 +706,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         ]
 
     def __iter__(self) -> Iterator[Data]:  # type: ignore[override]  # torch names a class of its own here
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Iterator[Data]:  # type: ignore[override]
         self._comm.check_process()
+        self._check_hooks()
         with self._lock:
             self._finish_epoch()
             self._check_files()
@@ -646,7 +729,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return RunContext(
             comm=self._comm,
             most_ahead=1 + self.num_workers * (self.prefetch_factor or 2),
-            transform=self._finishing,
+            transform=None if self._has_hooks else self._finishing,  # else filter_fn is where it is called
             counters=self._counters,
             positions=self._positions,
             num_rounds=self._num_rounds,
@@ -702,6 +785,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         ]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
+        if self._has_hooks:  # the user's code: in the user's thread
+            return Request(index, Undone(self._made_by_hooks, index, positions, self._key(epoch, index)))
         return self._workers.request(index, positions, self._key(epoch, index), self.transform_sampler_output)
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
@@ -755,6 +840,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _new_pipeline(self) -> Pipeline | Direct:
         stages = self._stages
+        if self._has_hooks:
+            return Direct(self._maker, is_ahead=False)
         if self._fetch.is_local:
             return Direct(self._maker, is_ahead=self.num_workers > 0)
         return Pipeline(
@@ -840,6 +927,11 @@ def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
             f"{name} must hold positions of seeds in [0, {num_inputs}), got {int(index[bad[0]])} at place {int(bad[0])}"
         )
     return index
+
+
+def _driven(function: Callable[..., Any], *args: Any) -> Any:
+    _driver_thread.yes = True
+    return function(*args)
 
 
 def _near_ids(tiers: Tiers) -> Tensor:

@@ -53,7 +53,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             :class:`~salientpp.NeighborSampler`.
         transform: called with every batch.
         transform_sampler_output: called with every ``SamplerOutput``, in the sampling thread.
-        filter_per_worker: accepted; attributes are gathered beside the caller's thread in any case.
+        filter_per_worker: only for who calls ``collate_fn``: False leaves ``filter_fn`` to him. Attributes are gathered beside the caller's thread
+            in any case.
         neighbor_sampler: a PyG ``BaseSampler`` to draw with; then the arguments that say how to draw are not looked at.
         batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
             persistent_workers: as in torch's ``DataLoader``, except that workers are threads that sample ahead (0: the caller's), and
@@ -78,7 +79,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         device: where batches are delivered; None: the CPU.
         depth: batches in flight, 1 to 10. 1 turns the pipeline off. Without other ranks or another device there is none.
         seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
-        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`.
+        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.plan.schedule`; None: 'wrap' with ``shuffle``, without it 'exact'.
         process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
         timeout: longest wait for another rank, seconds or ``timedelta``; 0: the default.
         share: (rank, number of ranks): of a ``Data`` or ``HeteroData`` that every process holds, visit this process's share of the seeds.
@@ -124,7 +125,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
-        uneven: Uneven = "wrap",
+        uneven: Uneven = None,
         process_group: Any = None,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,

@@ -27,8 +27,9 @@ from salientpp.store.assembly import has_kernel
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
 
-#: What happens where ranks have different numbers of batches, see :mod:`salientpp.plan.schedule`.
-Uneven = Literal["wrap", "drop", "exact", "error"]
+#: What happens where ranks have different numbers of batches, see :mod:`salientpp.plan.schedule`; None: 'wrap' for seeds in a random order, which are
+#: to be trained on, and 'exact' for others, so that an evaluation counts each once.
+Uneven = Literal["wrap", "drop", "exact", "error"] | None
 
 #: How batches are filled up to few sizes, see :mod:`salientpp.minibatch.padding`; None: not at all.
 Pad = Literal["bucket"] | None
@@ -51,7 +52,7 @@ class Options:
     device: torch.device | str | int | None = None
     depth: int = 10
     seed: int | None = None
-    uneven: Uneven = "wrap"
+    uneven: Uneven = None
     process_group: Any = None
     timeout: float | timedelta = DEFAULT_TIMEOUT
     share: tuple[int, int] | None = None
@@ -102,7 +103,7 @@ class Options:
             raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {self.depth!r}")
         if self.seed is not None and as_integer(self.seed) is None:
             raise ValueError(f"seed must be an integer or None, got {self.seed!r}")
-        if not isinstance(self.uneven, str) or self.uneven not in UNEVEN:
+        if self.uneven is not None and (not isinstance(self.uneven, str) or self.uneven not in UNEVEN):
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
         if self.pad not in (None, "bucket"):
             raise ValueError(f"pad must be 'bucket' or None, got {self.pad!r}")

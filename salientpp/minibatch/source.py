@@ -162,6 +162,12 @@ def connect_part(part: PartitionedGraph, comm: Comm) -> Exchange:
     Raises:
         ValueError: the ranks do not fit the parts, or this rank loaded another part.
     """
+    if comm.size == 1 and part.num_parts > 1:
+        raise ValueError(
+            f"{part.root} has {part.num_parts} parts, and a loader needs a rank for each: start torchrun --nproc-per-node {part.num_parts} and call "
+            f"dist.init_process_group() before salientpp.load (ranks may share a host). One process may look at any part: part.rows(part_id), "
+            "part.split(name, part_id), part.take(name, n_id)"
+        )
     exchange = Exchange(comm, part.row_books, part.num_parts)
     if part.part_id is not None and part.part_id != exchange.part_id:
         raise ValueError(
