@@ -108,21 +108,21 @@ class LoaderStats:
         return self.rows_gpu + self.rows_cpu + self.rows_cache + self.rows_remote
 
 
-class RanksSampler(torch.utils.data.DistributedSampler):
-    """Positions that a rank of a partitioned graph visits in the loader's next epoch.
+class _OfLoader:
+    """A sampler that a loader has in the place of torch's: the loader does not ask it, but who gives it a number of an epoch means the loader's.
 
-    The loader does not ask it. It is torch's ``DistributedSampler`` so that Lightning sees that the ranks have shared the seeds already.
+    Args:
+        loader: whose it is.
+        *args: of torch's class.
     """
 
-    def __init__(self, loader: BatchLoader) -> None:
+    def __init__(self, loader: BatchLoader, *args: Any) -> None:
+        super().__init__(*args)
+        self.belong_to(loader)
+
+    def belong_to(self, loader: BatchLoader) -> None:
+        """A copy of a loader has a copy of its sampler."""
         self._loader = weakref.ref(loader)  # a circle would keep both
-
-    def __iter__(self) -> Iterator[int]:
-        loader = self._living_loader()
-        return iter(torch.cat([torch.empty(0, dtype=torch.int64), *loader._positions(loader._epoch_number)]).tolist())
-
-    def __len__(self) -> int:
-        return sum(positions.numel() for positions in self._living_loader()._positions(0))
 
     def _living_loader(self) -> BatchLoader:
         loader = self._loader()
@@ -131,7 +131,36 @@ class RanksSampler(torch.utils.data.DistributedSampler):
         return loader
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing: the loader counts its epochs, and has a ``set_epoch``."""
+        """The number of the epoch that comes next, or of one that was begun and has not been asked for a batch: Lightning calls ``iter`` first."""
+        self._living_loader()._set_next_epoch(epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_loader"}
+
+
+class ShuffledSampler(_OfLoader, torch.utils.data.RandomSampler):
+    """Of a loader with ``shuffle``, by which other libraries tell that it shuffles."""
+
+
+class OrderedSampler(_OfLoader, torch.utils.data.SequentialSampler):
+    """Of a loader without ``shuffle``."""
+
+
+class RanksSampler(_OfLoader, torch.utils.data.DistributedSampler):
+    """Positions that a rank of a partitioned graph visits in the loader's next epoch.
+
+    It is torch's ``DistributedSampler`` so that Lightning sees that the ranks have shared the seeds already.
+    """
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self.belong_to(loader)  # torch's has sizes of its own
+
+    def __iter__(self) -> Iterator[int]:
+        loader = self._living_loader()
+        return iter(torch.cat([torch.empty(0, dtype=torch.int64), *loader._positions(loader._epoch_number)]).tolist())
+
+    def __len__(self) -> int:
+        return sum(positions.numel() for positions in self._living_loader()._positions(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,7 +317,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         normalise_numbers(kwargs)
         partitioned = isinstance(self.data, PartitionedGraph)
         source = self._open_source(self._comm, sampling)
-        # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
         shuffle = bool(kwargs.pop("shuffle", None) or False)
         if options.uneven is None:
             self.uneven = "wrap" if shuffle else "exact"
@@ -296,15 +324,19 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if kwargs.get("multiprocessing_context") is not None:
             warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=4)
             kwargs.pop("multiprocessing_context")
-        if self._comm.size > 1:
-            kwargs["sampler"] = RanksSampler(self)
         num_inputs = source.seeds.number
         positions: Any = range(num_inputs)  # all that torch asks of a dataset
+        if self._comm.size > 1:
+            kwargs["sampler"] = RanksSampler(self)
+        elif self._orders_itself:
+            # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
+            made = ShuffledSampler if shuffle and num_inputs > 0 else OrderedSampler
+            kwargs["sampler"] = made(self, positions)
         with warnings.catch_warnings():
             # torch counts workers as processes and warns about more than there are cores; ours are threads.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             torch.utils.data.DataLoader.__init__(  # not PyG's, which the loaders are too
-                self, positions, shuffle=shuffle and num_inputs > 0 and self._comm.size == 1, **kwargs
+                self, positions, shuffle=shuffle and not self._orders_itself, **kwargs
             )  # fmt: skip
         del self.__dict__["collate_fn"]  # torch's own; ours is a method, which subclasses may override
         self._check_hooks()
@@ -607,6 +639,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _runs=weakref.WeakSet(), _forks=forks())
+        if isinstance(self.sampler, _OfLoader):
+            self.sampler.belong_to(self)
         # Contents are told by their place in memory, which in a copy is another.
         self._topology = self._builder.held = self._source.template.contents()
 
@@ -624,6 +658,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._resume = None
         self._epoch_number = int(epoch)
         self._progress = None
+
+    def _set_next_epoch(self, epoch: int) -> None:
+        with self._lock:
+            if self._run is not None and self._run.move_to(int(epoch)):
+                self._epoch_number = int(epoch) + 1
+            else:
+                self.set_epoch(epoch)
 
     @property
     def has_state(self) -> bool:

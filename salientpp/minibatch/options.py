@@ -169,7 +169,10 @@ class Options:
                 "share= is for a Data or HeteroData object: the ranks of a partitioned graph share its seeds by themselves"
             )
         if not orders_itself:
-            raise ValueError("share= excludes sampler= and batch_sampler=: let the sampler give this process its share")
+            raise ValueError(
+                "share= excludes sampler= and batch_sampler=: let the sampler give this process its share. Lightning puts a sampler into loaders on ranks "
+                "unless told Trainer(use_distributed_sampler=False)"
+            )
         whole = (
             isinstance(share, (tuple, list))
             and len(share) == 2
@@ -260,7 +263,9 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
         return True
     if partitioned:
         raise ValueError(
-            f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds"
+            f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds. Lightning puts "
+            "one into loaders on ranks unless told Trainer(use_distributed_sampler=False), and into those of trainer.predict in any case: use "
+            "salientpp.lightning.LightningNodeData"
         )
     if not hasattr(kwargs[name], "__len__"):
         raise ValueError(
