@@ -18,8 +18,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from torch_geometric.data import Data, HeteroData
 
 from salientpp import __version__
 from salientpp.analysis import report
@@ -144,8 +146,8 @@ def _printable(text: str) -> str:
 
 
 _DATASETS = (
-    "synthetic[:num_vertices=N,...], npz:FILE, pyg:FILE (a PyG Data that torch.save wrote), python:MODULE:FUNCTION (a function of yours that "
-    "returns a Data), or a name of the Open Graph Benchmark"
+    "synthetic[:num_vertices=N,...], synthetic-mag[:num_papers=P,...] (several types), npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save "
+    "wrote), python:MODULE:FUNCTION (a function of yours that returns one), or a name of the Open Graph Benchmark"
 )
 
 
@@ -183,6 +185,25 @@ def _parser() -> argparse.ArgumentParser:
         help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (15,10,5)",
     )
     cut.add_argument("--batch-size", type=int, default=1024, metavar="B", help="seeds per batch and rank (1024)")
+    cut.add_argument(
+        "--seeds",
+        type=_seeds,
+        default="train",
+        metavar="[TYPE:]SPLIT",
+        help="the split that the inclusion probabilities are computed for; with several types TYPE:SPLIT, if several have it (train)",
+    )
+    cut.add_argument(
+        "--replicate",
+        action="append",
+        metavar="TYPE",
+        help="a type of vertices whose rows every part is to have; may be given several times (types with at most 1 %% of all rows' bytes and 16 MiB)",
+    )
+    cut.add_argument("--replicate-none", action="store_true", help="every row in one part alone")
+    cut.add_argument(
+        "--time-attr",
+        metavar="NAME",
+        help="node or edge times: lists are stored in their order, and node times whole, so that ranks with a copy of their part alone can draw by them",
+    )
     cut.add_argument("--tolerance", type=float, default=0.05, help="allowed excess of a part over the mean (0.05)")
     cut.add_argument("--seed", type=int, default=0, help="of METIS or of the random assignment (0)")
     cut.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
@@ -346,6 +367,11 @@ def _fanouts(text: str) -> list[int]:
         ) from None
 
 
+def _seeds(text: str) -> str | tuple[str, str]:
+    type_, colon, split = text.rpartition(":")
+    return (type_, split) if colon else text
+
+
 def _numbers(text: str) -> list[float]:
     try:
         return [float(entry) for entry in text.split(",")]
@@ -375,6 +401,8 @@ def _partition(arguments: argparse.Namespace) -> int:
     if arguments.root.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.fanouts)
+    if arguments.replicate and arguments.replicate_none:
+        raise ValueError("--replicate and --replicate-none contradict each other; leave one out")
     method = _method(arguments.partition)
     started = time.perf_counter()
     with console.status("") as status:
@@ -392,6 +420,9 @@ def _partition(arguments: argparse.Namespace) -> int:
             arguments.fanouts,
             arguments.batch_size,
             method=method,
+            seeds=arguments.seeds,
+            replicate=() if arguments.replicate_none else arguments.replicate,
+            time_attr=arguments.time_attr,
             tolerance=arguments.tolerance,
             seed=arguments.seed,
             overwrite=arguments.overwrite,
@@ -443,7 +474,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
         track("loading", 1)
         analysis = analyze(
             # No name for it here: the analysis frees what it does not need.
-            load(arguments.dataset) if is_directory else load_dataset(arguments.dataset, root=arguments.data),
+            load(arguments.dataset) if is_directory else _homogeneous(arguments),
             arguments.parts,
             name=arguments.dataset,
             method=method,
@@ -487,6 +518,15 @@ def _analyze(arguments: argparse.Namespace) -> int:
     if failed:
         raise OSError("; ".join(failed))
     return 0
+
+
+def _homogeneous(arguments: argparse.Namespace) -> Data:
+    data = load_dataset(arguments.dataset, root=arguments.data)
+    if isinstance(data, HeteroData):
+        raise ValueError(
+            f"{arguments.dataset} has several types of vertices, and only homogeneous graphs are analyzed; data.to_homogeneous() makes one"
+        )
+    return data
 
 
 def _check_outputs(paths: dict[str, Path]) -> None:
@@ -585,46 +625,80 @@ def _split(options: str) -> list[str]:
 
 
 def _description(part: PartitionedGraph) -> list[RenderableType]:
-    manifest = part.manifest
-    total = sum(entry["bytes"] for entry in manifest["files"].values())
-    workload, quality = manifest["workload"], manifest["quality"]
-    attributes = [
-        f"{name} {entry['dtype']} {entry['row_shape']}" if entry["row_shape"] else f"{name} {entry['dtype']}"
-        for kind in ("node_attributes", "edge_attributes")
-        for name, entry in manifest[kind].items()
-    ]
+    described = part.description
+    total = sum(entry["bytes"] for entry in part.manifest["files"].values())
     there = parts_there(part.root)
-    facts = [
-        ("directory", f"{part.root}, {total / 1e6:,.1f} MB, format version {manifest['version']}"),
-        *(
-            []
-            if there is None
-            else [
-                (
-                    "copy with",
-                    f"part {', '.join(map(str, sorted(there)))} of {part.num_parts}; the figures are of the whole",
-                )
-            ]
-        ),
-        ("graph", f"{manifest['num_vertices']:,} vertices, {manifest['num_edges']:,} edges"),
-        ("attributes", ", ".join(attributes) or "none"),
+    facts = [("directory", f"{part.root}, {total / 1e6:,.1f} MB, format version {described.version}")]
+    if there is not None:
+        parts = ", ".join(map(str, sorted(there)))
+        facts.append(("copy with", f"part {parts} of {part.num_parts}; the figures are of the whole"))
+    facts.append(("graph", f"{part.num_vertices:,} vertices, {part.num_edges:,} edges"))
+    if not part.is_hetero:
+        columns = [*described.node_types[0].attributes.items(), *described.edge_types[0].attributes.items()]
+        facts.append(("attributes", _columns(columns)))
+    if described.time_attr is not None:
+        facts.append(("lists ascend by", repr(described.time_attr)))
+    facts += [
+        ("ordered for", _workload(part)),
+        ("edge cut", f"{described.quality['edge_cut']:,} edges, {described.quality['edge_cut_fraction']:.1%}"),
         (
-            "ordered for",
-            f"fanouts {workload['num_neighbors']}, batch size {workload['batch_size']}, seeds {workload['seeds']!r}",
+            "largest part / mean",
+            ", ".join(f"{name} {ratio:.3f}" for name, ratio in described.quality["balance"].items()),
         ),
-        ("edge cut", f"{quality['edge_cut']:,} edges, {quality['edge_cut_fraction']:.1%}"),
-        ("largest part / mean", ", ".join(f"{name} {ratio:.3f}" for name, ratio in quality["balance"].items())),
     ]
     grid = Table.grid(padding=(0, 2))
     for name, value in facts:
         grid.add_row(name, _printable(value))
-    table = Table("part", "vertices", *manifest["splits"])
+    if not part.is_hetero:
+        return [grid, _table_of_parts(part)]
+    vertices = Table("vertices", "number", "rows", "attributes")
+    for type_ in described.node_types:
+        rows = "none" if not type_.attributes else "in every part" if type_.replicated else "by part"
+        columns = list(type_.attributes.items())
+        vertices.add_row(_printable(str(type_.name)), f"{type_.num_vertices:,}", rows, _printable(_columns(columns)))
+    edges = Table("edges", "number", "attributes", "splits")
+    for relation in described.edge_types:
+        splits = ", ".join(f"{name} {sum(counts):,}" for name, counts in relation.splits.items())
+        name = " ".join(relation.name or ())
+        columns = list(relation.attributes.items())
+        edges.add_row(_printable(name), f"{relation.num_edges:,}", _printable(_columns(columns)), splits or "none")
+    return [grid, vertices, edges, _table_of_parts(part)]
+
+
+def _columns(columns: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    shown = [
+        f"{name} {entry['dtype']} {entry['row_shape']}" if entry["row_shape"] else f"{name} {entry['dtype']}"
+        for name, entry in columns
+    ]
+    return ", ".join(shown) or "none"
+
+
+def _workload(part: PartitionedGraph) -> str:
+    described = part.description
+    type_, split = described.seeds
+    alike = [fanouts for fanouts in described.num_neighbors if fanouts == described.num_neighbors[0]]
+    if len(alike) == len(described.num_neighbors):
+        fanouts = f"{alike[0] if alike else 'none'}"
+    else:
+        names = [" ".join(relation.name or ()) for relation in described.edge_types]
+        fanouts = ", ".join(f"{per_hop} of {name}" for name, per_hop in zip(names, described.num_neighbors))
+    of = f" of {type_!r}" if type_ is not None else ""
+    return f"fanouts {fanouts}, batch size {described.batch_size}, seeds {split!r}{of}"
+
+
+def _table_of_parts(part: PartitionedGraph) -> Table:
+    """What each part owns of every type, and of every split of it."""
+    columns: dict[str, list[int]] = {}
+    for type_ in part.description.node_types:
+        name = "" if type_.name is None else f"{_printable(type_.name)} "
+        columns[name.strip() or "vertices"] = [type_.book.size_of(part_id) for part_id in range(part.num_parts)]
+        columns |= {f"{name}{split}": counts for split, counts in type_.splits.items()}
+    table = Table("part", *columns)
     for column in table.columns:
         column.justify = "right"
     for part_id in range(part.num_parts):
-        counts = [counts[part_id] for counts in manifest["splits"].values()]
-        table.add_row(str(part_id), *(f"{count:,}" for count in [part.book.size_of(part_id), *counts]))
-    return [grid, table]
+        table.add_row(str(part_id), *(f"{counts[part_id]:,}" for counts in columns.values()))
+    return table
 
 
 if __name__ == "__main__":
