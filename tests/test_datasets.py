@@ -25,7 +25,7 @@ from torch_geometric.utils import is_undirected, to_undirected
 
 from salientpp import datasets
 from salientpp.datasets import load_dataset, ogb, synthetic
-from salientpp.datasets.generated import _power_law_weights
+from salientpp.datasets.generated import power_law_weights
 from salientpp.plan.undirected import symmetric_closure
 
 # A directed graph that fits in the head: a reciprocal pair 0-1, a self-loop at 2, and vertex 4 alone.
@@ -811,7 +811,7 @@ def test_degrees_have_a_power_law_tail(generated):
 
 
 def test_expected_degrees_follow_the_asked_exponent():
-    weights = _power_law_weights(np.random.default_rng(0), 200_000, mean=20, exponent=2.5, cap=2000)
+    weights = power_law_weights(np.random.default_rng(0), 200_000, mean=20, exponent=2.5, cap=2000)
     assert weights.mean() == pytest.approx(20, rel=1e-6) and weights.max() <= 2000
     # Beyond w the share falls as w^-1.5: 10^-1.5 per decade.
     ratio = (weights > 300).mean() / (weights > 30).mean()

@@ -5,25 +5,19 @@ Vertices know their type and who they are, edges their relation and theirs, so w
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from graphs import RELATIONS, random_data, random_hetero
-from test_dataset_dir import FANOUTS, contents, edit_manifest, forge_checksums, names_in
+from graphs import RELATIONS, random_hetero
+from test_dataset_dir import FANOUTS
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import salientpp
 from salientpp.graph.typed import TypedGraph
-from salientpp.plan.vip import typed_inclusion_probability, uniform_starts
-from salientpp.store.directory import contents as contents_of
-from salientpp.store.directory.files import DatasetError
-from salientpp.store.directory.local_copy import stage
 
 BATCH_SIZE = 8
 CITES = ("paper", "cites", "paper")

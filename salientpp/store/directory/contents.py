@@ -174,6 +174,8 @@ def _find_seeds(
         ValueError: several types have it, or there is no such type or split of the type.
     """
     if not is_hetero:
+        if not isinstance(seeds, str):
+            raise ValueError(f"seeds must be the name of a split of a homogeneous graph, got {seeds!r}")
         return None, seeds if seeds in splits[None] else "all"
     if isinstance(seeds, str):
         having = [name for name in splits if seeds in splits[name]]
