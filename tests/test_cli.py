@@ -342,7 +342,7 @@ def test_ctrl_c_ends_in_130_and_writes_nothing(capsys, monkeypatch, tmp_path, np
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(salientpp.store.directory.writer, "_write_parts", interrupt)
+    monkeypatch.setattr(salientpp.store.directory.writer, "_write_vertices", interrupt)
     code, out, err = run(capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2)
     assert code == 130 and out == ""
     assert err.splitlines()[-1] == "salientpp partition: interrupted; nothing was written"
