@@ -5,6 +5,7 @@ from importlib.metadata import distributions as _distributions
 from salientpp.graph.csc import Graph
 from salientpp.launch.preemption import Preemption
 from salientpp.launch.rendezvous import init_process_group
+from salientpp.layerwise.inference import inference
 from salientpp.minibatch.link_loader import LinkNeighborLoader
 from salientpp.minibatch.loader import LoaderStats
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
@@ -26,6 +27,7 @@ __all__ = [
     "PartitionedGraph",
     "Preemption",
     "inclusion_probability",
+    "inference",
     "init_process_group",
     "load",
     "partition",
