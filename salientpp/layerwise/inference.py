@@ -1,9 +1,9 @@
 """How do the ranks compute what a model says of every vertex, layer by layer?
 
-For each layer a rank goes over the vertices of its part in order, in batches with all their in-neighbours. The rows that these have now are the part's own, or
-come from their owners, as features do in training: a :class:`~salientpp.NeighborLoader` over the present rows brings them, ahead of time and by way of
-a cache if there is one. What the layer makes of a batch is written into the part's next rows. So a rank holds the rows of its part before and after one layer, and
-a few batches, and a row travels only where a layer needs it.
+For each layer a rank goes over the vertices of its part in order, in batches with all their in-neighbours. The rows that these have now are the
+part's own, or come from their owners, as features do in training: a :class:`~salientpp.NeighborLoader` over the present rows brings them, ahead of time
+and by way of a cache if there is one. What the layer makes of a batch is written into the part's next rows. So a rank holds the rows of its part
+before and after one layer, and a few batches, and a row travels only where a layer needs it.
 
 The layer runs as the loader's ``transform``: what fails there fails on every rank, in the same words. Before the first batch the ranks agree on the model
 (:mod:`salientpp.layerwise.layers` says what can be a layer), and after each layer on whether all of them got so far.
@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ from salientpp.store.directory.opened import PartitionedGraph
 #: How loaders call the rows that go through the layers.
 _ROWS = (None, "x")
 
+_NO_ROWS = torch.empty(0)
+
 
 def inference(
     model: torch.nn.Module | Sequence[Callable[..., Tensor]],
@@ -68,8 +71,8 @@ def inference(
 ) -> Tensor:
     """What a model says of every vertex, computed layer by layer from all neighbours; on a partitioned graph each rank gets its part's.
 
-    The result is that of ``model(x, edge_index)`` on the whole graph in evaluation mode, but for rounding. On several ranks it is collective: every rank calls it, in the same
-    order as it makes loaders, with the same model. The model stays as it is, in its mode too.
+    The result is that of ``model(x, edge_index)`` on the whole graph in evaluation mode, but for rounding. On several ranks it is collective: every rank
+    calls it, in the same order among its loaders, with the same model. The model stays as it is, in its mode too.
 
     Args:
         model: one of PyG's basic models (``GraphSAGE``, ``GCN``, ``GAT``, ``GIN``, ``PNA``, ``EdgeCNN``), also in DDP, or a list: layers, called with
@@ -88,8 +91,8 @@ def inference(
         progress: show a progress bar on rank 0.
 
     Returns:
-        [n, ...] on the CPU: the rows of this rank's part, row i that of global id ``part.book.range_of(part.part_id)[0] + i``, whose number in the user's data is
-        ``part.original_id`` of it. Of a ``Data``, row i is vertex i's.
+        [n, ...] on the CPU. Of a ``Data``, row i is vertex i's. Of a partitioned graph, the rows of this rank's part, in the order of
+        ``part.split("all")``; ``part.original_id(part.split("all"))`` are the numbers that these vertices have in the user's data.
 
     Raises:
         ValueError, TypeError: an argument is wrong, or a layer needs more than one hop; with several ranks every rank raises, naming the one at fault.
@@ -105,7 +108,9 @@ def inference(
         "process_group": process_group, "timeout": timeout, "replication_factor": replication_factor,
     }  # fmt: skip
     names = {"edge_weight": edge_weight, "edge_attr": edge_attr}
-    return Inference(model, data, batch_edges, names, dtype, None if out is None else Path(out), progress, options).run()
+    return Inference(
+        model, data, batch_edges, names, dtype, None if out is None else Path(out), progress, options
+    ).run()
 
 
 @dataclass(eq=False)
@@ -131,8 +136,7 @@ class Inference:
 
     def run(self) -> Tensor:
         """The final rows of this rank's part."""
-        steps: Steps | None = None
-        sampler = _sampler(self.data)
+        steps, sampler = None, _sampler(self.data)
         with evaluating(self.model), contextlib.ExitStack() as stack:
             while steps is None or not steps.are_done:
                 loader = LayerLoader(self, steps, sampler)
@@ -144,7 +148,7 @@ class Inference:
                 loader.run()
                 self.stats.append(loader.stats())
                 del loader  # it holds the rows of before
-        return steps.rows
+        return steps.present
 
     def prepare(self, source: BatchSource) -> Steps:
         """What the layers are and what they need, found out by this rank alone; with the first layer ready to begin.
@@ -155,19 +159,25 @@ class Inference:
         batch_size = _positive("batch_size", self.options["batch_size"], "vertices of a batch")
         batch_edges = _positive("batch_edges", self.batch_edges, "edges into the vertices of a batch")
         if _ROWS[1] not in source.rows[None]:
-            raise ValueError("inference begins with x, which the data does not have; give it one before it is partitioned")
-        graph = source.sampler.graph  # type: ignore[attr-defined]  # of one type
+            raise ValueError(
+                "inference begins with x, which the data does not have; give it one before it is partitioned"
+            )
+        graph = getattr(source.sampler, "graph", None)
+        if not isinstance(graph, Graph):
+            raise TypeError(f"inference is for graphs of one type, got {self.data!r}")
         network = network_of(self.model)
         edges = {name: self._edge_rows(name, graph) for name, key in self.names.items() if key is not None}
         for name in edges:
             if name not in network.takes:
-                raise ValueError(f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out")
+                raise ValueError(
+                    f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
+                )
         x = RowShape.of(source.rows_of(_ROWS))
         if self.dtype is not None:
             x = dataclasses.replace(x, dtype=self.dtype)
         weight, attr = (RowShape.of(edges[name]) if name in edges else None for name in ("edge_weight", "edge_attr"))
         with torch.no_grad():
-            shapes = try_out(network, x, weight, attr, torch.device(self.options["device"]))
+            network, shapes = try_out(network, x, weight, attr, torch.device(self.options["device"]))
         if self.out is not None:
             _check_folder(self.out, source.exchange.part_id, shapes[-1].dtype)
         begin, end = source.book.range_of(source.exchange.part_id)
@@ -190,7 +200,7 @@ class Inference:
         """[E, ...] in the order of edge ids."""
         key = self.names[name]
         known = self.data.edge_rows() if isinstance(self.data, PartitionedGraph) else self.data.to_dict()
-        value = known.get(key)
+        value = known.get(str(key))
         if not isinstance(value, Tensor) or not value.dim() or value.size(0) != graph.num_edges:
             raise ValueError(
                 f"{name} must be the name of an edge attribute, a tensor with {graph.num_edges} rows, got {key!r}; there are "
@@ -212,8 +222,8 @@ class Steps:
         ranges: the batches of the part, as ranges of its vertices.
         same: what all ranks must have the same.
         number: the present layer's.
-        rows: of the part, made by the layer before; None before the first.
-        following: of the part, by the present layer.
+        present: rows of the part, made by the layer before; none before the first.
+        following: rows of the part, by this layer.
         kept: of the part, by all layers that are done, where they are joined.
         bar: the progress bar.
         scores: [N], in how many batches a row is needed beside the first.
@@ -227,8 +237,8 @@ class Steps:
     ranges: Sequence[tuple[int, int]]
     same: Mapping[str, Any]
     number: int = 0
-    rows: Tensor | None = None
-    following: Tensor | None = None
+    present: Tensor = _NO_ROWS
+    following: Tensor = _NO_ROWS
     kept: list[Tensor] = field(default_factory=list)
     bar: Any = None
     scores: Tensor | None = None
@@ -250,7 +260,7 @@ class Steps:
     def end_layer(self) -> None:
         if self.network.join is not None:
             self.kept.append(self.following)
-        self.rows, self.following = self.following, None
+        self.present, self.following = self.following, _NO_ROWS
         self.number += 1
 
     @torch.no_grad()
@@ -281,15 +291,16 @@ class LayerLoader(NeighborLoader):
 
     def __init__(self, call: Inference, steps: Steps | None, sampler: NeighborSampler | None) -> None:
         self._call = call
-        self.steps = steps
-        is_first = steps is None
+        self._is_first = steps is None
+        if steps is not None:
+            self.steps = steps
         super().__init__(
             call.data,
             [-1],
             "all" if sampler is None else None,
             neighbor_sampler=sampler,
-            dtype=call.dtype if is_first else None,
-            rows=_features(call.data) if is_first else {_ROWS[1]: steps.rows},
+            dtype=call.dtype if steps is None else None,
+            rows=_features(call.data) if steps is None else {_ROWS[1]: steps.present},
             uneven="exact",
             seed=0,
             **call.options,
@@ -300,11 +311,13 @@ class LayerLoader(NeighborLoader):
     def rank(self) -> int:
         return self._comm.rank
 
+    steps: Steps
+
     # --- construction, which the ranks share ----------------------------------------------------------------
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         source = super()._open_source(comm, sampling)
-        if self.steps is None:
+        if self._is_first:
             self.steps = self._call.prepare(source)
         self.steps.begin_layer()
         return dataclasses.replace(
@@ -355,7 +368,7 @@ class LayerLoader(NeighborLoader):
         self._finish_epoch()  # others may still ask for present rows
         self._together(self._share_within_the_part)
         if self.steps.is_last and self._call.out is not None:
-            self._together(self._write)
+            self._together(partial(self._write, self._call.out))
         self.steps.end_layer()
 
     def _together(self, action: Callable[[], None]) -> None:
@@ -374,7 +387,9 @@ class LayerLoader(NeighborLoader):
             error = None  # else this frame and the traceback would hold each other
         for rank, theirs in enumerate(everyone):
             if theirs["error"] is not None:
-                raise RuntimeError(f"rank {rank}{self._comm.of} could not end layer {self.steps.number}: {theirs['error']}")
+                raise RuntimeError(
+                    f"rank {rank}{self._comm.of} could not end layer {self.steps.number}: {theirs['error']}"
+                )
 
     def _share_within_the_part(self) -> None:
         """Ranks of one part each have computed some of its batches: give them to the others, batch by batch."""
@@ -384,7 +399,10 @@ class LayerLoader(NeighborLoader):
             return
         ranks_of_part = range(placement.rank - placement.place, placement.rank - placement.place + places)
         for index in range(self._schedule.num_rounds):
-            batches = [ranges[index * places + place] if index * places + place < len(ranges) else (0, 0) for place in range(places)]
+            batches = [
+                ranges[index * places + place] if index * places + place < len(ranges) else (0, 0)
+                for place in range(places)
+            ]
             send, receive = [0] * self._comm.size, [0] * self._comm.size
             first, last = batches[placement.place]
             for rank, (begin, end) in zip(ranks_of_part, batches, strict=True):
@@ -395,10 +413,10 @@ class LayerLoader(NeighborLoader):
                 if place != placement.place:
                     rows[begin:end], arrived = arrived[: end - begin], arrived[end - begin :]
 
-    def _write(self) -> None:
+    def _write(self, folder: Path) -> None:
         if self._source.exchange.placement.place == 0:
             rows = self.steps.following.numpy()
-            write_whole(_file_of(self._call.out, self._source.exchange.part_id), lambda file: np.save(file, rows))
+            write_whole(_file_of(folder, self._source.exchange.part_id), lambda file: np.save(file, rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -452,7 +470,9 @@ def _check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
     try:
         torch.empty(0, dtype=dtype).numpy()
     except TypeError:
-        raise ValueError(f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts them") from None
+        raise ValueError(
+            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts them"
+        ) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

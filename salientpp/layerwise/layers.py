@@ -9,6 +9,7 @@ at random shows there, whoever wrote it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -57,12 +58,14 @@ class Layer:
         conv: (rows, edge_index) -> rows.
         before, after: functions of single rows, in order.
         takes: which of ``edge_weight`` and ``edge_attr`` ``conv`` takes too.
+        pairs: in batches ``conv`` gets a pair, the rows of all vertices and those of the targets, and computes nothing for the others.
     """
 
     conv: Callable[..., Tensor]
     before: Sequence[RowFunction] = ()
     after: Sequence[RowFunction] = ()
     takes: frozenset[str] = frozenset()
+    pairs: bool = False
 
     def __call__(self, x: Tensor, edges: Edges, normalisation: Normalisation | None = None) -> Tensor:
         """The next rows [num_targets, ...] of the targets.
@@ -82,7 +85,7 @@ class Layer:
             for name, value in (("edge_weight", edges.weight), ("edge_attr", edges.attr))
             if name in self.takes and value is not None
         }
-        rows = conv(x, edges.edge_index, **given)[: edges.num_targets]
+        rows = conv((x, x[: edges.num_targets]) if self.pairs else x, edges.edge_index, **given)[: edges.num_targets]
         for function in self.after:
             rows = function(rows)
         return rows
@@ -152,7 +155,8 @@ def _of_basic_gnn(model: BasicGNN) -> Network:
         functions: list[Any] = []
         if jumps or number < model.num_layers - 1:
             functions = [model.act, norm] if model.act_first else [norm, model.act]
-        layers.append(Layer(_unwrapped(conv), (), [each for each in functions if each is not None and not isinstance(each, torch.nn.Identity)], takes))
+        after = [each for each in functions if each is not None and not isinstance(each, torch.nn.Identity)]
+        layers.append(Layer(_unwrapped(conv), (), after, takes))
     last = model.lin if hasattr(model, "lin") else None
     if hasattr(model, "jk"):
         return Network(layers, lambda rows: last(model.jk(rows)) if last is not None else model.jk(rows), model)
@@ -270,7 +274,7 @@ def digests_of(model: Any) -> dict[str, str]:
 
 def try_out(
     network: Network, x: RowShape, weight: RowShape | None, attr: RowShape | None, device: torch.device
-) -> list[RowShape]:
+) -> tuple[Network, list[RowShape]]:
     """Compute a small random graph whole, and layer by layer in batches of one hop.
 
     Args:
@@ -279,78 +283,119 @@ def try_out(
         device: where batches will be.
 
     Returns:
-        What each layer gives; with ``join`` the last is what that gives.
+        The network, with pairs where they do; and what each layer gives, of which the last is what ``join`` gives.
 
     Raises:
         ValueError: the two differ, or a layer cannot be applied.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def rows(size: int, like: RowShape, positive: bool = False) -> Tensor:
-        drawn = torch.rand if positive else torch.randn
-        values = drawn((size, *like.shape), generator=generator, dtype=torch.float64)
-        if not (like.dtype.is_floating_point or like.dtype.is_complex):
-            values = values > 0.5  # whole numbers may be ids, of which few are valid everywhere
-        return values.to(like.dtype).to(device)
-
-    edge_index = torch.randint(_TRIAL_VERTICES, (2, _TRIAL_EDGES), generator=generator)
-    edge_index[:, :4] = edge_index[:1, :4]  # loops
-    graph = Graph.from_edge_index(edge_index, _TRIAL_VERTICES)
-    edges = Edges(
-        edge_index.to(device),
-        torch.arange(_TRIAL_VERTICES, device=device),
-        _TRIAL_VERTICES,
-        None if weight is None else rows(_TRIAL_EDGES, weight, positive=True),
-        None if attr is None else rows(_TRIAL_EDGES, attr),
-    )
-    normalisation = Normalisation(graph, None if edges.weight is None else edges.weight.cpu())
-    sampler = Sampler(graph, [-1])
-    targets = torch.randperm(_TRIAL_VERTICES, generator=generator).split(_TRIAL_VERTICES // 3)
-    first = present = rows(_TRIAL_VERTICES, x)
+    trial = _Trial.of(weight, attr, device)
+    first = present = trial.rows(_TRIAL_VERTICES, x)
     given: list[Tensor] = []
+    layers: list[Layer] = []
     for number, layer in enumerate(network.layers):
+        what = f"layer {number} ({layer})"
         try:
-            following = layer(present, edges)
+            following = layer(present, trial.edges)
             if following.size(0) != _TRIAL_VERTICES:
-                raise ValueError(f"it must give one row per vertex, expected {_TRIAL_VERTICES}, got {following.size(0)}")
-            in_batches = torch.empty_like(following)
-            for seeds in targets:
-                mfg = sampler.sample(seeds, 0)
-                edge = mfg.edge.to(device)
-                batch = Edges(
-                    torch.stack([mfg.row, mfg.col]).to(device),
-                    mfg.node.to(device),
-                    seeds.numel(),
-                    None if edges.weight is None else edges.weight[edge],
-                    None if edges.attr is None else edges.attr[edge],
+                raise ValueError(
+                    f"it must give one row per vertex, expected {_TRIAL_VERTICES}, got {following.size(0)}"
                 )
-                in_batches[seeds.to(device)] = layer(present[batch.n_id], batch, normalisation)
+            in_batches = trial.in_batches(layer, present)
         except Exception as error:
             hint = " (dtype= converts x)" if number == 0 else ""
             raise ValueError(
-                f"layer {number} ({layer}) cannot be applied to rows of {present.dtype} {list(present.shape[1:])}{hint}: {type(error).__name__}: {error}"
+                f"{what} cannot be applied to rows of {present.dtype} {list(present.shape[1:])}{hint}: {type(error).__name__}: {error}"
             ) from error
-        _compare(following, in_batches, f"layer {number} ({layer})", _reasons(layer))
+        if not _are_close(following, in_batches):
+            raise ValueError(f"{what} {_NOT_ONE_HOP}. It {_reasons(layer)}")
+        with contextlib.suppress(Exception):  # not every layer takes a pair
+            faster = dataclasses.replace(layer, pairs=True)
+            if _are_close(following, trial.in_batches(faster, present)):
+                layer = faster
+        layers.append(layer)
         given.append(following)
         present = following
     if network.join is not None:
         given[-1] = network.join(given.copy())
     if network.whole is not None:
-        named = {"edge_weight": edges.weight, "edge_attr": edges.attr}
-        whole = network.whole(first, edges.edge_index, **{name: named[name] for name in network.takes})
-        _compare(whole, given[-1], f"{_name_of(network.whole)}.forward", "does not do what its layers do one after the other")
-    return [RowShape.of(rows) for rows in given]
+        named = {"edge_weight": trial.edges.weight, "edge_attr": trial.edges.attr}
+        whole = network.whole(first, trial.edges.edge_index, **{name: named[name] for name in network.takes})
+        if not _are_close(whole, given[-1]):
+            raise ValueError(
+                f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not do what its layers do one after the other; give a list of what it does"
+            )
+    return dataclasses.replace(network, layers=layers), [RowShape.of(rows) for rows in given]
 
 
-def _compare(expected: Tensor, got: Tensor, what: str, reasons: str) -> None:
-    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-    exact = not expected.dtype.is_floating_point
-    tolerance = 0.0 if exact else scale * torch.finfo(expected.dtype).eps ** 0.5
-    if expected.shape != got.shape or not torch.allclose(expected, got, rtol=0, atol=tolerance, equal_nan=True):
-        raise ValueError(
-            f"{what} cannot be computed from the in-neighbours of each vertex alone: on a trial graph it gives other rows in batches than on the whole. "
-            f"It {reasons}"
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """A small random graph with self-loops, repeated edges and vertices without edges, and batches that hold all its vertices."""
+
+    edges: Edges
+    normalisation: Normalisation
+    batches: Sequence[tuple[Tensor, Edges]]
+    generator: torch.Generator
+
+    @classmethod
+    def of(cls, weight: RowShape | None, attr: RowShape | None, device: torch.device) -> _Trial:
+        generator = torch.Generator().manual_seed(0)
+        edge_index = torch.randint(_TRIAL_VERTICES, (2, _TRIAL_EDGES), generator=generator)
+        edge_index[:, :4] = edge_index[:1, :4]
+        edge_index[:, 4:8] = edge_index[:, 8:12]
+        graph = Graph.from_edge_index(edge_index, _TRIAL_VERTICES)
+        edges = Edges(
+            edge_index.to(device),
+            torch.arange(_TRIAL_VERTICES, device=device),
+            _TRIAL_VERTICES,
+            # Degrees are to be positive.
+            None if weight is None else _random_rows(_TRIAL_EDGES, weight, generator).abs().to(device),
+            None if attr is None else _random_rows(_TRIAL_EDGES, attr, generator).to(device),
         )
+        batches = []
+        for seeds in torch.randperm(_TRIAL_VERTICES, generator=generator).split(_TRIAL_VERTICES // 3):
+            mfg = Sampler(graph, [-1]).sample(seeds, 0)
+            edge = mfg.edge.to(device)
+            batch = Edges(
+                torch.stack([mfg.row, mfg.col]).to(device),
+                mfg.node.to(device),
+                seeds.numel(),
+                None if edges.weight is None else edges.weight[edge],
+                None if edges.attr is None else edges.attr[edge],
+            )
+            batches.append((seeds.to(device), batch))
+        normalisation = Normalisation(graph, None if edges.weight is None else edges.weight.cpu())
+        return cls(edges, normalisation, batches, generator)
+
+    def rows(self, size: int, like: RowShape) -> Tensor:
+        return _random_rows(size, like, self.generator).to(self.edges.n_id.device)
+
+    def in_batches(self, layer: Layer, present: Tensor) -> Tensor:
+        """The next rows of all vertices."""
+        seeds, rows = zip(
+            *((seeds, layer(present[batch.n_id], batch, self.normalisation)) for seeds, batch in self.batches)
+        )
+        return torch.cat(rows)[torch.cat(seeds).argsort()]
+
+
+def _random_rows(size: int, like: RowShape, generator: torch.Generator) -> Tensor:
+    values = torch.randn((size, *like.shape), generator=generator, dtype=torch.float64)
+    if not (like.dtype.is_floating_point or like.dtype.is_complex):
+        values = values > 0  # whole numbers may be ids, of which few are valid everywhere
+    return values.to(like.dtype)
+
+
+_NOT_ONE_HOP = "cannot be computed from the in-neighbours of each vertex alone: on a trial graph it gives other rows in batches than on the whole"
+
+
+def _are_close(expected: Tensor, got: Tensor) -> bool:
+    """Equal but for rounding."""
+    if expected.shape != got.shape or expected.dtype != got.dtype:
+        return False
+    if not expected.numel() or not expected.dtype.is_floating_point:
+        return torch.equal(expected, got)
+    scale = max(1.0, float(expected.abs().max().nan_to_num(1.0)))
+    tolerance = scale * torch.finfo(expected.dtype).eps ** 0.5
+    return torch.allclose(expected, got, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def _reasons(layer: Layer) -> str:

@@ -58,7 +58,9 @@ class Normalisation:
     edge_weight: Tensor | None = None
     _known: dict[Any, Tensor] = field(default_factory=dict)
 
-    def applied(self, conv: Callable[..., Tensor], edges: Edges, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Edges]:
+    def applied(
+        self, conv: Callable[..., Tensor], edges: Edges, dtype: torch.dtype
+    ) -> tuple[Callable[..., Tensor], Edges]:
         """A layer and edges that give what ``conv`` gives on the whole graph; ``conv`` stays as it is.
 
         Args:
