@@ -12,6 +12,7 @@ import distributed
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import torch_geometric.loader
 import torch_geometric.nn as gnn
@@ -230,6 +231,14 @@ def test_features_in_another_dtype_are_converted_if_asked():
     assert (got - whole(model, data, {})).abs().max() < 1e-5
 
 
+def test_ids_as_features():
+    data, model = graph(), made(lambda: [torch.nn.Embedding(9, 8), gnn.SAGEConv(8, 4)])
+    for x in (torch.arange(300) % 9, (torch.arange(300) % 9).int()):
+        data.x = x
+        got = salientpp.inference(model, data, batch_size=64)
+        assert (got - model[1](model[0](x), data.edge_index)).abs().max() < 1e-5
+
+
 def test_compiled_models_run_as_they_are_written():
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     assert (salientpp.inference(torch.compile(model), data) - whole(model, data, {})).abs().max() < 1e-5
@@ -363,8 +372,8 @@ def _every_model(rank: int, root: str, out: str) -> dict[str, float]:
         assert got.shape == expected.shape and got.dtype == expected.dtype, name
         far[name] = float((got - expected).abs().max()) if got.numel() else 0.0
     sage = made(MODELS["GraphSAGE"][0])
-    got = salientpp.inference(DistributedDataParallel(sage) if rank >= 0 else sage, part, out=out)
-    torch.distributed.barrier()
+    got = salientpp.inference(DistributedDataParallel(sage), part, out=out)
+    dist.barrier()
     for part_id in range(part.num_parts):
         of_part = salientpp.load(root, part_id=part_id)
         rows = torch.from_numpy(np.load(f"{out}/part-{part_id:05d}.npy"))
@@ -500,6 +509,22 @@ def test_what_fails_on_one_rank_is_an_error_on_every_rank(tmp_path):
     for rank, said in enumerate(both):
         for how, expected in MISTAKES.items():
             assert re.match(expected[rank], said[how]), (rank, how, said[how])
+
+
+def _in_groups(rank: int, root: str) -> float:
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    group, worst = groups[rank % 2], 0.0
+    part = salientpp.load(root, process_group=group)
+    for name in [["GAT"], ["GraphSAGE", "GIN", "GCN"]][rank % 2]:  # each at its own pace
+        model = made(MODELS[name][0])
+        got = salientpp.inference(model, part, process_group=group, batch_size=50)
+        worst = max(worst, float((got - whole(model, graph(), {})[_own(part)]).abs().max()))
+    dist.barrier()
+    return worst
+
+
+def test_groups_of_some_ranks_infer_by_themselves(tmp_path):
+    assert max(distributed.run(_in_groups, 4, _partition(tmp_path / "parts", 2))) <= 1e-5
 
 
 def _watch(rank: int, root: str) -> tuple[int, int, str]:
