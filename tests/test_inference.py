@@ -167,7 +167,9 @@ def test_the_model_is_as_it_was_afterwards():
         before = [
             (part.training, dict(vars(part)), {k: v.clone() for k, v in part.state_dict().items()}) for part in modules
         ]
+        drawn = torch.random.get_rng_state()
         salientpp.inference(model, data)
+        assert torch.equal(drawn, torch.random.get_rng_state())
         for part, (training, attributes, state) in zip(modules, before, strict=True):
             assert part.training == training and vars(part).keys() == attributes.keys()
             assert all(torch.equal(value, state[key]) for key, value in part.state_dict().items())
@@ -288,7 +290,7 @@ def test_a_model_whose_forward_is_its_own_is_refused():
 def test_wrong_arguments_are_refused_in_words():
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     for error, words, options in [
-        (TypeError, "graphs of one type, got a HeteroData", {"data": random_hetero()}),
+        (TypeError, "graphs of one type, got a HeteroData of several", {"data": random_hetero()}),
         (TypeError, "data must be", {"data": 3}),
         (TypeError, "model must be one of PyG's basic models", {"model": 3}),
         (ValueError, "inference begins with x", {"data": Data(edge_index=data.edge_index, num_nodes=300)}),

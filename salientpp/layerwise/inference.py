@@ -41,8 +41,9 @@ from salientpp.minibatch.options import SamplingOptions
 from salientpp.minibatch.source import BatchSource
 from salientpp.plan.accesses import count_accesses
 from salientpp.plan.arguments import as_integer
+from salientpp.plan.cache import Workload
+from salientpp.plan.placement import Placement
 from salientpp.plan.schedule import Schedule
-from salientpp.store.directory.manifest import part_folder
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: How loaders call the rows that go through the layers.
@@ -98,10 +99,10 @@ def inference(
         ValueError, TypeError: an argument is wrong, or a layer needs more than one hop; with several ranks every rank raises, naming the one at fault.
         RuntimeError: a layer failed (:class:`~salientpp.pipeline.StageError`), or a rank did; on every rank.
     """
-    if isinstance(data, HeteroData):
+    if isinstance(data, HeteroData) or getattr(data, "is_hetero", False):
         raise TypeError(
-            "inference is for graphs of one type, got a HeteroData; convert it with to_homogeneous(), or apply the layers yourself over a NeighborLoader "
-            "of each type"
+            f"inference is for graphs of one type, got a {type(data).__name__} of several; convert it with to_homogeneous(), or apply the layers "
+            "yourself over a NeighborLoader for each type"
         )
     options = {
         "batch_size": batch_size, "device": device_of(model) if device is None else device, "num_workers": num_workers, "depth": depth,
@@ -121,6 +122,7 @@ class Inference:
         model, data, batch_edges, dtype, out, progress: as given.
         names: ``edge_weight`` and ``edge_attr``, the names of the attributes or None.
         options: of the loaders.
+        steps: the layers, from the construction of the first loader on.
         stats: of the loader of each layer that is done.
     """
 
@@ -132,26 +134,42 @@ class Inference:
     out: Path | None
     progress: bool
     options: Mapping[str, Any]
+    steps: Steps = field(init=False)
     stats: list[LoaderStats] = field(default_factory=list)
 
     def run(self) -> Tensor:
         """The final rows of this rank's part."""
-        steps, sampler = None, _sampler(self.data)
+        sampler = _sampler(self.data)
         with evaluating(self.model), contextlib.ExitStack() as stack:
-            while steps is None or not steps.are_done:
-                loader = LayerLoader(self, steps, sampler)
-                if steps is None:
-                    steps = loader.steps
-                    total = len(loader) * len(steps.network.layers)
+            while not self.stats or not self.steps.are_done:
+                loader = LayerLoader(self, sampler)
+                if not self.stats:
+                    total = len(loader) * len(self.steps.network.layers)
                     hidden = not (self.progress and loader.rank == 0)
-                    steps.bar = stack.enter_context(tqdm(total=total, desc="inference", unit="batch", disable=hidden))
+                    self.steps.bar = stack.enter_context(
+                        tqdm(total=total, desc="inference", unit="batch", disable=hidden)
+                    )
                 loader.run()
                 self.stats.append(loader.stats())
                 del loader  # it holds the rows of before
-        return steps.present
+        return self.steps.present
+
+    @property
+    def rows(self) -> dict[str, Tensor] | None:
+        """What the next layer begins with; None: the part's ``x``."""
+        return {_ROWS[1]: self.steps.present} if self.stats else _features(self.data)
+
+    def count_uses(self, workload: Workload) -> Tensor:
+        """[N]: how often a row less travels if it is cached, a cache policy: once for each batch of this rank that needs it, but for the first."""
+        steps = self.steps
+        if steps.uses is None:
+            batches = [(torch.arange(*one) + steps.begin, 0) for one in steps.own_ranges]
+            counts = count_accesses(workload.graph, batches, [-1])
+            steps.uses = (counts - 1).clamp_(min=0).to(torch.float32)
+        return steps.uses
 
     def prepare(self, source: BatchSource) -> Steps:
-        """What the layers are and what they need, found out by this rank alone; with the first layer ready to begin.
+        """What the layers are and what they need, found out by this rank alone.
 
         Raises:
             ValueError, TypeError: an argument is wrong.
@@ -162,9 +180,7 @@ class Inference:
             raise ValueError(
                 "inference begins with x, which the data does not have; give it one before it is partitioned"
             )
-        graph = getattr(source.sampler, "graph", None)
-        if not isinstance(graph, Graph):
-            raise TypeError(f"inference is for graphs of one type, got {self.data!r}")
+        graph = source.sampler.graph
         network = network_of(self.model)
         edges = {name: self._edge_rows(name, graph) for name, key in self.names.items() if key is not None}
         for name in edges:
@@ -180,7 +196,7 @@ class Inference:
             network, shapes = try_out(network, x, weight, attr, torch.device(self.options["device"]))
         if self.out is not None:
             _check_folder(self.out, source.exchange.part_id, shapes[-1].dtype)
-        begin, end = source.book.range_of(source.exchange.part_id)
+        begin, end = source.books[None].range_of(source.exchange.part_id)
         ranges = [
             (first, min(first + batch_size, last))
             for run_first, last in runs_of_vertices(graph.indptr[begin : end + 1], batch_edges)
@@ -194,7 +210,16 @@ class Inference:
             "parameters of the model (their digest)": digests["parameters"],
             "buffers of the model (their digest; under DDP the statistics of BatchNorm differ: broadcast them from one rank)": digests["buffers"],
         }  # fmt: skip
-        return Steps(network, shapes, edges, Normalisation(graph, edges.get("edge_weight")), begin, ranges, same)
+        return Steps(
+            network,
+            shapes,
+            edges,
+            Normalisation(graph, edges.get("edge_weight")),
+            begin,
+            ranges,
+            source.exchange.placement,
+            same,
+        )
 
     def _edge_rows(self, name: str, graph: Graph) -> Tensor:
         """[E, ...] in the order of edge ids."""
@@ -219,14 +244,15 @@ class Steps:
         edge_rows: ``edge_weight`` and ``edge_attr``, if given: [E, ...].
         normalisation: of the graph.
         begin: the first global id of the part.
-        ranges: the batches of the part, as ranges of its vertices.
+        ranges: the batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
+        placement: of this rank.
         same: what all ranks must have the same.
         number: the present layer's.
         present: rows of the part, made by the layer before; none before the first.
         following: rows of the part, by this layer.
         kept: of the part, by all layers that are done, where they are joined.
         bar: the progress bar.
-        scores: [N], in how many batches a row is needed beside the first.
+        uses: see :meth:`Inference.count_uses`.
     """
 
     network: Network
@@ -235,13 +261,19 @@ class Steps:
     normalisation: Normalisation
     begin: int
     ranges: Sequence[tuple[int, int]]
+    placement: Placement
     same: Mapping[str, Any]
     number: int = 0
     present: Tensor = _NO_ROWS
     following: Tensor = _NO_ROWS
     kept: list[Tensor] = field(default_factory=list)
     bar: Any = None
-    scores: Tensor | None = None
+    uses: Tensor | None = None
+
+    @property
+    def own_ranges(self) -> Sequence[tuple[int, int]]:
+        """The batches of this rank."""
+        return self.ranges[self.placement.place :: self.placement.ranks_per_part]
 
     @property
     def are_done(self) -> bool:
@@ -284,45 +316,40 @@ class LayerLoader(NeighborLoader):
     """Batches of all vertices of a part, in order and with all their in-neighbours, which go through one layer.
 
     Args:
-        call: whose layers.
-        steps: how far they are; None: the first layer is next.
+        call: whose layer is next.
         sampler: of a ``Data``.
     """
 
-    def __init__(self, call: Inference, steps: Steps | None, sampler: NeighborSampler | None) -> None:
+    def __init__(self, call: Inference, sampler: NeighborSampler | None) -> None:
         self._call = call
-        self._is_first = steps is None
-        if steps is not None:
-            self.steps = steps
         super().__init__(
             call.data,
             [-1],
             "all" if sampler is None else None,
             neighbor_sampler=sampler,
-            dtype=call.dtype if steps is None else None,
-            rows=_features(call.data) if steps is None else {_ROWS[1]: steps.present},
+            dtype=None if call.stats else call.dtype,
+            rows=call.rows,
+            policy=call.count_uses,
             uneven="exact",
             seed=0,
             **call.options,
         )
-        self.transform = self.steps  # known by now
+        self.transform = call.steps  # known by now
 
     @property
     def rank(self) -> int:
         return self._comm.rank
 
-    steps: Steps
-
     # --- construction, which the ranks share ----------------------------------------------------------------
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         source = super()._open_source(comm, sampling)
-        if self._is_first:
-            self.steps = self._call.prepare(source)
-        self.steps.begin_layer()
+        if not self._call.stats:
+            self._call.steps = self._call.prepare(source)
+        self._call.steps.begin_layer()
         return dataclasses.replace(
             source,
-            template=PartitionTemplate(self.steps.edge_rows),
+            template=PartitionTemplate(self._call.steps.edge_rows),
             rows={None: {_ROWS[1]: source.rows_of(_ROWS)}},
             exchanged=[_ROWS],
             seed_columns=[],
@@ -330,16 +357,16 @@ class LayerLoader(NeighborLoader):
 
     def _facts(self, source: BatchSource, num_seeds: int, *others: Any) -> Facts:
         # What the ranks count is batches: they differ in size.
-        place = source.exchange.placement
-        facts = super()._facts(source, len(self.steps.ranges[place.place :: place.ranks_per_part]), *others)
-        return dataclasses.replace(facts, same={**facts.same, **self.steps.same})
+        facts = super()._facts(source, len(self._call.steps.own_ranges), *others)
+        return dataclasses.replace(facts, same={**facts.same, **self._call.steps.same})
 
     def _make_schedule(self, prepared: Any, everyone: Sequence[Facts]) -> Schedule:
+        placement = self._call.steps.placement
         return Ranges(
             num_seeds=prepared.source.seeds.number,
-            part_id=prepared.source.exchange.part_id,
-            place=prepared.place,
-            ranks_per_part=prepared.places,
+            part_id=placement.part_id,
+            place=placement.place,
+            ranks_per_part=placement.ranks_per_part,
             seeds_per_rank=[facts.num_seeds for facts in everyone],
             rank=self._comm.rank,
             batch_size=1,
@@ -347,17 +374,8 @@ class LayerLoader(NeighborLoader):
             drop_last=False,
             uneven="exact",
             seed=0,
-            ranges=self.steps.ranges,
+            ranges=self._call.steps.own_ranges,
         )
-
-    def _scores(self) -> Tensor:
-        """A row that several batches need travels once if it is cached, and as often as they are if it is not."""
-        if self.steps.scores is None:
-            seeds = self._source.seeds.inputs.node
-            batches = [(seeds[positions], 0) for positions in self._schedule.batches(0)]
-            counts = count_accesses(self.data.graph, batches, [-1])
-            self.steps.scores = (counts - 1).clamp_(min=0).to(torch.float32)
-        return self.steps.scores
 
     # --- the layer ------------------------------------------------------------------------------------------
 
@@ -367,9 +385,10 @@ class LayerLoader(NeighborLoader):
             pass
         self._finish_epoch()  # others may still ask for present rows
         self._together(self._share_within_the_part)
-        if self.steps.is_last and self._call.out is not None:
+        steps = self._call.steps
+        if steps.is_last and self._call.out is not None:
             self._together(partial(self._write, self._call.out))
-        self.steps.end_layer()
+        steps.end_layer()
 
     def _together(self, action: Callable[[], None]) -> None:
         """Call ``action``; what it raises on one rank becomes an error on every rank."""
@@ -388,12 +407,13 @@ class LayerLoader(NeighborLoader):
         for rank, theirs in enumerate(everyone):
             if theirs["error"] is not None:
                 raise RuntimeError(
-                    f"rank {rank}{self._comm.of} could not end layer {self.steps.number}: {theirs['error']}"
+                    f"rank {rank}{self._comm.of} could not end layer {self._call.steps.number}: {theirs['error']}"
                 )
 
     def _share_within_the_part(self) -> None:
         """Ranks of one part each have computed some of its batches: give them to the others, batch by batch."""
-        placement, ranges, rows = self._source.exchange.placement, self.steps.ranges, self.steps.following
+        steps = self._call.steps
+        placement, ranges, rows = steps.placement, steps.ranges, steps.following
         places = placement.ranks_per_part
         if places == 1:
             return
@@ -414,23 +434,23 @@ class LayerLoader(NeighborLoader):
                     rows[begin:end], arrived = arrived[: end - begin], arrived[end - begin :]
 
     def _write(self, folder: Path) -> None:
-        if self._source.exchange.placement.place == 0:
-            rows = self.steps.following.numpy()
-            write_whole(_file_of(folder, self._source.exchange.part_id), lambda file: np.save(file, rows))
+        placement, rows = self._call.steps.placement, self._call.steps.following.numpy()
+        if placement.place == 0:
+            write_whole(_file_of(folder, placement.part_id), lambda file: np.save(file, rows))
 
 
 @dataclass(frozen=True, eq=False)
 class Ranges(Schedule):
-    """The batches of a part are given; ``seeds_per_rank`` counts batches.
+    """The batches of this rank are given; ``seeds_per_rank`` counts batches.
 
     Attributes:
-        ranges: of the part's vertices, for all its ranks in turn.
+        ranges: of the part's vertices.
     """
 
     ranges: Sequence[tuple[int, int]] = ()
 
     def batches(self, epoch: int) -> list[Tensor]:
-        return [torch.arange(*one) for one in self.ranges[self.place :: self.ranks_per_part]]
+        return [torch.arange(*one) for one in self.ranges]
 
 
 def _features(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
@@ -463,7 +483,7 @@ def _positive(name: str, value: Any, words: str) -> int:
 
 
 def _file_of(folder: Path, part_id: int) -> Path:
-    return folder / f"{part_folder(part_id)}.npy"
+    return folder / f"part-{part_id:05d}.npy"
 
 
 def _check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
