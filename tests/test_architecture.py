@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "store": {"ids", "ops", "comm", "processes", "graph", "plan"},
     "minibatch": BELOW_MINIBATCH,
     "fullgraph": BELOW_MINIBATCH,
+    "layerwise": BELOW_MINIBATCH | {"files", "minibatch"},
     "lightning": BELOW_MINIBATCH | {"minibatch"},
     "analysis": {
         "ids",
@@ -140,6 +141,7 @@ def test_imports_follow_the_table(path):
         ("store.tiers", "from .. import pipeline"),
         ("minibatch.loader", "from salientpp import NeighborLoader"),
         ("minibatch.loader", "from salientpp.lightning import LightningNodeData"),
+        ("minibatch.loader", "from salientpp.layerwise.layers import network_of"),
         ("minibatch.loader", "import salientpp"),
         ("minibatch.loader", "from salientpp.datasets import load_dataset"),
         ("analysis", "from salientpp.minibatch.loader import NeighborLoader"),
