@@ -58,9 +58,11 @@ class Classifier(nn.Module):
         return self.layers(x, batch.edge_index_dict)["paper"][: batch["paper"].batch_size]
 
 
-def loaders(data: Any, seed: int, alpha: float) -> dict[str, NeighborLoader]:
+def loaders(data: Any, seed: int, alpha: float, batch_size: int, time_attr: str | None) -> dict[str, NeighborLoader]:
     """By split, of the whole graph or of this rank's part."""
-    options: dict[str, Any] = dict(num_neighbors=FANOUTS, batch_size=128, num_workers=1, seed=seed, dtype=torch.float32)
+    options: dict[str, Any] = dict(
+        num_neighbors=FANOUTS, batch_size=batch_size, num_workers=1, seed=seed, time_attr=time_attr, dtype=torch.float32
+    )
     own: dict[str, Any] = {name: name for name in ("train", "test")}
     if isinstance(data, HeteroData):
         own = {name: data["paper"][f"{name}_mask"] for name in own}
@@ -72,11 +74,13 @@ def loaders(data: Any, seed: int, alpha: float) -> dict[str, NeighborLoader]:
     }
 
 
-def train(data: Any, epochs: int, seed: int, alpha: float = 0.1) -> float:
+def train(
+    data: Any, epochs: int, seed: int, alpha: float = 0.1, batch_size: int = 128, time_attr: str | None = None
+) -> float:
     """Accuracy on the test papers, over all ranks."""
     torch.manual_seed(seed)
     in_group = dist.is_initialized() and dist.get_world_size() > 1
-    by_split = loaders(data, seed, alpha)
+    by_split = loaders(data, seed, alpha, batch_size, time_attr)
     whole = isinstance(data, HeteroData)
     sizes = (
         {name: data[name].num_nodes for name in data.node_types}
@@ -117,12 +121,13 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--alpha", type=float, default=0.1, help="replication factor of the cache")
+    parser.add_argument("--time-attr", help="'year': papers see no newer ones")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if detect().world_size > 1:
         salientpp.init_process_group()
     data: Any = salientpp.load(args.dataset) if Path(args.dataset).is_dir() else load_dataset(args.dataset)
-    accuracy = train(data, args.epochs, args.seed, args.alpha)
+    accuracy = train(data, args.epochs, args.seed, args.alpha, time_attr=args.time_attr)
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(f"test accuracy {accuracy:.3f}")
 

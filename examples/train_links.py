@@ -61,6 +61,13 @@ def split(data: HeteroData) -> dict[str, Tensor]:
     return {"train": (~late).nonzero().flatten(), "test": late.nonzero().flatten()}
 
 
+def partition(data: HeteroData, num_parts: int, root: Path) -> None:
+    """Write the dataset directory; the splits of edges go with it."""
+    salientpp.partition(
+        data, num_parts, root, FANOUTS, 256, seeds=("user", "all"), edge_split={BUYS: split(data)}, time_attr="time", replicate=()
+    )  # fmt: skip
+
+
 class Encoder(nn.Module):
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -83,10 +90,10 @@ class Predictor(nn.Module):
         return (found["user"][user] * found["item"][item]).sum(dim=1)
 
 
-def loaders(data: Any, seed: int, alpha: float) -> dict[str, LinkNeighborLoader]:
+def loaders(data: Any, seed: int, alpha: float, batch_size: int) -> dict[str, LinkNeighborLoader]:
     """For training and testing, of the whole graph or of this rank's part."""
     options: dict[str, Any] = dict(
-        num_neighbors=FANOUTS, neg_sampling="binary", time_attr="time", batch_size=256, seed=seed, num_workers=1
+        num_neighbors=FANOUTS, neg_sampling="binary", time_attr="time", batch_size=batch_size, seed=seed, num_workers=1
     )
     if isinstance(data, HeteroData):
         own = {
@@ -111,11 +118,11 @@ def auc(score: Tensor, label: Tensor) -> float:
     return float((rank[positive].sum() - number * (number + 1) / 2) / (number * (~positive).sum()))
 
 
-def train(data: Any, epochs: int, seed: int, alpha: float = 0.1, hidden: int = 32) -> float:
+def train(data: Any, epochs: int, seed: int, alpha: float = 0.1, batch_size: int = 256, hidden: int = 32) -> float:
     """The AUC on the last fifth of the time, over all ranks."""
     torch.manual_seed(seed)
     in_group = dist.is_initialized() and dist.get_world_size() > 1
-    by_split = loaders(data, seed, alpha)
+    by_split = loaders(data, seed, alpha, batch_size)
     model: nn.Module = Predictor(hidden)
     if in_group:
         model = DistributedDataParallel(model)
@@ -152,9 +159,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.partition is not None:
         data = shop()
-        salientpp.partition(
-            data, args.parts, args.partition, FANOUTS, 256, seeds=("user", "all"), edge_split={BUYS: split(data)}, time_attr="time", replicate=()
-        )  # fmt: skip
+        partition(data, args.parts, args.partition)
         print(f"{args.partition}: {args.parts} parts")
         return
     if detect().world_size > 1:
