@@ -104,6 +104,11 @@ def synthetic_mag(
         raise ValueError(f"exponent must be > 2 and finite, got {exponent}")
     if not 0 <= signal <= 1000:
         raise ValueError(f"signal must be in [0, 1000], since features are float16, got {signal}")
+    # Sizes as they are divided and multiplied may be beyond any integer.
+    if num_papers * authors_per_paper > papers_per_author * 2**31:
+        raise ValueError(
+            f"papers_per_author must be so large that there are at most 2^31 authors of {num_papers} papers, got {papers_per_author}"
+        )
     num_authors = max(1, round(num_papers * authors_per_paper / papers_per_author))
     num_institutions = max(1, num_papers // papers_per_institution)
     num_edges = num_papers * (citations_per_paper + authors_per_paper) + num_authors * institutions_per_author
