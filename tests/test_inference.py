@@ -241,6 +241,16 @@ def test_ids_as_features():
         assert (got - model[1](model[0](x), data.edge_index)).abs().max() < 1e-5
 
 
+def test_functions_may_work_in_place():
+    data, model = graph(), made(lambda: [torch.tanh_, gnn.SAGEConv(WIDTH, 8), torch.relu_, gnn.GraphConv(8, 4)])
+    expected = model[3](model[1](data.x.tanh(), data.edge_index).relu(), data.edge_index)
+    before = data.x.clone()
+    assert (salientpp.inference(model, data, batch_size=64) - expected).abs().max() < 1e-5
+    assert torch.equal(data.x, before)
+    model = made(lambda: _basic(gnn.GraphSAGE, act=torch.relu_, jk="cat"))
+    assert (salientpp.inference(model, data, batch_size=64) - whole(model, data, {})).abs().max() < 1e-5
+
+
 def test_compiled_models_run_as_they_are_written():
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     assert (salientpp.inference(torch.compile(model), data) - whole(model, data, {})).abs().max() < 1e-5

@@ -295,7 +295,7 @@ def try_out(
     for number, layer in enumerate(network.layers):
         what = f"layer {number} ({layer})"
         try:
-            following = layer(present, trial.edges)
+            following = layer(present.clone(), trial.edges)  # functions may work in place
             if following.size(0) != _TRIAL_VERTICES:
                 raise ValueError(
                     f"it must give one row per vertex, expected {_TRIAL_VERTICES}, got {following.size(0)}"
@@ -319,7 +319,7 @@ def try_out(
         given[-1] = network.join(given.copy())
     if network.whole is not None:
         named = {"edge_weight": trial.edges.weight, "edge_attr": trial.edges.attr}
-        whole = network.whole(first, trial.edges.edge_index, **{name: named[name] for name in network.takes})
+        whole = network.whole(first.clone(), trial.edges.edge_index, **{name: named[name] for name in network.takes})
         if not _are_close(whole, given[-1]):
             raise ValueError(
                 f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not do what its layers do one after the other; give a list of what it does"
