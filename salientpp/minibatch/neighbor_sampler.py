@@ -115,7 +115,11 @@ class NeighborSampler(BaseSampler):
                 )
             self.graph = Graph.from_edge_index(NO_EDGES, count_vertices(data)[None])
         else:
-            self.graph = Graph.from_data(data, is_sorted=is_sorted)
+            # Other draws than Sampler's read edge ids by themselves.
+            linked = (
+                not disjoint and SubgraphType(getattr(subgraph_type, "value", subgraph_type)) != SubgraphType.induced
+            )
+            self.graph = Graph.from_data(data, is_sorted=is_sorted, linked=linked)
         self._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy)
 
     @classmethod
