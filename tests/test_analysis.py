@@ -12,7 +12,7 @@ import pytest
 from graphs import random_data, real_data
 
 import salientpp
-from salientpp import NeighborLoader, cli, commands
+from salientpp import NeighborLoader, commands
 from salientpp.analysis.report import csv_text
 from salientpp.analysis.volume import analyze
 from salientpp.cli import main
