@@ -244,6 +244,26 @@ def draw_small(result: dict) -> str:
     return "\n\n".join([title, table(header, lines), source(result)])
 
 
+def draw_parts(result: dict) -> str:
+    lines = [
+        [
+            f"{row['case']}, {row['fanouts']}",
+            f"{row['alpha']:g}",
+            f"{row['cpu_ms_alone']:.2f}",
+            f"{row['cpu_ms_parts']:.2f}",
+            f"{row['ratio']:.2f}×",
+            f"{row['remote_rows_per_batch']:,.0f}",
+        ]
+        for row in result["rows"]
+    ]
+    title = (
+        f"**What partitioning adds**, CPU milliseconds per batch of {result['batch_size']} seeds: one process with the whole graph, and two ranks over "
+        "loopback with a part each, both ranks' CPU time over both ranks' batches:"
+    )
+    header = ["", "α", "one process", "two ranks", "ratio", "rows fetched per batch"]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 def counted(threads: int) -> str:
     return f"{threads} thread" + "s" * (threads != 1)
 
@@ -536,6 +556,7 @@ DRAWN = {
     "typed": ("typed", draw_typed),
     "loader": ("loader", draw_loader),
     "small": ("small", draw_small),
+    "parts": ("parts", draw_parts),
     "gather": ("gather", draw_gather),
     "lookup": ("lookup", draw_lookup),
     "vip": ("vip", draw_vip),
