@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,11 +28,13 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from torch_geometric.data import HeteroData
 
 from salientpp import __version__
 from salientpp.analysis import report
 from salientpp.analysis.volume import DEFAULT_POLICIES, analyze, check_request
 from salientpp.datasets import load_dataset
+from salientpp.datasets.load import is_partition, load_given
 from salientpp.files import check_output, is_replaced, write_whole
 from salientpp.launch import sbatch
 from salientpp.launch.environment import LaunchError, detect
@@ -145,7 +148,8 @@ def _printable(text: str) -> str:
 
 _DATASETS = (
     "synthetic[:num_vertices=N,...], npz:FILE, pyg:FILE (a PyG Data that torch.save wrote), python:MODULE:FUNCTION (a function of yours that "
-    "returns a Data), or a name of the Open Graph Benchmark"
+    "returns a Data), pyg-partition:DIR or glt-partition:DIR[,y=FILE,train=FILE,...] (what PyG's or GLT's partitioner wrote), or a name of the Open "
+    "Graph Benchmark"
 )
 
 
@@ -171,9 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("--parts", type=int, required=True, metavar="K", help="number of parts, one per rank or machine")
     cut.add_argument(
         "--partition",
-        default="metis-vip",
         metavar="HOW",
-        help="metis-vip (default), metis, random, or an .npy file of part ids [N]",
+        help="metis-vip (default), metis, random, given (that of pyg-partition: or glt-partition:, their default), or an .npy file of part ids [N]",
     )
     cut.add_argument(
         "--fanouts",
@@ -201,9 +204,9 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
     cost.add_argument(
         "--partition",
-        default="metis-vip",
         metavar="HOW",
-        help="metis-vip (default), metis, random, or an .npy file of part ids; a dataset directory is partitioned already",
+        help="metis-vip (default), metis, random, given (that of pyg-partition: or glt-partition:, their default), or an .npy file of part ids; a dataset "
+        "directory is partitioned already",
     )
     cost.add_argument(
         "--fanouts",
@@ -355,8 +358,16 @@ def _numbers(text: str) -> list[float]:
         ) from None
 
 
-def _method(text: str) -> str | torch.Tensor:
-    """--partition: a method's name, or the assignment in a file."""
+def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
+    """--partition: a method's name, or the assignment in a file; None: that of the dataset itself."""
+    if text is None:
+        text = "given" if is_partition(dataset) else "metis-vip"
+    if text == "given":
+        if not is_partition(dataset):
+            raise ValueError(
+                f"--partition given is for datasets that are partitioned, pyg-partition:DIR and glt-partition:DIR, got {dataset}"
+            )
+        return None
     if text in ("metis", "metis-vip", "random"):
         return text
     try:
@@ -366,8 +377,15 @@ def _method(text: str) -> str | torch.Tensor:
         return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
-            f"--partition must be metis, metis-vip, random or an .npy file of part ids, got {text} ({error})"
+            f"--partition must be metis, metis-vip, random, given or an .npy file of part ids, got {text} ({error})"
         ) from None
+
+
+def _graph(arguments: argparse.Namespace, method: Any) -> list[Any]:
+    """The graph, and the method or the assignment."""
+    if method is None:
+        return [*load_given(arguments.dataset, arguments.parts)]
+    return [load_dataset(arguments.dataset, root=arguments.data), method]
 
 
 def _partition(arguments: argparse.Namespace) -> int:
@@ -375,7 +393,7 @@ def _partition(arguments: argparse.Namespace) -> int:
     if arguments.root.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.fanouts)
-    method = _method(arguments.partition)
+    method: Any = _method(arguments.partition, arguments.dataset)
     started = time.perf_counter()
     with console.status("") as status:
 
@@ -384,7 +402,7 @@ def _partition(arguments: argparse.Namespace) -> int:
             status.update(Text(_printable(step)))
 
         on_step(f"loading {arguments.dataset}")
-        data = load_dataset(arguments.dataset, root=arguments.data)
+        data, method = _graph(arguments, method)
         part = partition(
             data,
             arguments.parts,
@@ -411,7 +429,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
         if arguments.plot.suffix.lower() not in (".png", ".svg"):
             raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
         report.check_matplotlib()
-    method = _method(arguments.partition)
+    method: Any = _method(arguments.partition, arguments.dataset)
     is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
     if arguments.parts is None and not is_directory:
         raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
@@ -441,12 +459,17 @@ def _analyze(arguments: argparse.Namespace) -> int:
             return lambda: progress.advance(bar)
 
         track("loading", 1)
+        graph: list[Any] = [load(arguments.dataset), "metis-vip"] if is_directory else _graph(arguments, method)
+        if isinstance(graph[0], HeteroData):
+            raise ValueError(
+                f"{arguments.dataset} has several types of vertices, and only homogeneous graphs are analyzed"
+            )
         analysis = analyze(
             # No name for it here: the analysis frees what it does not need.
-            load(arguments.dataset) if is_directory else load_dataset(arguments.dataset, root=arguments.data),
+            graph.pop(0),
             arguments.parts,
             name=arguments.dataset,
-            method=method,
+            method=graph.pop(),
             fanouts=fanouts,
             batch_size=arguments.batch_size,
             replication_factors=arguments.replication_factors,
