@@ -131,12 +131,11 @@ def load_given(dataset: str, num_parts: int) -> tuple[Data | HeteroData, Tensor 
 def _named_partition(dataset: str, parameters: dict[str, Any]) -> GivenPartition:
     name, _, rest = dataset.partition(":")
     folder, _, spec = rest.partition(",")
-    files = ("y", "train", "val", "test", "node_type")
     if not folder:
         raise ValueError(f"expected {name}:DIR, or {name}:DIR,y=FILE,train=FILE, got {dataset!r}")
     if (Path(folder) / next(FORMATS[other] for other in FORMATS if other != name)).is_file():
         raise ValueError(f"{folder} is a {' or '.join(other for other in FORMATS if other != name)}, got {dataset!r}")
-    return call_with(load_partition, name, with_spec(dataset, spec, parameters, texts=files), root=Path(folder))
+    return call_with(load_partition, name, with_spec(dataset, spec, parameters, as_text=True), root=Path(folder))
 
 
 def _not_accepted(dataset: object) -> str:

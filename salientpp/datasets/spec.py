@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 Made = TypeVar("Made")
 
 
-def with_spec(dataset: str, spec: str, parameters: dict[str, Any], texts: Sequence[str] = ()) -> dict[str, Any]:
-    """`parameters` joined by those that `spec`, "key=value,key=value", holds; the values of `texts` stay as they are."""
+def with_spec(dataset: str, spec: str, parameters: dict[str, Any], as_text: bool = False) -> dict[str, Any]:
+    """`parameters` joined by those that `spec`, "key=value,key=value", holds, its values as numbers, true, false and none, or as text."""
     merged = dict(parameters)
     for item in filter(None, spec.split(",")):
         key, equals, text = (part.strip() for part in item.partition("="))
@@ -21,7 +21,7 @@ def with_spec(dataset: str, spec: str, parameters: dict[str, Any], texts: Sequen
             raise ValueError(f"{dataset}: expected key=value after the colon, separated by commas, got {item!r}")
         if key in merged:
             raise ValueError(f"{dataset}: parameter {key} is given twice")
-        merged[key] = text if key in texts else _literal(dataset, key, text)
+        merged[key] = text if as_text else _literal(dataset, key, text)
     return merged
 
 

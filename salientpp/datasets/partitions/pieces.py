@@ -154,9 +154,7 @@ def read_pickles(file: Path) -> Iterator[Any]:
         raise ValueError(
             f"{file}: not read, since it holds more than tensors and plain values ({error}), which could run code"
         ) from error
-    except (MemoryError, GeneratorExit):
-        raise
-    except Exception as error:  # what a damaged pickle raises is documented nowhere
+    except Exception as error:  # what a damaged pickle raises is documented nowhere, and a length in it may be any
         raise ValueError(f"{file}: damaged, or not a pickle ({type(error).__name__}: {first_line(error)})") from error
 
 
@@ -177,7 +175,7 @@ def _storage(content: bytes) -> Any:
 
 
 def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
-    return torch.empty(0, dtype=storage.dtype).set_(storage.untyped(), offset, size, stride)
+    return torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage, offset, size, stride)
 
 
 #: What a pickled tensor asks for, and who answers.
