@@ -377,7 +377,7 @@ def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
         return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
-            f"--partition must be metis, metis-vip, random, given or an .npy file of part ids, got {text} ({error})"
+            f"--partition must be metis, metis-vip, given, random or an .npy file of part ids, got {text} ({error})"
         ) from None
 
 

@@ -339,6 +339,8 @@ def pyg_graph(kind: str) -> Data | HeteroData:
     if "one without features" in kind:
         data["author"].num_nodes = 30
         del data["author"].x
+    if "one without edge attributes" in kind:
+        del data["paper", "by", "author"].edge_attr
     if "no features" in kind:
         for name in data.node_types:
             data[name].num_nodes = data[name].x.size(0)
@@ -346,8 +348,8 @@ def pyg_graph(kind: str) -> Data | HeteroData:
     return data
 
 
-PYG_GRAPHS = ["one type", "one type, plain", "one type, node times", "one type, edge times", "several types",
-              "several types, node times", "several types, one without features", "several types, no features"]  # fmt: skip
+PYG_GRAPHS = ["one type", "one type, plain", "one type, node times", "one type, edge times", "several types", "several types, node times",
+              "several types, one without features", "several types, one without edge attributes", "several types, no features"]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", PYG_GRAPHS)

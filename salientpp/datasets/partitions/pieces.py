@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import re
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,26 +78,29 @@ def check_folders(root: Path, prefix: str, num_parts: int, stated_by: str) -> No
 
 def read(file: Path) -> Any:
     """What `torch.save` wrote: tensors in plain containers. The tensors stay in the file."""
-    # PyG's partitioner puts edge features into a defaultdict. PyG registers that class with torch, which then makes one and refuses to fill it;
-    # here a dict stands for it, and two of a name cannot be registered at a time.
+    with _dicts_for_defaultdicts():
+        return read_torch_file(
+            file,
+            refused=lambda needed: (
+                f"not read, since it holds more than tensors and plain containers ({needed}), which could run code. If you trust it, write it "
+                f"anew once in Python, without that: torch.save(plain, FILE) of what torch.load({str(file)!r}, weights_only=False) gives"
+            ),
+            map_tensors=True,
+        )
+
+
+@contextlib.contextmanager
+def _dicts_for_defaultdicts() -> Iterator[None]:
+    """PyG's partitioner puts edge features into a defaultdict, and registers that class with torch, which then makes one and refuses to fill it."""
     registered = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
+    torch.serialization.clear_safe_globals()  # of a name, one alone can be registered
+    others = [allowed for allowed in registered if allowed is not defaultdict]
+    torch.serialization.add_safe_globals([*others, dict, (_as_dict, "collections.defaultdict")])
     try:
-        return _read_plain(file)
+        yield
     finally:
+        torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(registered)
-
-
-def _read_plain(file: Path) -> Any:
-    return read_torch_file(
-        file,
-        more=[(_as_dict, "collections.defaultdict"), dict],
-        refused=lambda needed: (
-            f"not read, since it holds more than tensors and plain containers ({needed}), which could run code. If you trust it, write it "
-            f"anew once in Python, without that: torch.save(plain, FILE) of what torch.load({str(file)!r}, weights_only=False) gives"
-        ),
-        map_tensors=True,
-    )
 
 
 def _as_dict(*default: Any) -> dict[Any, Any]:
