@@ -12,7 +12,7 @@ import pytest
 from graphs import random_data, real_data
 
 import salientpp
-from salientpp import NeighborLoader, cli
+from salientpp import NeighborLoader, cli, commands
 from salientpp.analysis.report import csv_text
 from salientpp.analysis.volume import analyze
 from salientpp.cli import main
@@ -253,7 +253,7 @@ def test_the_command_draws_a_plot(tmp_path):
     ],
 )
 def test_the_command_refuses_in_one_line_before_it_loads_anything(extra, text, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "load_dataset", None)
+    monkeypatch.setattr(commands, "load_dataset", None)
     assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", *extra]) == 2
     error = capsys.readouterr().err
     assert error.startswith("salientpp analyze: ") and text in error and error.count("\n") == 1
