@@ -254,8 +254,8 @@ def test_brackets_in_a_path_are_no_markup(capsys, tmp_path, npz_file):
     [
         ("npz:nowhere.npz", [], "nowhere.npz: no such file"),
         ("ogbn-nothing", [], "ogbn-nothing"),
-        ("debian", [], 'dataset must be a homogeneous torch_geometric Data object, "npz:FILE"'),
-        ("synthetik", [], "Did you mean synthetic?"),
+        ("debian", [], 'dataset must be a torch_geometric Data or HeteroData object, "npz:FILE"'),
+        ("synthetik", [], "Did you mean synthetic"),
         ("synthetic:num_vertices=0", [], "num_vertices must be an integer >= 2, got 0"),
         ("synthetic:vertices=10", [], "synthetic has no parameter 'vertices'"),
         (DATASET, ["--fanouts", "5,-2"], r"num_neighbors[1] must be an integer >= 0, or -1 for all neighbours, got -2"),

@@ -3,6 +3,7 @@ that one process draws for the same key from the same graph, bit for bit."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import distributed
@@ -15,6 +16,8 @@ from torch_geometric.data import Data, HeteroData
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.analysis.typed_volume import analyze_typed
+from salientpp.plan.cache import plan_cache, plan_caches
+from salientpp.plan.partition_book import PartitionBook
 
 FANOUTS, BATCH = [4, 3, 2], 8
 
@@ -437,3 +440,110 @@ def test_the_analysis_counts_the_rows_of_every_type_that_a_run_fetches(tmp_path,
             assert sum(of_rank[type_] for of_rank in live) == rows
         assert set(volume.rows_per_epoch) == {"paper", "author"} and sum(volume.rows_per_epoch.values()) > 0
     assert vip[1].bytes_per_epoch < vip[0].bytes_per_epoch
+
+
+WRITES = ("author", "writes", "paper")
+
+
+# --- mistakes ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def typed_part(tmp_path_factory) -> salientpp.PartitionedGraph:
+    data = typed_data()
+    data["empty"].x = torch.empty(0, 3)
+    data["empty", "prints", "paper"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    data["paper", "cites", "paper"].bad = -torch.ones(data["paper", "cites", "paper"].num_edges)
+    data["paper", "by", "author"].bad = torch.full((data["paper", "by", "author"].num_edges,), torch.nan)
+    root = tmp_path_factory.mktemp("typed") / "parts"
+    return salientpp.partition(data, 1, root, [3, 2], BATCH, seeds=("paper", "train"), replicate=())
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "error", "text"),
+    [
+        (NeighborLoader, {"input_nodes": "train"}, ValueError, "must be of a node type of the data (paper, author, venue, empty), got 'train'"),
+        (NeighborLoader, {"input_nodes": ("paper", "no")}, ValueError, "has the splits 'train', 'all' of 'paper', got 'no'"),
+        (NeighborLoader, {"input_nodes": ("paper", [999])}, ValueError, "must be in [0, 60), got 999"),
+        (NeighborLoader, {"gather": [("venue", "x")]}, ValueError, "gather must name node attributes of"),
+        (NeighborLoader, {"gather": ["nothing"]}, ValueError, "('paper', 'y')"),
+        (NeighborLoader, {"weight_attr": "bad"}, ValueError, "must be finite and >= 0, got"),
+        (NeighborLoader, {"weight_attr": "no"}, ValueError, "no edges have an attribute 'no'"),
+        (NeighborLoader, {"time_attr": "no"}, ValueError, "The time attribute 'no' is neither"),
+        (NeighborLoader, {"input_time": torch.arange(3)}, ValueError, "'input_time' is set while 'time_attr' is not set"),
+        (NeighborLoader, {"time_attr": "time", "input_time": torch.arange(3)}, ValueError, "one entry per seed, expected shape"),
+        (NeighborLoader, {"temporal_strategy": "last"}, ValueError, "needs times; pass time_attr too"),
+        (NeighborLoader, {"policy": "halo", "replication_factor": 0.1}, None, ""),
+        (NeighborLoader, {"neighbor_sampler": object()}, ValueError, "neighbor_sampler= is for data in one process"),
+        (NeighborLoader, {"custom_cls": Data}, ValueError, "custom_cls is for a pair of FeatureStore and GraphStore"),
+        (NeighborLoader, {"num_neighbors": {("paper", "cites", "paper"): [-2, 1]}}, ValueError, "edge type"),
+        (LinkNeighborLoader, {}, ValueError, "edge_label_index of a graph with several types must be an edge type"),
+        (LinkNeighborLoader, {"edge_label_index": ("a", "b", "c")}, ValueError, "got ('a', 'b', 'c')"),
+        (LinkNeighborLoader, {"edge_label_index": (WRITES, "no")}, ValueError, "has the splits 'all'"),
+        (LinkNeighborLoader, {"edge_label_index": WRITES, "edge_label": "no"}, ValueError, "the edges have the attributes"),
+        (LinkNeighborLoader, {"edge_label_index": (WRITES, torch.tensor([[99], [0]]))}, ValueError, "edge_label_index[0, 0] must be in [0, 35), got 99"),
+        (LinkNeighborLoader, {"edge_label_index": (WRITES, torch.tensor([[9], [0]])), "edge_label": "weight"}, ValueError, "only the graph's own"),
+        (LinkNeighborLoader, {"edge_label_index": WRITES, "time_attr": "time"}, ValueError, "'edge_label_time' is not set but 'time_attr' is"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_type_and_relation(typed_part, kind, given, error, text):
+    given = {"num_neighbors": [3, 2], **given}
+    if kind is NeighborLoader:
+        given = {"input_nodes": ("paper", "train"), **given}
+    if error is None:
+        kind(typed_part, **given)
+        return
+    with pytest.raises(error, match=re.escape(text)):
+        kind(typed_part, **given)
+
+
+def test_types_without_vertices_and_relations_without_edges_are_in_every_batch(typed_part):
+    loader = NeighborLoader(typed_part, [3, 2], ("paper", "train"), batch_size=4)
+    for batch in loader:
+        assert batch["empty"].x.shape == (0, 3) and batch["empty"].num_nodes == 0
+        assert batch["empty", "prints", "paper"].edge_index.shape == (2, 0)
+
+
+def policy_of_types(rank: int, root: str) -> str:
+    part = salientpp.load(root)
+    try:
+        NeighborLoader(part, TYPED_FANOUTS, ("paper", "train"), replication_factor=0.1, policy="halo")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_policy_that_is_not_there_over_types_is_refused_on_every_rank(tmp_path):
+    root = tmp_path / "parts"
+    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
+    for text in distributed.run(policy_of_types, 2, str(root)):
+        assert "policy must be one of degree, random, vip, vip-hop over several types" in text
+
+
+def test_wide_rows_must_be_wanted_more_often_than_narrow_ones():
+    books = {"wide": PartitionBook(torch.tensor([0, 2, 6])), "narrow": PartitionBook(torch.tensor([0, 2, 6]))}
+    scores = {"wide": torch.tensor([9.0, 9, 4, 3, 0, 2]), "narrow": torch.tensor([9.0, 9, 1, 0.5, 0.2, 0])}
+    widths = {"wide": 40, "narrow": 8}
+    for alpha, wide, narrow in [
+        (0.0, [], []),
+        (0.1, [], [2]),
+        (0.4, [2], [2]),
+        (0.5, [2], [2]),
+        (0.7, [2, 3], [2, 3]),
+        (9, [2, 3, 5], [2, 3, 4]),
+    ]:
+        chosen = plan_caches(scores, books, widths, 0, alpha)
+        assert chosen["wide"].tolist() == wide and chosen["narrow"].tolist() == narrow, alpha
+    with pytest.raises(ValueError, match="got nan at 'narrow' vertex 1"):
+        plan_caches(
+            {**scores, "narrow": torch.full((6,), torch.nan).index_fill_(0, torch.tensor([0]), 1)}, books, widths, 0, 1
+        )
+
+
+def test_one_type_is_planned_as_ever():
+    generator = torch.Generator().manual_seed(0)
+    scores, book = torch.rand(50, generator=generator), PartitionBook(torch.tensor([0, 20, 50]))
+    for alpha in (0, 0.1, 0.29, 1, 5):
+        assert torch.equal(
+            plan_caches({None: scores}, {None: book}, {None: 12}, 1, alpha)[None], plan_cache(scores, book, 1, alpha)
+        )

@@ -400,7 +400,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             fills_cache=self.replication_factor > 0,
             same={
                 "dataset": source.fingerprint,
+                "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
                 "input_nodes": source.seeds.split or "ids or a mask",
+                "time_attr": self.time_attr,
+                "weight_attr": self.weight_attr,
                 **{name: bool(value) if name == "replace" else value for name, value in settings.items()},
                 "batch_size": self.batch_size,
                 "shuffle": shuffle,
@@ -497,6 +500,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _scores(self) -> Mapping[str | None, Tensor]:
         source, batch_size = self._source, self._mean_batch_size
+        assert source.seeds.start is not None  # of a partitioned graph it is there
         return scores_of_part(
             self.policy, part=self.data, part_id=source.exchange.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
             start=source.seeds.start(batch_size), batch_size=batch_size,

@@ -184,7 +184,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
             access_probability=None,
             split=split,
-            start=lambda batch_size: {inputs.input_type: uniform_start(inputs.node, batch_size)},
+            start=partial(_start, inputs),
         )
         return open_partition(part, exchange, sampler, seeds, gather=self.gather, rows=self.rows)
 
@@ -194,11 +194,14 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         return self._source.sampler
 
 
+def _start(inputs: NodeSamplerInput, batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:
+    """How probably a batch starts from each vertex."""
+    return {inputs.input_type: uniform_start(inputs.node, batch_size)}
+
+
 def _access_probability(sampler: BaseSampler, inputs: NodeSamplerInput, batch_size: int) -> Probability:
     """How probably a batch needs each row."""
-    return access_probability(
-        sampler, {inputs.input_type: uniform_start(inputs.node, batch_size)}, inputs.node, batch_size
-    )
+    return access_probability(sampler, _start(inputs, batch_size), inputs.node, batch_size)
 
 
 def _check_times(input_time: Tensor | None, sampling: SamplingOptions) -> None:

@@ -45,7 +45,7 @@ class Seeds:
             are in that order.
         split: the name of the seeds, if they have one that means the same on every rank.
         start: of the batch size: per vertex type with seeds, how probably a batch has each vertex among them, a function of the number of
-            vertices.
+            vertices. Of a partitioned graph, whose cache is planned by it.
     """
 
     inputs: NodeSamplerInput | EdgeSamplerInput
@@ -54,7 +54,7 @@ class Seeds:
     add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
     access_probability: Callable[[int], Probability] | None
     split: str | None = None
-    start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]] = lambda batch_size: {}
+    start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
