@@ -73,7 +73,8 @@ def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[st
 
 _DATASETS = (
     "synthetic[:num_vertices=N,...], synthetic-mag[:num_papers=P,...] (several types), npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save "
-    "wrote), python:MODULE:FUNCTION (a function of yours that returns one), or a name of the Open Graph Benchmark"
+    "wrote), python:MODULE:FUNCTION (a function of yours that returns one), pyg-partition:DIR or glt-partition:DIR[,y=FILE,train=FILE,...] (what PyG's or "
+    "GLT's partitioner wrote), or a name of the Open Graph Benchmark"
 )
 
 
@@ -99,9 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("--parts", type=int, required=True, metavar="K", help="number of parts, one per rank or machine")
     cut.add_argument(
         "--partition",
-        default="metis-vip",
         metavar="HOW",
-        help="metis-vip (default), metis, random, or an .npy file of part ids [N]",
+        help="metis-vip (default), metis, random, given (that of pyg-partition: or glt-partition:, their default), or an .npy file of part ids [N]",
     )
     cut.add_argument(
         "--fanouts",
@@ -148,9 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
     cost.add_argument(
         "--partition",
-        default="metis-vip",
         metavar="HOW",
-        help="metis-vip (default), metis, random, or an .npy file of part ids; a dataset directory is partitioned already",
+        help="metis-vip (default), metis, random, given (that of pyg-partition: or glt-partition:, their default), or an .npy file of part ids; a dataset "
+        "directory is partitioned already",
     )
     cost.add_argument(
         "--fanouts",

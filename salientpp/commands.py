@@ -20,7 +20,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import HeteroData
 from torch_geometric.sampler import NegativeSampling
 
 from salientpp import terminal
@@ -29,6 +29,7 @@ from salientpp.analysis.typed_volume import TypedAnalysis, analyze_typed, typed_
 from salientpp.analysis.volume import DEFAULT_POLICIES, Track, check_request
 from salientpp.analysis.volume import analyze as analyze_graph
 from salientpp.datasets import load_dataset
+from salientpp.datasets.load import is_partition, load_given
 from salientpp.files import write_whole
 from salientpp.launch.environment import detect
 from salientpp.plan.placement import parts_of
@@ -47,7 +48,7 @@ def partition(arguments: argparse.Namespace) -> int:
     check_fanouts(arguments.fanouts)
     if arguments.replicate and arguments.replicate_none:
         raise ValueError("--replicate and --replicate-none contradict each other; leave one out")
-    method = _method(arguments.partition)
+    method: Any = _method(arguments.partition, arguments.dataset)
     started = time.perf_counter()
     with console.status("") as status:
 
@@ -56,7 +57,7 @@ def partition(arguments: argparse.Namespace) -> int:
             status.update(Text(terminal.printable(step)))
 
         on_step(f"loading {arguments.dataset}")
-        data = load_dataset(arguments.dataset, root=arguments.data)
+        data, method = _graph(arguments, method)
         part = partition_graph(
             data,
             arguments.parts,
@@ -87,7 +88,7 @@ def analyze(arguments: argparse.Namespace) -> int:
         if arguments.plot.suffix.lower() not in (".png", ".svg"):
             raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
         report.check_matplotlib()
-    method = _method(arguments.partition)
+    method: Any = _method(arguments.partition, arguments.dataset)
     is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
     if arguments.parts is None and not is_directory:
         raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
@@ -120,12 +121,13 @@ def analyze(arguments: argparse.Namespace) -> int:
         arguments.predict_only,
     )
     with track_on as track:
+        graph: list[Any] = [load(arguments.dataset), "metis-vip"] if is_directory else _homogeneous(arguments, method)
         analysis = analyze_graph(
             # No name for it here: the analysis frees what it does not need.
-            load(arguments.dataset) if is_directory else _homogeneous(arguments),
+            graph.pop(0),
             arguments.parts,
             name=arguments.dataset,
-            method=method,
+            method=graph.pop(),
             fanouts=arguments.fanouts,
             batch_size=arguments.batch_size,
             replication_factors=arguments.replication_factors,
@@ -203,14 +205,21 @@ def _show_analysis(
     return 0
 
 
-def _homogeneous(arguments: argparse.Namespace) -> Data:
-    data = load_dataset(arguments.dataset, root=arguments.data)
-    if isinstance(data, HeteroData):
+def _graph(arguments: argparse.Namespace, method: Any) -> list[Any]:
+    """The graph, and the method or the assignment."""
+    if method is None:
+        return [*load_given(arguments.dataset, arguments.parts)]
+    return [load_dataset(arguments.dataset, root=arguments.data), method]
+
+
+def _homogeneous(arguments: argparse.Namespace, method: Any) -> list[Any]:
+    graph = _graph(arguments, method)
+    if isinstance(graph[0], HeteroData):
         raise ValueError(
             f"{arguments.dataset} has several types of vertices, whose rows are counted on a dataset directory; write one with "
             "`salientpp partition` first"
         )
-    return data
+    return graph
 
 
 def _draws(arguments: argparse.Namespace) -> list[str]:
@@ -298,8 +307,16 @@ def stage(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _method(text: str) -> str | torch.Tensor:
-    """--partition: a method's name, or the assignment in a file."""
+def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
+    """--partition: a method's name, or the assignment in a file; None: that of the dataset itself."""
+    if text is None:
+        text = "given" if is_partition(dataset) else "metis-vip"
+    if text == "given":
+        if not is_partition(dataset):
+            raise ValueError(
+                f"--partition given is for datasets that are partitioned, pyg-partition:DIR and glt-partition:DIR, got {dataset}"
+            )
+        return None
     if text in ("metis", "metis-vip", "random"):
         return text
     try:
@@ -309,7 +326,7 @@ def _method(text: str) -> str | torch.Tensor:
         return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
-            f"--partition must be metis, metis-vip, random or an .npy file of part ids, got {text} ({error})"
+            f"--partition must be metis, metis-vip, given, random or an .npy file of part ids, got {text} ({error})"
         ) from None
 
 

@@ -8,6 +8,7 @@ Everything behind this folder (planning, storing, sampling, the command line) wo
 * ``"pyg:FILE"``, such an object that `torch.save` wrote;
 * ``"python:MODULE:FUNCTION"``, a function of the user's that returns one;
 * ``"ogbn-arxiv"``, ``"ogbn-products"``, ``"ogbn-papers100M"``, ...: the Open Graph Benchmark's files;
+* ``"pyg-partition:DIR"``, ``"glt-partition:DIR"``: what other partitioners took apart (`load_partition`);
 * ``"synthetic"``, ``"synthetic-mag"``: generated graphs (`synthetic`, and `synthetic_mag` with several types), for a first run without any download.
 
 The arrays, of a `HeteroData` those of every type: `edge_index` int64 [2, E] (row 0 sources, row 1 targets; an undirected graph holds both
@@ -26,6 +27,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.datasets.arrays import check_data
@@ -34,6 +36,7 @@ from salientpp.datasets.generated_mag import synthetic_mag
 from salientpp.datasets.npz import load_npz
 from salientpp.datasets.ogb import load_ogb
 from salientpp.datasets.own_objects import load_pyg, load_python
+from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_partition
 from salientpp.datasets.spec import call_with, did_you_mean, with_spec
 
 # Only for suggestions; which names exist is read from the installed ogb (`_ogb_meta`).
@@ -64,6 +67,8 @@ def load_dataset(
               are any); `y` of the multi-label ogbn-proteins is int64 [N, 112]. The raw files are read anew
               each time (about a minute for ogbn-products, which are text files): a partitioned dataset
               directory is this package's cache;
+            * ``"pyg-partition:DIR"`` and ``"glt-partition:DIR"``: the graph that another partitioner took apart, see `load_partition`, which gives
+              its assignment too. Files of labels and splits follow: ``"pyg-partition:DIR,y=label.pt,train=train_idx.pt"``;
             * ``"synthetic"``, see `synthetic`, and ``"synthetic-mag"``, see `synthetic_mag`.
 
             A name may carry its parameters, for the command line: ``"synthetic:num_vertices=20000,seed=3"``,
@@ -99,6 +104,8 @@ def load_dataset(
         return call_with(load_pyg, dataset, parameters, file=Path(rest))
     if name == "python" and rest:
         return call_with(load_python, dataset, parameters, where=dataset, source=rest)
+    if name in FORMATS:
+        return _named_partition(dataset, parameters).data
     if name == "synthetic":
         return call_with(synthetic, name, with_spec(dataset, rest, parameters))
     if name == "synthetic-mag":
@@ -108,11 +115,40 @@ def load_dataset(
     raise ValueError(_not_accepted(dataset))
 
 
+def is_partition(dataset: str) -> bool:
+    """Whether `dataset` is called a partition of another partitioner's, which has an assignment of its own."""
+    return dataset.partition(":")[0] in FORMATS
+
+
+def load_given(dataset: str, num_parts: int) -> tuple[Data | HeteroData, Tensor | dict[str, Tensor]]:
+    """The graph and the assignment of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``, see `load_dataset`.
+
+    Raises:
+        ValueError: it has another number of parts, and what `load_dataset` raises.
+    """
+    given = _named_partition(dataset, {})
+    if given.num_parts != num_parts:
+        raise ValueError(
+            f"{dataset} has {given.num_parts} parts, expected {num_parts}; ask for {given.num_parts}, or for a new partition such as metis-vip"
+        )
+    return given.data, given.assignment
+
+
+def _named_partition(dataset: str, parameters: dict[str, Any]) -> GivenPartition:
+    name, _, rest = dataset.partition(":")
+    folder, _, spec = rest.partition(",")
+    if not folder:
+        raise ValueError(f"expected {name}:DIR, or {name}:DIR,y=FILE,train=FILE, got {dataset!r}")
+    if (Path(folder) / next(FORMATS[other] for other in FORMATS if other != name)).is_file():
+        raise ValueError(f"{folder} is a {' or '.join(other for other in FORMATS if other != name)}, got {dataset!r}")
+    return call_with(load_partition, name, with_spec(dataset, spec, parameters, as_text=True), root=Path(folder))
+
+
 def _not_accepted(dataset: object) -> str:
     got = repr(dataset) if isinstance(dataset, (str, Path)) else f"an object of type {type(dataset).__name__}"
     message = (
-        f'dataset must be a torch_geometric Data or HeteroData object, "npz:FILE", "pyg:FILE", "python:MODULE:FUNCTION", "synthetic", '
-        f'"synthetic-mag" or the name of '
+        f'dataset must be a torch_geometric Data or HeteroData object, "npz:FILE", "pyg:FILE", "python:MODULE:FUNCTION", '
+        f'"pyg-partition:DIR", "glt-partition:DIR", "synthetic", "synthetic-mag" or the name of '
         f"an OGB node-property dataset such as {', '.join(_OGB_EXAMPLES)}; got {got}"
     )
     if isinstance(dataset, Path) or (isinstance(dataset, str) and dataset.endswith(".npz")):
@@ -121,6 +157,6 @@ def _not_accepted(dataset: object) -> str:
         return f'{message}. Did you mean "pyg:{dataset}"?'
     if isinstance(dataset, str):
         return message + did_you_mean(
-            dataset.partition(":")[0], ("synthetic", "synthetic-mag", "npz", "pyg", "python", *_OGB_EXAMPLES)
+            dataset.partition(":")[0], ("synthetic", "synthetic-mag", "npz", "pyg", "python", *FORMATS, *_OGB_EXAMPLES)
         )
     return message

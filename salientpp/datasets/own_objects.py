@@ -5,47 +5,33 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from salientpp.datasets.arrays import check_data, check_file, first_line, form
+from salientpp.datasets.arrays import check_data, first_line, form
 from salientpp.datasets.spec import did_you_mean
+from salientpp.datasets.torch_files import read_torch_file
 
 
 def load_pyg(file: Path) -> Data | HeteroData:
     """See `load_dataset`."""
-    check_file(file)
-    try:
+    stored = read_torch_file(
+        file,
         # PyG registers its data classes with torch, but not the containers that a Data of its 2.7 and later holds.
-        with torch.serialization.safe_globals(
-            [DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage]
-        ):
-            stored = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:
-        # torch's own text advises to read the file unsafely.
-        needed = re.search(
-            r"unsupported (?:global: )?(?:global|class|operand) ([\w.]+?)(?:\.?\s|\.?$)", str(error), re.IGNORECASE
-        )
-        if needed is None:
-            raise ValueError(
-                f"{file}: damaged, or not a file that torch.save wrote ({type(error).__name__})"
-            ) from error
-        raise ValueError(
-            f"{file}: not read, since it holds more than tensors and PyG's own classes ({needed[1]}), which could run code. If you trust it, convert "
+        more=[DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage],
+        refused=lambda needed: (
+            f"not read, since it holds more than tensors and PyG's own classes ({needed}), which could run code. If you trust it, convert "
             f"it once in Python: data = torch.load({str(file)!r}, weights_only=False); torch.save({{name: value for name, value in "
             "data.to_dict().items() if isinstance(value, torch.Tensor)}, 'new.pt'). Or let a function of yours return it: python:MODULE:FUNCTION"
-        ) from error
+        ),
+    )
     try:
         data = _graph_in(stored, str(file))
         check_data(data, str(file))
