@@ -158,10 +158,10 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=4)
     parser.add_argument("--papers", type=int, default=100_000)
     parser.add_argument("--debian", type=Path, help="debian_full.npz")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=20, help="sampled batches per part")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=10, help="sampled batches per part")
     arguments = parser.parse_args()
-    graphs = {"synthetic-mag": synthetic_mag(num_papers=arguments.papers)}
+    graphs = {"synthetic-mag": synthetic_mag(num_papers=arguments.papers, labelled_fraction=0.05)}
     if arguments.debian is not None:
         graphs["debian_full"] = debian(arguments.debian)
     rows = []

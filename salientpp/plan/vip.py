@@ -367,36 +367,48 @@ def _start_of_types(graph: TypedGraph, start: Mapping[str | None, Callable[[int]
     return first
 
 
-def typed_draws(
+def typed_traffic(
     graph: TypedGraph,
     start: Mapping[str | None, Callable[[int], Tensor] | Tensor],
     fanouts: Sequence[Sequence[int]],
+    row_bytes: Mapping[str | None, int],
 ) -> list[Tensor]:
-    """How often a step is expected to draw each edge: per relation float64 [E], ``sum_h t_h q_{h-1}`` of the edge and its target.
+    """How many bytes a step is expected to get through each edge: per relation float64 [E].
+
+    An edge u -> v that hop h draws brings u's row, and the rows of all that is then drawn from u. With ``b(u)`` the bytes of a row,
+
+        ``sum_h t_h(u, v) q_{h-1}(v) (b(u) + B_h(u))``,      ``B_h(u) = sum_{w in u's lists} t_{h+1}(w, u) (b(w) + B_{h+1}(w))``,
+
+    where ``B_h`` takes everything as drawn for the first time, and is 0 after the last hop. Without it, types without rows would let those fall
+    apart that hang together through them.
 
     Args:
         start, fanouts: as in :func:`typed_inclusion_probability`.
+        row_bytes: per vertex type; 0 where there are no rows, or rows are everywhere.
     """
     first = _start_of_types(graph, start)
     hops = _TypedHops(graph, fanouts, False)
-    expanded, reached = list(first), list(first)
-    totals: list[Tensor] = [
-        torch.zeros(
-            relation.indptr.numel() - 1 if relation.edge_weight is None else relation.indices.numel(),
-            dtype=torch.float64,
-        )
-        for relation in graph.relations
-    ]
-    for hop in range(hops.num_hops):
-        for number in range(len(graph.relations)):
-            totals[number] += hops.draws(number, hop, expanded)
-        for type_, p in enumerate(hops.reach(hop, expanded)) if hop < hops.num_hops - 1 else ():
-            expanded[type_] = p * (1.0 - reached[type_]).clamp(min=0.0)
-            reached[type_] = reached[type_] + expanded[type_]
-    return [
-        total if relation.edge_weight is not None else torch.repeat_interleave(total, relation.indptr.diff())
-        for relation, total in zip(graph.relations, totals)
-    ]
+    expanded, reached = [list(first)], list(first)  # q of each hop, and their sum
+    for hop in range(hops.num_hops - 1):
+        p = hops.reach(hop, expanded[-1])
+        expanded.append([chance * (1.0 - sum_q).clamp(min=0.0) for chance, sum_q in zip(p, reached)])
+        reached = [sum_q + q for sum_q, q in zip(reached, expanded[-1])]
+    traffic = [torch.zeros(relation.indices.numel(), dtype=torch.float64) for relation in graph.relations]
+    below = [torch.zeros_like(p_0) for p_0 in first]
+    for hop in reversed(range(hops.num_hops)):
+        worth = [more + row_bytes[name] for name, more in zip(graph.node_types, below)]
+        below = [torch.zeros_like(p_0) for p_0 in first]
+        for number, relation in enumerate(graph.relations):
+            draws, chance = hops.draws(number, hop, expanded[hop]), hops.chance[number][hop]
+            degree, brings = relation.indptr.diff(), worth[relation.source]
+            if relation.edge_weight is None:
+                draws = torch.repeat_interleave(draws, degree)
+                below[relation.target] += chance * ops.sum_over_lists(relation.indptr, relation.indices, brings)
+            else:
+                target = torch.repeat_interleave(torch.arange(degree.numel()), degree)
+                below[relation.target].index_add_(0, target, chance * brings[relation.indices])
+            traffic[number] += draws * brings[relation.indices]
+    return traffic
 
 
 def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
