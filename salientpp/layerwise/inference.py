@@ -349,7 +349,7 @@ class LayerLoader(NeighborLoader):
         self._call.steps.begin_layer()
         return dataclasses.replace(
             source,
-            template=PartitionTemplate(self._call.steps.edge_rows),
+            template=PartitionTemplate({None: self._call.steps.edge_rows}),
             rows={None: {_ROWS[1]: source.rows_of(_ROWS)}},
             exchanged=[_ROWS],
             seed_columns=[],
