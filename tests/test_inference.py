@@ -318,6 +318,12 @@ def test_wrong_arguments_are_refused_in_words():
             salientpp.inference(**{"model": model, "data": data, **options})
 
 
+def test_a_partitioned_graph_of_several_types_is_refused(tmp_path):
+    salientpp.partition(random_hetero(), 2, tmp_path / "parts", [2, 2], 8, split={"paper": {"train": torch.arange(60)}})
+    with pytest.raises(TypeError, match="graphs of one type, got a PartitionedGraph of several"):
+        salientpp.inference(made(MODELS["GraphSAGE"][0]), salientpp.load(tmp_path / "parts", part_id=0))
+
+
 def test_rows_are_written_if_asked(tmp_path):
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     got = salientpp.inference(model, data, out=tmp_path / "some" / "rows")
