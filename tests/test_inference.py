@@ -265,12 +265,13 @@ def test_compiled_models_run_as_they_are_written():
         (lambda: [gnn.TAGConv(WIDTH, 4)], "holds TAGConv"),
         (lambda: [gnn.ARMAConv(WIDTH, 4)], "holds ARMAConv"),
         (lambda: [gnn.SAGEConv(WIDTH, 4, aggr="lstm")], r"layer 0 \(SAGEConv\) .*sorted"),
+        (lambda: [gnn.GCNConv(WIDTH, 4), gnn.GraphNorm(4)], "on the whole. It holds GraphNorm, "),
         (lambda: [gnn.SAGEConv(WIDTH, 4), gnn.GraphNorm(4)], "holds GraphNorm, which normalises over all vertices of a graph"),
         (lambda: _basic(gnn.GraphSAGE, norm="pair_norm"), "holds PairNorm, which normalises over all vertices"),
         (lambda: _basic(gnn.GraphSAGE, norm="layer_norm"), "holds LayerNorm, .* unless mode='node'"),
         (lambda: _basic(gnn.GraphSAGE, norm="instance_norm"), "holds InstanceNorm"),
         (lambda: [torch.nn.BatchNorm1d(WIDTH, track_running_stats=False), gnn.SAGEConv(WIDTH, 4)], r"layer 0 \(BatchNorm1d, SAGEConv\)"),
-        (lambda: [gnn.Sequential("x, e", [(gnn.GCNConv(WIDTH, 4), "x, e -> x")])], "holds GCNConv, which divides by degrees"),
+        (lambda: [gnn.Sequential("x, e", [(gnn.GCNConv(WIDTH, 4), "x, e -> x")])], "holds GCNConv, which divides by degrees .*unless it stands"),
         (lambda: gnn.Sequential("x, e", [(gnn.GraphConv(WIDTH, 4), "x, e -> x"), (gnn.GraphConv(4, 4), "x, e -> x")]), "give a list of its layers"),
         (lambda: [lambda x, edge_index: F.dropout(x)], r"layer 0 \(<lambda>\) .*call eval\(\) first"),
         (lambda: [gnn.GCN2Conv(WIDTH, 0.1)], r"layer 0 \(GCN2Conv\) cannot be applied .*missing 1 required positional argument"),
@@ -315,6 +316,12 @@ def test_wrong_arguments_are_refused_in_words():
     ]:  # fmt: skip
         with pytest.raises(error, match=words):
             salientpp.inference(**{"model": model, "data": data, **options})
+
+
+def test_a_partitioned_graph_of_several_types_is_refused(tmp_path):
+    salientpp.partition(random_hetero(), 2, tmp_path / "parts", [2, 2], 8, split={"paper": {"train": torch.arange(60)}})
+    with pytest.raises(TypeError, match="graphs of one type, got a PartitionedGraph of several"):
+        salientpp.inference(made(MODELS["GraphSAGE"][0]), salientpp.load(tmp_path / "parts", part_id=0))
 
 
 def test_rows_are_written_if_asked(tmp_path):

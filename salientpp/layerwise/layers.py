@@ -36,6 +36,9 @@ _ALL_VERTICES = "normalises over all vertices of a graph"
 _DEGREES = "divides by degrees of the sources, which it counts in the batch"
 _FIRST_ROWS = "needs the rows of another layer too"
 
+#: They are normalised by the degrees of the graph where they are a layer's ``conv``.
+_HANDLED = ("GCNConv", "LGConv")
+
 #: What is known of modules that fail the trial.
 _REASONS = {
     **dict.fromkeys(["APPNP", "ChebConv", "SGConv", "SSGConv", "TAGConv", "MixHopConv", "ARMAConv"], _SEVERAL_HOPS),
@@ -44,7 +47,8 @@ _REASONS = {
         ["GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtraction", "GraphSizeNorm", "GPSConv"], _ALL_VERTICES
     ),
     "LayerNorm": f"{_ALL_VERTICES} unless mode='node'",
-    **dict.fromkeys(["GCNConv", "LGConv", "EGConv", "PDNConv", "HypergraphConv"], _DEGREES),
+    **dict.fromkeys(["EGConv", "PDNConv", "HypergraphConv"], _DEGREES),
+    **dict.fromkeys(_HANDLED, f"{_DEGREES}, unless it stands in the list itself"),
     **dict.fromkeys(["FAConv", "GCN2Conv", "DNAConv"], _FIRST_ROWS),
     **dict.fromkeys(["LSTMAggregation", "GRUAggregation", "MLPAggregation"], "depends on the order of edges"),
 }
@@ -192,7 +196,7 @@ def _parameters_of(function: Any) -> dict[str, inspect.Parameter]:
     try:
         called = function.forward if isinstance(function, torch.nn.Module) else function
         return dict(inspect.signature(called).parameters)
-    except ValueError:  # a builtin, such as torch.relu
+    except (ValueError, TypeError):  # a builtin, such as torch.relu
         return {}
 
 
@@ -405,7 +409,9 @@ def _reasons(layer: Layer) -> str:
         for function in (*layer.before, layer.conv, *layer.after)
         if isinstance(function, torch.nn.Module)
         for part in function.modules()
-        if type(part).__module__.startswith("torch_geometric.") and getattr(part, "mode", None) != "node"
+        if type(part).__module__.startswith("torch_geometric.")
+        and getattr(part, "mode", None) != "node"
+        and not (part is layer.conv and type(part).__name__ in _HANDLED)
     ]
     known = [f"holds {name}, which {_REASONS[name]}" for name in dict.fromkeys(names) if name in _REASONS]
     if known:
