@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
@@ -21,7 +21,7 @@ from salientpp.datasets.arrays import check_data, check_file, first_line, form
 from salientpp.datasets.spec import did_you_mean
 
 
-def load_pyg(file: Path) -> Data:
+def load_pyg(file: Path) -> Data | HeteroData:
     """See `load_dataset`."""
     check_file(file)
     try:
@@ -58,8 +58,8 @@ def load_pyg(file: Path) -> Data:
     return data
 
 
-def _graph_in(stored: object, where: str) -> Data:
-    """The homogeneous graph that a file or a function gave, in one of the forms that PyG itself writes."""
+def _graph_in(stored: object, where: str) -> Data | HeteroData:
+    """The graph that a file or a function gave, in one of the forms that PyG itself writes."""
     if isinstance(stored, tuple) and len(stored) in (
         2,
         3,
@@ -70,16 +70,29 @@ def _graph_in(stored: object, where: str) -> Data:
                 f"{where}: expected one graph, got a dataset of several; save the one that is meant, torch.save(dataset[0], FILE)"
             )
     if isinstance(stored, dict):
+        if "_global_store" in stored:  # HeteroData.to_dict()
+            _check_stores(stored, where)
+            return HeteroData.from_dict(stored)
         if not all(isinstance(key, str) for key in stored):
             raise ValueError(f"{where}: expected the attributes of a Data by name, got a dict with other keys")
         return Data.from_dict(stored)
-    if isinstance(stored, Data):
+    if isinstance(stored, (Data, HeteroData)):
         return stored
-    advice = "; data.to_homogeneous() makes one" if type(stored).__name__ == "HeteroData" else ""
-    raise ValueError(f"{where}: expected a homogeneous torch_geometric Data, got {form(stored)}{advice}")
+    raise ValueError(f"{where}: expected a torch_geometric Data or HeteroData, got {form(stored)}")
 
 
-def load_python(where: str, source: str) -> Data:
+def _check_stores(stored: dict[Any, Any], where: str) -> None:
+    for key, store in stored.items():
+        is_edge_type = isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)
+        if not (isinstance(key, str) or is_edge_type) or not (
+            isinstance(store, dict) and all(isinstance(name, str) for name in store)
+        ):
+            raise ValueError(
+                f"{where}: expected the attributes of a HeteroData by type and name, got a dict with other keys"
+            )
+
+
+def load_python(where: str, source: str) -> Data | HeteroData:
     """See `load_dataset`."""
     name, colon, function_name = source.partition(":")
     if not (colon and all(part.isidentifier() for part in name.split(".")) and function_name.isidentifier()):

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 
 def with_spec(dataset: str, spec: str, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,9 @@ def _literal(dataset: str, key: str, text: str) -> int | float | bool | None:
     raise ValueError(f"{dataset}: {key} must be a number, true, false or none, got {text!r}")
 
 
-def call_with(function: Callable[..., Data], dataset: str, parameters: dict[str, Any], **own: Any) -> Data:
+def call_with(
+    function: Callable[..., Data | HeteroData], dataset: str, parameters: dict[str, Any], **own: Any
+) -> Data | HeteroData:
     """`function(**own, **parameters)`, refusing unknown parameters with a list of the known."""
     known = [key for key in inspect.signature(function).parameters if key not in own]
     for key in parameters:
