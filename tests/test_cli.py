@@ -494,7 +494,7 @@ def test_help_is_there_at_once(command):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True)
     seconds, *heavy = done.stderr.split()
     assert not heavy and "usage: salientpp" in done.stdout
-    assert float(seconds) < 1.0, "CPU time, which other work on the machine hardly changes"
+    assert float(seconds) < 3.0, "of CPU; with torch and PyG it is ten"
 
 
 def test_the_policies_that_help_names_are_those_that_there_are():

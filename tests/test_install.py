@@ -60,6 +60,19 @@ def test_what_is_needed_to_build_is_said_before_anything_is_compiled(tmp_path, s
     assert done.stderr.count("\n") == 1, "one line and no traceback"
 
 
+@pytest.mark.parametrize("flags, symbols", [("", False), ("-O2 -g -fno-omit-frame-pointer -fsanitize=address", True)])
+def test_only_who_asks_for_symbols_gets_them(tmp_path, monkeypatch, flags, symbols):
+    monkeypatch.setenv("CFLAGS", flags)
+    module(tmp_path, "setuptools", "__version__ = '80.1'\ndef setup(ext_modules, **_): print(*ext_modules)\n")
+    module(tmp_path, "torch", "__version__ = '2.10.0'\n")
+    module(tmp_path / "torch", "utils", "")
+    words = "BuildExtension = None\ndef CppExtension(name, extra_compile_args, extra_link_args, **_): return extra_compile_args, extra_link_args\n"
+    (tmp_path / "torch" / "utils" / "cpp_extension.py").write_text(words)
+    done = run("setup.py", "build_ext", path=tmp_path, bare=True)
+    assert done.returncode == 0, done.stderr
+    assert ("-g0" in done.stdout) == ("strip-all" in done.stdout) == (not symbols), done.stdout
+
+
 @pytest.mark.parametrize(
     "code",
     ["from salientpp import NeighborLoader", "import salientpp; salientpp.load", "import salientpp; salientpp.plan"],

@@ -487,6 +487,28 @@ def test_the_sampler_of_a_loader_sets_its_epoch():
     assert isinstance(NeighborLoader(graph(), [3]).sampler, torch.utils.data.SequentialSampler)
 
 
+def epochs_on_rank(rank, directory):
+    loader = NeighborLoader(salientpp.load(directory), [3], "train", batch_size=8, shuffle=True, seed=5)
+    give = lambda batches: [batch.n_id.tolist() for batch in batches]  # noqa: E731
+    epochs = [give(loader) for _ in range(3)]
+    loader.sampler.set_epoch(1)
+    assert give(loader) == epochs[1]
+    iterator = iter(loader)
+    loader.sampler.set_epoch(0)
+    assert give(iterator) == epochs[0], "no batch had been asked for"
+    assert give(loader) == epochs[1]
+    iterator = iter(loader)
+    first = next(iterator).n_id.tolist()
+    loader.sampler.set_epoch(1)
+    assert [first, *give(iterator)] == epochs[2], "it is under way"
+    return give(loader) == epochs[1]
+
+
+def test_the_sampler_of_a_rank_sets_its_epoch(tmp_path):
+    salientpp.partition(graph(), 2, tmp_path / "parts", [3], 8)
+    assert distributed.run(epochs_on_rank, 2, tmp_path / "parts") == [True, True]
+
+
 def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
     """For predictions, and on ranks, Lightning puts a sampler of its own into a loader that it makes from the attributes of the old one."""
     from lightning.pytorch.trainer.states import RunningStage
