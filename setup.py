@@ -1,12 +1,41 @@
 """Build `salientpp._C` from csrc/: one binary for every Python >= 3.10 and every torch >= 2.10."""
 
+import os
 import re
+import sys
 from pathlib import Path
 
-from setuptools import setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+import setuptools
+
+AGAIN = "and then again: pip install --no-build-isolation ."
+
+
+def release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+# pip asks for neither under --no-build-isolation, and what follows without them explains itself badly.
+if release(setuptools.__version__) < (77, 0):
+    sys.exit(
+        f"salientpp is built with setuptools >= 77, got {setuptools.__version__} of {sys.executable}: pip install --upgrade setuptools wheel ninja, {AGAIN}"
+    )
+try:
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+except ImportError as error:
+    sys.exit(
+        f"salientpp is compiled against the torch of {sys.executable}, which has none ({error}): pip install torch, {AGAIN}"
+    )
+if release(torch.__version__) < (2, 10):
+    sys.exit(
+        f"salientpp needs torch >= 2.10, got {torch.__version__} of {sys.executable}: pip install --upgrade torch, {AGAIN}"
+    )
 
 CSRC = Path("csrc")
+
+#: Python's own flags ask for symbols, which are 19 of 20 bytes of the binary. Who asks for them too (as tests/sanitizers does) gets them.
+DEBUG = "-g" in os.environ.get("CFLAGS", "").split()
+STRIP = ["-Wl,--strip-all"] if sys.platform == "linux" and not DEBUG else []
 
 
 def long_description() -> str:
@@ -19,7 +48,7 @@ def long_description() -> str:
     return re.sub(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)[^)\s]+\)", r"\1", text)
 
 
-setup(
+setuptools.setup(
     long_description=long_description(),
     long_description_content_type="text/markdown",
     ext_modules=[
@@ -30,6 +59,7 @@ setup(
             include_dirs=[str(CSRC.resolve())],
             extra_compile_args=[
                 "-O3",
+                *([] if DEBUG else ["-g0"]),
                 "-std=c++20",
                 "-Wall",
                 "-Wextra",
@@ -40,6 +70,7 @@ setup(
                 "-DTORCH_STABLE_ONLY",
                 "-DTORCH_TARGET_VERSION=0x020a000000000000",
             ],
+            extra_link_args=STRIP,
             py_limited_api=True,
         )
     ],

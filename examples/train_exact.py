@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/train_exact.py parts-2
 
 DDP waits in every backward pass for all ranks. Under uneven="exact" the ranks with fewer batches are done earlier: torch's Join
-stands in for them in DDP's collectives, while the loader goes on answering the others' requests for rows. With the
-default, uneven="wrap", neither is needed (examples/train_sage.py).
+stands in for them in DDP's collectives, while the loader goes on answering the others' requests for rows. With
+uneven="wrap", the default for shuffled seeds, neither is needed (examples/train_sage.py).
 """
 
 from __future__ import annotations

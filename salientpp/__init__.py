@@ -1,21 +1,45 @@
-"""Train graph neural networks on graphs that outgrow one machine, by changing one import."""
+"""Train graph neural networks on graphs that outgrow one machine, by changing one import.
 
-from importlib.metadata import distributions as _distributions
+The public names are imported when one of them is first asked for: torch and PyG take seconds, and `salientpp --help` needs neither.
+"""
 
-from salientpp.graph.csc import Graph
-from salientpp.launch.preemption import Preemption
-from salientpp.launch.rendezvous import init_process_group
-from salientpp.minibatch.link_loader import LinkNeighborLoader
-from salientpp.minibatch.loader import LoaderStats
-from salientpp.minibatch.neighbor_sampler import NeighborSampler
-from salientpp.minibatch.node_loader import NeighborLoader
-from salientpp.plan.vip import inclusion_probability
-from salientpp.store.directory.local_copy import stage
-from salientpp.store.directory.opened import PartitionedGraph, load
-from salientpp.store.directory.writer import partition
+from __future__ import annotations
 
-#: Of the installed package; a source tree that was not installed has none.
-__version__ = next((found.version for found in _distributions(name="salientpp")), "unknown")
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+if _TYPE_CHECKING:
+    from salientpp.graph.csc import Graph
+    from salientpp.launch.preemption import Preemption
+    from salientpp.launch.rendezvous import init_process_group
+    from salientpp.layerwise.inference import inference
+    from salientpp.minibatch.link_loader import LinkNeighborLoader
+    from salientpp.minibatch.loader import LoaderStats
+    from salientpp.minibatch.neighbor_sampler import NeighborSampler
+    from salientpp.minibatch.node_loader import NeighborLoader
+    from salientpp.plan.vip import inclusion_probability
+    from salientpp.store.directory.local_copy import stage
+    from salientpp.store.directory.opened import PartitionedGraph, load
+    from salientpp.store.directory.writer import partition
+
+    #: Of the installed package; a source tree that was not installed has none.
+    __version__: str
+
+_MODULES = {
+    "Graph": "graph.csc",
+    "LinkNeighborLoader": "minibatch.link_loader",
+    "LoaderStats": "minibatch.loader",
+    "NeighborLoader": "minibatch.node_loader",
+    "NeighborSampler": "minibatch.neighbor_sampler",
+    "PartitionedGraph": "store.directory.opened",
+    "Preemption": "launch.preemption",
+    "inclusion_probability": "plan.vip",
+    "inference": "layerwise.inference",
+    "init_process_group": "launch.rendezvous",
+    "load": "store.directory.opened",
+    "partition": "store.directory.writer",
+    "stage": "store.directory.local_copy",
+}
 
 __all__ = [
     "Graph",
@@ -26,8 +50,36 @@ __all__ = [
     "PartitionedGraph",
     "Preemption",
     "inclusion_probability",
+    "inference",
     "init_process_group",
     "load",
     "partition",
     "stage",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import distributions
+
+        return next((found.version for found in distributions(name="salientpp")), "unknown")
+    if name not in _MODULES:
+        try:
+            module = None if name.startswith("_") else _import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+            module = None
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if not hasattr(module, "__path__"):  # a file of this package, which others of its files import from here
+            return module
+    _import_module(f"{__name__}.versions").check_versions()
+    # All at once, so that what is inside the package's folders can be reached from here, whichever name was asked for.
+    for public, where in _MODULES.items():
+        globals()[public] = getattr(_import_module(f"{__name__}.{where}"), public)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

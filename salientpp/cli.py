@@ -1,49 +1,29 @@
 """The ``salientpp`` command: a thin face over the package.
 
+What needs torch is in :mod:`salientpp.commands`, which is imported when one of these runs: help is there at once.
+
 Every subcommand is a function from parsed arguments to an exit code: 0; 2 where something was refused or could not be read or written, with
 one line on stderr that says what; 130 after Ctrl-C. Anything else is a bug and shows its traceback.
-
-What goes to stdout is put together first and written at once, after the files: a terminal that cannot show it, a pipe that was closed or
-a full disk must not take the results of the work along.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import io
-import json
 import os
 import re
 import shlex
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
-from torch_geometric.data import Data, HeteroData
-
-from salientpp import __version__
-from salientpp.analysis import report
-from salientpp.analysis.volume import DEFAULT_POLICIES, analyze, check_request
-from salientpp.datasets import load_dataset
-from salientpp.files import check_output, is_replaced, write_whole
+from salientpp import __version__, terminal
+from salientpp.files import is_replaced, write_whole
 from salientpp.launch import sbatch
-from salientpp.launch.environment import LaunchError, detect
-from salientpp.plan.cache import POLICIES
-from salientpp.plan.placement import parts_of
-from salientpp.plan.vip import check_fanouts
-from salientpp.store.directory.local_copy import stage
-from salientpp.store.directory.manifest import parts_there
-from salientpp.store.directory.opened import PartitionedGraph, load
-from salientpp.store.directory.writer import partition
+from salientpp.launch.environment import LaunchError
+
+#: What --policies may name beside the oracle: the keys of salientpp.plan.cache.POLICIES, which takes seconds to import.
+POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,23 +40,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parsed = parser.parse_args(words, argparse.Namespace(words=words, written=written))
         except SystemExit as end:
             if not end.code:  # help or the version was asked for
-                _print("")
+                terminal.print_whole("")
             raise
         command = f" {parsed.command}"
         return parsed.run(parsed)
     except (ValueError, OSError, ImportError, NotImplementedError, LaunchError) as error:
-        _complain(f"salientpp{command}: {error}")
+        terminal.complain(f"salientpp{command}: {error}")
         return 2
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):  # torch has no type for it
             raise
-        _complain(
+        terminal.complain(
             f"salientpp{command}: not enough memory ({str(error).splitlines()[0] if str(error) else 'no more is known'})"
         )
         return 2
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} had been written" if written else "nothing was written"
-        _complain(f"salientpp{command}: interrupted; {'the copy is not complete' if command == ' stage' else done}")
+        terminal.complain(
+            f"salientpp{command}: interrupted; {'the copy is not complete' if command == ' stage' else done}"
+        )
         return 130
 
 
@@ -87,62 +69,6 @@ def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[st
             return
         if match := re.fullmatch(r"(--[^=]+)=--", word):
             parser.error(f"argument {match[1]}: expected a value, got '--'")
-
-
-def _print(what: str | bytes) -> None:
-    """Write to stdout, all of it.
-
-    Raises:
-        OSError: stdout is closed or full.
-    """
-    if sys.stdout is None or sys.stdout.closed:
-        raise OSError("stdout is closed, so the result could not be printed")
-    try:
-        if isinstance(what, str):
-            sys.stdout.write(what)
-        elif hasattr(sys.stdout, "buffer"):
-            sys.stdout.flush()
-            sys.stdout.buffer.write(what)
-        else:
-            sys.stdout.write(os.fsdecode(what))
-        sys.stdout.flush()
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            sys.stdout.close()  # else Python tries once more when it ends, with a text and an exit code of its own
-        raise OSError(
-            f"the result could not be printed: stdout cannot be written ({error.strerror or error})"
-        ) from None
-
-
-def _show(*what: RenderableType) -> None:
-    """Lines and tables on stdout; users' paths in them may have brackets and colons, which are no markup."""
-    text = _Terminal()
-    console = Console(file=text, markup=False, emoji=False, highlight=False)
-    for renderable in what:
-        console.print(renderable)
-    _print(text.getvalue())
-
-
-class _Terminal(io.StringIO):
-    """Collects what is meant for stdout, and passes for it: with its letters, and colours where it has them."""
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # that of stdout, which may change
-        return getattr(sys.stdout, "encoding", None) or "utf-8"
-
-    def isatty(self) -> bool:
-        return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
-
-
-def _complain(text: str) -> None:
-    """One line on stderr. Names of files may have line breaks and bytes that are no text; a closed stderr is no reason to fail."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            print(_printable(text), file=sys.stderr)
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 _DATASETS = (
@@ -208,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("--seed", type=int, default=0, help="of METIS or of the random assignment (0)")
     cut.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
     cut.add_argument("--overwrite", action="store_true", help="replace an existing dataset directory")
-    cut.set_defaults(run=_partition)
+    cut.set_defaults(run=_heavy("partition"))
 
     cost = commands.add_parser(
         "analyze",
@@ -231,9 +157,15 @@ def _parser() -> argparse.ArgumentParser:
         type=_fanouts,
         action="append",
         metavar="F,F,...",
-        help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (15,10,5); may be given several times",
+        help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (those of the dataset directory, or 15,10,5); may be given "
+        "several times",
     )
-    cost.add_argument("--batch-size", type=int, default=1024, metavar="B", help="seeds per batch and machine (1024)")
+    cost.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="B",
+        help="seeds per batch and machine (that of the dataset directory, or 1024)",
+    )
     cost.add_argument(
         "--replication-factors",
         type=_numbers,
@@ -244,14 +176,35 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "--policies",
         type=lambda text: text.split(","),
-        default=list(DEFAULT_POLICIES),
         metavar="P,P,...",
-        help=f"among {', '.join(sorted(POLICIES))}, and oracle, which no policy beats (all but vip-hop)",
+        help=f"among {', '.join(POLICY_NAMES)}, and oracle, which no policy beats (all but vip-hop)",
     )
     cost.add_argument("--epochs", type=int, default=10, help="epochs to count (10)")
     cost.add_argument(
-        "--seeds", default="train", help="the split that batches start from: train, val, test or all (train)"
+        "--seeds",
+        metavar="[TYPE:]SPLIT",
+        help="the split that batches start from: train, val, test or all (that of the dataset directory, or train); of several types of "
+        "vertices TYPE:SPLIT, with --link the split of edges (all)",
     )
+    ways = cost.add_argument_group(
+        "ways to draw, on a dataset directory",
+        "As the loaders' arguments of these names. With one of them, or with several types of vertices, rows are counted type by type, for the "
+        "policies vip, vip-hop, degree, random and oracle.",
+    )
+    ways.add_argument(
+        "--link",
+        nargs="?",
+        const="",
+        metavar="EDGE_TYPE",
+        help="batches start from edges; of several types those of one, as in --link author,writes,paper",
+    )
+    ways.add_argument("--negatives", metavar="MODE[:AMOUNT]", help="negative examples of --link: binary or triplet")
+    ways.add_argument("--time-attr", metavar="NAME", help="times of vertices or edges")
+    ways.add_argument("--edge-label-time", metavar="NAME", help="with --link, the edge attribute with the seeds' times")
+    ways.add_argument("--last", action="store_true", help="of the neighbours that may be seen, the latest")
+    ways.add_argument("--weight-attr", metavar="NAME", help="weights of edges")
+    ways.add_argument("--disjoint", action="store_true", help="every seed grows a tree of its own")
+    ways.add_argument("--replace", action="store_true", help="neighbours are drawn with replacement")
     cost.add_argument(
         "--predict-only",
         action="store_true",
@@ -262,14 +215,14 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--plot", type=Path, metavar="FILE", help="draw the rows over α, .png or .svg (needs matplotlib)")
     cost.add_argument("--seed", type=int, default=0, help="of batches and partition (0)")
     cost.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
-    cost.set_defaults(run=_analyze)
+    cost.set_defaults(run=_heavy("analyze"))
 
     info = commands.add_parser(
         "info", help="describe a dataset directory", description="Describe a dataset directory and check its files."
     )
     info.add_argument("root", type=Path, help="a directory that `salientpp partition` wrote")
     info.add_argument("--verify", action="store_true", help="read every byte, not only sizes and sampled checksums")
-    info.set_defaults(run=_info)
+    info.set_defaults(run=_heavy("info"))
 
     copy = commands.add_parser(
         "stage",
@@ -293,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="P",
         help="a part to copy, rather than this rank's; may be given several times",
     )
-    copy.set_defaults(run=_stage)
+    copy.set_defaults(run=_heavy("stage"))
 
     batch = commands.add_parser(
         "slurm",
@@ -358,6 +311,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _heavy(command: str) -> Callable[[argparse.Namespace], int]:
+    """The command of this name, which is imported when it runs."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        from salientpp.versions import check_versions
+
+        check_versions()
+        from salientpp import commands
+
+        return getattr(commands, command)(arguments)
+
+    return run
+
+
 def _fanouts(text: str) -> list[int]:
     try:
         return [int(entry) for entry in text.split(",")]
@@ -379,193 +346,6 @@ def _numbers(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(
             f"expected numbers separated by commas such as 0,.1,.5, got {text!r}"
         ) from None
-
-
-def _method(text: str) -> str | torch.Tensor:
-    """--partition: a method's name, or the assignment in a file."""
-    if text in ("metis", "metis-vip", "random"):
-        return text
-    try:
-        if Path(text).exists() and not Path(text).is_file():
-            raise ValueError("not a file")  # a pipe would be waited for
-        array = np.load(text, allow_pickle=False)
-        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
-    except Exception as error:  # what a damaged file makes numpy raise is not documented
-        raise ValueError(
-            f"--partition must be metis, metis-vip, random or an .npy file of part ids, got {text} ({error})"
-        ) from None
-
-
-def _partition(arguments: argparse.Namespace) -> int:
-    console = Console(stderr=True)
-    if arguments.root.exists() and not arguments.overwrite:
-        raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
-    check_fanouts(arguments.fanouts)
-    if arguments.replicate and arguments.replicate_none:
-        raise ValueError("--replicate and --replicate-none contradict each other; leave one out")
-    method = _method(arguments.partition)
-    started = time.perf_counter()
-    with console.status("") as status:
-
-        def on_step(step: str) -> None:
-            _complain(f"{time.perf_counter() - started:7.1f} s  {step}")
-            status.update(Text(_printable(step)))
-
-        on_step(f"loading {arguments.dataset}")
-        data = load_dataset(arguments.dataset, root=arguments.data)
-        part = partition(
-            data,
-            arguments.parts,
-            arguments.root,
-            arguments.fanouts,
-            arguments.batch_size,
-            method=method,
-            seeds=arguments.seeds,
-            replicate=() if arguments.replicate_none else arguments.replicate,
-            time_attr=arguments.time_attr,
-            tolerance=arguments.tolerance,
-            seed=arguments.seed,
-            overwrite=arguments.overwrite,
-            on_step=on_step,
-        )
-        arguments.written.append(arguments.root)
-        on_step("done")
-    _show(*_description(part))
-    return 0
-
-
-def _analyze(arguments: argparse.Namespace) -> int:
-    # Whatever can be wrong is said before the minutes of work.
-    files = {option: path for option in ("json", "csv", "plot") if (path := getattr(arguments, option)) is not None}
-    _check_outputs({f"--{option}": path for option, path in files.items()})
-    if arguments.plot is not None:
-        if arguments.plot.suffix.lower() not in (".png", ".svg"):
-            raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
-        report.check_matplotlib()
-    method = _method(arguments.partition)
-    is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
-    if arguments.parts is None and not is_directory:
-        raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
-    fanouts = arguments.fanouts or [[15, 10, 5]]
-    check_request(
-        fanouts,
-        arguments.batch_size,
-        arguments.replication_factors,
-        arguments.policies,
-        arguments.epochs,
-        arguments.predict_only,
-    )
-    screen = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    ) as progress:
-        bar = progress.add_task("")
-
-        def track(what: str, total: int) -> Callable[[], None]:
-            progress.reset(bar, description=what, total=max(1, total))
-            return lambda: progress.advance(bar)
-
-        track("loading", 1)
-        analysis = analyze(
-            # No name for it here: the analysis frees what it does not need.
-            load(arguments.dataset) if is_directory else _homogeneous(arguments),
-            arguments.parts,
-            name=arguments.dataset,
-            method=method,
-            fanouts=fanouts,
-            batch_size=arguments.batch_size,
-            replication_factors=arguments.replication_factors,
-            policies=arguments.policies,
-            epochs=arguments.epochs,
-            seeds=arguments.seeds,
-            seed=arguments.seed,
-            predict_only=arguments.predict_only,
-            track=track,
-        )
-    write = {
-        "json": lambda path: write_whole(
-            path, lambda file: file.write((json.dumps(analysis.to_dict(), indent=1) + "\n").encode())
-        ),
-        "csv": lambda path: write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
-        "plot": lambda path: report.plot(analysis, path),
-    }
-    failed = []
-    for option, path in files.items():
-        try:
-            write[option](path)
-            arguments.written.append(path)
-        except OSError as error:
-            failed.append(f"--{option}: {error}")
-    lines: list[RenderableType] = [
-        f"{analysis.num_vertices:,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, "
-        f"{analysis.row_bytes:,} bytes per row"
-    ]
-    for fanouts in dict.fromkeys(volume.fanouts for volume in analysis.results):
-        lines += [report.volume_table(analysis, fanouts), report.device_table(analysis, fanouts)]
-    if len(analysis.recommendations) > 1:
-        lines.append(report.mean_table(analysis))
-    lines += map(str, analysis.recommendations)
-    try:
-        _show(*lines)
-    except OSError as error:
-        failed.append(str(error))
-    if failed:
-        raise OSError("; ".join(failed))
-    return 0
-
-
-def _homogeneous(arguments: argparse.Namespace) -> Data:
-    data = load_dataset(arguments.dataset, root=arguments.data)
-    if isinstance(data, HeteroData):
-        raise ValueError(
-            f"{arguments.dataset} has several types of vertices, and only homogeneous graphs are analyzed; data.to_homogeneous() makes one"
-        )
-    return data
-
-
-def _check_outputs(paths: dict[str, Path]) -> None:
-    """Raise ValueError unless each option's file can be written, and beside the others."""
-    names: dict[str, str] = {}
-    for option, path in paths.items():
-        try:
-            check_output(path)
-        except ValueError as error:
-            raise ValueError(f"{option}: {error}") from None
-        other = names.setdefault(os.path.realpath(path), option)
-        if other != option and is_replaced(path):
-            raise ValueError(f"{other} and {option} name the same file, {path}; give them names of their own")
-
-
-def _info(arguments: argparse.Namespace) -> int:
-    part = load(arguments.root, verify="full" if arguments.verify else "quick")
-    _show(
-        *_description(part),
-        "every byte matches its checksum"
-        if arguments.verify
-        else "sizes and sampled checksums match; --verify reads all",
-    )
-    return 0
-
-
-def _stage(arguments: argparse.Namespace) -> int:
-    root, parts = arguments.root, arguments.part
-    if parts is None:
-        launch, num_parts = detect(), load(root).num_parts
-        if launch.launcher == "none" and num_parts > 1:
-            raise ValueError(
-                f"{root} has {num_parts} parts, and this process is no rank of a job, which would say which of them to copy; "
-                "start it with `srun salientpp stage ...`, or name them with --part"
-            )
-        parts = parts_of(launch.rank, launch.world_size, num_parts)
-    copy = stage(root, arguments.to, parts=parts, on_step=lambda step: _complain(f"copying {step}"))
-    _print(os.fsencode(f"{copy}\n"))  # as it is on disk, for a script that reads it
-    return 0
 
 
 def _slurm(arguments: argparse.Namespace) -> int:
@@ -606,9 +386,9 @@ def _slurm(arguments: argparse.Namespace) -> int:
     text = sbatch.script(batch, made_by=f"salientpp {shlex.join(arguments.words)}")
     data = os.fsencode(text)  # arguments as they came, also those that are no text
     if arguments.output is None:
-        _print(data)
+        terminal.print_whole(data)
     else:
-        _check_outputs({"--output": arguments.output})
+        terminal.check_outputs({"--output": arguments.output})
         if arguments.output.exists() and is_replaced(arguments.output):
             raise ValueError(
                 f"--output: {arguments.output} exists, and you may have changed it; remove it, or choose another name"
@@ -622,83 +402,6 @@ def _split(options: str) -> list[str]:
         return shlex.split(options)
     except ValueError as error:
         raise ValueError(f"--partition-options must be arguments as in a shell, got {options!r} ({error})") from None
-
-
-def _description(part: PartitionedGraph) -> list[RenderableType]:
-    described = part.description
-    total = sum(entry["bytes"] for entry in part.manifest["files"].values())
-    there = parts_there(part.root)
-    facts = [("directory", f"{part.root}, {total / 1e6:,.1f} MB, format version {described.version}")]
-    if there is not None:
-        parts = ", ".join(map(str, sorted(there)))
-        facts.append(("copy with", f"part {parts} of {part.num_parts}; the figures are of the whole"))
-    facts.append(("graph", f"{part.num_vertices:,} vertices, {part.num_edges:,} edges"))
-    if not part.is_hetero:
-        columns = [*described.node_types[0].attributes.items(), *described.edge_types[0].attributes.items()]
-        facts.append(("attributes", _columns(columns)))
-    if described.time_attr is not None:
-        facts.append(("lists ascend by", repr(described.time_attr)))
-    facts += [
-        ("ordered for", _workload(part)),
-        ("edge cut", f"{described.quality['edge_cut']:,} edges, {described.quality['edge_cut_fraction']:.1%}"),
-        (
-            "largest part / mean",
-            ", ".join(f"{name} {ratio:.3f}" for name, ratio in described.quality["balance"].items()),
-        ),
-    ]
-    grid = Table.grid(padding=(0, 2))
-    for name, value in facts:
-        grid.add_row(name, _printable(value))
-    if not part.is_hetero:
-        return [grid, _table_of_parts(part)]
-    vertices = Table("vertices", "number", "rows", "attributes")
-    for type_ in described.node_types:
-        rows = "none" if not type_.attributes else "in every part" if type_.replicated else "by part"
-        columns = list(type_.attributes.items())
-        vertices.add_row(_printable(str(type_.name)), f"{type_.num_vertices:,}", rows, _printable(_columns(columns)))
-    edges = Table("edges", "number", "attributes", "splits")
-    for relation in described.edge_types:
-        splits = ", ".join(f"{name} {sum(counts):,}" for name, counts in relation.splits.items())
-        name = " ".join(relation.name or ())
-        columns = list(relation.attributes.items())
-        edges.add_row(_printable(name), f"{relation.num_edges:,}", _printable(_columns(columns)), splits or "none")
-    return [grid, vertices, edges, _table_of_parts(part)]
-
-
-def _columns(columns: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    shown = [
-        f"{name} {entry['dtype']} {entry['row_shape']}" if entry["row_shape"] else f"{name} {entry['dtype']}"
-        for name, entry in columns
-    ]
-    return ", ".join(shown) or "none"
-
-
-def _workload(part: PartitionedGraph) -> str:
-    described = part.description
-    type_, split = described.seeds
-    alike = [fanouts for fanouts in described.num_neighbors if fanouts == described.num_neighbors[0]]
-    if len(alike) == len(described.num_neighbors):
-        fanouts = f"{alike[0] if alike else 'none'}"
-    else:
-        names = [" ".join(relation.name or ()) for relation in described.edge_types]
-        fanouts = ", ".join(f"{per_hop} of {name}" for name, per_hop in zip(names, described.num_neighbors))
-    of = f" of {type_!r}" if type_ is not None else ""
-    return f"fanouts {fanouts}, batch size {described.batch_size}, seeds {split!r}{of}"
-
-
-def _table_of_parts(part: PartitionedGraph) -> Table:
-    """What each part owns of every type, and of every split of it."""
-    columns: dict[str, list[int]] = {}
-    for type_ in part.description.node_types:
-        name = "" if type_.name is None else f"{_printable(type_.name)} "
-        columns[name.strip() or "vertices"] = [type_.book.size_of(part_id) for part_id in range(part.num_parts)]
-        columns |= {f"{name}{split}": counts for split, counts in type_.splits.items()}
-    table = Table("part", *columns)
-    for column in table.columns:
-        column.justify = "right"
-    for part_id in range(part.num_parts):
-        table.add_row(str(part_id), *(f"{counts[part_id]:,}" for counts in columns.values()))
-    return table
 
 
 if __name__ == "__main__":

@@ -188,7 +188,8 @@ class _GraphData(pyg.LightningDataModule):
         if self.loader == "full":
             return pyg.LightningData.full_dataloader(self, **kwargs)
         partitioned = isinstance(self.data, PartitionedGraph)
-        kwargs = {**kwargs, "seed": self._agreed_seed()}
+        # Not fewer batches on some ranks without being asked for: a step of validation may wait for the others.
+        kwargs = {"uneven": "wrap", **kwargs, "seed": self._agreed_seed()}
         trainer = self.trainer
         if trainer is not None and trainer.strategy.root_device.type == "cuda":
             kwargs.setdefault("device", trainer.strategy.root_device)

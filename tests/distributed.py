@@ -27,7 +27,15 @@ HANG = 300.0
 NEVER = 3600.0
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch_geometric.loader", "salientpp", "distributed"])
+_context.set_forkserver_preload(
+    [
+        "torch",
+        "torch_geometric.loader",
+        "salientpp.minibatch.node_loader",
+        "salientpp.store.directory.writer",
+        "distributed",
+    ]
+)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ MAY_IMPORT = {
     "ids": set(),
     "ops": set(),
     "files": set(),
+    "terminal": {"files"},
+    "versions": set(),
     "processes": set(),
     "comm": {"processes"},
     "pipeline": set(),
@@ -37,11 +39,22 @@ MAY_IMPORT = {
     "store": {"ids", "ops", "comm", "processes", "graph", "plan"},
     "minibatch": BELOW_MINIBATCH,
     "fullgraph": BELOW_MINIBATCH,
+    "layerwise": BELOW_MINIBATCH | {"files", "minibatch"},
     "lightning": BELOW_MINIBATCH | {"minibatch"},
-    "analysis": {"ids", "ops", "files", "graph", "plan", "store", "minibatch.sampler"},
+    "analysis": {
+        "ids",
+        "ops",
+        "files",
+        "graph",
+        "plan",
+        "store",
+        "minibatch.sampler",
+        "minibatch.neighbor_sampler",
+        "minibatch.seeds",
+    },
     "datasets": {"ids", "ops", "graph", "plan", "store", "minibatch.sampler"},
 }
-MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli"}
+MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli", "commands"}
 COMPILED = "_C"  # the extension; ops alone loads it
 
 
@@ -128,6 +141,7 @@ def test_imports_follow_the_table(path):
         ("store.tiers", "from .. import pipeline"),
         ("minibatch.loader", "from salientpp import NeighborLoader"),
         ("minibatch.loader", "from salientpp.lightning import LightningNodeData"),
+        ("minibatch.loader", "from salientpp.layerwise.layers import network_of"),
         ("minibatch.loader", "import salientpp"),
         ("minibatch.loader", "from salientpp.datasets import load_dataset"),
         ("analysis", "from salientpp.minibatch.loader import NeighborLoader"),
@@ -224,14 +238,58 @@ def test_public_names_hold_what_the_contract_promises():
     assert {"NeighborLoader", "inclusion_probability", "load", "partition"} <= set(salientpp.__all__)
 
 
-def test_init_holds_names_and_nothing_else():
+def test_init_holds_names_and_where_they_are_and_nothing_else():
     for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        is_all = isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] in (
+        is_table = isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] in (
             ["__all__"],
-            ["__version__"],
+            ["_MODULES"],
         )
-        assert is_docstring or is_all or isinstance(node, ast.ImportFrom), f"__init__.py:{node.lineno} does something"
+        is_typing = isinstance(node, ast.If) and getattr(node.test, "id", "") == "_TYPE_CHECKING"
+        is_lookup = isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
+        is_known = is_docstring or is_table or is_typing or is_lookup or isinstance(node, ast.ImportFrom)
+        assert is_known, f"__init__.py:{node.lineno} does something"
+
+
+def test_what_type_checkers_read_is_what_is_imported():
+    (typing,) = (node for node in ast.parse((PACKAGE / "__init__.py").read_text()).body if isinstance(node, ast.If))
+    read = {
+        alias.name: node.module.removeprefix("salientpp.")
+        for node in typing.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert read == salientpp._MODULES and sorted(read) == salientpp.__all__
+
+
+def test_names_are_imported_when_they_are_asked_for():
+    program = """
+import sys, salientpp
+assert not {"torch", "torch_geometric", "numpy"} & sys.modules.keys()
+assert "NeighborLoader" in dir(salientpp) and salientpp.__version__
+for wrong in ("no_such_name", "__wrapped__"):
+    try:
+        getattr(salientpp, wrong)
+    except AttributeError as error:
+        assert str(error) == f"module 'salientpp' has no attribute {wrong!r}", error
+    else:
+        raise SystemExit(wrong)
+from salientpp import *
+assert NeighborLoader is salientpp.NeighborLoader is salientpp.minibatch.node_loader.NeighborLoader
+assert partition is salientpp.partition is salientpp.store.directory.writer.partition
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_no_import_needs_what_only_some_systems_have():
+    program = f"""
+import importlib, signal, sys, torch, torch_geometric.loader, rich.console, numpy
+del signal.SIGUSR1
+sys.modules["fcntl"] = None
+for name in {sorted(MODULES - {"__init__", "__main__", COMPILED})}:
+    importlib.import_module(f"salientpp.{{name}}")
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 def test_every_module_opens_with_a_docstring():
@@ -263,7 +321,7 @@ import torch, torch_geometric.data, torch_geometric.loader, torch_geometric.samp
 inspect.modulesbyfile.clear()  # of what torch and PyG have searched
 modules, environment, threads = set(sys.modules), dict(os.environ), torch.get_num_threads()
 before = torch.random.get_rng_state()
-import salientpp
+from salientpp import *
 print(json.dumps({
     "modules": sorted(set(sys.modules) - modules),
     "searched": len(inspect.modulesbyfile),
@@ -276,7 +334,8 @@ print(json.dumps({
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     seen = json.loads(done.stdout)
     assert not (HEAVY | {"rich", "scipy", "IPython"}) & {name.partition(".")[0] for name in seen["modules"]}
-    rare = ("salientpp.analysis", "salientpp.cli", "salientpp.datasets", "salientpp.lightning")
+    assert "salientpp.minibatch.node_loader" in seen["modules"]
+    rare = ("salientpp.analysis", "salientpp.cli", "salientpp.commands", "salientpp.datasets", "salientpp.lightning")
     assert [name for name in seen["modules"] if name.startswith(rare)] == []
     assert seen["searched"] < 20, (
         "inspect has resolved the file of every loaded module, which takes longer than all else"

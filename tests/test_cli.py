@@ -28,8 +28,9 @@ from distributed import HANG
 from torch_geometric.data import Data
 
 import salientpp
-from salientpp import cli, files
+from salientpp import cli, commands, files, terminal
 from salientpp.datasets import load_dataset, synthetic
+from salientpp.plan.cache import POLICIES
 
 ROOT = Path(__file__).parents[1]
 DATASET = "synthetic:num_vertices=2000,num_features=8"
@@ -80,6 +81,37 @@ def mistake(capsys, *arguments: object) -> str:
     assert len(said) == 1, err
     assert "Traceback" not in err
     return said[0]
+
+
+# --- analyze ----------------------------------------------------------------------------------------------
+
+
+def _analyzed(capsys, tmp_path, *arguments) -> dict:
+    file = tmp_path / "figures.json"
+    assert run(capsys, "analyze", *arguments, "--predict-only", "--json", file)[0] == 0
+    return json.loads(file.read_text())
+
+
+def test_a_directory_is_analyzed_for_the_workload_that_it_was_ordered_for(capsys, tmp_path):
+    assert (
+        run(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--fanouts", "4,3", "--batch-size", 37)[0] == 0
+    )
+    found = _analyzed(capsys, tmp_path, tmp_path / "d")
+    assert (found["batch_size"], found["seeds"], found["results"][0]["fanouts"]) == (37, "train", [4, 3])
+    asked = _analyzed(capsys, tmp_path, tmp_path / "d", "--fanouts", "2", "--batch-size", 5, "--seeds", "val")
+    assert (asked["batch_size"], asked["seeds"], asked["results"][0]["fanouts"]) == (5, "val", [2])
+    plain = _analyzed(capsys, tmp_path, DATASET, "--parts", 2)
+    assert (plain["batch_size"], plain["seeds"], plain["results"][0]["fanouts"]) == (1024, "train", [15, 10, 5])
+
+
+def test_a_graph_without_features_is_analyzed(capsys, tmp_path):
+    np.savez(tmp_path / "bare.npz", edge_index=np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
+    arguments = (f"npz:{tmp_path / 'bare.npz'}", "--parts", 2, "--partition", "random", "--batch-size", 2)
+    assert "seeds must be 'all' or a split of the data (it has none), got 'train'" in mistake(
+        capsys, "analyze", *arguments
+    )
+    code, out, _ = run(capsys, "analyze", *arguments, "--seeds", "all", "--epochs", 1)
+    assert code == 0 and "4 vertices, 4 edges" in out
 
 
 # --- partition and info ----------------------------------------------------------------------------------
@@ -398,7 +430,7 @@ def test_a_bug_is_not_disguised_as_a_mistake(monkeypatch, dataset_dir):
     def broken(*args, **kwargs):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(cli, "load", broken)
+    monkeypatch.setattr(commands, "load", broken)
     with pytest.raises(KeyError, match="a bug"):
         cli.main(["info", str(dataset_dir)])
 
@@ -449,6 +481,24 @@ def help_of(capsys, *arguments: str) -> str:
         cli.main([*arguments, "--help"])
     assert end.value.code == 0
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["partition"], ["analyze"], ["info"], ["stage"], ["slurm"]])
+def test_help_is_there_at_once(command):
+    """It takes a few tenths of a second; torch and PyG take several, so they must not be imported for it."""
+    code = (
+        f"import resource, sys; from salientpp import cli\ntry: cli.main({[*command, '--help']})\nexcept SystemExit: pass\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF); heavy = {'torch', 'numpy', 'torch_geometric'} & sys.modules.keys()\n"
+        "print(used.ru_utime + used.ru_stime, *heavy, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True)
+    seconds, *heavy = done.stderr.split()
+    assert not heavy and "usage: salientpp" in done.stdout
+    assert float(seconds) < 1.0, "CPU time, which other work on the machine hardly changes"
+
+
+def test_the_policies_that_help_names_are_those_that_there_are():
+    assert sorted(POLICIES) == list(cli.POLICY_NAMES)
 
 
 def test_the_help_names_every_subcommand(capsys):
@@ -661,7 +711,7 @@ def test_an_interrupt_says_what_had_been_written(capsys, monkeypatch, tmp_path):
     def interrupt(*what):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_show", interrupt)
+    monkeypatch.setattr(terminal, "show", interrupt)
     code, _, err = run(capsys, *ANALYZE, "--json", tmp_path / "out.json")
     assert code == 130 and err == f"salientpp analyze: interrupted; {tmp_path / 'out.json'} had been written\n"
 
@@ -671,7 +721,7 @@ def test_too_little_memory_is_one_line(capsys, monkeypatch, dataset_dir):
         raise MemoryError("Unable to allocate 1.2 TiB for an array")
 
     for broken in (numpy_fails, lambda *args, **kwargs: torch.empty(2**55)):
-        monkeypatch.setattr(cli, "load", broken)
+        monkeypatch.setattr(commands, "load", broken)
         assert mistake(capsys, "info", dataset_dir).startswith("salientpp info: not enough memory (")
 
 

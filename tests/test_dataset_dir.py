@@ -6,6 +6,7 @@ attributes number the edges, so every edge on disk says which one of the user's 
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import os
@@ -404,6 +405,55 @@ def test_a_mask_that_is_not_bool_is_refused_and_not_taken_for_ids(tmp_path, dtyp
     data.val_mask = data.val_mask.to(dtype)
     with pytest.raises(ValueError, match=rf"data.val_mask must be bool, got {dtype}; use .bool\(\)"):
         write(data, 2, tmp_path / "d")
+
+
+@pytest.mark.parametrize("kind", ["idx", "index"])
+@pytest.mark.parametrize("as_given", [torch.Tensor.long, torch.Tensor.int, torch.Tensor.numpy, torch.Tensor.tolist])
+def test_splits_may_be_given_as_ids(tmp_path, kind, as_given, recwarn):
+    data = hostile_data()
+    splits = mask_splits(data)
+    for name, ids in splits.items():
+        del data[f"{name}_mask"]
+        data[f"{name}_{kind}"] = as_given(ids.flip(0))
+    assert_nothing_is_lost(_without_ids(data), write(data, 2, tmp_path / "d"), splits)
+    assert not [warning for warning in recwarn if "left out" in str(warning.message)]
+
+
+@pytest.mark.parametrize("size", [60, 300])
+def test_ids_of_a_split_are_no_attribute_though_they_are_as_many_as_vertices_or_edges(tmp_path, size):
+    data = hostile_data()
+    del data.train_mask
+    data.train_idx = torch.arange(size) % 60
+    part = write(data, 2, tmp_path / "d")
+    assert sum(part.manifest["splits"]["train"]) == 60
+    assert not {"train_idx"} & {*part.manifest["node_attributes"], *part.manifest["edge_attributes"]}
+
+
+def _without_ids(data):
+    data = data.clone()
+    for name in SPLITS:
+        for kind in ("idx", "index"):
+            if f"{name}_{kind}" in data:
+                del data[f"{name}_{kind}"]
+    return data
+
+
+def test_of_a_mask_and_ids_the_mask_counts_and_the_user_is_told(tmp_path):
+    data = hostile_data()
+    data.val_idx = torch.arange(3)
+    with pytest.warns(UserWarning, match="the split 'val' is that of data.val_mask; data.val_idx left out"):
+        part = write(data, 2, tmp_path / "d")
+    assert_nothing_is_lost(_without_ids(data), part, mask_splits(data))
+
+
+def test_what_is_left_out_is_named(tmp_path):
+    data = hostile_data()
+    data.anchors, data.name, data.weight = torch.arange(7), "a graph", torch.tensor(2.0)
+    with pytest.warns(
+        UserWarning, match=r"data.anchors \(int64 \[7\]\) left out: only what has a row per vertex \(60\)"
+    ):
+        part = write(data, 2, tmp_path / "d")
+    assert "anchors" not in part.manifest["node_attributes"]
 
 
 # --- order -----------------------------------------------------------------------------------------------
@@ -1078,8 +1128,8 @@ def test_without_a_process_group_several_parts_need_a_part_id(root):
     part = salientpp.load(root)
     assert part.part_id is None
     text = (
-        r"has 2 parts and this process serves none of them: initialise torch.distributed before salientpp.load "
-        r"\(torchrun --nproc-per-node 2\), or name one with part_id="
+        r"has 2 parts and this process serves none of them: to look at one, name it with part_id=; to train, "
+        r"initialise torch.distributed before salientpp.load \(torchrun --nproc-per-node 2\)"
     )
     for ask in (part.node_rows, part.vip, lambda: part.split("train"), lambda: part.split("all")):
         with pytest.raises(ValueError, match=text):
@@ -1157,3 +1207,48 @@ except salientpp.store.directory.files.DatasetError as error:
     assert re.search(
         r"part-00000/node_x.npy was cut short .*: it must have \d+ bytes, got 4096; copy it again", done.stdout
     ), done.stdout
+
+
+# --- a look in one process --------------------------------------------------------------------------------
+
+
+def test_one_process_reads_rows_of_any_vertices(tmp_path):
+    data = hostile_data()
+    data.z = torch.arange(60)
+    write(data, 3, tmp_path / "d")
+    part = salientpp.load(tmp_path / "d")
+    assert part.part_id is None
+    n_id = torch.randint(60, (200,), generator=generator_of(5))
+    for name in ("x", "y", "z"):
+        assert torch.equal(part.take(name, n_id), data[name][part.original_id(n_id)])
+    assert part.take("x", n_id[:0]).shape == (0, data.x.size(1))
+    with pytest.raises(ValueError, match="has the node attributes x, y, z, got 'w'"):
+        part.take("w", n_id)
+    with pytest.raises(ValueError, match="global ids must be"):
+        part.take("x", torch.tensor([60]))
+
+
+def test_pygs_names_are_answered_in_words(tmp_path):
+    part = write(hostile_data(), 2, tmp_path / "d")
+    for name, text in {
+        "x": r"its rows lie in parts. part.node_rows\(part_id\)\['x'\]",
+        "train_mask": r"it became a split, part.split\('train', part_id\)",
+        "edge_index": "part.graph has the edges",
+        "no_such_name": "has no 'no_such_name'$",
+    }.items():
+        assert not hasattr(part, name)
+        with pytest.raises(AttributeError, match=text):
+            getattr(part, name)
+    copied = copy.deepcopy(part)
+    assert copied.fingerprint == part.fingerprint
+
+
+def test_attributes_that_are_set_too_late_are_refused_in_words(tmp_path):
+    write(hostile_data(), 1, tmp_path / "d")
+    loader = salientpp.NeighborLoader(salientpp.load(tmp_path / "d"), [3], "train", batch_size=8)
+    for name in ("n_id", "x", "train_mask"):
+        with pytest.raises(
+            AttributeError, match=f"{name!r} cannot be set on a PartitionedGraph: batches carry what is on disk"
+        ):
+            setattr(loader.data, name, torch.arange(60))
+    assert all(len(batch.n_id) == len(batch.x) for batch in loader)

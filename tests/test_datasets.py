@@ -249,6 +249,27 @@ def test_num_nodes_is_checked_against_the_features(npz):
 
 
 @pytest.mark.parametrize(
+    "left_out", [("x",), ("y",), ("train_idx", "val_idx", "test_idx"), ("x", "train_idx", "val_idx", "test_idx")]
+)
+def test_a_graph_needs_no_features_labels_or_splits(npz, left_out):
+    whole, data = load_dataset(npz()), load_dataset(npz(**dict.fromkeys(left_out)))
+    assert data.num_nodes == whole.num_nodes and torch.equal(data.edge_index, whole.edge_index)
+    gone = {name.replace("_idx", "_mask") for name in left_out}
+    assert set(whole.keys()) - set(data.keys()) == gone
+    kept = set(data.keys()) - {"num_nodes"} - ({"train_mask", "val_mask", "test_mask"} if "y" in left_out else set())
+    assert all(torch.equal(data[name], whole[name]) for name in kept)
+
+
+def test_without_rows_of_vertices_their_number_must_be_given(npz):
+    everything = dict.fromkeys(["x", "y", "train_idx", "val_idx", "test_idx"])
+    assert load_dataset(npz(**everything, num_nodes=np.int64(9))).num_nodes == 9
+    with pytest.raises(
+        ValueError, match="the number of vertices is unknown: give num_nodes, x or y; it holds edge_index"
+    ):
+        load_dataset(npz(**everything))
+
+
+@pytest.mark.parametrize(
     "changes, words",
     [
         ({"edge_index": None, "val_idx": None}, "missing edge_index, val_idx; it holds x, y, train_idx, test_idx"),
@@ -790,7 +811,7 @@ def test_unknown_and_heterogeneous_ogb_names_are_refused(tmp_path, never_asks):
 
 def test_a_missing_ogb_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ogb", None)
-    with pytest.raises(ImportError, match='ogbn-arxiv is read with the "ogb" package.* pip install ogb'):
+    with pytest.raises(ImportError, match='ogbn-arxiv is read with the "ogb" package.* pip install salientpp\\[ogb\\]'):
         load_dataset("ogbn-arxiv", root=tmp_path)
 
 

@@ -161,6 +161,16 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch):
     print(run_page(page), "blocks")
 
 
+def test_the_script_of_the_loaders_page_trains_on_features_stored_as_float16(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (script,) = (block for block in blocks_of((ROOT / "docs" / "loader.md").read_text()) if block.said("is"))
+    data = synthetic(num_vertices=2000, num_features=16)
+    data.x = data.x.half()
+    salientpp.partition(data, 2, "demo-2", [15, 10, 5], 256)
+    Path("train.py").write_text(script.code)
+    torchrun(["torchrun", "--nproc-per-node", "2", "train.py"])
+
+
 def test_a_page_that_is_wrong_fails(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     for number, (text, error, words) in enumerate(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -423,6 +425,68 @@ def test_a_plain_loader_goes_on_in_mid_epoch(tmp_path):
     assert second.of("train") == whole.of("train")[2:]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_plain_loader_goes_on_between_epochs(tmp_path, num_workers):
+    def fit(max_epochs, **options):
+        loaders = [
+            NeighborLoader(
+                graph(),
+                [3, 2],
+                graph()[mask],
+                batch_size=16,
+                shuffle=mask == "train_mask",
+                seed=5,
+                num_workers=num_workers,
+            )
+            for mask in ("train_mask", "val_mask")
+        ]
+        torch.manual_seed(11)
+        model = Homogeneous()
+        runner = trainer(tmp_path, max_epochs=max_epochs)
+        runner.fit(model, *loaders, **options)
+        return model, runner
+
+    whole, *_ = fit(4)
+    _, runner = fit(2)
+    runner.save_checkpoint(tmp_path / "between.ckpt")
+    second, *_ = fit(4, ckpt_path=tmp_path / "between.ckpt", weights_only=False)
+    for kind in ("train", "val"):
+        rest = second.of(kind)
+        assert rest and rest == whole.of(kind)[-len(rest) :] and {epoch for epoch, *_ in rest} == {2, 3}
+
+
+def test_the_sampler_of_a_loader_sets_its_epoch():
+    """As Lightning, and scripts for several ranks, set it; Lightning after ``iter``."""
+    make = lambda: NeighborLoader(graph(), [3], graph().train_mask, batch_size=16, shuffle=True, seed=5)  # noqa: E731
+    loader = make()
+    epochs = [[batch.n_id.tolist() for batch in loader] for _ in range(4)]
+    for copied in (lambda loader: loader, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))):
+        loader = copied(make())
+        loader.sampler.set_epoch(2)
+        assert [batch.n_id.tolist() for batch in loader] == epochs[2]
+        assert [batch.n_id.tolist() for batch in loader] == epochs[3]
+        iterator = iter(loader)
+        loader.sampler.set_epoch(1)
+        assert [batch.n_id.tolist() for batch in iterator] == epochs[1], "no batch had been asked for"
+        iterator = iter(loader)
+        first = next(iterator).n_id.tolist()
+        loader.sampler.set_epoch(0)
+        assert [first, *(batch.n_id.tolist() for batch in iterator)] == epochs[2], "it is under way"
+        assert [batch.n_id.tolist() for batch in loader] == epochs[0]
+    loader = make()
+    iterator = iter(loader)
+    taken = [next(iterator).n_id.tolist() for _ in range(2)]
+    other = make()
+    other.load_state_dict(loader.state_dict())
+    iterator = iter(other)
+    other.sampler.set_epoch(0)
+    assert [*taken, *(batch.n_id.tolist() for batch in iterator)] == epochs[0], (
+        "the number of the state's epoch keeps it"
+    )
+    assert isinstance(loader.sampler, torch.utils.data.RandomSampler)
+    assert isinstance(NeighborLoader(graph(), [3]).sampler, torch.utils.data.SequentialSampler)
+
+
 def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
     """For predictions, and on ranks, Lightning puts a sampler of its own into a loader that it makes from the attributes of the old one."""
     from lightning.pytorch.trainer.states import RunningStage
@@ -587,6 +651,49 @@ def test_two_ranks_share_the_seeds_and_go_on_after_a_stop(tmp_path, partitioned)
         assert 0 < len(rest) < steps[rank] and rest == whole[rank][0][-len(rest) :]
         assert first[rank][0][: steps[rank] - len(rest)] == whole[rank][0][: -len(rest)]
     assert second[0][2] == second[1][2] == whole[0][2], "the same model as without the stop"
+
+
+def shared_loader_on_rank(rank, root):
+    as_torchrun_would(rank, 2)
+    make = lambda: NeighborLoader(graph(), [3], graph().train_mask, batch_size=8, share=(rank, 2), shuffle=True, seed=3)  # noqa: E731
+    with pytest.raises(ValueError, match="unless told Trainer\\(use_distributed_sampler=False\\)"):
+        trainer(root, strategy="ddp", devices=2).fit(Homogeneous(), make())
+    model = Homogeneous()
+    trainer(root, strategy="ddp", devices=2, use_distributed_sampler=False).fit(model, make())
+    expected = make()
+    return [ids for *_, ids in model.of("train")] == [batch.n_id.tolist() for _ in range(2) for batch in expected]
+
+
+def test_a_loader_that_shares_already_says_how_lightning_leaves_it_alone(tmp_path):
+    assert distributed.run(shared_loader_on_rank, 2, tmp_path, seconds=240) == [True, True]
+
+
+def predict_on_rank(rank, root, directory):
+    as_torchrun_would(rank, 2)
+    loader = NeighborLoader(salientpp.load(directory), [3, 2], "test", batch_size=8)
+    with pytest.raises(ValueError, match="use salientpp.lightning.LightningNodeData"):
+        trainer(root, strategy="ddp", devices=2).predict(Homogeneous(), loader)
+    return True
+
+
+def test_predictions_on_a_partitioned_graph_say_that_they_need_the_data_module(tmp_path):
+    salientpp.partition(graph(), 2, tmp_path / "parts", [3, 2], 8)
+    assert distributed.run(predict_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240) == [True, True]
+
+
+def spawned(model, loader, root):
+    trainer(root, strategy="ddp_spawn", devices=2).fit(model, loader)
+
+
+def test_a_loader_that_is_ready_goes_to_spawned_processes(tmp_path):
+    """Lightning pickles it into each, and puts a sampler with the rank's share into it there."""
+    loader = NeighborLoader(graph(), [3, 2], graph().train_mask, batch_size=8, shuffle=True, seed=3)
+    model = Homogeneous()
+    before = [value.clone() for value in model.gnn.parameters()]
+    spawned(model, loader, tmp_path)
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.gnn.parameters())), (
+        "trained elsewhere, and brought back"
+    )
 
 
 def plain_loader_on_rank(rank, root, directory):

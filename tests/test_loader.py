@@ -913,7 +913,7 @@ def test_several_parts_on_one_rank_are_refused(data, tmp_path):
     for part_id in (None, 1):
         with pytest.raises(
             ValueError,
-            match="world size 1 does not fit 3 parts: .*start 3 ranks or a multiple of that, or partition into 1 parts",
+            match="has 3 parts, and a loader needs a rank for each: .*--nproc-per-node 3 .*One process may look at any part",
         ):
             make(salientpp.load(tmp_path / "d", part_id=part_id))
 

@@ -203,7 +203,7 @@ def test_few_seeds_or_none(data, nodes):
         ({"batch_size": 8}, "batch_size: expected 8, got 16"),
         ({"num_neighbors": [5, 4]}, r"num_neighbors: expected \[5, 4\], got \[5, 3\]"),
         ({"replace": True}, "replace: expected True, got False"),
-        ({"shuffle": False}, "shuffle: expected False, got True"),
+        ({"shuffle": False, "uneven": "wrap"}, "shuffle: expected False, got True"),
         ({"drop_last": True}, "drop_last: expected True, got False"),
         ({"uneven": "exact"}, "uneven: expected 'exact', got 'wrap'"),
         ({"input_nodes": [1, 2, 3]}, "input_nodes: expected '[0-9a-f]{16}', got '[0-9a-f]{16}'"),

@@ -204,3 +204,39 @@ def test_the_example_with_join_gives_every_seed_once(tmp_path):
     for epoch in range(2):
         given = torch.tensor([seed for epochs, _ in results for seed in epochs[epoch]])
         assert sorted(part.original_id(given).tolist()) == train.sort().values.tolist()
+
+
+# --- what nobody asked for --------------------------------------------------------------------------------
+
+
+def _by_default(rank: int, root: str, options: dict) -> tuple[str, list[int]]:
+    part = salientpp.load(root)
+    begin, _ = part.book.range_of(rank)
+    loader = NeighborLoader(part, [3, 2], torch.arange(begin, begin + (30, 11)[rank]), batch_size=8, **options)
+    return loader.uneven, [seed for batch in loader for seed in batch.n_id[: batch.batch_size].tolist()]
+
+
+@pytest.mark.parametrize(
+    "options, expected", [({}, "exact"), ({"shuffle": False}, "exact"), ({"shuffle": True}, "wrap")]
+)
+def test_seeds_are_repeated_only_where_they_are_shuffled(tmp_path, options, expected):
+    found = distributed.run(_by_default, 2, _directory(tmp_path / "parts", 2), options)
+    assert [uneven for uneven, _ in found] == [expected] * 2
+    assert [len(set(seeds)) for _, seeds in found] == [30, 11]
+    assert [len(seeds) for _, seeds in found] == ([30, 11] if expected == "exact" else [30, 30])
+
+
+def test_what_was_asked_for_stands_without_shuffle(tmp_path):
+    found = distributed.run(_by_default, 2, _directory(tmp_path / "parts", 2), {"uneven": "wrap"})
+    assert [(uneven, len(seeds)) for uneven, seeds in found] == [("wrap", 30)] * 2
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_shares_of_a_data_are_repeated_only_where_they_are_shuffled(shuffle):
+    data = random_data()
+    loaders = [
+        NeighborLoader(data, [3], torch.arange(11), batch_size=4, share=(i, 2), seed=0, shuffle=shuffle)
+        for i in range(2)
+    ]
+    given = [sum(batch.batch_size for batch in loader) for loader in loaders]
+    assert given == ([6, 6] if shuffle else [6, 5])

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -140,18 +140,22 @@ class _Parted:
     balance: dict[str, float]
 
 
+#: Of a graph for which nobody has said one.
+_WORKLOAD: dict[str, Any] = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "seeds": "train"}
+
+
 def analyze(
     data: Data | PartitionedGraph,
     parts: int | None = None,
     *,
     name: str = "graph",
     method: str | Tensor = "metis-vip",
-    fanouts: Sequence[Sequence[int]] = ((15, 10, 5),),
-    batch_size: int = 1024,
+    fanouts: Sequence[Sequence[int]] | None = None,
+    batch_size: int | None = None,
     replication_factors: Sequence[float] = (0, 0.01, 0.05, 0.1, 0.2, 0.5, 1),
     policies: Sequence[str] = DEFAULT_POLICIES,
     epochs: int = 10,
-    seeds: str = "train",
+    seeds: str | None = None,
     seed: int = 0,
     predict_only: bool = False,
     track: Track = no_track,
@@ -164,7 +168,8 @@ def analyze(
         parts: K; needed for a ``Data``.
         name: of the dataset, for the report.
         method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'random', or an assignment [N].
-        fanouts: one or more lists, nearest the seeds first.
+        fanouts: one or more lists, nearest the seeds first. None, as for ``batch_size`` and ``seeds``: what the directory was ordered for; of a ``Data``
+            one list of 15, 10, 5, batches of 1024, and 'train'.
         batch_size: seeds per batch and rank.
         replication_factors: α >= 0, any number of them.
         policies: names of ``plan.cache.POLICIES``, and 'oracle', which stands for both oracles.
@@ -177,6 +182,10 @@ def analyze(
     Raises:
         ValueError: an argument is wrong; nothing was computed.
     """
+    own = data.manifest["workload"] if isinstance(data, PartitionedGraph) else _WORKLOAD
+    fanouts = [own["num_neighbors"]] if fanouts is None else fanouts
+    batch_size = own["batch_size"] if batch_size is None else batch_size
+    seeds = own["seeds"] if seeds is None else seeds
     fanouts, policies = check_request(fanouts, batch_size, replication_factors, policies, epochs, predict_only)
     # METIS lets no other Python thread run, so a clock on the screen stands still with it.
     track(

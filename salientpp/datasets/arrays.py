@@ -133,7 +133,7 @@ def assemble(
     edge_index: np.ndarray,
     num_vertices: int,
     x: np.ndarray | None,
-    y: np.ndarray,
+    y: np.ndarray | None,
     split_ids: Mapping[str, tuple[str, np.ndarray]],
     symmetrise: bool,
 ) -> Data:
@@ -143,7 +143,7 @@ def assemble(
         where: the file or folder, for errors.
         edge_index: integer [2, E].
         x: floating [N, F], or None.
-        y: integer [N] or [N, labels per vertex]; a negative number means "unlabelled".
+        y: integer [N] or [N, labels per vertex], or None; a negative number means "unlabelled".
         split_ids: for train, val and test the name of its array in the file and the array, vertex ids [*].
         symmetrise: whether to add the inverse of each edge.
     """
@@ -156,13 +156,13 @@ def assemble(
         data.x = torch.from_numpy(x).contiguous()
         check_features(data.x, num_vertices, where)
 
-    if y.dtype.kind not in "iu":
-        raise ValueError(f"{where}: y must hold integers (-1 for an unlabelled vertex), got dtype {y.dtype}")
-    _check_fits_int64(y, "y", where)
-    if y.shape[:1] != (num_vertices,):
-        raise ValueError(f"{where}: y must have shape [N] with N = {num_vertices}, got {list(y.shape)}")
-    data.y = torch.from_numpy(np.maximum(y.astype(np.int64), -1))
-    unlabelled = data.y < 0 if data.y.dim() == 1 else (data.y < 0).all(dim=1)
+    if y is not None:
+        if y.dtype.kind not in "iu":
+            raise ValueError(f"{where}: y must hold integers (-1 for an unlabelled vertex), got dtype {y.dtype}")
+        _check_fits_int64(y, "y", where)
+        if y.shape[:1] != (num_vertices,):
+            raise ValueError(f"{where}: y must have shape [N] with N = {num_vertices}, got {list(y.shape)}")
+        data.y = torch.from_numpy(np.maximum(y.astype(np.int64), -1))
 
     if edge_index.dtype.kind not in "iu":
         raise ValueError(f"{where}: edge_index must hold integers, got dtype {edge_index.dtype}")
@@ -185,7 +185,8 @@ def assemble(
         chosen = torch.from_numpy(ids.astype(np.int64))
         _check_id_range(chosen, key, num_vertices, where)
         mask[chosen] = True
-        mask[unlabelled] = False
+        if y is not None:
+            mask[data.y < 0 if data.y.dim() == 1 else (data.y < 0).all(dim=1)] = False
         data[f"{split}_mask"] = mask
     return data
 

@@ -51,9 +51,9 @@ def load_dataset(
             * a `Data` object with `edge_index` or `adj_t`: checked (shape [2, E] and integer dtype of
               `edge_index`, ids in [0, N), N rows and finite values in `x`, masks bool [N]) and returned as
               is, the same object; or a `HeteroData`, of which every type is checked so;
-            * ``"npz:FILE"`` with the keys `edge_index` [2, E], `x` [N, F], `y` [N], `train_idx`, `val_idx`,
-              `test_idx` and, optionally, `num_nodes` and `directed` (default true; false means that each
-              undirected edge is stored once). Other keys are ignored;
+            * ``"npz:FILE"`` with the keys `edge_index` [2, E] and, optionally, `x` [N, F], `y` [N], the splits `train_idx`,
+              `val_idx` and `test_idx` (all three or none), `num_nodes` (needed without `x` and `y`) and `directed` (default
+              true; false means that each undirected edge is stored once). Other keys are ignored;
             * ``"pyg:FILE"``: what `torch.save` wrote of a `Data` or `HeteroData` object or of its `to_dict()`, or what
               `InMemoryDataset.save` wrote of a single graph. Read with ``weights_only=True``: a file that needs more than
               tensors and the classes that PyG registers is refused;

@@ -34,16 +34,24 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
                 raise ValueError(f"{file}: {key} cannot be read ({first_line(error)})") from error
 
         split_keys = {split: f"{split}_idx" for split in SPLITS}
-        missing = [key for key in ("edge_index", "x", "y", *split_keys.values()) if key not in archive]
+        # A graph without splits is one to analyze; a single one that is missing is a mistake.
+        needed = ["edge_index", *(split_keys.values() if any(key in archive for key in split_keys.values()) else [])]
+        missing = [key for key in needed if key not in archive]
         if missing:
             raise ValueError(f"{file}: missing {', '.join(missing)}; it holds {', '.join(archive.files) or 'nothing'}")
 
-        x, y = read("x"), read("y")
+        x, y = (read(key) if key in archive else None for key in ("x", "y"))
         directed = bool(_scalar(file, "directed", read("directed"), "biu")) if "directed" in archive else True
-        num_vertices = x.shape[0] if x.ndim else 0
         if "num_nodes" in archive:
             num_vertices = int(_scalar(file, "num_nodes", read("num_nodes"), "iu"))
-        if y.ndim != 1:
+        else:
+            rows = y if x is None else x
+            if rows is None:
+                raise ValueError(
+                    f"{file}: the number of vertices is unknown: give num_nodes, x or y; it holds {', '.join(archive.files)}"
+                )
+            num_vertices = rows.shape[0] if rows.ndim else 0
+        if y is not None and y.ndim != 1:
             raise ValueError(f"{file}: y must have shape [N], got {list(y.shape)}")
         return assemble(
             str(file),
@@ -51,7 +59,7 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
             num_vertices,
             x,
             y,
-            {split: (key, read(key)) for split, key in split_keys.items()},
+            {split: (key, read(key)) for split, key in split_keys.items() if key in archive},
             symmetrise=not directed if undirected is None else undirected,
         )
 

@@ -99,7 +99,9 @@ def _ogb_meta(name: str) -> dict[str, str]:
     try:
         import ogb
     except ImportError as error:
-        raise ImportError(f'{name} is read with the "ogb" package, which is not installed: pip install ogb') from error
+        raise ImportError(
+            f'{name} is read with the "ogb" package, which is not installed: pip install salientpp[ogb]'
+        ) from error
     # The table that ogb's own dataset class reads: one row per property, one column per dataset.
     with open(Path(ogb.__file__).parent / "nodeproppred" / "master.csv", newline="") as table:
         header, *rows = csv.reader(table)

@@ -16,8 +16,10 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # it takes seconds, which `salientpp --help` need not wait for
+    import torch
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = (
@@ -60,6 +62,8 @@ class Launch:
     @property
     def device(self) -> torch.device:
         """This rank's GPU, or the CPU. Where SLURM shows each task only its own GPU (``--gpus-per-task``), that is number 0."""
+        import torch
+
         return (
             torch.device("cuda", self.local_rank % torch.cuda.device_count())
             if torch.cuda.is_available()

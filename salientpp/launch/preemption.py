@@ -38,14 +38,16 @@ class Preemption:
     Making one is collective: all ranks of the default process group, if there is one. To be entered in the main thread.
 
     Args:
-        signals: those that announce the end. SIGUSR1 is what ``salientpp slurm`` asks for. Where a cluster preempts with SIGTERM and some
+        signals: those that announce the end; None: SIGUSR1, which is what ``salientpp slurm`` asks for. Where a cluster preempts with SIGTERM and some
             grace time, add SIGTERM; then torchrun and scancel need longer to end a rank.
 
     Attributes:
         stop_signal: the one that the ranks have agreed to stop for; None before.
     """
 
-    def __init__(self, signals: Sequence[int] = (signal.SIGUSR1,)) -> None:
+    def __init__(self, signals: Sequence[int] | None = None) -> None:
+        if signals is None:
+            signals = (signal.SIGUSR1,)  # here, since not every system has it
         self._signals = [signal.Signals(number) for number in signals]
         self._received = 0
         self._agreed = 0

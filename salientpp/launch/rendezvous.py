@@ -16,7 +16,6 @@ error of ranks that cannot reach each other says so.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import itertools
 import os
@@ -148,6 +147,8 @@ def _bound(address: str) -> socket.socket:
 
 def _address_of(interface: str) -> str:
     """The IPv4 address of a network interface; '' if it has none, or is not there."""
+    import fcntl  # not on every system
+
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])

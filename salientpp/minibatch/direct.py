@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Made:
     """A whole batch, as a sampling thread hands it over.
 
     Attributes:
-        mfg, rows: what it was made of.
+        mfg, rows: what it was made of; None and nothing where the user's own code made it.
         places: where the rows were, by vertex type.
         contents: what the data held then; None where it cannot change.
         seconds: spent in gather_host_rows and in assemble.
@@ -40,7 +41,7 @@ class Made:
 
     index: int
     batch: Data | HeteroData
-    mfg: SamplerOutput | HeteroSamplerOutput
+    mfg: Any
     rows: Mapping[Column, Tensor]
     places: Mapping[str | None, Places]
     contents: Contents | None
@@ -72,8 +73,9 @@ class BatchMaker:
         started = time.perf_counter()
         with _step("gather_host_rows", index, self.trace):
             try:
-                rows, places = fetch.take_all(columns, mfg.node if isinstance(mfg.node, dict) else {None: mfg.node})
-                seeds = fetch.seed_rows(mfg.node[:num_seeds]) if fetch.seed_columns else {}
+                n_id = mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
+                rows, places = fetch.take_all(columns, n_id)
+                seeds = fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {}
             except Exception as error:
                 raise StageError.of(error, 0, index, "gather_host_rows") from error
         gathered = time.perf_counter()

@@ -141,6 +141,19 @@ class Run:
         number = self._context.num_rounds()
         return len(self._positions) if number is None else number
 
+    def move_to(self, epoch: int) -> bool:
+        """Be another epoch, from its first batch on, if no batch was asked for yet; whether it is that epoch now."""
+        with self._lock:
+            begun = self._requested + self._entered > 2 * self._first or (self._comm.size > 1 and self._is_open)
+            if self._left or begun or self._failure is not None:
+                return False
+            if epoch != self._epoch:
+                self._epoch, self._first, self._resumed = epoch, 0, False
+                self._requested = self._entered = 0
+                self.progress.epoch, self.progress.batches = epoch, 0
+                self.__dict__.pop("_positions", None)
+            return True
+
     def give(self) -> Data:
         """The next batch; StopIteration after the last."""
         self._comm.check_process()

@@ -12,6 +12,8 @@ Here the pieces are put together, a file for each question: which arguments (``o
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import copy
 import dataclasses
 import json
 import os
@@ -26,17 +28,19 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
+from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
 from salientpp.minibatch.agreement import Facts, exchange_facts
 from salientpp.minibatch.builder import BatchBuilder
-from salientpp.minibatch.direct import BatchMaker, Direct
+from salientpp.minibatch.direct import BatchMaker, Direct, Made
 from salientpp.minibatch.epoch import Counters, Epoch, Run, RunContext
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, check_padding, sizes_of, types_of
+from salientpp.minibatch.seeds import scores_of_part
 from salientpp.minibatch.source import BatchSource, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
@@ -44,11 +48,11 @@ from salientpp.minibatch.workers import SamplingWorkers
 from salientpp.ops import use_huge_pages
 from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.arguments import as_integer
-from salientpp.plan.cache import plan_cache, score
+from salientpp.plan.cache import plan_caches
 from salientpp.plan.schedule import Schedule, batch_key, share_size
 from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
-from salientpp.store.cache import FeatureCache
+from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Traffic
@@ -62,6 +66,12 @@ _LARGE_BYTES = 64 * 2**20
 #: Of a batch: vertices of an MFG are counted in 32 bits.
 _MOST_SEEDS = 2**31 - 1
 
+#: Of the draws of the batch that an overridden ``collate_fn`` is making; None: it is called by somebody else.
+_batch_key: contextvars.ContextVar[int | None] = contextvars.ContextVar("batch_key", default=None)
+
+#: In the thread that drives a forked child's loaders, ``yes``.
+_driver_thread = threading.local()
+
 #: Samplers of torch's that give the same order again: Lightning puts them into a loader, and asks it for its state.
 _KNOWN_ORDERS = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
 
@@ -73,10 +83,13 @@ class LoaderStats:
     Attributes:
         batches: given to the user.
         rows_gpu, rows_cpu, rows_cache, rows_remote: feature rows delivered, by the tier they came from. Batches that
-            were under way when an epoch was left count too: their rows did cross the network.
+            were under way when an epoch was left count too: their rows did cross the network. A remote row that a batch
+            holds several times, as disjoint trees may, was fetched once and counts once.
         bytes_sent, bytes_received: to and from other ranks: counts, ids and rows.
         seconds_by_stage: time spent in each stage by the thread that drives the pipeline.
         seconds_waiting: time that the caller spent in ``next()``.
+        by_type: per vertex type (None where there is only one), these rows by tier, 'gpu', 'cpu', 'cache' and 'remote', and
+            'bytes_received', what the remote ones took.
     """
 
     batches: int
@@ -88,27 +101,28 @@ class LoaderStats:
     bytes_received: int
     seconds_by_stage: dict[str, float]
     seconds_waiting: float
+    by_type: dict[str | None, dict[str, int]]
 
     @property
     def rows(self) -> int:
         return self.rows_gpu + self.rows_cpu + self.rows_cache + self.rows_remote
 
 
-class RanksSampler(torch.utils.data.DistributedSampler):
-    """Positions that a rank of a partitioned graph visits in the loader's next epoch.
+class _OfLoader:
+    """A sampler that a loader has in the place of torch's: the loader does not ask it, but who gives it a number of an epoch means the loader's.
 
-    The loader does not ask it. It is torch's ``DistributedSampler`` so that Lightning sees that the ranks have shared the seeds already.
+    Args:
+        loader: whose it is.
+        *args: of torch's class.
     """
 
-    def __init__(self, loader: BatchLoader) -> None:
+    def __init__(self, loader: BatchLoader, *args: Any) -> None:
+        super().__init__(*args)
+        self.belong_to(loader)
+
+    def belong_to(self, loader: BatchLoader) -> None:
+        """A copy of a loader has a copy of its sampler."""
         self._loader = weakref.ref(loader)  # a circle would keep both
-
-    def __iter__(self) -> Iterator[int]:
-        loader = self._living_loader()
-        return iter(torch.cat([torch.empty(0, dtype=torch.int64), *loader._positions(loader._epoch_number)]).tolist())
-
-    def __len__(self) -> int:
-        return sum(positions.numel() for positions in self._living_loader()._positions(0))
 
     def _living_loader(self) -> BatchLoader:
         loader = self._loader()
@@ -117,7 +131,36 @@ class RanksSampler(torch.utils.data.DistributedSampler):
         return loader
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing: the loader counts its epochs, and has a ``set_epoch``."""
+        """The number of the epoch that comes next, or of one that was begun and has not been asked for a batch: Lightning calls ``iter`` first."""
+        self._living_loader()._set_next_epoch(epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_loader"}
+
+
+class ShuffledSampler(_OfLoader, torch.utils.data.RandomSampler):
+    """Of a loader with ``shuffle``, by which other libraries tell that it shuffles."""
+
+
+class OrderedSampler(_OfLoader, torch.utils.data.SequentialSampler):
+    """Of a loader without ``shuffle``."""
+
+
+class RanksSampler(_OfLoader, torch.utils.data.DistributedSampler):
+    """Positions that a rank of a partitioned graph visits in the loader's next epoch.
+
+    It is torch's ``DistributedSampler`` so that Lightning sees that the ranks have shared the seeds already.
+    """
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self.belong_to(loader)  # torch's has sizes of its own
+
+    def __iter__(self) -> Iterator[int]:
+        loader = self._living_loader()
+        return iter(torch.cat([torch.empty(0, dtype=torch.int64), *loader._positions(loader._epoch_number)]).tolist())
+
+    def __len__(self) -> int:
+        return sum(positions.numel() for positions in self._living_loader()._positions(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +175,7 @@ class _Prepared:
 
     source: BatchSource
     facts: Facts
-    cache: FeatureCache | None
+    cache: FeatureCache | TypedFeatureCache | None
     shuffle: bool
     place: int
     places: int
@@ -185,7 +228,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._schedule = self._make_schedule(prepared, everyone)
         try:
             self._topology = source.template.contents()  # what the tiers are made of, and the graph
-            self._cache = FeatureCache.empty()
+            self._cache: FeatureCache | TypedFeatureCache = FeatureCache.empty()
             self._start_threads(self._make_tiers(prepared.cache, fill=any(facts.fills_cache for facts in everyone)))
         except BaseException as error:
             self._comm.report_failure(
@@ -210,6 +253,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             seed_columns=self._source.seed_columns,
             own=InPlace(BufferPool()) if on_host else Packed(self.device),
             served=InPlace(BufferPool()) if self._comm.device.type == "cpu" else Packed(self._comm.device),
+            repeats=getattr(self._source.sampler, "disjoint", False),
         )
         self._builder = BatchBuilder(
             fetch=self._fetch,
@@ -243,9 +287,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _connect(self, options: Options) -> Comm:
         """The ranks that make this loader; on an object in memory this process alone. Sets ``device``, which they may exchange rows from."""
         try:
+            if isinstance(self.data, PartitionedGraph) and PartitionedGraph not in self._kinds_of_data:
+                raise NotImplementedError(
+                    f"a {type(self).__name__} of a partitioned graph is not available yet; pass a Data or HeteroData that one process holds"
+                )
             if not isinstance(self.data, self._kinds_of_data) and not is_remote(self.data):
                 raise TypeError(f"data must be {self._kinds_in_words}, got {type(self.data).__name__}")
-        except TypeError as raised:
+        except (TypeError, NotImplementedError) as raised:
             go_astray(raised)  # nobody can know which ranks would have made this loader
             raise
         error = None
@@ -269,22 +317,29 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         normalise_numbers(kwargs)
         partitioned = isinstance(self.data, PartitionedGraph)
         source = self._open_source(self._comm, sampling)
-        # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
         shuffle = bool(kwargs.pop("shuffle", None) or False)
+        if options.uneven is None:
+            self.uneven = "wrap" if shuffle else "exact"
         self._orders_itself = check_order(kwargs, partitioned)
         if kwargs.get("multiprocessing_context") is not None:
             warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=4)
             kwargs.pop("multiprocessing_context")
-        if self._comm.size > 1:
-            kwargs["sampler"] = RanksSampler(self)
         num_inputs = source.seeds.number
         positions: Any = range(num_inputs)  # all that torch asks of a dataset
+        if self._comm.size > 1:
+            kwargs["sampler"] = RanksSampler(self)
+        elif self._orders_itself:
+            # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
+            made = ShuffledSampler if shuffle and num_inputs > 0 else OrderedSampler
+            kwargs["sampler"] = made(self, positions)
         with warnings.catch_warnings():
             # torch counts workers as processes and warns about more than there are cores; ours are threads.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             torch.utils.data.DataLoader.__init__(  # not PyG's, which the loaders are too
-                self, positions, shuffle=shuffle and num_inputs > 0 and self._comm.size == 1, **kwargs
+                self, positions, shuffle=shuffle and not self._orders_itself, **kwargs
             )  # fmt: skip
+        del self.__dict__["collate_fn"]  # torch's own; ours is a method, which subclasses may override
+        self._check_hooks()
         batch_size = as_integer(self.batch_size)
         if kwargs.get("batch_sampler") is None and (batch_size is None or not 1 <= batch_size <= _MOST_SEEDS):
             raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
@@ -345,7 +400,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             fills_cache=self.replication_factor > 0,
             same={
                 "dataset": source.fingerprint,
+                "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
                 "input_nodes": source.seeds.split or "ids or a mask",
+                "time_attr": self.time_attr,
+                "weight_attr": self.weight_attr,
                 **{name: bool(value) if name == "replace" else value for name, value in settings.items()},
                 "batch_size": self.batch_size,
                 "shuffle": shuffle,
@@ -354,7 +412,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "depth": self.depth,
                 "dtype": str(self.dtype),
                 "gather": [
-                    [column[1], str(source.rows_of(column).dtype), list(source.rows_of(column).shape[1:])]
+                    [
+                        *(word for word in column if word is not None),
+                        str(source.rows_of(column).dtype),
+                        list(source.rows_of(column).shape[1:]),
+                    ]
                     for column in source.exchanged
                 ],
             },
@@ -363,10 +425,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             inputs_digest=inputs_digest(source.seeds.inputs) if source.exchange.placement.ranks_per_part > 1 else "",
         )
 
-    def _make_tiers(self, cache: FeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
+    def _make_tiers(self, cache: FeatureCache | TypedFeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
         """The tiers by vertex type, with the given cache, or with one of this loader's own if any rank has one to ``fill`` (that is collective)."""
         source, part_id = self._source, self._source.exchange.part_id
-        num_hot = {type_: int(self.gpu_fraction * book.size_of(part_id)) for type_, book in source.books.items()}
+        # Every rank has all rows of a type with one part.
+        home = {type_: part_id if book.num_parts > 1 else 0 for type_, book in source.books.items()}
+        num_hot = {type_: int(self.gpu_fraction * book.size_of(home[type_])) for type_, book in source.books.items()}
         of_rows = source.seeds.access_probability
         probability = of_rows(self._mean_batch_size) if of_rows is not None and any(num_hot.values()) else None
         made = {}
@@ -376,17 +440,17 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 hot = torch.sort(probability[type_], descending=True, stable=True).indices[: len(hot)].sort().values
             seeds_only = [name for owner, name in source.seed_columns if owner == type_]
             made[type_] = Tiers.of(
-                book, part_id, source.rows[type_], device=self.device, gpu_ids=hot, zero_copy=self.zero_copy, seeds_only=seeds_only
+                book, home[type_], source.rows[type_], device=self.device, gpu_ids=hot, zero_copy=self.zero_copy, seeds_only=seeds_only
             )  # fmt: skip
-        has_others = source.book.num_parts > 1  # then there is one type
-        if fill and has_others and source.exchanged:
-            self._cache = self._fetch_cache(made[None])
+        if fill and source.travelling:
+            self._cache = self._fetch_cache(made)
         if cache is not None:
             self._cache = cache
         if self.zero_copy:
             self._cache = self._cache.pinned()
-        if has_others:
-            made[None] = dataclasses.replace(made[None], copies=self._cache.tiers(self.zero_copy))
+        for type_, of_type in self._cache.by_type.items():
+            if type_ in made and source.books[type_].num_parts > 1:
+                made[type_] = dataclasses.replace(made[type_], copies=of_type.tiers(self.zero_copy))
         return made
 
     def _read_anew(self) -> None:
@@ -418,22 +482,31 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         fetch.columns = source.exchanged
         builder.held = contents
 
-    def _fetch_cache(self, tiers: Tiers) -> FeatureCache:
-        source, members, scores = self._source, NO_IDS, None
+    def _fetch_cache(self, tiers: Mapping[str | None, Tiers]) -> FeatureCache | TypedFeatureCache:
+        source, part_id = self._source, self._source.exchange.part_id
+        books = {type_: source.books[type_] for type_ in source.travelling}
+        members, scores = dict.fromkeys(books, NO_IDS), None
         if self.replication_factor > 0:
             scores = self._scores()
-            members = plan_cache(scores, source.book, tiers.part_id, self.replication_factor)
-        home = {name: tiers.home.rows[name] for _, name in source.exchanged}
-        cache = source.exchange.fetch_cache(home, IdSet.of(members, source.book.num_vertices))
-        cache = dataclasses.replace(cache, owner=(source.fingerprint, tiers.part_id))
-        return cache if scores is None else cache.on_device(scores, self.gpu_cache_bytes, self.device)
+            members = plan_caches(scores, books, source.row_bytes, part_id, self.replication_factor)
+        owner, caches = (source.fingerprint, part_id), {}
+        for type_, book in books.items():
+            home = {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
+            cache = source.exchange.fetch_cache(type_, home, IdSet.of(members[type_], book.num_vertices))
+            caches[type_] = dataclasses.replace(cache, owner=owner)
+        if scores is not None and self.gpu_cache_bytes:
+            caches = on_device(caches, scores, self.gpu_cache_bytes, self.device)
+        return caches[None] if None in caches else TypedFeatureCache(caches, owner)
 
-    def _scores(self) -> Tensor:
-        source, sampler = self._source, self._source.sampler
-        seeds, part_id = source.seeds.inputs.node, source.exchange.part_id
-        return score(
-            self.policy, self.data.workload(part_id, seeds, sampler.fanouts[0], self.batch_size, sampler.replace)
-        )
+    def _scores(self) -> Mapping[str | None, Tensor]:
+        source, batch_size = self._source, self._mean_batch_size
+        assert source.seeds.start is not None  # of a partitioned graph it is there
+        return scores_of_part(
+            self.policy, part=self.data, part_id=source.exchange.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
+            start=source.seeds.start(batch_size), batch_size=batch_size,
+        )  # fmt: skip
+
+    # --- single batches, and PyG's hooks ------------------------------------------------------------------
 
     def __call__(self, index: Tensor | Sequence[int]) -> Data:
         """The batch of the seeds at these positions of ``input_nodes``; on one rank.
@@ -447,40 +520,98 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         with self._lock:
             self._calls += 1
             call = self._calls
-        return self._batch_of(index, -call)  # epochs count up from 0, so the draws of calls are their own
+        key = self._key(-call, 0)  # epochs count up from 0, so the draws of calls are their own
+        return self._through_hooks(index, key) if self._has_hooks else self._batch_of(index, key)
 
-    def _batch_of(self, index: Tensor | Sequence[int], epoch: int) -> Data:
+    def collate_fn(self, index: Tensor | Sequence[int]) -> Any:
+        """Makes a batch of positions, as PyG's: for subclasses, and for libraries that make a ``DataLoader`` of the parts of this one.
+
+        With ``filter_per_worker=False`` it gives what was sampled, for :meth:`filter_fn`.
+        """
+        key = _batch_key.get()
+        if key is None:
+            # The draws are torch's: in worker processes the count of calls would begin anew in every epoch.
+            key = self._key(-int(torch.randint(2**62, 2**63 - 1, ())), 0)
+        if self.filter_per_worker is False:
+            return self._drive(self._draw, index, key)
+        if self._overrides("filter_fn"):
+            return self.filter_fn(self._drive(self._draw, index, key))
+        return self._batch_of(index, key)
+
+    def filter_fn(self, out: Any) -> Data | HeteroData:
+        """The batch of what was sampled, as PyG's; a batch itself is given back.
+
+        Args:
+            out: what the sampler drew of some of the seeds.
+        """
+        if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
+            return out
+        self._check_is_alone()
+        return self._drive(self._filtered, out)
+
+    @property
+    def input_data(self) -> NodeSamplerInput | EdgeSamplerInput:
+        """All seeds, by PyG's name."""
+        return self._source.seeds.inputs
+
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass, or this object, has a ``collate_fn`` or ``filter_fn`` of its own."""
+        return name in self.__dict__ or getattr(type(self), name) is not getattr(BatchLoader, name)
+
+    @property
+    def _has_hooks(self) -> bool:
+        return self._overrides("collate_fn") or self._overrides("filter_fn")
+
+    def _check_hooks(self) -> None:
+        if self._comm.size > 1 and self._has_hooks:
+            name = "collate_fn" if self._overrides("collate_fn") else "filter_fn"
+            raise ValueError(
+                f"{type(self).__name__} overrides {name}, which would not be called on several ranks, where batches are made in stages; pass transform= "
+                "(called with every batch) or transform_sampler_output= instead"
+            )
+
+    def _check_is_alone(self) -> None:
         if self._comm.size > 1:
             raise RuntimeError(
                 "a single batch cannot be asked for on several ranks: the others would not answer; iterate instead"
             )
-        positions = _checked_positions(index, self._source.seeds.number, "index")
-        return self._drive(self._make_one, positions, epoch)
 
-    def _make_one(self, positions: Tensor, epoch: int) -> Data:
-        sampling = Undone(self._workers.sample, 0, positions, self._key(epoch, 0), self.transform_sampler_output)
+    def _through_hooks(self, index: Any, key: int) -> Any:
+        """A batch by way of ``collate_fn`` and ``filter_fn``, one of which is overridden."""
+        token = _batch_key.set(key)
+        try:
+            out = self.collate_fn(index)
+            return self.filter_fn(out) if isinstance(out, (SamplerOutput, HeteroSamplerOutput)) else out
+        finally:
+            _batch_key.reset(token)
+
+    def _made_by_hooks(self, index: int, positions: Tensor, key: int) -> Made:
+        return Made(index, self._through_hooks(positions.tolist(), key), None, {}, {}, None, (0.0, 0.0))
+
+    def _batch_of(self, index: Any, key: int) -> Data:
+        return self._drive(lambda: self._filtered(self._draw(index, key)))
+
+    def _draw(self, index: Any, key: int) -> SamplerOutput | HeteroSamplerOutput:
+        self._check_is_alone()
+        return self._workers.draw(_checked_positions(index, self._source.seeds.number, "index"), key)
+
+    def _filtered(self, mfg: SamplerOutput | HeteroSamplerOutput) -> Data | HeteroData:
+        input_id = mfg.metadata[0] if mfg.metadata else None
+        if input_id is None:
+            raise ValueError(
+                "the metadata of what was sampled must begin with the ids of the seeds (input_id), as collate_fn of PyG's loaders leaves them"
+            )
+        sampling = Undone(
+            self._workers.prepare, 0, copy.copy(mfg), len(input_id), self.transform_sampler_output
+        )  # the user's object stays as it is
         if self._fetch.is_local:
-            batch = sampling.result().batch
+            made = sampling.result()
+            batch = made.batch
+            if self._has_hooks:  # else an epoch's pipeline counts
+                self._fetch.count(made.places)
         else:
             batch = Pipeline(self._stages.list(), depth=1, device=self.device).tick(Request(0, sampling)).batch
         return batch if self._finishing is None else self._finishing(batch)
-
-    @property
-    def collate_fn(self) -> Callable[[Sequence[int]], Data]:
-        """Makes a batch of positions: for libraries that make a ``DataLoader`` of their own from the parts of this one."""
-        return self._collate
-
-    @collate_fn.setter
-    def collate_fn(self, function: Callable) -> None:
-        pass  # torch's constructor sets its own
-
-    def _collate(self, index: Sequence[int]) -> Data:
-        # The draws are torch's: in worker processes the count of calls would begin anew in every epoch.
-        return self._batch_of(index, -int(torch.randint(2**62, 2**63 - 1, ())))
-
-    def filter_fn(self, batch: Data) -> Data:
-        """``batch`` itself: what :attr:`collate_fn` makes has its rows already. PyG's ``ZipLoader`` calls the two in turn."""
-        return batch
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -496,7 +627,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _drive(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(*args)``, in this thread; in a process that was forked since the loader was made, in a thread that started there."""
-        return function(*args) if self._forks == forks() else self._driver.submit(function, *args).result()
+        if self._forks == forks() or getattr(_driver_thread, "yes", False):
+            return function(*args)
+        return self._driver.submit(_driven, function, *args).result()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which go on as this loader would: with the same next epoch, and ``state_dict()``; with threads and counts of their own."""
@@ -510,6 +643,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _runs=weakref.WeakSet(), _forks=forks())
+        if isinstance(self.sampler, _OfLoader):
+            self.sampler.belong_to(self)
         # Contents are told by their place in memory, which in a copy is another.
         self._topology = self._builder.held = self._source.template.contents()
 
@@ -527,6 +662,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._resume = None
         self._epoch_number = int(epoch)
         self._progress = None
+
+    def _set_next_epoch(self, epoch: int) -> None:
+        with self._lock:
+            if self._run is not None and self._run.move_to(int(epoch)):
+                self._epoch_number = int(epoch) + 1
+            else:
+                self.set_epoch(epoch)
 
     @property
     def has_state(self) -> bool:
@@ -609,7 +751,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         ]
 
     def __iter__(self) -> Iterator[Data]:  # type: ignore[override]  # torch names a class of its own here
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Iterator[Data]:  # type: ignore[override]
         self._comm.check_process()
+        self._check_hooks()
         with self._lock:
             self._finish_epoch()
             self._check_files()
@@ -628,7 +774,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return RunContext(
             comm=self._comm,
             most_ahead=1 + self.num_workers * (self.prefetch_factor or 2),
-            transform=self._finishing,
+            transform=None if self._has_hooks else self._finishing,  # else filter_fn is where it is called
             counters=self._counters,
             positions=self._positions,
             num_rounds=self._num_rounds,
@@ -684,6 +830,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         ]
 
     def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
+        if self._has_hooks:  # the user's code: in the user's thread
+            return Request(index, Undone(self._made_by_hooks, index, positions, self._key(epoch, index)))
         return self._workers.request(index, positions, self._key(epoch, index), self.transform_sampler_output)
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
@@ -715,7 +863,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     # --- reports ------------------------------------------------------------------------------------------
 
     @property
-    def cache(self) -> FeatureCache:
+    def cache(self) -> FeatureCache | TypedFeatureCache:
         """The cached rows; give it to another loader as ``cache=``."""
         return self._cache
 
@@ -737,6 +885,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _new_pipeline(self) -> Pipeline | Direct:
         stages = self._stages
+        if self._has_hooks:
+            return Direct(self._maker, is_ahead=False)
         if self._fetch.is_local:
             return Direct(self._maker, is_ahead=self.num_workers > 0)
         return Pipeline(
@@ -745,7 +895,15 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def stats(self) -> LoaderStats:
         """What happened since construction or ``reset_stats``; filling the cache is not counted."""
-        rows, traffic, counters = self._fetch.counts, self._source.exchange.traffic, self._counters
+        counts, traffic, counters = self._fetch.counts, self._source.exchange.traffic, self._counters
+        by_type = {
+            type_: {
+                **{tier: counts[type_, tier] for tier in ("gpu", "cpu", "cache", "remote")},
+                "bytes_received": traffic.row_bytes_received[type_],
+            }
+            for type_ in self._fetch.tiers
+        }
+        rows = {tier: sum(of_type[tier] for of_type in by_type.values()) for tier in ("gpu", "cpu", "cache", "remote")}
         return LoaderStats(
             batches=counters.batches,
             rows_gpu=rows["gpu"],
@@ -756,6 +914,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             bytes_received=traffic.bytes_received,
             seconds_by_stage=dict(counters.seconds_by_stage),
             seconds_waiting=counters.seconds_waiting,
+            by_type=by_type,
         )
 
     def reset_stats(self) -> None:
@@ -815,6 +974,11 @@ def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
     return index
 
 
+def _driven(function: Callable[..., Any], *args: Any) -> Any:
+    _driver_thread.yes = True
+    return function(*args)
+
+
 def _near_ids(tiers: Tiers) -> Tensor:
     """The rows of the part that have a copy on the device."""
     members = tiers.near[0].members if tiers.near else None
@@ -826,7 +990,7 @@ def _use_huge_pages(tensors: Sequence[Tensor]) -> None:
         use_huge_pages(tensor)
 
 
-def _check_cache(cache: FeatureCache | None, source: BatchSource, part_id: int) -> None:
+def _check_cache(cache: FeatureCache | TypedFeatureCache | None, source: BatchSource, part_id: int) -> None:
     """Refuse a given cache of other contents or of another part, or one that lacks an attribute."""
     if cache is None or not len(cache):
         return
@@ -841,12 +1005,15 @@ def _check_cache(cache: FeatureCache | None, source: BatchSource, part_id: int) 
             f"the given cache was chosen for part {owner} and this rank serves part {part_id}; take the cache of a loader on that part"
         )
     for column in source.exchanged:
-        name = column[1]
-        if name not in cache.rows:
-            raise ValueError(
-                f"the given cache holds no rows of {name!r}; make it with gather={tuple(name for _, name in source.exchanged)}"
-            )
-        rows, cached = source.rows_of(column), cache.rows[name]
+        type_, name = column
+        if type_ not in source.travelling:
+            continue
+        of_type = cache.by_type.get(type_)
+        if of_type is None or name not in of_type.rows:
+            names = tuple(dict.fromkeys(name for _, name in source.exchanged))
+            of = "" if type_ is None else f" of {type_!r}"
+            raise ValueError(f"the given cache holds no rows of {name!r}{of}; make it with gather={names}")
+        rows, cached = source.rows_of(column), of_type.rows[name]
         if (rows.dtype, rows.shape[1:]) != (cached.dtype, cached.shape[1:]):
             raise ValueError(
                 f"the given cache must hold {rows.dtype} {list(rows.shape[1:])} rows of {name!r}, got {cached.dtype} "

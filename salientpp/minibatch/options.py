@@ -24,10 +24,12 @@ from salientpp.plan.arguments import as_integer, as_real
 from salientpp.plan.cache import Policy, check_policy, check_replication_factor
 from salientpp.plan.schedule import UNEVEN
 from salientpp.store.assembly import has_kernel
-from salientpp.store.cache import FeatureCache
+from salientpp.store.cache import FeatureCache, TypedFeatureCache
+from salientpp.store.directory.opened import PartitionedGraph
 
-#: What happens where ranks have different numbers of batches, see :mod:`salientpp.plan.schedule`.
-Uneven = Literal["wrap", "drop", "exact", "error"]
+#: What happens where ranks have different numbers of batches, see :mod:`salientpp.plan.schedule`; None: 'wrap' for seeds in a random order, which are
+#: to be trained on, and 'exact' for others, so that an evaluation counts each once.
+Uneven = Literal["wrap", "drop", "exact", "error"] | None
 
 #: How batches are filled up to few sizes, see :mod:`salientpp.minibatch.padding`; None: not at all.
 Pad = Literal["bucket"] | None
@@ -45,12 +47,12 @@ class Options:
     zero_copy: bool = False
     dtype: torch.dtype | None = None
     policy: Policy = "vip"
-    cache: FeatureCache | None = None
+    cache: FeatureCache | TypedFeatureCache | None = None
     rows: Mapping[Any, Any] | None = None
     device: torch.device | str | int | None = None
     depth: int = 10
     seed: int | None = None
-    uneven: Uneven = "wrap"
+    uneven: Uneven = None
     process_group: Any = None
     timeout: float | timedelta = DEFAULT_TIMEOUT
     share: tuple[int, int] | None = None
@@ -73,7 +75,7 @@ class Options:
             )
         replication_factor = check_replication_factor(self.replication_factor)
         check_policy(self.policy)
-        if self.cache is not None and not isinstance(self.cache, FeatureCache):
+        if self.cache is not None and not isinstance(self.cache, (FeatureCache, TypedFeatureCache)):
             raise TypeError(
                 f"cache must be the cache of another loader (loader.cache), got {type(self.cache).__name__}"
             )
@@ -101,7 +103,7 @@ class Options:
             raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {self.depth!r}")
         if self.seed is not None and as_integer(self.seed) is None:
             raise ValueError(f"seed must be an integer or None, got {self.seed!r}")
-        if not isinstance(self.uneven, str) or self.uneven not in UNEVEN:
+        if self.uneven is not None and (not isinstance(self.uneven, str) or self.uneven not in UNEVEN):
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
         if self.pad not in (None, "bucket"):
             raise ValueError(f"pad must be 'bucket' or None, got {self.pad!r}")
@@ -167,7 +169,10 @@ class Options:
                 "share= is for a Data or HeteroData object: the ranks of a partitioned graph share its seeds by themselves"
             )
         if not orders_itself:
-            raise ValueError("share= excludes sampler= and batch_sampler=: let the sampler give this process its share")
+            raise ValueError(
+                "share= excludes sampler= and batch_sampler=: let the sampler give this process its share. Lightning puts a sampler into loaders on ranks "
+                "unless told Trainer(use_distributed_sampler=False)"
+            )
         whole = (
             isinstance(share, (tuple, list))
             and len(share) == 2
@@ -192,6 +197,27 @@ class SamplingOptions:
     is_sorted: bool
     directed: bool
     neighbor_sampler: BaseSampler | None
+
+    def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
+        """A sampler over the topology of a partitioned graph, which every rank has whole.
+
+        Raises:
+            ValueError: the arguments do not fit the graph, or a sampler is given: the cache is planned by knowing how batches are drawn.
+        """
+        if self.neighbor_sampler is not None:
+            raise ValueError(
+                "neighbor_sampler= is for data in one process: on a partitioned graph the cache and the order of rows follow from how this "
+                "package's sampler draws; leave it out, and say how to draw with the loader's own arguments"
+            )
+        needs_types = part.is_hetero or self.time_attr is not None or self.weight_attr is not None
+        return NeighborSampler.of(
+            part.typed_graph(self.time_attr, self.weight_attr) if needs_types else part.graph,
+            self.num_neighbors,
+            subgraph_type=self.subgraph_type if self.directed else SubgraphType.induced,
+            replace=self.replace,
+            disjoint=self.disjoint,
+            temporal_strategy=self.temporal_strategy,
+        )
 
     def sampler(self, data: Any, method: str) -> BaseSampler:
         """The user's own sampler, which must have ``method``, or one over ``data``."""
@@ -237,7 +263,9 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
         return True
     if partitioned:
         raise ValueError(
-            f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds"
+            f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds. Lightning puts "
+            "one into loaders on ranks unless told Trainer(use_distributed_sampler=False), and into those of trainer.predict in any case: use "
+            "salientpp.lightning.LightningNodeData"
         )
     if not hasattr(kwargs[name], "__len__"):
         raise ValueError(

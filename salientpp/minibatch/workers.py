@@ -73,7 +73,10 @@ class SamplingWorkers:
 
     def sample(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Any:
         """Draw, in this thread, and make of it what a request hands on."""
-        mfg = self.draw(positions, key)
+        return self.prepare(index, self.draw(positions, key), positions.numel(), transform)
+
+    def prepare(self, index: int, mfg: Any, num_seeds: int, transform: MfgTransform | None) -> Any:
+        """What a request hands on, of a batch that was drawn."""
         metadata = mfg.metadata
         if transform is not None:
             mfg = transform(mfg)
@@ -82,7 +85,7 @@ class SamplingWorkers:
         if permutation is not None:
             mfg.edge = _users_edge_ids(mfg.edge, permutation)
         make = self._maker.make if self._maker.fetch.is_local else self._stages.prepare
-        return make(index, mfg, positions.numel())
+        return make(index, mfg, num_seeds)
 
     def draw(self, positions: Tensor, key: int) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of the seeds at these positions; a sampler of the user's takes no key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,9 @@ OWN_NAMES = frozenset(
 
 #: By these names PyG knows what has an entry per vertex, and per edge.
 _OF_VERTICES, _OF_EDGES = ("x", "pos"), ("edge_attr", "edge_weight", "edge_type")
+
+#: The splits of the data, and its attributes that say which vertices are in one; of several the first counts.
+_SPLITS = {split: [f"{split}_{kind}" for kind in ("mask", "idx", "index")] for split in ("train", "val", "test")}
 
 #: A type's rows are replicated by default if they take at most this many bytes, and this share of all types'.
 _REPLICATED_BYTES, _REPLICATED_SHARE = 16 * 2**20, 0.01
@@ -265,9 +269,9 @@ def _columns(
     """The attributes of the vertices of one storage, or of its edges, whichever number is given."""
     wants_nodes = num_vertices is not None
     of, size = ("vertex", num_vertices) if wants_nodes else ("edge", num_edges)
-    columns = {}
+    columns, left_out = {}, []
     for name, value in store.items():
-        if name in ("edge_index", "adj_t", "num_nodes", "train_mask", "val_mask", "test_mask"):
+        if name in ("edge_index", "adj_t", "num_nodes") or any(name in names for names in _SPLITS.values()):
             continue
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
@@ -280,6 +284,8 @@ def _columns(
                 raise ValueError(
                     f"{where}.{name} must be a tensor with one row per {of}, expected {size} rows, got {got}"
                 )
+            if isinstance(value, Tensor) and value.numel() > 1 and wants_nodes == isinstance(store, NodeStorage):
+                left_out.append(f"{where}.{name} ({str(value.dtype).removeprefix('torch.')} {list(value.shape)})")
             continue  # a value of the whole graph belongs to no vertex and no batch
         if is_node != wants_nodes:
             continue
@@ -311,6 +317,14 @@ def _columns(
                 f"{where}.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it"
             ) from None
         columns[name] = value.detach().cpu().resolve_conj().resolve_neg()
+    if left_out:
+        or_edge = " or per edge" if wants_nodes and isinstance(store, EdgeStorage) else ""
+        warnings.warn(
+            f"{', '.join(left_out)} left out: only what has a row per {of} ({size}){or_edge} is stored, and splits (train_mask, train_idx or "
+            "train_index and so on, or split=)",
+            UserWarning,
+            stacklevel=5,
+        )
     return columns
 
 
@@ -326,15 +340,26 @@ def collect_splits(
 
     Args:
         store: the ``Data``, or PyG's storage of the type.
-        split: name -> ids or mask; None: the storage's masks.
+        split: name -> ids or mask; None: the storage's masks or ids.
     """
     if split is None:
-        split = {name: store[f"{name}_mask"] for name in ("train", "val", "test") if f"{name}_mask" in store}
-        for name, mask in split.items():
-            dtype = torch.as_tensor(mask).dtype
-            if dtype != torch.bool:
+        split = {}
+        for name, attributes in _SPLITS.items():
+            present = [attribute for attribute in attributes if store.get(attribute) is not None]
+            if not present:
+                continue
+            split[name] = store[present[0]]
+            dtype = torch.as_tensor(split[name]).dtype
+            if present[0].endswith("_mask") and dtype != torch.bool:
                 raise ValueError(
                     f"{_where(type_)}.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}"
+                )
+            if len(present) > 1:
+                warnings.warn(
+                    f"the split {name!r} is that of {_where(type_)}.{present[0]}; "
+                    f"{', '.join(f'{_where(type_)}.{other}' for other in present[1:])} left out",
+                    UserWarning,
+                    stacklevel=4,
                 )
     splits = read_splits(split, num_vertices, "split", "vertex", type_)
     if labels is None or not labels.dtype.is_signed or labels.dtype.is_floating_point or labels.dtype.is_complex:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -106,6 +105,8 @@ def _wanted(
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Alone on this host; the kernel takes the lock back from a process that is killed."""
+    import fcntl  # not on every system
+
     try:
         # For writing, which some network file systems want for a lock.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

@@ -36,8 +36,8 @@ from salientpp.store.directory.manifest import check_is_there, fingerprint, part
 class PartitionedGraph:
     """A partitioned graph on disk, seen from one part.
 
-    Made by :func:`load`. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. In a homogeneous
-    graph the one type of vertices and the one of edges are named None.
+    Made by :func:`load`. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may look at
+    any part by its number; a loader needs a rank for every part. In a homogeneous graph the one type of vertices and the one of edges are named None.
 
     Attributes:
         root: the directory.
@@ -58,6 +58,34 @@ class PartitionedGraph:
         self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = (
             weakref.WeakKeyDictionary()
         )  # those in use, and their files
+        self._is_made = True
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not there. PyG's names get words.
+        text = f"a {type(self).__name__} has no {name!r}"
+        if not name.startswith("_") and "description" in self.__dict__:
+            split = name.removesuffix("_mask")
+            if any(name in type_.attributes for type_ in self.description.node_types):
+                rows = "rows(part_id)" if self.is_hetero else f"node_rows(part_id)[{name!r}]"
+                text += (
+                    f": its rows lie in parts. part.{rows} has those of a part, part.take({name!r}, n_id) those of any "
+                    "vertices, and batches of a NeighborLoader carry them"
+                )
+            elif any(split in type_.splits for type_ in self.description.node_types):
+                text += (
+                    f": it became a split, part.split({split!r}, part_id), or input_nodes={split!r} of a NeighborLoader"
+                )
+            elif name == "edge_index":
+                text += f": part.{'typed_graph()' if self.is_hetero else 'graph'} has the edges, as indptr and indices"
+        raise AttributeError(text)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_is_made" in self.__dict__ and name not in self.__dict__:
+            raise AttributeError(
+                f"{name!r} cannot be set on a {type(self).__name__}: batches carry what is on disk. Set it on the data and partition that again, or pass "
+                f"rows={{{name!r}: ...}} to the NeighborLoader"
+            )
+        super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PartitionedGraph, (self.root, self.manifest, self.part_id)
@@ -239,6 +267,26 @@ class PartitionedGraph:
         self._only_type("rows()")
         return self.rows(part_id)[None]
 
+    def take(self, name: str, n_id: Tensor, type_: str | None = None) -> Tensor:
+        """Rows [n, ...] of a node attribute for global ids int64 [n] of whatever parts, read from their files: for a look, without ranks.
+
+        Args:
+            type_: whose attribute and ids these are, if types have names.
+        """
+        vertices = self._vertices(type_)
+        if name not in vertices.attributes:
+            known = ", ".join(vertices.attributes) or "none"
+            raise ValueError(f"{self.root} has the node attributes {known}{words_of_type(type_)}, got {name!r}")
+        n_id, book = n_id.cpu(), self.row_books[type_]
+        owner = book.owner(n_id)
+        rows: Tensor | None = None
+        for part_id in owner.unique().tolist() or [0]:
+            own, at = self._node_column(vertices, name, part_id), owner == part_id
+            rows = own.new_empty((n_id.numel(), *own.shape[1:])) if rows is None else rows
+            rows[at] = own[n_id[at] - book.range_of(part_id)[0]]
+        assert rows is not None  # there is a part
+        return rows
+
     def edge_rows(self) -> dict[str, Tensor]:
         """:meth:`edge_rows_by_type` of a homogeneous graph."""
         self._only_type("edge_rows_by_type()")
@@ -351,8 +399,8 @@ class PartitionedGraph:
         part_id = self.part_id if part_id is None else part_id
         if part_id is None:
             raise ValueError(
-                f"{self.root} has {self.num_parts} parts and this process serves none of them: initialise torch.distributed "
-                f"before salientpp.load (torchrun --nproc-per-node {self.num_parts}), or name one with part_id="
+                f"{self.root} has {self.num_parts} parts and this process serves none of them: to look at one, name it with part_id=; to train, "
+                f"initialise torch.distributed before salientpp.load (torchrun --nproc-per-node {self.num_parts})"
             )
         next(iter(self.books.values())).range_of(part_id)
         check_is_there(self.root, part_id)

@@ -61,8 +61,8 @@ def partition(
             types, or a mapping. Training with other numbers is right as well, the loader then computes what it needs.
         method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'random', or the given assignment: an integer tensor [N] of parts in [0, K); of
             a ``HeteroData`` a mapping from node types to such tensors.
-        split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping; None takes ``train_mask``, ``val_mask`` and
-            ``test_mask`` of the data.
+        split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping; None takes ``train_mask``, ``train_idx`` or
+            ``train_index`` of the data, and so for ``val`` and ``test``.
         edge_split: name -> edge ids or mask, of a ``HeteroData`` edge type -> such a mapping; ids are positions in ``edge_index``. An edge belongs
             to the part that owns its target.
         seeds: the split that the VIP is computed for; without such a split, all vertices of the part. If several types have it, ``(type, split)``.

@@ -1,0 +1,27 @@
+"""Are the libraries that everything here stands on there, and new enough?
+
+pip sees to it, unless it was told not to (``--no-deps``) or a library was replaced later.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+#: As in pyproject.toml.
+NEEDED = {"torch": (2, 10), "torch_geometric": (2, 7)}
+
+
+def check_versions() -> None:
+    """Raise ImportError, with what to do, unless the libraries are there."""
+    for name, least in NEEDED.items():
+        wanted = f"{name} >= {'.'.join(map(str, least))}"
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            if find_spec(name) is None:
+                raise ImportError(f"salientpp needs {wanted}, which is not installed: pip install {name}") from None
+            continue  # built or put there without a record of its version
+        if tuple(map(int, re.findall(r"\d+", found)[:2])) < least:
+            raise ImportError(f"salientpp needs {wanted}, got {found}: pip install --upgrade {name}")
