@@ -562,9 +562,9 @@ def draw_types(result: dict) -> str:
             fullest[row["graph"]] = max(fullest[row["graph"]], row["rows_balance"])
         lines.append([method, *counts, " · ".join(f"{ratio:.2f}" for ratio in fullest.values())])
     title = (
-        f"**What to partition**, {result['parts']} parts, batches of {result['batch_size']}: rows with features that a step of all ranks "
-        f"fetches without a cache, by typed VIP and, in brackets, counted over {result['steps']} steps; last, the fullest part over the mean, in rows of the "
-        "type that is worst, on each graph:"
+        f"**What to partition**, {result['parts']} parts, batches of {result['batch_size']}: rows with features that a step of all ranks fetches without "
+        f"a cache, by typed VIP and, in brackets, counted over {result['steps']} steps; last, the fullest part over the mean, in rows of the type that "
+        "is worst, on each graph:"
     )
     header = ["", *(f"{graph}, {list(fanouts)}" for graph, fanouts in cases), "fullest part"]
     return "\n\n".join([title, table(header, lines), source(result)])
