@@ -244,6 +244,26 @@ def draw_small(result: dict) -> str:
     return "\n\n".join([title, table(header, lines), source(result)])
 
 
+def draw_parts(result: dict) -> str:
+    lines = [
+        [
+            f"{row['case']}, {row['fanouts']}",
+            f"{row['alpha']:g}",
+            f"{row['cpu_ms_alone']:.2f}",
+            f"{row['cpu_ms_parts']:.2f}",
+            f"{row['ratio']:.2f}×",
+            f"{row['remote_rows_per_batch']:,.0f}",
+        ]
+        for row in result["rows"]
+    ]
+    title = (
+        f"**What partitioning adds**, CPU milliseconds per batch of {result['batch_size']} seeds: one process with the whole graph, and two ranks over "
+        "loopback with a part each, both ranks' CPU time over both ranks' batches:"
+    )
+    header = ["", "α", "one process", "two ranks", "ratio", "rows fetched per batch"]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 def counted(threads: int) -> str:
     return f"{threads} thread" + "s" * (threads != 1)
 
@@ -529,6 +549,27 @@ def draw_host(results: dict[str, dict | None]) -> str:
     return "\n\n".join([title, table(["", "salientpp", "peer", "", "ratio", "measured"], lines), footer])
 
 
+def draw_types(result: dict) -> str:
+    cases = list(dict.fromkeys((row["graph"], tuple(row["fanouts"])) for row in result["rows"]))
+    found = {(row["graph"], tuple(row["fanouts"]), row["method"]): row for row in result["rows"]}
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in result["rows"]):
+        rows = [found[(*case, method)] for case in cases]
+        counts = [f"{row['predicted_rows']:,.0f} ({row['fetched_rows']:,.0f})" for row in rows]
+        # Of two fanouts on one graph the worse.
+        fullest = {row["graph"]: 0.0 for row in rows}
+        for row in rows:
+            fullest[row["graph"]] = max(fullest[row["graph"]], row["rows_balance"])
+        lines.append([method, *counts, " · ".join(f"{ratio:.2f}" for ratio in fullest.values())])
+    title = (
+        f"**What to partition**, {result['parts']} parts, batches of {result['batch_size']}: rows with features that a step of all ranks "
+        f"fetches without a cache, by typed VIP and, in brackets, counted over {result['steps']} steps; last, the fullest part over the mean, in rows of the "
+        "type that is worst, on each graph:"
+    )
+    header = ["", *(f"{graph}, {list(fanouts)}" for graph, fanouts in cases), "fullest part"]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 #: Marker -> the result file and how to draw it.
 DRAWN = {
     "demo": ("demo", draw_demo),
@@ -536,6 +577,7 @@ DRAWN = {
     "typed": ("typed", draw_typed),
     "loader": ("loader", draw_loader),
     "small": ("small", draw_small),
+    "parts": ("parts", draw_parts),
     "gather": ("gather", draw_gather),
     "lookup": ("lookup", draw_lookup),
     "vip": ("vip", draw_vip),
@@ -550,6 +592,7 @@ DRAWN = {
     "volume_all": ("volume", draw_volume_all),
     "partitions": ("volume", draw_partitions),
     "oracle": ("oracle", draw_oracle),
+    "types": ("types", draw_types),
 }
 
 

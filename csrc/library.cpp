@@ -7,7 +7,7 @@
 // clang-format off: a schema, a line
 STABLE_TORCH_LIBRARY(salientpp, m) {
   // graph
-  m.def("csc_from_coo(Tensor source, Tensor target, int num_vertices) -> (Tensor indptr, Tensor indices, Tensor edge_id)");
+  m.def("csc_from_coo(Tensor source, Tensor target, int num_vertices, bool linked=False, bool is_sorted=False) -> (Tensor indptr, Tensor indices, Tensor edge_id)");
   m.def("transpose_csc(Tensor indptr, Tensor indices) -> (Tensor indptr, Tensor indices)");
   m.def("check_csc(Tensor indptr, Tensor indices) -> ()");
   // plan
@@ -21,7 +21,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("gather_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index) -> ()");
   // minibatch
   m.def("permutation(int size, int key) -> Tensor");
-  m.def("sample_neighbors(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes) -> (Tensor n_id, Tensor edge_index, Tensor e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
+  m.def("sample_neighbors(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, Tensor? links=None) -> (Tensor n_id, Tensor edge_index, Tensor e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
   m.def("sample_typed_neighbors(Tensor[] indptr, Tensor[] indices, Tensor?[] edge_id, Tensor?[] edge_weight, Tensor?[] edge_time, int[] source_type, int[] target_type, int[] num_vertices, Tensor?[] node_time, Tensor[] seeds, Tensor?[] seed_time, int[] first_tree, int[] fanouts, int num_hops, int batch_key, bool replace, bool disjoint, bool last, bool induced, int map_budget_bytes=536870912) -> (Tensor[] n_id, Tensor[] tree, Tensor[] edge_index, Tensor[] e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
   m.def("to_bidirectional(Tensor row, Tensor col, Tensor rev_row, Tensor rev_col, Tensor? edge_id, Tensor? rev_edge_id) -> (Tensor edge_index, Tensor edge_id)");
   // memory

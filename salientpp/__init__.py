@@ -12,6 +12,7 @@ if _TYPE_CHECKING:
     from salientpp.graph.csc import Graph
     from salientpp.launch.preemption import Preemption
     from salientpp.launch.rendezvous import init_process_group
+    from salientpp.layerwise.inference import inference
     from salientpp.minibatch.link_loader import LinkNeighborLoader
     from salientpp.minibatch.loader import LoaderStats
     from salientpp.minibatch.neighbor_sampler import NeighborSampler
@@ -33,6 +34,7 @@ _MODULES = {
     "PartitionedGraph": "store.directory.opened",
     "Preemption": "launch.preemption",
     "inclusion_probability": "plan.vip",
+    "inference": "layerwise.inference",
     "init_process_group": "launch.rendezvous",
     "load": "store.directory.opened",
     "partition": "store.directory.writer",
@@ -48,6 +50,7 @@ __all__ = [
     "PartitionedGraph",
     "Preemption",
     "inclusion_probability",
+    "inference",
     "init_process_group",
     "load",
     "partition",

@@ -72,8 +72,9 @@ def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[st
 
 
 _DATASETS = (
-    "synthetic[:num_vertices=N,...], npz:FILE, pyg:FILE (a PyG Data that torch.save wrote), python:MODULE:FUNCTION (a function of yours that "
-    "returns a Data), or a name of the Open Graph Benchmark"
+    "synthetic[:num_vertices=N,...], synthetic-mag[:num_papers=P,...] (several types), npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save "
+    "wrote), python:MODULE:FUNCTION (a function of yours that returns one), pyg-partition:DIR or glt-partition:DIR[,y=FILE,train=FILE,...] (what PyG's or "
+    "GLT's partitioner wrote), or a name of the Open Graph Benchmark"
 )
 
 
@@ -99,9 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("--parts", type=int, required=True, metavar="K", help="number of parts, one per rank or machine")
     cut.add_argument(
         "--partition",
-        default="metis-vip",
         metavar="HOW",
-        help="metis-vip (default), metis, random, or an .npy file of part ids [N]",
+        help="metis-vip (default), metis, random, given (that of pyg-partition: or glt-partition:, their default), or an .npy file of part ids [N]",
     )
     cut.add_argument(
         "--fanouts",
@@ -111,6 +111,25 @@ def _parser() -> argparse.ArgumentParser:
         help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (15,10,5)",
     )
     cut.add_argument("--batch-size", type=int, default=1024, metavar="B", help="seeds per batch and rank (1024)")
+    cut.add_argument(
+        "--seeds",
+        type=_seeds,
+        default="train",
+        metavar="[TYPE:]SPLIT",
+        help="the split that the inclusion probabilities are computed for; with several types TYPE:SPLIT, if several have it (train)",
+    )
+    cut.add_argument(
+        "--replicate",
+        action="append",
+        metavar="TYPE",
+        help="a type of vertices whose rows every part is to have; may be given several times (types with at most 1 %% of all rows' bytes and 16 MiB)",
+    )
+    cut.add_argument("--replicate-none", action="store_true", help="every row in one part alone")
+    cut.add_argument(
+        "--time-attr",
+        metavar="NAME",
+        help="node or edge times: lists are stored in their order, and node times whole, so that ranks with a copy of their part alone can draw by them",
+    )
     cut.add_argument("--tolerance", type=float, default=0.05, help="allowed excess of a part over the mean (0.05)")
     cut.add_argument("--seed", type=int, default=0, help="of METIS or of the random assignment (0)")
     cut.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
@@ -129,9 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
     cost.add_argument(
         "--partition",
-        default="metis-vip",
         metavar="HOW",
-        help="metis-vip (default), metis, random, or an .npy file of part ids; a dataset directory is partitioned already",
+        help="metis-vip (default), metis, random, given (that of pyg-partition: or glt-partition:, their default), or an .npy file of part ids; a dataset "
+        "directory is partitioned already",
     )
     cost.add_argument(
         "--fanouts",
@@ -163,8 +182,29 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--epochs", type=int, default=10, help="epochs to count (10)")
     cost.add_argument(
         "--seeds",
-        help="the split that batches start from: train, val, test or all (that of the dataset directory, or train)",
+        metavar="[TYPE:]SPLIT",
+        help="the split that batches start from: train, val, test or all (that of the dataset directory, or train); of several types of "
+        "vertices TYPE:SPLIT, with --link the split of edges (all)",
     )
+    ways = cost.add_argument_group(
+        "ways to draw, on a dataset directory",
+        "As the loaders' arguments of these names. With one of them, or with several types of vertices, rows are counted type by type, for the "
+        "policies vip, vip-hop, degree, random and oracle.",
+    )
+    ways.add_argument(
+        "--link",
+        nargs="?",
+        const="",
+        metavar="EDGE_TYPE",
+        help="batches start from edges; of several types those of one, as in --link author,writes,paper",
+    )
+    ways.add_argument("--negatives", metavar="MODE[:AMOUNT]", help="negative examples of --link: binary or triplet")
+    ways.add_argument("--time-attr", metavar="NAME", help="times of vertices or edges")
+    ways.add_argument("--edge-label-time", metavar="NAME", help="with --link, the edge attribute with the seeds' times")
+    ways.add_argument("--last", action="store_true", help="of the neighbours that may be seen, the latest")
+    ways.add_argument("--weight-attr", metavar="NAME", help="weights of edges")
+    ways.add_argument("--disjoint", action="store_true", help="every seed grows a tree of its own")
+    ways.add_argument("--replace", action="store_true", help="neighbours are drawn with replacement")
     cost.add_argument(
         "--predict-only",
         action="store_true",
@@ -292,6 +332,11 @@ def _fanouts(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(
             f"expected integers separated by commas such as 15,10,5, got {text!r}"
         ) from None
+
+
+def _seeds(text: str) -> str | tuple[str, str]:
+    type_, colon, split = text.rpartition(":")
+    return (type_, split) if colon else text
 
 
 def _numbers(text: str) -> list[float]:

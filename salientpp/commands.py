@@ -6,11 +6,13 @@ Each is a function of the name of the subcommand, from parsed arguments to an ex
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +20,16 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from torch_geometric.data import HeteroData
+from torch_geometric.sampler import NegativeSampling
 
 from salientpp import terminal
 from salientpp.analysis import report
-from salientpp.analysis.volume import DEFAULT_POLICIES, check_request
+from salientpp.analysis.typed_volume import TypedAnalysis, analyze_typed, typed_csv, typed_table
+from salientpp.analysis.volume import DEFAULT_POLICIES, Track, check_request
 from salientpp.analysis.volume import analyze as analyze_graph
 from salientpp.datasets import load_dataset
+from salientpp.datasets.load import is_partition, load_given
 from salientpp.files import write_whole
 from salientpp.launch.environment import detect
 from salientpp.plan.placement import parts_of
@@ -40,7 +46,9 @@ def partition(arguments: argparse.Namespace) -> int:
     if arguments.root.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.fanouts)
-    method = _method(arguments.partition)
+    if arguments.replicate and arguments.replicate_none:
+        raise ValueError("--replicate and --replicate-none contradict each other; leave one out")
+    method: Any = _method(arguments.partition, arguments.dataset)
     started = time.perf_counter()
     with console.status("") as status:
 
@@ -49,7 +57,7 @@ def partition(arguments: argparse.Namespace) -> int:
             status.update(Text(terminal.printable(step)))
 
         on_step(f"loading {arguments.dataset}")
-        data = load_dataset(arguments.dataset, root=arguments.data)
+        data, method = _graph(arguments, method)
         part = partition_graph(
             data,
             arguments.parts,
@@ -57,6 +65,9 @@ def partition(arguments: argparse.Namespace) -> int:
             arguments.fanouts,
             arguments.batch_size,
             method=method,
+            seeds=arguments.seeds,
+            replicate=() if arguments.replicate_none else arguments.replicate,
+            time_attr=arguments.time_attr,
             tolerance=arguments.tolerance,
             seed=arguments.seed,
             overwrite=arguments.overwrite,
@@ -77,10 +88,29 @@ def analyze(arguments: argparse.Namespace) -> int:
         if arguments.plot.suffix.lower() not in (".png", ".svg"):
             raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
         report.check_matplotlib()
-    method = _method(arguments.partition)
+    method: Any = _method(arguments.partition, arguments.dataset)
     is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
     if arguments.parts is None and not is_directory:
         raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
+    track_on = _progress()
+    if is_directory:
+        part = load(arguments.dataset)
+        if part.is_hetero or _draws(arguments):
+            with track_on as track:
+                counted = _analyze_typed(arguments, part, track)
+            return _show_analysis(
+                arguments,
+                files,
+                {
+                    "json": lambda path: _write_json(path, counted.to_dict()),
+                    "csv": lambda path: write_whole(path, lambda file: file.write(typed_csv(counted).encode())),
+                },
+                [typed_table(counted)],
+            )
+    elif _draws(arguments):
+        raise ValueError(
+            f"{', '.join(_draws(arguments))}: such batches are counted on a dataset directory; write one with `salientpp partition` first"
+        )
     policies = list(DEFAULT_POLICIES) if arguments.policies is None else arguments.policies
     check_request(
         arguments.fanouts or [[1]],
@@ -90,6 +120,44 @@ def analyze(arguments: argparse.Namespace) -> int:
         arguments.epochs,
         arguments.predict_only,
     )
+    with track_on as track:
+        graph: list[Any] = [load(arguments.dataset), "metis-vip"] if is_directory else _homogeneous(arguments, method)
+        analysis = analyze_graph(
+            # No name for it here: the analysis frees what it does not need.
+            graph.pop(0),
+            arguments.parts,
+            name=arguments.dataset,
+            method=graph.pop(),
+            fanouts=arguments.fanouts,
+            batch_size=arguments.batch_size,
+            replication_factors=arguments.replication_factors,
+            policies=policies,
+            epochs=arguments.epochs,
+            seeds=arguments.seeds,
+            seed=arguments.seed,
+            predict_only=arguments.predict_only,
+            track=track,
+        )
+    lines: list[RenderableType] = [
+        f"{analysis.num_vertices:,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, "
+        f"{analysis.row_bytes:,} bytes per row"
+    ]
+    for fanouts in dict.fromkeys(volume.fanouts for volume in analysis.results):
+        lines += [report.volume_table(analysis, fanouts), report.device_table(analysis, fanouts)]
+    if len(analysis.recommendations) > 1:
+        lines.append(report.mean_table(analysis))
+    lines += map(str, analysis.recommendations)
+    write = {
+        "json": lambda path: _write_json(path, analysis.to_dict()),
+        "csv": lambda path: write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
+        "plot": lambda path: report.plot(analysis, path),
+    }
+    return _show_analysis(arguments, files, write, lines)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Track]:
+    """A bar on the screen, and what starts it anew for every step."""
     screen = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -107,29 +175,20 @@ def analyze(arguments: argparse.Namespace) -> int:
             return lambda: progress.advance(bar)
 
         track("loading", 1)
-        analysis = analyze_graph(
-            # No name for it here: the analysis frees what it does not need.
-            load(arguments.dataset) if is_directory else load_dataset(arguments.dataset, root=arguments.data),
-            arguments.parts,
-            name=arguments.dataset,
-            method=method,
-            fanouts=arguments.fanouts,
-            batch_size=arguments.batch_size,
-            replication_factors=arguments.replication_factors,
-            policies=policies,
-            epochs=arguments.epochs,
-            seeds=arguments.seeds,
-            seed=arguments.seed,
-            predict_only=arguments.predict_only,
-            track=track,
-        )
-    write = {
-        "json": lambda path: write_whole(
-            path, lambda file: file.write((json.dumps(analysis.to_dict(), indent=1) + "\n").encode())
-        ),
-        "csv": lambda path: write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
-        "plot": lambda path: report.plot(analysis, path),
-    }
+        yield track
+
+
+def _write_json(path: Path, figures: dict[str, Any]) -> None:
+    write_whole(path, lambda file: file.write((json.dumps(figures, indent=1) + "\n").encode()))
+
+
+def _show_analysis(
+    arguments: argparse.Namespace,
+    files: Mapping[str, Path],
+    write: Mapping[str, Callable[[Path], None]],
+    lines: Sequence[RenderableType],
+) -> int:
+    """Write what was asked for, and show the rest; what fails keeps nothing else from being written."""
     failed = []
     for option, path in files.items():
         try:
@@ -137,15 +196,6 @@ def analyze(arguments: argparse.Namespace) -> int:
             arguments.written.append(path)
         except OSError as error:
             failed.append(f"--{option}: {error}")
-    lines: list[RenderableType] = [
-        f"{analysis.num_vertices:,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, "
-        f"{analysis.row_bytes:,} bytes per row"
-    ]
-    for fanouts in dict.fromkeys(volume.fanouts for volume in analysis.results):
-        lines += [report.volume_table(analysis, fanouts), report.device_table(analysis, fanouts)]
-    if len(analysis.recommendations) > 1:
-        lines.append(report.mean_table(analysis))
-    lines += map(str, analysis.recommendations)
     try:
         terminal.show(*lines)
     except OSError as error:
@@ -153,6 +203,80 @@ def analyze(arguments: argparse.Namespace) -> int:
     if failed:
         raise OSError("; ".join(failed))
     return 0
+
+
+def _graph(arguments: argparse.Namespace, method: Any) -> list[Any]:
+    """The graph, and the method or the assignment."""
+    if method is None:
+        return [*load_given(arguments.dataset, arguments.parts)]
+    return [load_dataset(arguments.dataset, root=arguments.data), method]
+
+
+def _homogeneous(arguments: argparse.Namespace, method: Any) -> list[Any]:
+    graph = _graph(arguments, method)
+    if isinstance(graph[0], HeteroData):
+        raise ValueError(
+            f"{arguments.dataset} has several types of vertices, whose rows are counted on a dataset directory; write one with "
+            "`salientpp partition` first"
+        )
+    return graph
+
+
+def _draws(arguments: argparse.Namespace) -> list[str]:
+    """The options that were given of those that say how to draw."""
+    names = ("link", "negatives", "time_attr", "edge_label_time", "last", "weight_attr", "disjoint", "replace")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, False)]
+
+
+def _analyze_typed(arguments: argparse.Namespace, part: PartitionedGraph, track: Track) -> TypedAnalysis:
+    if arguments.plot is not None:
+        raise ValueError(
+            "--plot draws uniform draws from one type of vertices; leave it out, --json and --csv have all figures"
+        )
+    if len(arguments.fanouts or ()) > 1:
+        raise ValueError(f"--fanouts must be given once for such batches, got {len(arguments.fanouts)} lists")
+    is_link = arguments.link is not None
+    if not is_link and (arguments.negatives or arguments.edge_label_time):
+        raise ValueError("--negatives and --edge-label-time belong to --link; pass it too")
+    stored = part.description
+    type_, colon, split = (arguments.seeds or "").rpartition(":")
+    seeds: Any
+    if is_link:
+        edge_type = tuple(arguments.link.split(",")) if arguments.link else None
+        seeds = split or "all" if edge_type is None else (edge_type, split or None)
+    elif part.is_hetero:
+        seeds = (type_ if colon else stored.seeds[0], split or stored.seeds[1])
+    else:
+        seeds = split or stored.seeds[1]
+    fanouts: Any = arguments.fanouts[0] if arguments.fanouts else dict(zip(part.edge_types, stored.num_neighbors))
+    negatives = None
+    if arguments.negatives:
+        mode, _, amount = arguments.negatives.partition(":")
+        try:
+            negatives = NegativeSampling(mode, float(amount) if amount else 1)
+        except ValueError as error:
+            raise ValueError(f"--negatives must be binary or triplet, and an amount after a colon ({error})") from None
+    return analyze_typed(
+        part,
+        fanouts if part.is_hetero or arguments.fanouts else stored.num_neighbors[0],
+        name=arguments.dataset,
+        batch_size=stored.batch_size if arguments.batch_size is None else arguments.batch_size,
+        replication_factors=arguments.replication_factors,
+        policies=["vip", "degree", "random", "oracle"] if arguments.policies is None else arguments.policies,
+        epochs=arguments.epochs,
+        seeds=seeds,
+        link=is_link,
+        neg_sampling=negatives,
+        seed=arguments.seed,
+        predict_only=arguments.predict_only,
+        track=track,
+        time_attr=arguments.time_attr,
+        weight_attr=arguments.weight_attr,
+        disjoint=arguments.disjoint,
+        replace=arguments.replace,
+        temporal_strategy="last" if arguments.last else "uniform",
+        edge_label_time=arguments.edge_label_time,
+    )
 
 
 def info(arguments: argparse.Namespace) -> int:
@@ -183,8 +307,16 @@ def stage(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _method(text: str) -> str | torch.Tensor:
-    """--partition: a method's name, or the assignment in a file."""
+def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
+    """--partition: a method's name, or the assignment in a file; None: that of the dataset itself."""
+    if text is None:
+        text = "given" if is_partition(dataset) else "metis-vip"
+    if text == "given":
+        if not is_partition(dataset):
+            raise ValueError(
+                f"--partition given is for datasets that are partitioned, pyg-partition:DIR and glt-partition:DIR, got {dataset}"
+            )
+        return None
     if text in ("metis", "metis-vip", "random"):
         return text
     try:
@@ -194,48 +326,86 @@ def _method(text: str) -> str | torch.Tensor:
         return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
-            f"--partition must be metis, metis-vip, random or an .npy file of part ids, got {text} ({error})"
+            f"--partition must be metis, metis-vip, given, random or an .npy file of part ids, got {text} ({error})"
         ) from None
 
 
 def _description(part: PartitionedGraph) -> list[RenderableType]:
-    manifest = part.manifest
-    total = sum(entry["bytes"] for entry in manifest["files"].values())
-    workload, quality = manifest["workload"], manifest["quality"]
-    attributes = [
-        f"{name} {entry['dtype']} {entry['row_shape']}" if entry["row_shape"] else f"{name} {entry['dtype']}"
-        for kind in ("node_attributes", "edge_attributes")
-        for name, entry in manifest[kind].items()
-    ]
+    described = part.description
+    total = sum(entry["bytes"] for entry in part.manifest["files"].values())
     there = parts_there(part.root)
-    facts = [
-        ("directory", f"{part.root}, {total / 1e6:,.1f} MB, format version {manifest['version']}"),
-        *(
-            []
-            if there is None
-            else [
-                (
-                    "copy with",
-                    f"part {', '.join(map(str, sorted(there)))} of {part.num_parts}; the figures are of the whole",
-                )
-            ]
-        ),
-        ("graph", f"{manifest['num_vertices']:,} vertices, {manifest['num_edges']:,} edges"),
-        ("attributes", ", ".join(attributes) or "none"),
+    facts = [("directory", f"{part.root}, {total / 1e6:,.1f} MB, format version {described.version}")]
+    if there is not None:
+        parts = ", ".join(map(str, sorted(there)))
+        facts.append(("copy with", f"part {parts} of {part.num_parts}; the figures are of the whole"))
+    facts.append(("graph", f"{part.num_vertices:,} vertices, {part.num_edges:,} edges"))
+    if not part.is_hetero:
+        columns = [*described.node_types[0].attributes.items(), *described.edge_types[0].attributes.items()]
+        facts.append(("attributes", _columns(columns)))
+    if described.time_attr is not None:
+        facts.append(("lists ascend by", repr(described.time_attr)))
+    facts += [
+        ("ordered for", _workload(part)),
+        ("edge cut", f"{described.quality['edge_cut']:,} edges, {described.quality['edge_cut_fraction']:.1%}"),
         (
-            "ordered for",
-            f"fanouts {workload['num_neighbors']}, batch size {workload['batch_size']}, seeds {workload['seeds']!r}",
+            "largest part / mean",
+            ", ".join(f"{name} {ratio:.3f}" for name, ratio in described.quality["balance"].items()),
         ),
-        ("edge cut", f"{quality['edge_cut']:,} edges, {quality['edge_cut_fraction']:.1%}"),
-        ("largest part / mean", ", ".join(f"{name} {ratio:.3f}" for name, ratio in quality["balance"].items())),
     ]
     grid = Table.grid(padding=(0, 2))
     for name, value in facts:
         grid.add_row(name, terminal.printable(value))
-    table = Table("part", "vertices", *manifest["splits"])
+    if not part.is_hetero:
+        return [grid, _table_of_parts(part)]
+    vertices = Table("vertices", "number", "rows", "attributes")
+    for type_ in described.node_types:
+        rows = "none" if not type_.attributes else "in every part" if type_.replicated else "by part"
+        columns = list(type_.attributes.items())
+        vertices.add_row(
+            terminal.printable(str(type_.name)), f"{type_.num_vertices:,}", rows, terminal.printable(_columns(columns))
+        )
+    edges = Table("edges", "number", "attributes", "splits")
+    for relation in described.edge_types:
+        splits = ", ".join(f"{name} {sum(counts):,}" for name, counts in relation.splits.items())
+        name = " ".join(relation.name or ())
+        columns = list(relation.attributes.items())
+        edges.add_row(
+            terminal.printable(name), f"{relation.num_edges:,}", terminal.printable(_columns(columns)), splits or "none"
+        )
+    return [grid, vertices, edges, _table_of_parts(part)]
+
+
+def _columns(columns: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    shown = [
+        f"{name} {entry['dtype']} {entry['row_shape']}" if entry["row_shape"] else f"{name} {entry['dtype']}"
+        for name, entry in columns
+    ]
+    return ", ".join(shown) or "none"
+
+
+def _workload(part: PartitionedGraph) -> str:
+    described = part.description
+    type_, split = described.seeds
+    alike = [fanouts for fanouts in described.num_neighbors if fanouts == described.num_neighbors[0]]
+    if len(alike) == len(described.num_neighbors):
+        fanouts = f"{alike[0] if alike else 'none'}"
+    else:
+        names = [" ".join(relation.name or ()) for relation in described.edge_types]
+        fanouts = ", ".join(f"{per_hop} of {name}" for name, per_hop in zip(names, described.num_neighbors))
+    of = f" of {type_!r}" if type_ is not None else ""
+    return f"fanouts {fanouts}, batch size {described.batch_size}, seeds {split!r}{of}"
+
+
+def _table_of_parts(part: PartitionedGraph) -> Table:
+    """What each part owns of every type, and of every split of it."""
+    columns: dict[str, list[int]] = {}
+    for type_ in part.description.node_types:
+        name = "" if type_.name is None else f"{terminal.printable(type_.name)} "
+        columns[name.strip() or "vertices"] = [type_.book.size_of(part_id) for part_id in range(part.num_parts)]
+        columns |= {f"{name}{split}": counts for split, counts in type_.splits.items()}
+    table = Table("part", *columns)
     for column in table.columns:
         column.justify = "right"
     for part_id in range(part.num_parts):
-        counts = [counts[part_id] for counts in manifest["splits"].values()]
-        table.add_row(str(part_id), *(f"{count:,}" for count in [part.book.size_of(part_id), *counts]))
-    return [grid, table]
+        table.add_row(str(part_id), *(f"{counts[part_id]:,}" for counts in columns.values()))
+    return table

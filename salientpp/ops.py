@@ -60,18 +60,23 @@ def _mix(z: int) -> int:
 # --- graph -----------------------------------------------------------------------------------------------
 
 
-def csc_from_coo(source: Tensor, target: Tensor, num_vertices: int) -> tuple[Tensor, Tensor, Tensor]:
+def csc_from_coo(
+    source: Tensor, target: Tensor, num_vertices: int, *, linked: bool = False, is_sorted: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sort edges by target, keeping the order of edges with the same target.
 
     Args:
         source, target: int32 or int64 [E], ids in [0, N).
         num_vertices: N.
+        linked: give links in place of ``edge_id``: int64 [E], an edge's source in the lower half, its input position in the upper. For
+            fewer than 2**31 vertices and edges.
+        is_sorted: the edges are in order already, which is checked; ``edge_id`` is empty.
 
     Returns:
         ``indptr`` int64 [N + 1]; ``indices`` [E], the sources (int32 where N < 2**31, else int64); ``edge_id``
         int64 [E], the input position of every edge.
     """
-    return _ops.csc_from_coo(source, target, num_vertices)
+    return _ops.csc_from_coo(source, target, num_vertices, linked, is_sorted)
 
 
 def transpose_csc(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,6 +247,7 @@ def sample_neighbors(
     batch_key: int,
     replace: bool = False,
     map_budget_bytes: int = MAP_BUDGET_BYTES,
+    links: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.minibatch.sampler`.
 
@@ -252,13 +258,16 @@ def sample_neighbors(
         fanouts: neighbours per vertex and hop, nearest the seeds first; -1 takes all.
         batch_key: signed 64-bit key; with (hop, vertex) it fixes a vertex's draws.
         replace: draw with replacement.
+        links: as :func:`csc_from_coo` makes them, read in place of ``indices`` and ``edge_id``, which is None then; or None.
 
     Returns:
         ``n_id`` int64 [n], seeds first, then in order of discovery; ``edge_index`` int64 [2, e], positions in
         ``n_id`` (source, target); ``e_id`` int64 [e]; ``num_sampled_nodes`` int64 [hops + 1];
         ``num_sampled_edges`` int64 [hops].
     """
-    return _ops.sample_neighbors(indptr, indices, edge_id, seeds, list(fanouts), batch_key, replace, map_budget_bytes)
+    return _ops.sample_neighbors(
+        indptr, indices, edge_id, seeds, list(fanouts), batch_key, replace, map_budget_bytes, links
+    )
 
 
 def sample_typed_neighbors(
@@ -379,12 +388,14 @@ def _(tensor: Tensor) -> None:
 
 
 @torch.library.register_fake("salientpp::csc_from_coo")
-def _(source: Tensor, target: Tensor, num_vertices: int) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    source: Tensor, target: Tensor, num_vertices: int, linked: bool = False, is_sorted: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     narrow = num_vertices < 2**31
     return (
         source.new_empty([num_vertices + 1], dtype=torch.int64),
         source.new_empty([source.shape[0]], dtype=torch.int32 if narrow else torch.int64),
-        source.new_empty([source.shape[0]], dtype=torch.int64),
+        source.new_empty([0 if is_sorted else source.shape[0]], dtype=torch.int64),
     )
 
 
@@ -471,6 +482,7 @@ def _(
     batch_key: int,
     replace: bool,
     map_budget_bytes: int,
+    links: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     n_id, e_id = _dynamic(seeds), _dynamic(seeds)
     hops = len(fanouts)

@@ -12,7 +12,7 @@ import pytest
 from graphs import random_data, real_data
 
 import salientpp
-from salientpp import NeighborLoader, cli, commands
+from salientpp import NeighborLoader, commands
 from salientpp.analysis.report import csv_text
 from salientpp.analysis.volume import analyze
 from salientpp.cli import main
@@ -260,13 +260,13 @@ def test_the_command_refuses_in_one_line_before_it_loads_anything(extra, text, c
 
 
 def test_a_graph_that_is_not_partitioned_needs_a_number_of_parts(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "load_dataset", None)
+    monkeypatch.setattr(commands, "load_dataset", None)
     assert main(["analyze", "synthetic:num_vertices=1000"]) == 2
     assert "--parts is needed: synthetic:num_vertices=1000 is not a dataset directory" in capsys.readouterr().err
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "load_dataset", None)
+    monkeypatch.setattr(commands, "load_dataset", None)
     for module in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--plot", str(tmp_path / "p.png")]) == 2

@@ -39,8 +39,19 @@ MAY_IMPORT = {
     "store": {"ids", "ops", "comm", "processes", "graph", "plan"},
     "minibatch": BELOW_MINIBATCH,
     "fullgraph": BELOW_MINIBATCH,
+    "layerwise": BELOW_MINIBATCH | {"files", "minibatch"},
     "lightning": BELOW_MINIBATCH | {"minibatch"},
-    "analysis": {"ids", "ops", "files", "graph", "plan", "store", "minibatch.sampler"},
+    "analysis": {
+        "ids",
+        "ops",
+        "files",
+        "graph",
+        "plan",
+        "store",
+        "minibatch.sampler",
+        "minibatch.neighbor_sampler",
+        "minibatch.seeds",
+    },
     "datasets": {"ids", "ops", "graph", "plan", "store", "minibatch.sampler"},
 }
 MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli", "commands"}
@@ -130,6 +141,7 @@ def test_imports_follow_the_table(path):
         ("store.tiers", "from .. import pipeline"),
         ("minibatch.loader", "from salientpp import NeighborLoader"),
         ("minibatch.loader", "from salientpp.lightning import LightningNodeData"),
+        ("minibatch.loader", "from salientpp.layerwise.layers import network_of"),
         ("minibatch.loader", "import salientpp"),
         ("minibatch.loader", "from salientpp.datasets import load_dataset"),
         ("analysis", "from salientpp.minibatch.loader import NeighborLoader"),

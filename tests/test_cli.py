@@ -29,7 +29,7 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp import cli, commands, files, terminal
-from salientpp.datasets import synthetic
+from salientpp.datasets import load_dataset, synthetic
 from salientpp.plan.cache import POLICIES
 
 ROOT = Path(__file__).parents[1]
@@ -180,6 +180,103 @@ def test_info_says_what_the_directory_holds(capsys, dataset_dir):
     assert "sizes and sampled checksums match; --verify reads all" in out
 
 
+MAG = "synthetic-mag:num_papers=300,num_features=4,community_size=60,papers_per_institution=100"
+
+
+def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tmp_path):
+    root = tmp_path / "d"
+    options = [
+        "--replicate",
+        "institution",
+        "--seeds",
+        "paper:val",
+        "--time-attr",
+        "year",
+        "--fanouts",
+        "3,2",
+        "--batch-size",
+        16,
+    ]
+    code, out, err = run(capsys, "partition", MAG, root, "--parts", 2, *options)
+    assert code == 0 and "assigning 603 vertices to 2 parts" in err
+    expected = salientpp.partition(
+        load_dataset(MAG),
+        2,
+        tmp_path / "e",
+        [3, 2],
+        16,
+        replicate={"institution"},
+        seeds=("paper", "val"),
+        time_attr="year",
+    )
+    part = salientpp.load(root, verify="full")
+    assert part.fingerprint == expected.fingerprint
+    code, info, _ = run(capsys, "info", root)
+    assert code == 0 and info.startswith(out.rstrip())
+    assert "format version 2" in info and "lists ascend by      'year'" in info
+    assert "fanouts [3, 2], batch size 16, seeds 'val' of 'paper'" in info
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in info.splitlines() if line.startswith("│")]
+    assert rows[:3] == [
+        ["paper", "300", "by part", "x float16 [4], y int64, year int64"],
+        ["author", "300", "none", "none"],
+        ["institution", "3", "none", "none"],
+    ]
+    assert rows[3] == ["author writes paper", "900", "none", "none"] and len(rows) == 3 + 6 + 2
+    paper = part.description.vertices("paper")
+    for p in range(2):
+        counts = [part.books["paper"].size_of(p), *(counts[p] for counts in paper.splits.values())]
+        assert rows[9 + p][:5] == [str(p), *map(str, counts)]
+    code, path, _ = run(capsys, "stage", root, "--to", tmp_path / "to", "--part", 1)
+    assert code == 0
+    code, info, _ = run(capsys, "info", path.strip(), "--verify")
+    assert code == 0 and "part 1 of 2; the figures are of the whole" in info and "every byte matches" in info
+    assert salientpp.load(path.strip(), part_id=1).typed_graph("year").node_time[0].numel() == 300
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--seeds", "author:train"], "seeds must be a split of 'author' ('all'), got 'train'"),
+        (
+            ["--seeds", "venue:train"],
+            "seeds must be of a node type of the data ('paper', 'author', 'institution'), got 'venue'",
+        ),
+        (
+            ["--replicate", "venue"],
+            "replicate must name node types of the data ('paper', 'author', 'institution'), got 'venue'",
+        ),
+        (["--replicate", "author", "--replicate-none"], "--replicate and --replicate-none contradict each other"),
+        (["--time-attr", "month"], "The time attribute 'month' is neither a node-level or edge-level attribute"),
+        (["--partition", "parts.npy"], "method must be 'metis-vip', 'metis', 'random' or a mapping from node types"),
+    ],
+)
+def test_a_mistake_about_types_is_one_line_and_writes_nothing(capsys, monkeypatch, tmp_path, options, text):
+    monkeypatch.chdir(tmp_path)
+    np.save("parts.npy", np.zeros(603, dtype=np.int64))
+    assert text in mistake(capsys, "partition", MAG, tmp_path / "d", "--parts", 2, *options)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_homogeneous_graph_has_no_types_to_name(capsys, tmp_path):
+    for options, text in (
+        (["--replicate", "paper"], "replicate names types of a HeteroData, got 'paper'"),
+        (
+            ["--seeds", "paper:train"],
+            "seeds must be the name of a split of a homogeneous graph, got ('paper', 'train')",
+        ),
+    ):
+        assert text in mistake(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, *options)
+    code, out, _ = run(
+        capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--seeds", "val", "--partition=random"
+    )
+    assert code == 0 and "seeds 'val'" in out and "format version 1" in out
+
+
+def test_a_graph_of_several_types_is_not_analyzed(capsys):
+    text = mistake(capsys, "analyze", MAG, "--parts", 2)
+    assert "has several types of vertices, and only homogeneous graphs are analyzed" in text
+
+
 def test_verify_reads_every_byte(capsys, tmp_path):
     """In a file of 6 MiB the quick check has gaps."""
     data = Data(edge_index=torch.tensor([[0], [1]]), x=torch.zeros(12_000, 128))
@@ -254,8 +351,8 @@ def test_brackets_in_a_path_are_no_markup(capsys, tmp_path, npz_file):
     [
         ("npz:nowhere.npz", [], "nowhere.npz: no such file"),
         ("ogbn-nothing", [], "ogbn-nothing"),
-        ("debian", [], 'dataset must be a homogeneous torch_geometric Data object, "npz:FILE"'),
-        ("synthetik", [], "Did you mean synthetic?"),
+        ("debian", [], 'dataset must be a torch_geometric Data or HeteroData object, "npz:FILE"'),
+        ("synthetik", [], "Did you mean synthetic or synthetic-mag?"),
         ("synthetic:num_vertices=0", [], "num_vertices must be an integer >= 2, got 0"),
         ("synthetic:vertices=10", [], "synthetic has no parameter 'vertices'"),
         (DATASET, ["--fanouts", "5,-2"], r"num_neighbors[1] must be an integer >= 0, or -1 for all neighbours, got -2"),
@@ -342,7 +439,7 @@ def test_ctrl_c_ends_in_130_and_writes_nothing(capsys, monkeypatch, tmp_path, np
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(salientpp.store.directory.writer, "_write_parts", interrupt)
+    monkeypatch.setattr(salientpp.store.directory.writer, "_write_vertices", interrupt)
     code, out, err = run(capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2)
     assert code == 130 and out == ""
     assert err.splitlines()[-1] == "salientpp partition: interrupted; nothing was written"
@@ -423,6 +520,7 @@ def test_the_help_of_a_subcommand_explains_every_argument(capsys, command):
     ("command", "options"),
     [
         ("partition", "dataset root --parts --partition --fanouts --batch-size --tolerance --seed --data --overwrite"),
+        ("partition", "--seeds --replicate --replicate-none --time-attr"),
         ("info", "root --verify"),
     ],
 )

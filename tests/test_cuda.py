@@ -17,7 +17,7 @@ from graphs import RELATIONS, random_data, random_hetero
 from test_assembly import random_rows
 from test_loader import assert_same_batches, known_data, make
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphSAGE
+from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
@@ -261,3 +261,23 @@ def _over_nccl(rank: int, root: str) -> list[float]:
 def test_rows_travel_over_nccl(tmp_path):
     salientpp.partition(random_data(), 1, tmp_path / "d", [4, 3], 16, method="random")
     assert distributed.run(_over_nccl, 1, str(tmp_path / "d")) == [[float(i) for i in range(12)]]
+
+
+# --- inference --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [GraphSAGE, GCN, GAT])
+@pytest.mark.parametrize("jk", [None, "cat"])
+def test_inference_on_the_device_gives_what_it_gives_on_the_cpu(data, part, kind, jk):
+    torch.manual_seed(0)
+    model = kind(data.num_features, 8, 3, 4, jk=jk)
+    on_host = salientpp.inference(model, data, batch_size=64)
+    model = model.to(CUDA)
+    ids = part.original_id(part.split("all"))
+    for got, expected in (
+        (salientpp.inference(model, data, batch_size=64), on_host),
+        (salientpp.inference(model, part, batch_size=64), on_host[ids]),
+    ):
+        assert got.device.type == "cpu"
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert next(model.parameters()).device == CUDA

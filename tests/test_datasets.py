@@ -25,7 +25,7 @@ from torch_geometric.utils import is_undirected, to_undirected
 
 from salientpp import datasets
 from salientpp.datasets import load_dataset, ogb, synthetic
-from salientpp.datasets.generated import _power_law_weights
+from salientpp.datasets.generated import power_law_weights
 from salientpp.plan.undirected import symmetric_closure
 
 # A directed graph that fits in the head: a reciprocal pair 0-1, a self-loop at 2, and vertex 4 alone.
@@ -77,14 +77,14 @@ def assert_looks_as_promised(data):
 @pytest.mark.parametrize(
     "dataset, suggestion",
     [
-        ("sythetic", "Did you mean synthetic?"),
-        ("synthetics:seed=1", "Did you mean synthetic?"),
+        ("sythetic", "Did you mean synthetic or synthetic-mag?"),
+        ("synthetics:seed=1", "Did you mean synthetic or synthetic-mag?"),
         ("products", "Did you mean ogbn-products?"),
         ("some/graph.npz", 'Did you mean "npz:some/graph.npz"?'),
         (Path("graph.npz"), 'Did you mean "npz:graph.npz"?'),
         ("npz:", "got 'npz:'"),
         ("", "got ''"),
-        (HeteroData(), "got an object of type HeteroData"),
+        (object(), "got an object of type object"),
         (None, "got an object of type NoneType"),
     ],
 )
@@ -436,6 +436,42 @@ def test_every_form_in_which_pyg_writes_a_graph_is_read(pt, tmp_path):
         assert all(torch.equal(read[key], data[key]) for key in data.keys())
 
 
+def test_a_graph_of_several_types_is_read_and_every_type_is_checked(pt, tmp_path):
+    data = HeteroData()
+    data["a"].x, data["b"].num_nodes = torch.zeros(3, 2), 4
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 2], [3, 1]])
+    InMemoryDataset.save([data], str(tmp_path / "processed.pt"))
+    for form in (data, pt(data), pt(data.to_dict()), pt((data, None)), f"pyg:{tmp_path / 'processed.pt'}"):
+        read = load_dataset(form)
+        assert isinstance(read, HeteroData) and read.node_types == ["a", "b"] and read["b"].num_nodes == 4
+        assert torch.equal(read["a", "to", "b"].edge_index, data["a", "to", "b"].edge_index)
+    changes = [
+        (
+            lambda d: d["a", "to", "b"].edge_index.fill_(3),
+            r"edge_index\[0\] of \('a', 'to', 'b'\) must hold vertex ids in \[0, 3\), got 3",
+        ),
+        (lambda d: d["a"].x.fill_(torch.nan), "'a': x must be finite, got nan or infinity in row 0"),
+        (
+            lambda d: d["b"].__setattr__("train_mask", torch.ones(3)),
+            r"'b': train_mask must be bool \[4\], got float32 \[3\]",
+        ),
+        (
+            lambda d: d["a", "to", "b"].__setattr__("edge_index", torch.ones(2, 2)),
+            r"\('a', 'to', 'b'\): edge_index must hold integers",
+        ),
+        (
+            lambda d: d["a", "to", "c"].__setattr__("edge_index", torch.zeros(2, 1).long()),
+            "must join node types .a, b., got 'c'",
+        ),
+    ]
+    for change, words in changes:
+        wrong = data.clone()
+        change(wrong)
+        for form in (wrong, pt(wrong)):
+            with pytest.raises(ValueError, match=words):
+                load_dataset(form)
+
+
 def test_a_sparse_adjacency_in_a_file_is_read(pt):
     typing = pytest.importorskip("torch_sparse")
     adj_t = typing.SparseTensor(row=torch.tensor([0, 1]), col=torch.tensor([1, 2]), sparse_sizes=(5, 5))
@@ -473,11 +509,13 @@ def test_the_advice_for_a_file_that_needs_more_is_right(pt, tmp_path):
 @pytest.mark.parametrize(
     "stored, words",
     [
-        ([1, 2], "expected a homogeneous torch_geometric Data, got a list"),
-        (torch.zeros(3), r"expected a homogeneous torch_geometric Data, got float32 \[3\]"),
+        ([1, 2], "expected a torch_geometric Data or HeteroData, got a list"),
+        (torch.zeros(3), r"expected a torch_geometric Data or HeteroData, got float32 \[3\]"),
         ({1: torch.zeros(3)}, "expected the attributes of a Data by name"),
         ({}, "expected edge_index or adj_t, got only nothing"),
-        (HeteroData(), r"got a HeteroData; data.to_homogeneous\(\) makes one"),
+        (HeteroData(), "expected at least one node type, got none"),
+        ({"_global_store": {}, "a": {3: 4}}, "expected the attributes of a HeteroData by type and name"),
+        ({"_global_store": {}, ("a", "b"): {}}, "expected the attributes of a HeteroData by type and name"),
         ((Data(), {"x": torch.tensor([0, 1, 2])}), "expected one graph, got a dataset of several"),
         (small_data(x=torch.full((5, 2), np.nan)), "x must be finite, got nan or infinity in row 0"),
         (
@@ -566,8 +604,8 @@ def test_a_function_of_the_users_gives_the_graph_and_prints_to_stderr(module, ca
         ),
         ("leaves", r"leaves\(\) raised SystemExit: enough \(.*line 18, in leaves\)"),
         ("asks", r"asks\(\) raised TypeError: asks\(\) missing 1 required positional argument: 'path'"),
-        ("nothing", "expected a homogeneous torch_geometric Data, got a NoneType"),
-        ("hetero", r"got a HeteroData; data.to_homogeneous\(\) makes one"),
+        ("nothing", "expected a torch_geometric Data or HeteroData, got a NoneType"),
+        ("hetero", "expected at least one node type, got none"),
         ("number", "has no function 'number'; it has asks, fails, hetero, inner, leaves, make, nothing"),
         ("mak", "has no function 'mak'.*Did you mean make"),
     ],
@@ -811,7 +849,7 @@ def test_degrees_have_a_power_law_tail(generated):
 
 
 def test_expected_degrees_follow_the_asked_exponent():
-    weights = _power_law_weights(np.random.default_rng(0), 200_000, mean=20, exponent=2.5, cap=2000)
+    weights = power_law_weights(np.random.default_rng(0), 200_000, mean=20, exponent=2.5, cap=2000)
     assert weights.mean() == pytest.approx(20, rel=1e-6) and weights.max() <= 2000
     # Beyond w the share falls as w^-1.5: 10^-1.5 per decade.
     ratio = (weights > 300).mean() / (weights > 30).mean()

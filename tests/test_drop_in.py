@@ -1132,8 +1132,7 @@ def without_features() -> HeteroData:
         (link(data=hetero, edge_label_index=("a", "b", "c")), ValueError, r"edge_label_index must be of an edge type of the data .*, got \('a', 'b', 'c'\)"),
         (link(data=hetero, edge_label_index=(("a", "b", "c"), None)), ValueError, "edge_label_index must be of an edge type of the data"),
         (link(data=hetero, edge_label_index=(("a", "b", "c"), graph().edge_index)), ValueError, "edge_label_index must join node types of the data"),
-        (link(replication_factor=0.1), TypeError, "unexpected keyword argument 'replication_factor'"),
-        (lambda side: side.LinkNeighborLoader("cora", [2]), TypeError, "data must be a torch_geometric.data.Data, a HeteroData or a pair .*, got str"),
+        (lambda side: side.LinkNeighborLoader("cora", [2]), TypeError, "data must be a torch_geometric.data.Data, a HeteroData, a pair .*, got str"),
         (lambda side: side.NeighborSampler("cora", [2]), TypeError, "data must be a torch_geometric.data.Data, a HeteroData or a pair .*, got str"),
         (lambda side: side.NeighborSampler(graph(), [2], sample_direction="up"), ValueError, "sample_direction must be 'forward' or 'backward', got 'up'"),
     ],
@@ -1144,21 +1143,22 @@ def test_a_wrong_argument_is_refused_in_words(loader, error, text):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "text"),
     [
-        {"disjoint": True}, {"temporal_strategy": "last"}, {"time_attr": "time"}, {"weight_attr": "w"}, {"input_time": TEN}, {"input_id": TEN},
-        {"custom_cls": Citations}, {"neighbor_sampler": FirstNeighbours(graph())},
+        ({"custom_cls": Citations}, "custom_cls is for a pair of FeatureStore and GraphStore"),
+        ({"neighbor_sampler": FirstNeighbours(graph())}, "neighbor_sampler= is for data in one process"),
+        ({"sampler": [1, 2]}, "sampler= is for a Data or HeteroData object"),
+        ({"batch_sampler": [[1, 2]]}, "batch_sampler= is for a Data or HeteroData object"),
     ],
-    ids=lambda o: next(iter(o)),
-)  # fmt: skip
-def test_what_a_partitioned_graph_cannot_do_yet_is_refused_in_words(options, tmp_path):
+)
+def test_what_a_partitioned_graph_does_not_take_is_refused_in_words(options, text, tmp_path):
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [3], 8)
-    with pytest.raises(
-        NotImplementedError, match=f"{next(iter(options))}=.* is not available on a partitioned graph yet"
+    for loader in (
+        functools.partial(NeighborLoader, part, [2], "train"),
+        functools.partial(LinkNeighborLoader, part, [2]),
     ):
-        NeighborLoader(part, [2], "train", **options)
-    with pytest.raises(NotImplementedError, match="a LinkNeighborLoader of a partitioned graph is not available yet"):
-        LinkNeighborLoader(part, [2])
+        with pytest.raises(ValueError, match=text):
+            loader(**options)
 
 
 @pytest.mark.parametrize("kind", ["induced", "bidirectional"])

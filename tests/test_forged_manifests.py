@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graphs import random_data
+from graphs import random_data, random_hetero
 from test_dataset_dir import edit_manifest, forge_checksums
 
 import salientpp
@@ -80,17 +80,30 @@ def use(root: Path, to: Path) -> None:
     """What commands and loaders do with a directory."""
     part = salientpp.load(root, part_id=0)
     repr(part)
-    assert part.num_features >= 0 and part.num_classes >= 0 and len(part.fingerprint) == 16
-    part.graph.transpose()
-    part.original_id(torch.arange(part.num_vertices))
-    part.edge_rows()
+    assert len(part.fingerprint) == 16
+    for name, book in part.books.items():
+        part.original_id(torch.arange(book.num_vertices), name)
+    for columns, type_ in zip(part.edge_rows_by_type().values(), part.description.edge_types):
+        assert all(len(rows) == type_.num_edges for rows in columns.values())
+    typed = part.typed_graph(part.description.time_attr)
+    assert typed.node_types == part.node_types and typed.edge_types == part.edge_types
     for part_id in range(part.num_parts):
-        rows = part.node_rows(part_id)
-        assert all(len(values) == part.book.size_of(part_id) for values in rows.values())
-        seeds = [part.split(name, part_id) for name in (*part.manifest["splits"], "all")]
-        part.workload(part_id, seeds[0], [2], 8)
-        part.vip(part_id)
-    if part.num_parts == 1:
+        for type_ in part.description.node_types:
+            rows = part.rows(part_id)[type_.name]
+            size = type_.num_vertices if type_.replicated else part.books[type_.name].size_of(part_id)
+            assert all(len(values) == size for values in rows.values())
+            for name in (*type_.splits, "all"):
+                part.split(name, part_id, type_.name)
+            part.vip(part_id, type_.name)
+        for edges in part.description.edge_types:
+            for name in (*edges.splits, "all"):
+                part.edge_split(name, part_id, edges.name)
+    if not part.is_hetero:
+        part.graph.transpose()
+        assert part.num_features >= 0 and part.num_classes >= 0
+        for part_id in range(part.num_parts):
+            part.workload(part_id, part.split("all", part_id), [2], 8)
+    if part.num_parts == 1 and part.manifest["version"] == 1:
         for batch in NeighborLoader(part, [2, 2], "all", batch_size=32, replication_factor=0.5):
             assert "x" not in part.manifest["node_attributes"] or batch.x.size(0) == batch.num_nodes
     stage(root, to, parts=[0])
@@ -123,6 +136,15 @@ def forged_case(roots: list[Path], scratch: Path, seed: int) -> str:
         shutil.rmtree(scratch / "to", ignore_errors=True)
 
 
+def _set(*path: Any, to: Any) -> Callable[[dict], None]:
+    def change(manifest: dict) -> None:
+        for key in path[:-1]:
+            manifest = manifest[key]
+        manifest[path[-1]] = to
+
+    return change
+
+
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory) -> list[Path]:
     folder = tmp_path_factory.mktemp("forged")
@@ -133,19 +155,82 @@ def roots(tmp_path_factory) -> list[Path]:
     return [folder / "d1", folder / "d2"]
 
 
-def test_a_forged_manifest_is_refused_in_words_or_works(roots, tmp_path):
-    said = [forged_case(roots, tmp_path, seed) for seed in range(CASES)]
+@pytest.fixture(scope="module")
+def typed_roots(tmp_path_factory) -> list[Path]:
+    """Version 2: several types with everything there is, and one type with times and a split of edges."""
+    folder = tmp_path_factory.mktemp("forged")
+    data = random_hetero(60, paper=20, author=11, venue=3)
+    data["paper"].train_mask, data["paper"].y = torch.arange(20) % 2 == 0, torch.arange(20) % 3
+    data["topic"].num_nodes = 2
+    cites = {("paper", "cites", "paper"): {"train": torch.arange(0, 60, 3)}}
+    for num_parts in (1, 2):
+        root = folder / f"h{num_parts}"
+        salientpp.partition(data, num_parts, root, [2], 8, edge_split=cites, replicate={"venue"}, time_attr="time")
+    plain = random_data(60, 240, edge_attributes=True)
+    plain.age = torch.arange(60)
+    salientpp.partition(plain, 2, folder / "o2", [2], 8, edge_split={"train": torch.arange(9)}, time_attr="age")
+    return [folder / "h1", folder / "h2", folder / "o2"]
+
+
+def test_a_forged_manifest_of_several_types_is_refused_in_words_or_works(typed_roots, tmp_path):
+    said = [forged_case(typed_roots, tmp_path, seed) for seed in range(CASES)]
     assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most are refused, and some changes are harmless"
     assert list(tmp_path.iterdir()) == [], "nothing was written elsewhere"
 
 
-def _set(*path: Any, to: Any) -> Callable[[dict], None]:
-    def change(manifest: dict) -> None:
-        for key in path[:-1]:
-            manifest = manifest[key]
-        manifest[path[-1]] = to
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda m: m.pop("node_types"), "it has no node_types, expected a list of at least one record"),
+        (lambda m: m.update(node_types=[]), "node_types must be a list of at least one record, got"),
+        (lambda m: m.update(edge_types={}), "edge_types must be a list of records, got"),
+        (lambda m: m["node_types"][1].pop("offsets"), r"it has no node_types\[1\].offsets, expected a list of integers"),
+        (lambda m: m["node_types"][1].update(name="paper"), "node_types must name a type once, got 'paper' as number 0 and 1"),
+        (lambda m: m["edge_types"][1].update(name=["paper", "by", "author"]), r"edge_types must name a type once, got \('paper', 'by', 'author'\) as"),
+        (lambda m: m["edge_types"][0].update(name=["paper", "by", "editor"]), r"edge_types\[0\].name must join node types .*got .*'editor'"),
+        (lambda m: m["edge_types"][0].update(name=["paper", "by"]), r"edge_types\[0\].name must be three strings, or null"),
+        (lambda m: m["edge_types"][0].update(name=None), r"edge_types\[0\].name must join node types|a type named null"),
+        (lambda m: m["node_types"][3].update(name=None), "a type named null must be the only one"),
+        (lambda m: m["node_types"][0].update(name="\ud800"), r"node_types\[0\].name must be a string, or null"),
+        (lambda m: m["node_types"][0].update(name=7), r"node_types\[0\].name must be a string, or null"),
+        (_set("node_types", 0, "offsets", to=[0, 30, 20]), r"node_types\[0\].offsets must ascend from 0 to num_vertices, 20"),
+        (_set("node_types", 0, "splits", "train", to=[1]), r"node_types\[0\].splits\['train'\] must have a number for each of 2 parts"),
+        (_set("edge_types", 2, "splits", "train", to=[61, 0]), r"edge_types\[2\].splits\['train'\] must have a number .*at most the number of edges"),
+        (_set("edge_types", 2, "splits", "all", to=[1, 1]), r"edge_types\[2\].splits must be a map of identifiers"),
+        (_set("node_types", 2, "replicated", to=1), r"node_types\[2\].replicated must be true or false, got 1"),
+        (_set("node_types", 2, "replicated", to=False), r"files must have 'part-0000.*n2.node_|files must have those"),
+        (_set("node_types", 0, "attributes", "x", "dtype", to="quint8"), r"node_types\[0\].attributes\['x'\] must have a dtype that files can hold"),
+        (_set("node_types", 0, "attributes", "../x", to={"dtype": "int64", "row_shape": []}), r"node_types\[0\].attributes must be a map of names"),
+        (_set("time_attr", to="x"), "time_attr must be null or name one number of vertices, or of edges, got 'x'"),
+        (_set("time_attr", to="tiem"), "time_attr must be null or name one number of vertices, or of edges, got 'tiem'"),
+        (_set("time_attr", to=None), "files must have those of the graph alone, got 'n0.time_time.npy'|'n1.time|'n2.time"),
+        (_set("time_attr", to=3), "time_attr must be null or a string, got 3"),
+        (_set("workload", "seeds", to="train"), "workload must be num_neighbors, a list of fanouts for each of edge_types"),
+        (_set("workload", "seeds", to=["paper", "tset"]), "workload.seeds must be a split or 'all', got 'tset' of 'paper'"),
+        (_set("workload", "seeds", to=["papre", "all"]), "workload.seeds must be of a node type, got 'papre'"),
+        (_set("workload", "num_neighbors", to=[[2]]), "workload.num_neighbors must have a list for each of 4 edge types"),
+        (_set("workload", "num_neighbors", to=[[2], [2], [2], [2, 2]]), "workload.num_neighbors must have a list for each of 4 edge types, all of one"),
+        (_set("files", "n9.original_id.npy", to={"bytes": 1, "quick": 1, "sha256": "0" * 64, "dtype": "<i8", "shape": []}),
+         "files must have those of the graph"),
+        (_set("version", to=1), "it has no num_vertices"),
+    ],
+)  # fmt: skip
+def test_what_a_manifest_of_several_types_may_not_say_is_named(typed_roots, tmp_path, change, text):
+    root = tmp_path / "d"
+    shutil.copytree(typed_roots[1], root)
+    edit_manifest(root, change, checksum=True)
+    with pytest.raises(
+        DatasetError, match=f"manifest.json does not describe a dataset directory: ({text}).*; partition again"
+    ):
+        salientpp.load(root)
+    with pytest.raises(DatasetError):
+        stage(root, tmp_path / "to", parts=[0])
 
-    return change
+
+def test_a_forged_manifest_is_refused_in_words_or_works(roots, tmp_path):
+    said = [forged_case(roots, tmp_path, seed) for seed in range(CASES)]
+    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most are refused, and some changes are harmless"
+    assert list(tmp_path.iterdir()) == [], "nothing was written elsewhere"
 
 
 @pytest.mark.parametrize(

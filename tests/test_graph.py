@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import numpy as np
@@ -70,6 +71,14 @@ def test_large_edge_lists_are_sorted_in_several_buckets_to_the_same_end(shape):
     assert torch.equal(graph.edge_id, order)
     assert torch.equal(graph.indices.long(), edge_index[0, order])
     assert torch.equal(graph.in_degree(), edge_index[1].bincount(minlength=num_vertices))
+    linked = Graph.from_edge_index(edge_index, num_vertices, linked=True)
+    assert torch.equal(linked.links, order << 32 | edge_index[0, order]) and linked.nbytes == graph.nbytes
+    assert all(map(torch.equal, (linked.indptr, linked.indices), (graph.indptr, graph.indices)))
+    assert torch.equal(linked.edge_id, order) and torch.equal(copy.deepcopy(linked).edge_id, order)
+    if shape == "sorted":
+        alone = Graph.from_edge_index(edge_index, num_vertices, is_sorted=True)
+        assert alone.edge_id is None
+        assert all(map(torch.equal, (alone.indptr, alone.indices), (graph.indptr, graph.indices)))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -634,7 +634,7 @@ _MISTAKES = [
     ("process_group", {"process_group": 3}, "process_group must be "),
     ("data", {"data": "a path"}, "data must be "),
     ("data None", {"data": None}, "data must be "),
-    ("loader", {"loader": "LinkNeighborLoader", "input_nodes": None}, "data must be "),
+    ("loader", {"loader": "LinkNeighborLoader", "input_nodes": None}, "unexpected keyword argument 'input_nodes'"),
     ("num_neighbors", {"num_neighbors": [5, -2]}, "num_neighbors[1] must be "),
     ("num_neighbors type", {"num_neighbors": None}, "num_neighbors must be "),
     ("input_nodes", {"input_nodes": "trian"}, "trian"),
@@ -650,7 +650,8 @@ _MISTAKES = [
     ("uneven", {"uneven": ["wrap"]}, "uneven must be one of "),
     ("gather", {"gather": 7}, "gather must be "),
     ("alpha", {"replication_factor": 1e308}, "replication_factor must be at most "),
-    ("disjoint", {"disjoint": True}, "disjoint=True is not available"),
+    ("time_attr", {"time_attr": "no"}, "The time attribute 'no' is neither"),
+    ("neighbor_sampler", {"neighbor_sampler": 3}, "neighbor_sampler= is for data in one process"),
     ("sampler", {"sampler": [1, 2]}, "sampler= is for a Data"),
     ("subgraph_type", {"subgraph_type": "some"}, "some"),
 ]
@@ -712,11 +713,13 @@ _DIFFERENT = {
     "generator": (None, "one", None),
     "in_order": (True, False, None),
     "pad": (None, "bucket", None),
+    "disjoint": (False, True, "disjoint"),
+    "time_attr": (None, "y", "time_attr"),
 }
 #: What cannot differ like that: what is drawn from, what is refused or ignored, what no other rank could see, and device and cache, which
 #: tests of their own give to some ranks.
 _APART = {
-    "data", "input_time", "disjoint", "temporal_strategy", "time_attr", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
+    "data", "input_time", "temporal_strategy", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
     "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "rows", "share",
 }  # fmt: skip
 

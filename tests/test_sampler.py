@@ -393,6 +393,23 @@ def test_edge_ids_are_looked_up_and_change_nothing_else():
     assert same(a[:2] + a[3:], b[:2] + b[3:])
 
 
+@pytest.mark.parametrize("budget", [ops.MAP_BUDGET_BYTES, 0], ids=["stamp_map", "hash_map"])
+def test_ids_beside_the_sources_change_nothing(budget):
+    for seed in range(4):
+        edge_index, graph = random_graph(seed, num_vertices=200, num_edges=2000)
+        linked = Graph.from_edge_index(edge_index, 200, linked=True)
+        assert linked.links is not None and graph.links is None and linked.nbytes == graph.nbytes
+        seeds = random_seeds(seed, 200, repeats=seed % 2 == 0)
+        for replace in (False, True):
+            ours = ops.sample_neighbors(
+                linked.indptr, linked.indices, None, seeds, [5, -1], seed, replace, budget, linked.links
+            )
+            assert same(ours, draw(graph, seeds, [5, -1], seed, replace, budget))
+            both = (Sampler(each, [5, 4], replace).sample(seeds, 7) for each in (linked, graph))
+            a, b = ((mfg.node, mfg.row, mfg.col, mfg.edge) for mfg in both)
+            assert same(a, b)
+
+
 # --- scratch memory never shows ---------------------------------------------------------------------------
 
 

@@ -21,7 +21,9 @@ from salientpp.plan.vip import (
     draw_probability,
     draw_weights,
     link_start,
+    typed_inclusion_probabilities,
     typed_inclusion_probability,
+    typed_traffic,
     uniform_start,
 )
 
@@ -609,3 +611,54 @@ def test_draw_weights_of_a_graph_without_edges_or_seeds_are_ones():
     assert draw_weights(empty, torch.tensor([0]), [2], 1).ge(1).all()
     path = Graph.from_edge_index(torch.tensor([[0], [1]]), 2)
     assert draw_weights(path, torch.empty(0, dtype=torch.int64), [2], 1).tolist() == [1, 1]
+
+
+# --- several sets of seeds, and what edges bring ------------------------------------------------------------
+
+
+def test_several_sets_of_seeds_together_give_what_each_gives_alone():
+    data = random_hetero(200, seed=3)
+    for weight_attr in (None, "weight"):
+        graph = TypedGraph.from_data(data, weight_attr=weight_attr)
+        starts = [
+            {"paper": uniform_start(torch.arange(20), 4)},
+            {"author": uniform_start(torch.arange(9), 3), "venue": torch.linspace(0, 1, 6)},
+            {},
+        ]
+        fanouts = [[3, 2], [2, 2], [-1, 1], [0, 4]]
+        for options in ({}, {"expand": "hop"}, {"include_seeds": True}, {"replace": True}):
+            together = typed_inclusion_probabilities(graph, starts, fanouts, **options)
+            for start, got in zip(starts, together):
+                want = typed_inclusion_probability(graph, start, fanouts, **options)
+                assert all(torch.equal(got[name], want[name]) for name in graph.node_types)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_edge_brings_its_source_and_what_is_drawn_from_that(weighted):
+    """A tree, so that nothing is reached twice: paper 0 has tags 0 and 1, tag 0 papers 1 to 4, tag 1 paper 5, and paper 1 tag 2."""
+    data = HeteroData()
+    data["paper"].num_nodes, data["tag"].num_nodes = 6, 3
+    data["tag", "of", "paper"].edge_index = torch.tensor([[0, 1, 2], [0, 0, 1]])
+    data["paper", "has", "tag"].edge_index = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 0, 1]])
+    for name in data.edge_types if weighted else ():
+        data[name].weight = torch.full((data[name].edge_index.size(1),), 3.0)
+    graph = TypedGraph.from_data(data, weight_attr="weight" if weighted else None)
+    start = {"paper": torch.tensor([0.5, 0, 0, 0, 0, 0])}
+    of, has = typed_traffic(graph, start, [[1, 1, 1], [1, 1, 1]], {"paper": 8, "tag": 100})
+    # Half the steps have paper 0, which draws either tag; from tag 0 comes one of four papers, and paper 1 draws tag 2.
+    from_paper_1, from_tag_0, from_tag_1 = 100, 8 + 100 / 4, 8
+    assert of.tolist() == pytest.approx([0.25 * (100 + from_tag_0), 0.25 * (100 + from_tag_1), 0.25 / 4 * 100])
+    assert has.tolist() == pytest.approx([0.0625 * (8 + from_paper_1), 0.0625 * 8, 0.0625 * 8, 0.0625 * 8, 0.25 * 8])
+    of, has = typed_traffic(graph, start, [[1, 1, 1], [1, 1, 1]], {"paper": 8, "tag": 0})
+    assert of.tolist() == pytest.approx([0.25 * 8, 0.25 * 8, 0]), "a tag without a row still brings papers"
+
+
+def test_the_traffic_of_one_hop_is_draws_times_bytes():
+    data = random_hetero(200, seed=4)
+    graph = TypedGraph.from_data(data)
+    start = {"paper": uniform_start(torch.arange(30), 6)}
+    sizes = {"paper": 16, "author": 4, "venue": 0}
+    for got, name, relation in zip(typed_traffic(graph, start, [[3]] * 4, sizes), graph.edge_types, graph.relations):
+        target = torch.repeat_interleave(torch.arange(relation.indptr.numel() - 1), relation.indptr.diff())
+        p_0 = start["paper"](60)[target] if name[2] == "paper" else torch.zeros(target.numel(), dtype=torch.float64)
+        torch.testing.assert_close(got, draw_probability(relation, 3, False) * p_0 * sizes[name[0]])

@@ -4,7 +4,7 @@
 // vertices, each edge would miss the caches and the table of address translations. So there are two steps. The first
 // puts edges into buckets of neighbouring targets, few enough that the open ends of all buckets stay in a cache; a
 // bucket lies in the outputs where its lists will be. The second sorts each bucket inside the cache. Beside the outputs
-// this takes the memory of the largest bucket.
+// this takes the memory of the largest bucket. Edges that are in order already are copied.
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -39,22 +39,53 @@ int bits_per_bucket(int64_t num_vertices, int64_t num_edges) {
   return bits;
 }
 
+// How an edge's position is noted: by itself, or above the edge's source in one word; `edge_id` is null if not at all.
+struct Ids {
+  int64_t* edge_id;
+  int shift;
+  int64_t mask;
+
+  Ids(int64_t* ids, bool linked) : edge_id(ids), shift(linked ? 32 : 0), mask(linked ? -1 : 0) {}
+  void set(int64_t slot, int64_t position, int64_t source) const {
+    edge_id[slot] = position << shift | (source & mask);
+  }
+};
+
+template <class Id, class Index>
+void copy_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_edges, int64_t* indptr, Index* indices,
+                const Ids& ids) {
+  int64_t vertex = 0;
+  for (int64_t e = 0; e < num_edges; ++e) {
+    for (; vertex <= to[e]; ++vertex) indptr[vertex] = e;
+    indices[e] = static_cast<Index>(from[e]);
+  }
+  std::fill(indptr + vertex, indptr + num_vertices + 1, num_edges);
+  if (ids.edge_id == nullptr) return;
+  for (int64_t e = 0; e < num_edges; ++e) ids.set(e, e, from[e]);
+}
+
 template <class Id, class Index>
 void sort_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_edges, int64_t* indptr, Index* indices,
-                int64_t* edge_id) {
+                const Ids& ids) {
   const int bits = bits_per_bucket(num_vertices, num_edges);
   const int64_t width = int64_t{1} << bits;
   const int64_t num_buckets = (num_vertices + width - 1) >> bits;
   std::vector<int64_t> begin(num_buckets + 1, 0);
+  bool is_sorted = true;
   for (int64_t e = 0; e < num_edges; ++e) {
     check(from[e] >= 0 && from[e] < num_vertices, "edge_index[0, ", e, "] must be in [0, ", num_vertices, "), got ",
           from[e]);
     check(to[e] >= 0 && to[e] < num_vertices, "edge_index[1, ", e, "] must be in [0, ", num_vertices, "), got ", to[e]);
     ++begin[(to[e] >> bits) + 1];
+    is_sorted &= to[e] >= to[e == 0 ? 0 : e - 1];
   }
+  if (is_sorted) return copy_edges(from, to, num_vertices, num_edges, indptr, indices, ids);
+  check(ids.edge_id != nullptr,
+        "is_sorted=True, but edge_index is not sorted by target (row 1); leave is_sorted=False");
   const int64_t largest = *std::max_element(begin.begin(), begin.end());
   std::partial_sum(begin.begin(), begin.end(), begin.begin());
 
+  int64_t* edge_id = ids.edge_id;
   std::vector<int64_t> end(begin.begin(), begin.end() - 1);
   for (int64_t e = 0; e < num_edges; ++e) {
     const int64_t slot = end[to[e] >> bits]++;
@@ -79,13 +110,14 @@ void sort_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_
     for (int64_t i = 0; i < size; ++i) {
       slot = next[keys[i] >> kPositionBits]++;
       indices[slot] = sources[i];
-      edge_id[slot] = keys[i] & kPosition;
+      ids.set(slot, keys[i] & kPosition, sources[i]);
     }
   }
   indptr[num_vertices] = num_edges;
 }
 
-std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tensor& target, int64_t num_vertices) {
+std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tensor& target, int64_t num_vertices,
+                                                bool linked, bool is_sorted) {
   check_index_vector(source, "source");
   check_vector(target, source.scalar_type(), "target");
   const int64_t num_edges = source.numel();
@@ -94,16 +126,19 @@ std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tens
   check(num_edges <= kPosition, "there must be at most 2^", kPositionBits, " - 1 edges, got ", num_edges);
   check(num_vertices >= 0, "num_vertices must be >= 0, got ", num_vertices);
   check(num_vertices < std::numeric_limits<int64_t>::max(), "num_vertices must be < 2^63 - 1, got ", num_vertices);
+  constexpr int64_t kMostLinked = std::numeric_limits<int32_t>::max();
+  check(!linked || (num_vertices <= kMostLinked && num_edges <= kMostLinked),
+        "linked needs fewer than 2^31 vertices and edges, got ", num_vertices, " and ", num_edges);
 
   Tensor indptr = new_table(num_vertices + 1, ScalarType::Long);
   Tensor indices = new_table(num_edges, index_dtype(num_vertices));
-  Tensor edge_id = new_table(num_edges, ScalarType::Long);
+  Tensor edge_id = new_table(is_sorted ? 0 : num_edges, ScalarType::Long);
+  const Ids ids(is_sorted ? nullptr : mutable_int64_data(edge_id), linked);
   dispatch_index(source, [&](auto* from) {
     dispatch_index(indices, [&](auto* tag) {
       using Index = std::remove_const_t<std::remove_pointer_t<decltype(tag)>>;
       sort_edges(from, static_cast<decltype(from)>(target.const_data_ptr()), num_vertices, num_edges,
-                 mutable_int64_data(indptr), static_cast<Index*>(indices.mutable_data_ptr()),
-                 mutable_int64_data(edge_id));
+                 mutable_int64_data(indptr), static_cast<Index*>(indices.mutable_data_ptr()), ids);
     });
   });
   return {indptr, indices, edge_id};

@@ -28,7 +28,7 @@ struct Scratch {
   HashMap hash_map;
   DrawnSet drawn;
   Buffer<int64_t> n_id;       // global ids in order of discovery
-  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`
+  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`, or its id where that comes with the source
   Buffer<int32_t> source;     // per sampled edge: local id of its source
   Buffer<int32_t> num_drawn;  // per expanded vertex: how many edges it sampled
   std::vector<int64_t> num_nodes, num_edges;
@@ -40,8 +40,25 @@ struct Topology {
   int64_t num_edges;
 };
 
-template <class Index, class Map>
-void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indices, const int64_t* fanouts,
+// What an edge's position leads to: its source, and its id, which is the position itself here.
+template <class Index>
+struct Sources {
+  const Index* indices;
+  void prefetch(int64_t position) const { prefetch_read(&indices[position]); }
+  int64_t source(int64_t position) const { return indices[position]; }
+  static int64_t id(int64_t position) { return position; }
+};
+
+// The same where both stand in one word, so that an edge misses the cache once for both.
+struct Links {
+  const uint64_t* links;
+  void prefetch(int64_t position) const { prefetch_read(&links[position]); }
+  int64_t source(int64_t position) const { return static_cast<int64_t>(links[position] & 0xffffffffU); }
+  int64_t id(int64_t position) const { return static_cast<int64_t>(links[position] >> 32); }
+};
+
+template <class Lists, class Map>
+void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
                  int64_t num_hops, uint64_t batch_key, bool replace) {
   int64_t hop_begin = 0;
   for (int64_t hop = 0; hop < num_hops; ++hop) {
@@ -87,23 +104,25 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Index* indic
         const int64_t count = s.num_drawn.data()[i];
         const Stream stream = vertex_stream(hop_key, vertex);
         draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
-        for (int64_t k = at; k < at + count; ++k) prefetch_read(&indices[edge[k]]);
+        for (int64_t k = at; k < at + count; ++k) lists.prefetch(edge[k]);
         at += count;
       }
       uint64_t largest = 0;
-      for (int64_t k = 0; k < block_edges; ++k) largest = std::max(largest, static_cast<uint64_t>(indices[edge[k]]));
+      for (int64_t k = 0; k < block_edges; ++k)
+        largest = std::max(largest, static_cast<uint64_t>(lists.source(edge[k])));
       check(block_edges == 0 || largest < static_cast<uint64_t>(graph.num_vertices), "indices is corrupt: it holds ",
             static_cast<int64_t>(largest), ", expected ids in [0, ", graph.num_vertices, ")");
-      for (int64_t k = 0; k < block_edges; ++k) map.prefetch(indices[edge[k]]);
+      for (int64_t k = 0; k < block_edges; ++k) map.prefetch(lists.source(edge[k]));
       // From here on `n_id` grows, and only the block's edges are read.
       int64_t size = s.n_id.size();
       int64_t* found = s.n_id.data();
       for (int64_t k = 0; k < block_edges; ++k) {
-        const int64_t vertex = indices[edge[k]];
+        const int64_t vertex = lists.source(edge[k]);
         const int64_t local_id = map.insert(vertex, size);
         found[size] = vertex;
         size += local_id == size;
         source[k] = static_cast<int32_t>(local_id);
+        edge[k] = lists.id(edge[k]);
       }
       s.n_id.set_size(size);
       s.edge.set_size(first + block_edges);
@@ -136,7 +155,8 @@ Tensor vector_of(const std::vector<int64_t>& values) {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& edge_id, const Tensor& seeds,
-    const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes) {
+    const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
+    const std::optional<Tensor>& links) {
   check_vector(indptr, ScalarType::Long, "indptr");
   check_index_vector(indices, "indices");
   check_vector(seeds, ScalarType::Long, "seeds");
@@ -146,6 +166,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     check_vector(*edge_id, ScalarType::Long, "edge_id");
     check(edge_id->numel() == graph.num_edges, "edge_id must have one entry per edge, expected ", graph.num_edges,
           ", got ", edge_id->numel());
+  }
+  if (links) {
+    check_vector(*links, ScalarType::Long, "links");
+    check(links->numel() == graph.num_edges, "links must have one entry per edge, expected ", graph.num_edges, ", got ",
+          links->numel());
+    check(!edge_id, "edge_id must be None where there are links, which hold the ids");
   }
   for (size_t hop = 0; hop < fanouts.size(); ++hop) {
     check(fanouts[hop] >= -1, "fanouts[", hop, "] must be >= 0, or -1 for all neighbours, got ", fanouts[hop]);
@@ -176,10 +202,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     }
     s.n_id.set_size(num_seeds);
     s.num_nodes.push_back(num_seeds);
-    dispatch_index(indices, [&](auto* sources) {
-      expand_hops(s, map, graph, sources, fanouts.data(), static_cast<int64_t>(fanouts.size()),
+    const auto expand = [&](const auto& lists) {
+      expand_hops(s, map, graph, lists, fanouts.data(), static_cast<int64_t>(fanouts.size()),
                   static_cast<uint64_t>(batch_key), replace);
-    });
+    };
+    if (links)
+      expand(Links{static_cast<const uint64_t*>(links->const_data_ptr())});
+    else
+      dispatch_index(indices, [&](auto* sources) { expand(Sources{sources}); });
   };
   const int64_t most = most_local_ids(graph, num_seeds, fanouts);
   if (StampMap::bytes(graph.num_vertices) <= map_budget_bytes && most < StampMap::kMaxLocalIds) {
@@ -207,7 +237,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
   }
   int64_t* edge_out = mutable_int64_data(e_id);
   if (edge_id) {
-    constexpr int64_t kAhead = 16;
+    constexpr int64_t kAhead = 32;
     const int64_t* ids = int64_data(*edge_id);
     for (int64_t k = 0; k < num_sampled; ++k) {
       if (k + kAhead < num_sampled) prefetch_read(&ids[s.edge.data()[k + kAhead]]);

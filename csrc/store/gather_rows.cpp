@@ -52,13 +52,20 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
     }
     if (row_bytes == 0) return;  // then there may be no memory to copy from or to
     const auto copy = [&](int64_t first, int64_t last, auto bytes) {
-      constexpr int64_t kLine = 64;
+      constexpr int64_t kLine = 64, kWide = 2048, kCachedBytes = int64_t{1} << 20;
       const int64_t ahead =
           row_bytes <= kLine ? 64 : 16;  // so many misses a core must have under way, in one row or in several
+      // A store to a line that is in no cache waits for it to be read, also where rows are written in order: what
+      // fetches lines ahead by itself follows the reads, which jump; but within rows of several kilobytes it keeps up.
+      const bool writes_miss = out_bytes > kCachedBytes && row_bytes <= kWide && (target || row_bytes > kLine);
       for (int64_t i = first; i < last; ++i) {
         if (i + ahead < last) {
           const char* row = from + index[i + ahead] * row_bytes;
           for (int64_t b = 0; b < row_bytes; b += kLine) prefetch_read(row + b);
+          if (writes_miss) {
+            char* place = to + (target ? target[i + ahead] : i + ahead) * row_bytes;
+            for (int64_t b = 0; b < row_bytes; b += kLine) prefetch_write(place + b);
+          }
         }
         std::memcpy(to + (target ? target[i] : i) * row_bytes, from + index[i] * row_bytes,
                     static_cast<size_t>(bytes()));

@@ -1,6 +1,10 @@
-"""Where does a graph come from? One way in, :func:`load_dataset`, and generated graphs, :func:`synthetic`."""
+"""Where does a graph come from? One way in, :func:`load_dataset`; generated graphs, :func:`synthetic` and :func:`synthetic_mag`; and partitions that
+others wrote, :func:`load_partition`.
+"""
 
 from salientpp.datasets.generated import synthetic
+from salientpp.datasets.generated_mag import synthetic_mag
 from salientpp.datasets.load import load_dataset
+from salientpp.datasets.partitions.load import load_partition
 
-__all__ = ["load_dataset", "synthetic"]
+__all__ = ["load_dataset", "load_partition", "synthetic", "synthetic_mag"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from salientpp.ids import first_outside
 from salientpp.plan.undirected import symmetric_closure
@@ -16,7 +17,12 @@ from salientpp.plan.undirected import symmetric_closure
 SPLITS = ("train", "val", "test")
 
 
-def check_data(data: Data, where: str = "Data object") -> None:
+def check_data(data: Data | HeteroData, where: str | None = None) -> None:
+    """Raise ValueError unless these are the arrays of a graph; ``where`` they come from is for errors."""
+    if isinstance(data, HeteroData):
+        _check_hetero(data, where or "HeteroData object")
+        return
+    where = where or "Data object"
     edge_index, adj_t = data.get("edge_index"), data.get("adj_t")
     if edge_index is None and adj_t is None:
         raise ValueError(f"{where}: expected edge_index or adj_t, got only {', '.join(data.keys()) or 'nothing'}")
@@ -35,14 +41,45 @@ def check_data(data: Data, where: str = "Data object") -> None:
         shape = adj_t.sparse_sizes() if hasattr(adj_t, "sparse_sizes") else adj_t.size()
         if tuple(shape) != (num_vertices, num_vertices):
             raise ValueError(f"{where}: adj_t must have shape {[num_vertices] * 2}, got {list(shape)}")
-    if isinstance(data.get("x"), Tensor):
-        check_features(data.x, num_vertices, where)
+    _check_vertices(data, num_vertices, where)
+
+
+def _check_vertices(store: Any, num_vertices: int, where: str) -> None:
+    """Features and masks of one type of vertices."""
+    if isinstance(store.get("x"), Tensor):
+        check_features(store["x"], num_vertices, where)
     for split in SPLITS:
-        mask = data.get(f"{split}_mask")
+        mask = store.get(f"{split}_mask")
         if mask is None:
             continue
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (num_vertices,):
             raise ValueError(f"{where}: {split}_mask must be bool [{num_vertices}], got {form(mask)}")
+
+
+def _check_hetero(data: HeteroData, where: str) -> None:
+    if not data.node_types:
+        raise ValueError(f"{where}: expected at least one node type, got none")
+    for name in data.edge_types:
+        # Before num_nodes, which PyG may have to infer from it.
+        if data[name].get("edge_index") is not None:
+            _check_edge_index_form(data[name].edge_index, f"{where}: {name!r}")
+    sizes = {}
+    for name in data.node_types:
+        sizes[name] = data[name].num_nodes
+        if sizes[name] is None:
+            raise ValueError(f"{where}: the number of vertices of {name!r} is unknown; set data[{name!r}].num_nodes")
+        _check_vertices(data[name], sizes[name], f"{where}: {name!r}")
+    for name in data.edge_types:
+        for end in (name[0], name[2]):
+            if end not in sizes:
+                raise ValueError(f"{where}: edge type {name!r} must join node types ({', '.join(sizes)}), got {end!r}")
+        edge_index = data[name].get("edge_index")
+        for row, end in ((0, name[0]), (1, name[2])) if edge_index is not None else ():
+            at = first_outside(edge_index[row], sizes[end])
+            if at is not None:
+                raise ValueError(
+                    f"{where}: edge_index[{row}] of {name!r} must hold vertex ids in [0, {sizes[end]}), got {int(edge_index[row, at])}"
+                )
 
 
 def form(value: object) -> str:

@@ -82,43 +82,29 @@ def synthetic(
     Raises:
         ValueError: an argument is out of range, the graph has no room for so many distinct edges, or this machine has none for the graph.
     """
-    for name, value, least, most in (
-        ("num_vertices", num_vertices, 2, _MOST_VERTICES),
-        ("num_classes", num_classes, 1, _MOST_VERTICES),
-        ("num_features", num_features, 1, 2**31 - 1),
-        ("community_size", community_size, 1, 2**63 - 1),
-        ("seed", seed, 0, math.inf),
-    ):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-        if value > most:
-            raise ValueError(f"{name} must be at most {most}, got {value}")
-    for name, number in (
-        ("homophily", homophily),
-        ("locality", locality),
-        ("label_noise", label_noise),
-        ("train_fraction", train_fraction),
-        ("val_fraction", val_fraction),
-        ("test_fraction", test_fraction),
-        ("average_degree", average_degree),
-        ("exponent", exponent),
-        ("signal", signal),
-        *([] if degree_cap is None else [("degree_cap", degree_cap)]),
-    ):
-        if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
-            raise ValueError(f"{name} must be a number, got {number!r}")
-        if isinstance(number, int) and abs(number) >= 2**63:
-            raise ValueError(f"{name} must be a number below 2^63, got {number}")
-    for name, share in (
-        ("homophily", homophily),
-        ("locality", locality),
-        ("label_noise", label_noise),
-        ("train_fraction", train_fraction),
-        ("val_fraction", val_fraction),
-        ("test_fraction", test_fraction),
-    ):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} must be in [0, 1], got {share}")
+    check_integers(
+        num_vertices=(num_vertices, 2),
+        num_classes=(num_classes, 1),
+        num_features=(num_features, 1),
+        community_size=(community_size, 1),
+        seed=(seed, 0),
+    )
+    shares = {
+        "homophily": homophily,
+        "locality": locality,
+        "label_noise": label_noise,
+        "train_fraction": train_fraction,
+        "val_fraction": val_fraction,
+        "test_fraction": test_fraction,
+    }
+    check_numbers(
+        **shares,
+        average_degree=average_degree,
+        exponent=exponent,
+        signal=signal,
+        **({} if degree_cap is None else {"degree_cap": degree_cap}),
+    )
+    check_shares(**shares)
     if train_fraction + val_fraction + test_fraction > 1 + 1e-9:
         total = train_fraction + val_fraction + test_fraction
         raise ValueError(f"train_fraction + val_fraction + test_fraction must be <= 1, got {total:g}")
@@ -153,10 +139,10 @@ def synthetic(
 
     # "Position" below is a vertex's place before the ids are shuffled. By position, a community is a
     # contiguous range, and so is a class.
-    community_start, class_of_community = _nested_groups(graph_rng, num_vertices, num_classes, community_size)
-    weights = _power_law_weights(graph_rng, num_vertices, average_degree, exponent, degree_cap)
+    community_start, class_of_community = nested_groups(graph_rng, num_vertices, num_classes, community_size)
+    weights = power_law_weights(graph_rng, num_vertices, average_degree, exponent, degree_cap)
     id_of_position = graph_rng.permutation(num_vertices)
-    pairs = _draw_distinct_pairs(
+    pairs = draw_distinct_pairs(
         graph_rng,
         num_pairs=round(num_vertices * average_degree / 2),
         weights=weights,
@@ -207,7 +193,43 @@ def synthetic(
     return data
 
 
-def _nested_groups(
+#: The largest integers that parameters may be; of the rest there is no largest.
+_MOST = {
+    "num_vertices": _MOST_VERTICES,
+    "num_papers": _MOST_VERTICES,
+    "num_classes": _MOST_VERTICES,
+    "num_features": 2**31 - 1,
+    "community_size": 2**63 - 1,
+    "papers_per_institution": 2**63 - 1,
+}
+
+
+def check_integers(**parameters: tuple[object, int]) -> None:
+    """Raise ValueError unless each value is an integer of at least the number beside it."""
+    for name, (value, least) in parameters.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+        if value > _MOST.get(name, math.inf):
+            raise ValueError(f"{name} must be at most {_MOST[name]}, got {value}")
+
+
+def check_numbers(**parameters: object) -> None:
+    """Raise ValueError unless each value is a number."""
+    for name, number in parameters.items():
+        if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
+            raise ValueError(f"{name} must be a number, got {number!r}")
+        if isinstance(number, int) and abs(number) >= 2**63:
+            raise ValueError(f"{name} must be a number below 2^63, got {number}")
+
+
+def check_shares(**parameters: float) -> None:
+    """Raise ValueError unless each number is a share."""
+    for name, share in parameters.items():
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} must be in [0, 1], got {share}")
+
+
+def nested_groups(
     rng: np.random.Generator, num_vertices: int, num_classes: int, community_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Communities as ranges of positions, int64 [C + 1], and the class of each, int64 [C], ascending."""
@@ -220,7 +242,7 @@ def _nested_groups(
     return start, np.sort(np.concatenate([np.arange(num_classes), others]))
 
 
-def _power_law_weights(
+def power_law_weights(
     rng: np.random.Generator, num_vertices: int, mean: float, exponent: float, cap: float
 ) -> np.ndarray:
     """Expected degrees, float64 [N]: density ~ w^-exponent, at most `cap`, average `mean`."""
@@ -233,7 +255,7 @@ def _power_law_weights(
     return weights
 
 
-def _draw_distinct_pairs(
+def draw_distinct_pairs(
     rng: np.random.Generator,
     num_pairs: int,
     weights: np.ndarray,

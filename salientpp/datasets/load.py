@@ -1,16 +1,17 @@
 """Where does a graph come from?
 
-Everything behind this folder (planning, storing, sampling, the command line) works on one kind of object:
-a homogeneous PyG `Data` whose arrays have been looked at once. `load_dataset` makes it from
+Everything behind this folder (planning, storing, sampling, the command line) works on PyG's objects, a `Data` or a
+`HeteroData` whose arrays have been looked at once. `load_dataset` makes one from
 
-* a `Data` object in memory, which is checked and handed back as it is;
+* a `Data` or `HeteroData` object in memory, which is checked and handed back as it is;
 * ``"npz:FILE"``, one NumPy archive;
-* ``"pyg:FILE"``, a `Data` object that `torch.save` wrote;
+* ``"pyg:FILE"``, such an object that `torch.save` wrote;
 * ``"python:MODULE:FUNCTION"``, a function of the user's that returns one;
 * ``"ogbn-arxiv"``, ``"ogbn-products"``, ``"ogbn-papers100M"``, ...: the Open Graph Benchmark's files;
-* ``"synthetic"``: a generated graph (`synthetic`), for a first run without any download.
+* ``"pyg-partition:DIR"``, ``"glt-partition:DIR"``: what other partitioners took apart (`load_partition`);
+* ``"synthetic"``, ``"synthetic-mag"``: generated graphs (`synthetic`, and `synthetic_mag` with several types), for a first run without any download.
 
-The arrays: `edge_index` int64 [2, E] (row 0 sources, row 1 targets; an undirected graph holds both
+The arrays, of a `HeteroData` those of every type: `edge_index` int64 [2, E] (row 0 sources, row 1 targets; an undirected graph holds both
 directions), `x` float [N, F] in the dtype it is stored in, `y` int64 [N] with -1 for "unlabelled",
 `train_mask`, `val_mask`, `test_mask` bool [N], `num_nodes`. A vertex with a negative label is in no split:
 its bit is cleared in all three masks, whatever the file's split says.
@@ -26,32 +27,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch_geometric.data import Data
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
 from salientpp.datasets.arrays import check_data
 from salientpp.datasets.generated import synthetic
+from salientpp.datasets.generated_mag import synthetic_mag
 from salientpp.datasets.npz import load_npz
 from salientpp.datasets.ogb import load_ogb
 from salientpp.datasets.own_objects import load_pyg, load_python
+from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_partition
 from salientpp.datasets.spec import call_with, did_you_mean, with_spec
 
 # Only for suggestions; which names exist is read from the installed ogb (`_ogb_meta`).
 _OGB_EXAMPLES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-proteins")
 
 
-def load_dataset(dataset: str | Data, *, root: str | Path = "data", **parameters: Any) -> Data:
-    """Return the graph that `dataset` names, checked, as a homogeneous PyG `Data`.
+def load_dataset(
+    dataset: str | Data | HeteroData, *, root: str | Path = "data", **parameters: Any
+) -> Data | HeteroData:
+    """Return the graph that `dataset` names, checked, as PyG's `Data`, or `HeteroData` where it has several types.
 
     Args:
         dataset: one of
 
             * a `Data` object with `edge_index` or `adj_t`: checked (shape [2, E] and integer dtype of
               `edge_index`, ids in [0, N), N rows and finite values in `x`, masks bool [N]) and returned as
-              is, the same object;
+              is, the same object; or a `HeteroData`, of which every type is checked so;
             * ``"npz:FILE"`` with the keys `edge_index` [2, E] and, optionally, `x` [N, F], `y` [N], the splits `train_idx`,
               `val_idx` and `test_idx` (all three or none), `num_nodes` (needed without `x` and `y`) and `directed` (default
               true; false means that each undirected edge is stored once). Other keys are ignored;
-            * ``"pyg:FILE"``: what `torch.save` wrote of a `Data` object or of its `to_dict()`, or what
+            * ``"pyg:FILE"``: what `torch.save` wrote of a `Data` or `HeteroData` object or of its `to_dict()`, or what
               `InMemoryDataset.save` wrote of a single graph. Read with ``weights_only=True``: a file that needs more than
               tensors and the classes that PyG registers is refused;
             * ``"python:MODULE:FUNCTION"``: what the function returns, called without arguments. The module is looked for
@@ -61,13 +67,15 @@ def load_dataset(dataset: str | Data, *, root: str | Path = "data", **parameters
               are any); `y` of the multi-label ogbn-proteins is int64 [N, 112]. The raw files are read anew
               each time (about a minute for ogbn-products, which are text files): a partitioned dataset
               directory is this package's cache;
-            * ``"synthetic"``, see `synthetic`.
+            * ``"pyg-partition:DIR"`` and ``"glt-partition:DIR"``: the graph that another partitioner took apart, see `load_partition`, which gives
+              its assignment too. Files of labels and splits follow: ``"pyg-partition:DIR,y=label.pt,train=train_idx.pt"``;
+            * ``"synthetic"``, see `synthetic`, and ``"synthetic-mag"``, see `synthetic_mag`.
 
             A name may carry its parameters, for the command line: ``"synthetic:num_vertices=20000,seed=3"``,
             ``"ogbn-papers100M:undirected=true"``.
         root: the folder in which OGB datasets lie, each in its own folder (`root/ogbn_arxiv/raw/...`), as
             `ogb` lays them out. Used for OGB names only.
-        parameters: of "synthetic": the keyword arguments of `synthetic`. Of "npz:FILE" and OGB names:
+        parameters: of "synthetic" and "synthetic-mag": the keyword arguments of these functions. Of "npz:FILE" and OGB names:
             `undirected`: None (default) takes the graph as the dataset defines it; True adds the inverse
             of each edge if the dataset does not (customary for ogbn-papers100M, a directed citation
             graph), merges duplicates and keeps a self-loop single; False takes the edges as they are
@@ -79,9 +87,11 @@ def load_dataset(dataset: str | Data, *, root: str | Path = "data", **parameters
         FileNotFoundError: the file, or the OGB dataset's raw files, are not there.
         ImportError: an OGB name was given and `ogb` is not installed.
     """
-    if isinstance(dataset, Data):
+    if isinstance(dataset, (Data, HeteroData)):
         if parameters:
-            raise ValueError(f"a Data object takes no parameters, got {', '.join(sorted(parameters))}")
+            raise ValueError(
+                f"a {type(dataset).__name__} object takes no parameters, got {', '.join(sorted(parameters))}"
+            )
         check_data(dataset)
         return dataset
     if not isinstance(dataset, str):
@@ -94,17 +104,51 @@ def load_dataset(dataset: str | Data, *, root: str | Path = "data", **parameters
         return call_with(load_pyg, dataset, parameters, file=Path(rest))
     if name == "python" and rest:
         return call_with(load_python, dataset, parameters, where=dataset, source=rest)
+    if name in FORMATS:
+        return _named_partition(dataset, parameters).data
     if name == "synthetic":
         return call_with(synthetic, name, with_spec(dataset, rest, parameters))
+    if name == "synthetic-mag":
+        return call_with(synthetic_mag, name, with_spec(dataset, rest, parameters))
     if name.startswith("ogbn-"):
         return call_with(load_ogb, name, with_spec(dataset, rest, parameters), name=name, root=Path(root))
     raise ValueError(_not_accepted(dataset))
 
 
+def is_partition(dataset: str) -> bool:
+    """Whether `dataset` is called a partition of another partitioner's, which has an assignment of its own."""
+    return dataset.partition(":")[0] in FORMATS
+
+
+def load_given(dataset: str, num_parts: int) -> tuple[Data | HeteroData, Tensor | dict[str, Tensor]]:
+    """The graph and the assignment of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``, see `load_dataset`.
+
+    Raises:
+        ValueError: it has another number of parts, and what `load_dataset` raises.
+    """
+    given = _named_partition(dataset, {})
+    if given.num_parts != num_parts:
+        raise ValueError(
+            f"{dataset} has {given.num_parts} parts, expected {num_parts}; ask for {given.num_parts}, or for a new partition such as metis-vip"
+        )
+    return given.data, given.assignment
+
+
+def _named_partition(dataset: str, parameters: dict[str, Any]) -> GivenPartition:
+    name, _, rest = dataset.partition(":")
+    folder, _, spec = rest.partition(",")
+    if not folder:
+        raise ValueError(f"expected {name}:DIR, or {name}:DIR,y=FILE,train=FILE, got {dataset!r}")
+    if (Path(folder) / next(FORMATS[other] for other in FORMATS if other != name)).is_file():
+        raise ValueError(f"{folder} is a {' or '.join(other for other in FORMATS if other != name)}, got {dataset!r}")
+    return call_with(load_partition, name, with_spec(dataset, spec, parameters, as_text=True), root=Path(folder))
+
+
 def _not_accepted(dataset: object) -> str:
     got = repr(dataset) if isinstance(dataset, (str, Path)) else f"an object of type {type(dataset).__name__}"
     message = (
-        f'dataset must be a homogeneous torch_geometric Data object, "npz:FILE", "pyg:FILE", "python:MODULE:FUNCTION", "synthetic" or the name of '
+        f'dataset must be a torch_geometric Data or HeteroData object, "npz:FILE", "pyg:FILE", "python:MODULE:FUNCTION", '
+        f'"pyg-partition:DIR", "glt-partition:DIR", "synthetic", "synthetic-mag" or the name of '
         f"an OGB node-property dataset such as {', '.join(_OGB_EXAMPLES)}; got {got}"
     )
     if isinstance(dataset, Path) or (isinstance(dataset, str) and dataset.endswith(".npz")):
@@ -112,5 +156,7 @@ def _not_accepted(dataset: object) -> str:
     if isinstance(dataset, str) and dataset.endswith((".pt", ".pth")) and ":" not in dataset:
         return f'{message}. Did you mean "pyg:{dataset}"?'
     if isinstance(dataset, str):
-        return message + did_you_mean(dataset.partition(":")[0], ("synthetic", "npz", "pyg", "python", *_OGB_EXAMPLES))
+        return message + did_you_mean(
+            dataset.partition(":")[0], ("synthetic", "synthetic-mag", "npz", "pyg", "python", *FORMATS, *_OGB_EXAMPLES)
+        )
     return message

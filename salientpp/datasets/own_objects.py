@@ -5,47 +5,33 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from salientpp.datasets.arrays import check_data, check_file, first_line, form
+from salientpp.datasets.arrays import check_data, first_line, form
 from salientpp.datasets.spec import did_you_mean
+from salientpp.datasets.torch_files import read_torch_file
 
 
-def load_pyg(file: Path) -> Data:
+def load_pyg(file: Path) -> Data | HeteroData:
     """See `load_dataset`."""
-    check_file(file)
-    try:
+    stored = read_torch_file(
+        file,
         # PyG registers its data classes with torch, but not the containers that a Data of its 2.7 and later holds.
-        with torch.serialization.safe_globals(
-            [DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage]
-        ):
-            stored = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:
-        # torch's own text advises to read the file unsafely.
-        needed = re.search(
-            r"unsupported (?:global: )?(?:global|class|operand) ([\w.]+?)(?:\.?\s|\.?$)", str(error), re.IGNORECASE
-        )
-        if needed is None:
-            raise ValueError(
-                f"{file}: damaged, or not a file that torch.save wrote ({type(error).__name__})"
-            ) from error
-        raise ValueError(
-            f"{file}: not read, since it holds more than tensors and PyG's own classes ({needed[1]}), which could run code. If you trust it, convert "
+        more=[DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage],
+        refused=lambda needed: (
+            f"not read, since it holds more than tensors and PyG's own classes ({needed}), which could run code. If you trust it, convert "
             f"it once in Python: data = torch.load({str(file)!r}, weights_only=False); torch.save({{name: value for name, value in "
             "data.to_dict().items() if isinstance(value, torch.Tensor)}, 'new.pt'). Or let a function of yours return it: python:MODULE:FUNCTION"
-        ) from error
+        ),
+    )
     try:
         data = _graph_in(stored, str(file))
         check_data(data, str(file))
@@ -58,8 +44,8 @@ def load_pyg(file: Path) -> Data:
     return data
 
 
-def _graph_in(stored: object, where: str) -> Data:
-    """The homogeneous graph that a file or a function gave, in one of the forms that PyG itself writes."""
+def _graph_in(stored: object, where: str) -> Data | HeteroData:
+    """The graph that a file or a function gave, in one of the forms that PyG itself writes."""
     if isinstance(stored, tuple) and len(stored) in (
         2,
         3,
@@ -70,16 +56,29 @@ def _graph_in(stored: object, where: str) -> Data:
                 f"{where}: expected one graph, got a dataset of several; save the one that is meant, torch.save(dataset[0], FILE)"
             )
     if isinstance(stored, dict):
+        if "_global_store" in stored:  # HeteroData.to_dict()
+            _check_stores(stored, where)
+            return HeteroData.from_dict(stored)
         if not all(isinstance(key, str) for key in stored):
             raise ValueError(f"{where}: expected the attributes of a Data by name, got a dict with other keys")
         return Data.from_dict(stored)
-    if isinstance(stored, Data):
+    if isinstance(stored, (Data, HeteroData)):
         return stored
-    advice = "; data.to_homogeneous() makes one" if type(stored).__name__ == "HeteroData" else ""
-    raise ValueError(f"{where}: expected a homogeneous torch_geometric Data, got {form(stored)}{advice}")
+    raise ValueError(f"{where}: expected a torch_geometric Data or HeteroData, got {form(stored)}")
 
 
-def load_python(where: str, source: str) -> Data:
+def _check_stores(stored: dict[Any, Any], where: str) -> None:
+    for key, store in stored.items():
+        is_edge_type = isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)
+        if not (isinstance(key, str) or is_edge_type) or not (
+            isinstance(store, dict) and all(isinstance(name, str) for name in store)
+        ):
+            raise ValueError(
+                f"{where}: expected the attributes of a HeteroData by type and name, got a dict with other keys"
+            )
+
+
+def load_python(where: str, source: str) -> Data | HeteroData:
     """See `load_dataset`."""
     name, colon, function_name = source.partition(":")
     if not (colon and all(part.isidentifier() for part in name.split(".")) and function_name.isidentifier()):

@@ -6,13 +6,14 @@ import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from torch_geometric.data import Data
+#: What a dataset's name stands for.
+Made = TypeVar("Made")
 
 
-def with_spec(dataset: str, spec: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """`parameters` joined by those that `spec`, "key=value,key=value", holds."""
+def with_spec(dataset: str, spec: str, parameters: dict[str, Any], as_text: bool = False) -> dict[str, Any]:
+    """`parameters` joined by those that `spec`, "key=value,key=value", holds, its values as numbers, true, false and none, or as text."""
     merged = dict(parameters)
     for item in filter(None, spec.split(",")):
         key, equals, text = (part.strip() for part in item.partition("="))
@@ -20,7 +21,7 @@ def with_spec(dataset: str, spec: str, parameters: dict[str, Any]) -> dict[str, 
             raise ValueError(f"{dataset}: expected key=value after the colon, separated by commas, got {item!r}")
         if key in merged:
             raise ValueError(f"{dataset}: parameter {key} is given twice")
-        merged[key] = _literal(dataset, key, text)
+        merged[key] = text if as_text else _literal(dataset, key, text)
     return merged
 
 
@@ -34,7 +35,7 @@ def _literal(dataset: str, key: str, text: str) -> int | float | bool | None:
     raise ValueError(f"{dataset}: {key} must be a number, true, false or none, got {text!r}")
 
 
-def call_with(function: Callable[..., Data], dataset: str, parameters: dict[str, Any], **own: Any) -> Data:
+def call_with(function: Callable[..., Made], dataset: str, parameters: dict[str, Any], **own: Any) -> Made:
     """`function(**own, **parameters)`, refusing unknown parameters with a list of the known."""
     known = [key for key in inspect.signature(function).parameters if key not in own]
     for key in parameters:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ class Graph:
     indptr: Tensor
     indices: Tensor
     edge_id: Tensor | None = field(default=None)
+
+    #: What sampling reads in place of ``indices`` and ``edge_id`` where there is one, see :class:`LinkedGraph`.
+    links: ClassVar[Tensor | None] = None
 
     def __post_init__(self) -> None:
         for name in ("indptr", "indices", "edge_id"):
@@ -95,13 +99,16 @@ class Graph:
         return self._transposed
 
     @classmethod
-    def from_edge_index(cls, edge_index: Tensor, num_vertices: int | None = None, *, is_sorted: bool = False) -> Graph:
+    def from_edge_index(
+        cls, edge_index: Tensor, num_vertices: int | None = None, *, is_sorted: bool = False, linked: bool = False
+    ) -> Graph:
         """From PyG's COO form.
 
         Args:
             edge_index: int32 or int64 [2, E]; row 0 sources, row 1 targets.
             num_vertices: N; None takes the largest id plus one.
             is_sorted: the edges are already sorted by target, so edge ids need no array.
+            linked: where edge ids need one and sizes allow it, make a :class:`LinkedGraph`.
 
         Raises:
             ValueError: wrong shape, dtype or an id out of range.
@@ -110,21 +117,26 @@ class Graph:
         if num_vertices is None:
             num_vertices = int(edge_index.max()) + 1 if edge_index.numel() else 0
         source, target = edge_index[0].contiguous(), edge_index[1].contiguous()
+        linked = linked and not is_sorted and max(num_vertices, source.numel()) < 2**31
         try:
-            indptr, indices, order = ops.csc_from_coo(source, target, num_vertices)
+            indptr, indices, order = ops.csc_from_coo(source, target, num_vertices, linked=linked, is_sorted=is_sorted)
         except RuntimeError as error:
-            raise ValueError(f"{error}; the graph has {num_vertices} vertices") from None
-        if is_sorted and target.numel() and bool((target.diff() < 0).any()):
-            raise ValueError("is_sorted=True, but edge_index is not sorted by target (row 1); leave is_sorted=False")
+            text = str(error)
+            raise ValueError(
+                text if "is_sorted" in text else f"{text}; the graph has {num_vertices} vertices"
+            ) from None
+        if linked:
+            return LinkedGraph.of(indptr, indices, order)
         return cls(indptr, indices, None if is_sorted else order)
 
     @classmethod
-    def from_data(cls, data: Data, *, is_sorted: bool = False) -> Graph:
-        """From a homogeneous PyG ``Data`` with ``edge_index``, or with ``adj_t`` (torch_sparse or torch's CSR)."""
+    def from_data(cls, data: Data, *, is_sorted: bool = False, linked: bool = False) -> Graph:
+        """From a homogeneous PyG ``Data`` with ``edge_index``, or with ``adj_t`` (torch_sparse or torch's CSR); the options are those of
+        :meth:`from_edge_index`."""
         if not isinstance(data, Data):
             raise TypeError(f"data must be a torch_geometric.data.Data, got {type(data).__name__}")
         if data.get("edge_index") is not None:
-            return cls.from_edge_index(data.edge_index, data.num_nodes, is_sorted=is_sorted)
+            return cls.from_edge_index(data.edge_index, data.num_nodes, is_sorted=is_sorted, linked=linked)
         adj_t = data.get("adj_t")
         if adj_t is None:
             raise ValueError("data must have edge_index or adj_t, got neither")
@@ -136,6 +148,30 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph(num_vertices={self.num_vertices}, num_edges={self.num_edges}, indices={self.indices.dtype})"
+
+
+class LinkedGraph(Graph):
+    """A graph that keeps edge ids beside the sources, in words of 64 bits: an edge that is sampled misses the cache once for both.
+
+    It takes the memory of a graph with edge ids. ``edge_id`` is made when it is first asked for, and takes as much again.
+    """
+
+    @classmethod
+    def of(cls, indptr: Tensor, indices: Tensor, links: Tensor) -> LinkedGraph:
+        """Of what :func:`salientpp.ops.csc_from_coo` made."""
+        graph = object.__new__(cls)
+        graph.__dict__.update(indptr=indptr, indices=indices, links=links)
+        return graph
+
+    @lazy
+    def edge_id(self) -> Tensor:
+        assert self.links is not None
+        return self.links >> 32
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.indptr, self.indices, self.links, self.__dict__.get("edge_id"))
+        return sum(array.nbytes for array in arrays if array is not None)
 
 
 def runs_of_vertices(indptr: Tensor, num_edges: int) -> Iterator[tuple[int, int]]:

@@ -95,7 +95,12 @@ class EdgeReader:
             edge_id = order[edge_id]
         in_lists = None if time is None else time[edge_id]
         if in_lists is not None and self.is_sorted:
-            self._check_sorted(indptr, in_lists)
+            at = _first_fall(indptr, in_lists)
+            if at is not None:
+                raise ValueError(
+                    f"is_sorted=True, but the times of {self.name} do not ascend inside a neighbour list (edges {at} and {at + 1}); "
+                    "leave is_sorted=False"
+                )
         read = (
             indptr,
             indices,
@@ -108,6 +113,42 @@ class EdgeReader:
             if array is not None:
                 ops.use_huge_pages(array)
         return read
+
+    def read_lists(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        *,
+        weight: Tensor | None,
+        node_time: Tensor | None,
+        edge_time: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """As :meth:`read`, of neighbour lists that were validated before; they are shared, unless times want another order. Positions are edge ids.
+
+        Raises:
+            ValueError: a weight or a time is none; with ``is_sorted``, times do not ascend inside a list.
+        """
+        num_edges = indices.numel()
+        weight = None if weight is None else self._checked_weight(weight, num_edges)
+        if edge_time is not None:
+            one_each(edge_time, num_edges, f"the time of {self.name}")
+        time = edge_time if edge_time is not None else None if node_time is None else node_time[indices]
+        fall = None if time is None else _first_fall(indptr, time)
+        edge_id = None
+        if time is not None and fall is not None:
+            if self.is_sorted:
+                raise ValueError(
+                    f"the times of {self.name} must ascend inside a neighbour list, and edges {fall} and {fall + 1} do not"
+                )
+            edge_id = _sorted_inside(indptr, time)
+            indices, time = indices[edge_id], time[edge_id]
+            weight = None if weight is None else weight[edge_id]
+        of_edges = None if edge_time is None else time
+        of_sources = None if edge_time is not None or time is None else _narrowed(time)
+        for array in (*(() if edge_id is None else (indices, edge_id)), weight, of_edges, of_sources):
+            if array is not None:
+                ops.use_huge_pages(array)
+        return indptr, indices, edge_id, weight, of_edges, of_sources
 
     def _ends(self, edge_index: Tensor) -> tuple[Tensor, Tensor]:
         edge_index = read_edge_index(edge_index, f"edge_index of {self.name}")
@@ -140,17 +181,21 @@ class EdgeReader:
             )
         return weight
 
-    def _check_sorted(self, indptr: Tensor, time: Tensor) -> None:
-        falls = time.diff() < 0
-        starts = indptr[1:-1]
-        starts = starts[(starts > 0) & (starts < time.numel())]
-        falls[starts - 1] = False
-        if bool(falls.any()):
-            at = int(falls.nonzero()[0])
-            raise ValueError(
-                f"is_sorted=True, but the times of {self.name} do not ascend inside a neighbour list (edges {at} and {at + 1}); "
-                "leave is_sorted=False"
-            )
+
+def _sorted_inside(indptr: Tensor, key: Tensor) -> Tensor:
+    """int64 [E]: the order of the edges that leaves lists where they are and sorts each by ``key`` [E]; equals keep their order."""
+    by_key = torch.sort(key, stable=True).indices
+    target = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())
+    return by_key[torch.sort(target[by_key], stable=True).indices]
+
+
+def _first_fall(indptr: Tensor, time: Tensor) -> int | None:
+    """The first position in a list after which a smaller time follows in the same list; None: lists ascend."""
+    falls = time.diff() < 0
+    starts = indptr[1:-1]
+    starts = starts[(starts > 0) & (starts < time.numel())]
+    falls[starts - 1] = False
+    return int(falls.nonzero()[0]) if bool(falls.any()) else None
 
 
 def _narrowed(times: Tensor) -> Tensor:

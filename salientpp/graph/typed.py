@@ -7,7 +7,9 @@ have; a homogeneous graph with times or weights is one too.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -150,6 +152,41 @@ class TypedGraph:
             return indptr, indices, position if edge_id is None else edge_id[position], *more
 
         return cls._assemble(num_vertices, ends, on_nodes, on_edges, time_attr, False, backward, read)
+
+    @classmethod
+    def from_lists(
+        cls,
+        num_vertices: Mapping[str | None, int],
+        lists: Mapping[tuple[str, str, str] | None, tuple[Tensor, Tensor]],
+        *,
+        time_attr: str | None = None,
+        node_time: Mapping[str | None, Tensor] = MappingProxyType({}),
+        edge_time: Mapping[tuple[str, str, str] | None, Tensor] = MappingProxyType({}),
+        weight: Mapping[tuple[str, str, str] | None, Tensor] = MappingProxyType({}),
+        is_sorted: bool = False,
+    ) -> TypedGraph:
+        """From neighbour lists that were validated before; positions in them are edge ids. Arrays are shared where nothing has to be sorted.
+
+        Args:
+            num_vertices: of every vertex type, all named None if there is but one without a name.
+            lists: of every edge type ``(indptr, indices)``: of the vertices of its target type, ids of its source type.
+            time_attr: what the times are called.
+            node_time, edge_time: [N] and [E], of one of the two kinds; they may be missing on some types.
+            weight: [E]; it may be missing on some relations.
+            is_sorted: lists ascend by time already.
+
+        Raises:
+            ValueError: a time or a weight is none, or lists do not ascend.
+        """
+        ends = {name: (None, None) if name is None else (name[0], name[2]) for name in lists}
+
+        def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
+            indptr, indices = lists[name]
+            return edges_of.read_lists(indptr, indices, weight=weight.get(name), **times)
+
+        return cls._assemble(
+            dict(num_vertices), ends, dict(node_time), dict(edge_time), time_attr, is_sorted, False, read
+        )
 
     @classmethod
     def _assemble(

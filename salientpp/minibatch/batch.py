@@ -390,22 +390,30 @@ class PartitionTemplate:
     """Batches of a partitioned graph.
 
     Attributes:
-        edge_rows: attribute name -> [E, ...], in the order of the graph's edge ids.
+        edge_rows: by edge type (None where there is only one), attribute name -> [E, ...], in the order of the graph's edge ids.
     """
 
-    edge_rows: Mapping[str, Tensor]
+    edge_rows: Mapping[Any, Mapping[str, Tensor]]
 
     def contents(self) -> None:
         """None: what is on disk stays as it is."""
         return None
 
-    def build(self, mfg: SamplerOutput, rows: Mapping[Column, Tensor]) -> Data:
+    def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
         """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds all node attributes."""
-        out = Data(edge_index=edge_index_of(mfg.row, mfg.col), num_nodes=mfg.node.numel())
-        for (_, name), value in rows.items():
-            out[name] = value
-        for name, value in self.edge_rows.items():
-            out[name] = None if mfg.edge is None else take_rows(value, mfg.edge)
+        out = Data() if isinstance(mfg, SamplerOutput) else HeteroData()
+        edge_types = [None] if isinstance(mfg, SamplerOutput) else list(mfg.row)
+        edge_store = {name: _store_of(out, name) for name in edge_types}
+        for name, store in edge_store.items():
+            store.edge_index = edge_index_of(_of_type(mfg.row, name), _of_type(mfg.col, name))
+        for type_ in [None] if isinstance(mfg, SamplerOutput) else mfg.node:
+            _store_of(out, type_).num_nodes = _of_type(mfg.node, type_).numel()
+        for (type_, attribute), value in rows.items():
+            _store_of(out, type_)[attribute] = value
+        for name, store in edge_store.items():
+            edge = None if mfg.edge is None else _of_type(mfg.edge, name)
+            for attribute, value in self.edge_rows[name].items():
+                store[attribute] = None if edge is None else take_rows(value, edge)
         return out
 
 

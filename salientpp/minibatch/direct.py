@@ -73,8 +73,9 @@ class BatchMaker:
         started = time.perf_counter()
         with _step("gather_host_rows", index, self.trace):
             try:
-                rows, places = fetch.take_all(columns, mfg.node if isinstance(mfg.node, dict) else {None: mfg.node})
-                seeds = fetch.seed_rows(mfg.node[:num_seeds]) if fetch.seed_columns else {}
+                n_id = mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
+                rows, places = fetch.take_all(columns, n_id)
+                seeds = fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {}
             except Exception as error:
                 raise StageError.of(error, 0, index, "gather_host_rows") from error
         gathered = time.perf_counter()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -17,15 +16,26 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampl
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm
-from salientpp.graph.from_pyg import count_vertices, read_edge_index
-from salientpp.ids import first_outside
+from salientpp.graph.from_pyg import count_vertices
 from salientpp.minibatch.batch import add_link_attributes
 from salientpp.minibatch.loader import BatchLoader
 from salientpp.minibatch.options import Options, SamplingOptions, Uneven
-from salientpp.minibatch.source import BatchSource, Probability, Seeds, access_probability, open_data
+from salientpp.minibatch.seeds import checked_ends, edge_start, part_edges
+from salientpp.minibatch.source import (
+    BatchSource,
+    Probability,
+    Seeds,
+    access_probability,
+    check_gather_is_default,
+    connect_part,
+    open_data,
+    open_partition,
+)
 from salientpp.minibatch.state import digest
-from salientpp.plan.vip import link_start
+from salientpp.plan.cache import Policy
 from salientpp.processes import lazy
+from salientpp.store.cache import FeatureCache, TypedFeatureCache
+from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.rows import RowSource
 
 
@@ -33,33 +43,40 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
     """Mini-batches of the neighbourhoods of edges, with negative examples, as PyG's ``LinkNeighborLoader`` gives them, which it is an instance of.
 
     Args:
-        data: a PyG ``Data`` or ``HeteroData``, or a pair of PyG's ``FeatureStore`` and ``GraphStore``.
+        data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
+            :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.
         num_neighbors: as in :class:`~salientpp.NeighborLoader`.
         edge_label_index: the seeds, int64 [2, M]; None takes the graph's own edges. On a ``HeteroData`` an edge type, or (edge type,
-            [2, M]).
+            [2, M]). On a partitioned graph the name of a stored split of edges, 'all' or None for the graph's own (of both, those whose
+            destination this rank's part owns), or a rank's own pairs of global ids; with several types (edge type, one of these).
         edge_label: [M, ...] labels. With binary negative sampling 0 comes to mean "negative", and labels from 0 move up by one.
-        edge_label_time: [M]; neighbours are not in the future of their edge. Needs ``time_attr``, and the other way round.
+            Of stored edges also the name of the edge attribute that holds them.
+        edge_label_time: [M]; neighbours are not in the future of their edge. Needs ``time_attr``, and the other way round. Of stored
+            edges also the name of an edge attribute.
         neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' random
             destinations for every edge.
         neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
-        gpu_fraction, zero_copy, dtype, rows, device, depth, seed, uneven, share: as in :class:`~salientpp.NeighborLoader`, as are all others.
+        replication_factor, policy, cache, gather, gpu_fraction, gpu_cache_bytes, zero_copy, dtype, rows, device, depth, seed, uneven,
+            process_group, timeout, share: as in :class:`~salientpp.NeighborLoader`, as are all others.
 
-    Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG.
+    Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG. On a
+    partitioned graph they are drawn from the vertices of all parts, as one process would draw them: most of their rows are remote, and no
+    cache knows them ahead. ``input_id`` of a batch then holds the numbers of the stored edges.
 
     Raises:
         ValueError: an argument is wrong.
     """
 
-    _kinds_of_data = (Data, HeteroData)
-    _kinds_in_words = "a torch_geometric.data.Data, a HeteroData or a pair of FeatureStore and GraphStore"
+    _kinds_of_data = (Data, HeteroData, PartitionedGraph)
+    _kinds_in_words = "a torch_geometric.data.Data, a HeteroData, a pair of FeatureStore and GraphStore, or the result of salientpp.load"
 
     def __init__(
         self,
-        data: Data | HeteroData,
+        data: Data | HeteroData | PartitionedGraph,
         num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]],
-        edge_label_index: Tensor | tuple[str, str, str] | tuple[tuple[str, str, str], Tensor] | None = None,
-        edge_label: Tensor | None = None,
-        edge_label_time: Tensor | None = None,
+        edge_label_index: Tensor | str | tuple[str, str, str] | tuple[tuple[str, str, str], Any] | None = None,
+        edge_label: Tensor | str | None = None,
+        edge_label_time: Tensor | str | None = None,
         replace: bool = False,
         subgraph_type: SubgraphType | str = "directional",
         disjoint: bool = False,
@@ -75,14 +92,20 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         neighbor_sampler: BaseSampler | None = None,
         directed: bool = True,
         *,
+        replication_factor: float = 0.0,
         gpu_fraction: float = 0.0,
+        gpu_cache_bytes: int = 0,
         zero_copy: bool = False,
         dtype: torch.dtype | None = None,
+        policy: Policy = "vip",
+        cache: FeatureCache | TypedFeatureCache | None = None,
         rows: Mapping[Any, Tensor | RowSource] | None = None,
+        gather: Iterable[Any] = ("x",),
         device: torch.device | str | None = None,
         depth: int = 10,
         seed: int | None = None,
         uneven: Uneven = None,
+        process_group: Any = None,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
         input_id: Tensor | None = None,
@@ -95,6 +118,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         self.edge_label_time = edge_label_time
         self.input_id = input_id
         self.custom_cls = custom_cls
+        self.gather = gather
         self.filter_per_worker = filter_per_worker
         self._negatives_given = neg_sampling, neg_sampling_ratio
         sampling = SamplingOptions(
@@ -102,8 +126,9 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
         )  # fmt: skip
         options = Options(
-            transform=transform, transform_sampler_output=transform_sampler_output, gpu_fraction=gpu_fraction, zero_copy=zero_copy, dtype=dtype,
-            rows=rows, device=device, depth=depth, seed=seed, uneven=uneven, timeout=timeout, share=share,
+            transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
+            gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
+            device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -119,15 +144,34 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 ("edge_label_time", "time_attr") if sampling.time_attr is None else ("time_attr", "edge_label_time")
             )
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
-        sampler = sampling.sampler(self.data, "sample_from_edges")
-        inputs = self._edge_inputs(self.data, self.edge_label, self.edge_label_time, self.input_id)
+        part, exchange, split = self.data if isinstance(self.data, PartitionedGraph) else None, None, None
+        if part is None:
+            sampler = sampling.sampler(self.data, "sample_from_edges")
+            check_gather_is_default(self.gather)
+            type_, ends, input_id = *self._given_edges(self.data), self.input_id
+            label, time = self.edge_label, self.edge_label_time
+        else:
+            if self.custom_cls is not None:
+                raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
+            sampler = sampling.sampler_of_part(part)
+            exchange = connect_part(part, comm)
+            stored = part_edges(part, exchange.part_id, self.edge_label_index)
+            type_, split = stored.type_, stored.split
+            ends, label, time = stored.ends, stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
+            input_id = stored.edge_id if self.input_id is None else self.input_id
+        inputs = self._edge_inputs(type_, ends, label, time, input_id)
+        start = partial(edge_start, inputs, negatives)
         seeds = Seeds(
             inputs=inputs,
             number=inputs.row.numel(),
             draw=partial(sampler.sample_from_edges, neg_sampling=negatives),
             add_batch_attributes=partial(add_link_attributes, input_type=inputs.input_type, triplet=self._is_triplet),
-            access_probability=partial(_access_probability, sampler, inputs, negatives),
+            access_probability=None if part is not None else partial(_access_probability, sampler, start),
+            split=split,
+            start=start,
         )
+        if part is not None and exchange is not None:
+            return open_partition(part, exchange, sampler, seeds, gather=self.gather, rows=self.rows)
         return open_data(self.data, comm, sampler, seeds, rows=self.rows, custom_cls=self.custom_cls)
 
     @property
@@ -139,10 +183,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
     def _is_triplet(self) -> bool:
         return self.neg_sampling is not None and self.neg_sampling.is_triplet()
 
-    def _edge_inputs(
-        self, data: Data | HeteroData, label: Tensor | None, time: Tensor | None, input_id: Tensor | None
-    ) -> EdgeSamplerInput:
-        """All seeds, checked, with PyG's meaning of labels."""
+    def _given_edges(self, data: Data | HeteroData) -> tuple[tuple[str, str, str] | None, Tensor]:
+        """Edge type and int64 [2, M] of ``edge_label_index``, checked, of what one process holds."""
         sizes = count_vertices(data)
         given: Any = self.edge_label_index
         if None not in sizes and not isinstance(given, (tuple, list)):
@@ -158,16 +200,17 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                     f"edge_label_index must be of an edge type of the data ({', '.join(map(str, data.edge_types))}), got {named!r}"
                 )
         type_, ends = get_edge_label_index(data, self.edge_label_index)
-        ends = read_edge_index(ends, "edge_label_index", "M").to(torch.int64)
-        for side, end in enumerate((None, None) if type_ is None else (type_[0], type_[-1])):
-            if end not in sizes:
-                raise ValueError(
-                    f"edge_label_index must join node types of the data ({', '.join(map(str, sizes))}), got {end!r}"
-                )
-            size = sizes[end]
-            at = first_outside(ends[side], size)
-            if at is not None:
-                raise ValueError(f"edge_label_index[{side}, {at}] must be in [0, {size}), got {int(ends[side, at])}")
+        return type_, checked_ends(ends, type_, sizes)
+
+    def _edge_inputs(
+        self,
+        type_: tuple[str, str, str] | None,
+        ends: Tensor,
+        label: Any,
+        time: Any,
+        input_id: Tensor | None,
+    ) -> EdgeSamplerInput:
+        """All seeds, checked, with PyG's meaning of labels."""
         for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
             if values is not None and (
                 not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)
@@ -203,16 +246,6 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         return {**super()._fingerprint, "neg_sampling": plain}
 
 
-def _access_probability(
-    sampler: BaseSampler, inputs: EdgeSamplerInput, negatives: NegativeSampling | None, batch_size: int
-) -> Probability:
-    """How probably a batch needs each row; seeds are the ends of an edge and of the negative examples."""
-    count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
-    of_sources = 0 if negatives is not None and negatives.is_triplet() else count
-    source = link_start(inputs.row, batch_size, of_sources, None if negatives is None else negatives.src_weight)
-    target = link_start(inputs.col, batch_size, count, None if negatives is None else negatives.dst_weight)
-    ends = (None, None) if inputs.input_type is None else (inputs.input_type[0], inputs.input_type[-1])
-    start = {ends[0]: source, ends[1]: target}
-    if ends[0] == ends[1]:
-        start = {ends[0]: lambda size: 1.0 - (1.0 - source(size)) * (1.0 - target(size))}
-    return access_probability(sampler, start, None, batch_size)
+def _access_probability(sampler: BaseSampler, start: Callable[[int], Any], batch_size: int) -> Probability:
+    """How probably a batch needs each row."""
+    return access_probability(sampler, start(batch_size), None, batch_size)

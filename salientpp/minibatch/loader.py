@@ -40,6 +40,7 @@ from salientpp.minibatch.epoch import Counters, Epoch, Run, RunContext
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, check_padding, sizes_of, types_of
+from salientpp.minibatch.seeds import scores_of_part
 from salientpp.minibatch.source import BatchSource, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
@@ -47,11 +48,11 @@ from salientpp.minibatch.workers import SamplingWorkers
 from salientpp.ops import use_huge_pages
 from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.arguments import as_integer
-from salientpp.plan.cache import plan_cache, score
+from salientpp.plan.cache import plan_caches
 from salientpp.plan.schedule import Schedule, batch_key, share_size
 from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
-from salientpp.store.cache import FeatureCache
+from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Traffic
@@ -82,10 +83,13 @@ class LoaderStats:
     Attributes:
         batches: given to the user.
         rows_gpu, rows_cpu, rows_cache, rows_remote: feature rows delivered, by the tier they came from. Batches that
-            were under way when an epoch was left count too: their rows did cross the network.
+            were under way when an epoch was left count too: their rows did cross the network. A remote row that a batch
+            holds several times, as disjoint trees may, was fetched once and counts once.
         bytes_sent, bytes_received: to and from other ranks: counts, ids and rows.
         seconds_by_stage: time spent in each stage by the thread that drives the pipeline.
         seconds_waiting: time that the caller spent in ``next()``.
+        by_type: per vertex type (None where there is only one), these rows by tier, 'gpu', 'cpu', 'cache' and 'remote', and
+            'bytes_received', what the remote ones took.
     """
 
     batches: int
@@ -97,6 +101,7 @@ class LoaderStats:
     bytes_received: int
     seconds_by_stage: dict[str, float]
     seconds_waiting: float
+    by_type: dict[str | None, dict[str, int]]
 
     @property
     def rows(self) -> int:
@@ -170,7 +175,7 @@ class _Prepared:
 
     source: BatchSource
     facts: Facts
-    cache: FeatureCache | None
+    cache: FeatureCache | TypedFeatureCache | None
     shuffle: bool
     place: int
     places: int
@@ -223,7 +228,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._schedule = self._make_schedule(prepared, everyone)
         try:
             self._topology = source.template.contents()  # what the tiers are made of, and the graph
-            self._cache = FeatureCache.empty()
+            self._cache: FeatureCache | TypedFeatureCache = FeatureCache.empty()
             self._start_threads(self._make_tiers(prepared.cache, fill=any(facts.fills_cache for facts in everyone)))
         except BaseException as error:
             self._comm.report_failure(
@@ -248,6 +253,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             seed_columns=self._source.seed_columns,
             own=InPlace(BufferPool()) if on_host else Packed(self.device),
             served=InPlace(BufferPool()) if self._comm.device.type == "cpu" else Packed(self._comm.device),
+            repeats=getattr(self._source.sampler, "disjoint", False),
         )
         self._builder = BatchBuilder(
             fetch=self._fetch,
@@ -394,7 +400,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             fills_cache=self.replication_factor > 0,
             same={
                 "dataset": source.fingerprint,
+                "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
                 "input_nodes": source.seeds.split or "ids or a mask",
+                "time_attr": self.time_attr,
+                "weight_attr": self.weight_attr,
                 **{name: bool(value) if name == "replace" else value for name, value in settings.items()},
                 "batch_size": self.batch_size,
                 "shuffle": shuffle,
@@ -403,7 +412,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "depth": self.depth,
                 "dtype": str(self.dtype),
                 "gather": [
-                    [column[1], str(source.rows_of(column).dtype), list(source.rows_of(column).shape[1:])]
+                    [
+                        *(word for word in column if word is not None),
+                        str(source.rows_of(column).dtype),
+                        list(source.rows_of(column).shape[1:]),
+                    ]
                     for column in source.exchanged
                 ],
             },
@@ -412,10 +425,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             inputs_digest=inputs_digest(source.seeds.inputs) if source.exchange.placement.ranks_per_part > 1 else "",
         )
 
-    def _make_tiers(self, cache: FeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
+    def _make_tiers(self, cache: FeatureCache | TypedFeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
         """The tiers by vertex type, with the given cache, or with one of this loader's own if any rank has one to ``fill`` (that is collective)."""
         source, part_id = self._source, self._source.exchange.part_id
-        num_hot = {type_: int(self.gpu_fraction * book.size_of(part_id)) for type_, book in source.books.items()}
+        # Every rank has all rows of a type with one part.
+        home = {type_: part_id if book.num_parts > 1 else 0 for type_, book in source.books.items()}
+        num_hot = {type_: int(self.gpu_fraction * book.size_of(home[type_])) for type_, book in source.books.items()}
         of_rows = source.seeds.access_probability
         probability = of_rows(self._mean_batch_size) if of_rows is not None and any(num_hot.values()) else None
         made = {}
@@ -425,17 +440,17 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 hot = torch.sort(probability[type_], descending=True, stable=True).indices[: len(hot)].sort().values
             seeds_only = [name for owner, name in source.seed_columns if owner == type_]
             made[type_] = Tiers.of(
-                book, part_id, source.rows[type_], device=self.device, gpu_ids=hot, zero_copy=self.zero_copy, seeds_only=seeds_only
+                book, home[type_], source.rows[type_], device=self.device, gpu_ids=hot, zero_copy=self.zero_copy, seeds_only=seeds_only
             )  # fmt: skip
-        has_others = source.book.num_parts > 1  # then there is one type
-        if fill and has_others and source.exchanged:
-            self._cache = self._fetch_cache(made[None])
+        if fill and source.travelling:
+            self._cache = self._fetch_cache(made)
         if cache is not None:
             self._cache = cache
         if self.zero_copy:
             self._cache = self._cache.pinned()
-        if has_others:
-            made[None] = dataclasses.replace(made[None], copies=self._cache.tiers(self.zero_copy))
+        for type_, of_type in self._cache.by_type.items():
+            if type_ in made and source.books[type_].num_parts > 1:
+                made[type_] = dataclasses.replace(made[type_], copies=of_type.tiers(self.zero_copy))
         return made
 
     def _read_anew(self) -> None:
@@ -467,22 +482,29 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         fetch.columns = source.exchanged
         builder.held = contents
 
-    def _fetch_cache(self, tiers: Tiers) -> FeatureCache:
-        source, members, scores = self._source, NO_IDS, None
+    def _fetch_cache(self, tiers: Mapping[str | None, Tiers]) -> FeatureCache | TypedFeatureCache:
+        source, part_id = self._source, self._source.exchange.part_id
+        books = {type_: source.books[type_] for type_ in source.travelling}
+        members, scores = dict.fromkeys(books, NO_IDS), None
         if self.replication_factor > 0:
             scores = self._scores()
-            members = plan_cache(scores, source.book, tiers.part_id, self.replication_factor)
-        home = {name: tiers.home.rows[name] for _, name in source.exchanged}
-        cache = source.exchange.fetch_cache(home, IdSet.of(members, source.book.num_vertices))
-        cache = dataclasses.replace(cache, owner=(source.fingerprint, tiers.part_id))
-        return cache if scores is None else cache.on_device(scores, self.gpu_cache_bytes, self.device)
+            members = plan_caches(scores, books, source.row_bytes, part_id, self.replication_factor)
+        owner, caches = (source.fingerprint, part_id), {}
+        for type_, book in books.items():
+            home = {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
+            cache = source.exchange.fetch_cache(type_, home, IdSet.of(members[type_], book.num_vertices))
+            caches[type_] = dataclasses.replace(cache, owner=owner)
+        if scores is not None and self.gpu_cache_bytes:
+            caches = on_device(caches, scores, self.gpu_cache_bytes, self.device)
+        return caches[None] if None in caches else TypedFeatureCache(caches, owner)
 
-    def _scores(self) -> Tensor:
-        source, sampler = self._source, self._source.sampler
-        seeds, part_id = source.seeds.inputs.node, source.exchange.part_id
-        return score(
-            self.policy, self.data.workload(part_id, seeds, sampler.fanouts[0], self.batch_size, sampler.replace)
-        )
+    def _scores(self) -> Mapping[str | None, Tensor]:
+        source, batch_size = self._source, self._mean_batch_size
+        assert source.seeds.start is not None  # of a partitioned graph it is there
+        return scores_of_part(
+            self.policy, part=self.data, part_id=source.exchange.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
+            start=source.seeds.start(batch_size), batch_size=batch_size,
+        )  # fmt: skip
 
     # --- single batches, and PyG's hooks ------------------------------------------------------------------
 
@@ -841,7 +863,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     # --- reports ------------------------------------------------------------------------------------------
 
     @property
-    def cache(self) -> FeatureCache:
+    def cache(self) -> FeatureCache | TypedFeatureCache:
         """The cached rows; give it to another loader as ``cache=``."""
         return self._cache
 
@@ -873,7 +895,15 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def stats(self) -> LoaderStats:
         """What happened since construction or ``reset_stats``; filling the cache is not counted."""
-        rows, traffic, counters = self._fetch.counts, self._source.exchange.traffic, self._counters
+        counts, traffic, counters = self._fetch.counts, self._source.exchange.traffic, self._counters
+        by_type = {
+            type_: {
+                **{tier: counts[type_, tier] for tier in ("gpu", "cpu", "cache", "remote")},
+                "bytes_received": traffic.row_bytes_received[type_],
+            }
+            for type_ in self._fetch.tiers
+        }
+        rows = {tier: sum(of_type[tier] for of_type in by_type.values()) for tier in ("gpu", "cpu", "cache", "remote")}
         return LoaderStats(
             batches=counters.batches,
             rows_gpu=rows["gpu"],
@@ -884,6 +914,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             bytes_received=traffic.bytes_received,
             seconds_by_stage=dict(counters.seconds_by_stage),
             seconds_waiting=counters.seconds_waiting,
+            by_type=by_type,
         )
 
     def reset_stats(self) -> None:
@@ -959,7 +990,7 @@ def _use_huge_pages(tensors: Sequence[Tensor]) -> None:
         use_huge_pages(tensor)
 
 
-def _check_cache(cache: FeatureCache | None, source: BatchSource, part_id: int) -> None:
+def _check_cache(cache: FeatureCache | TypedFeatureCache | None, source: BatchSource, part_id: int) -> None:
     """Refuse a given cache of other contents or of another part, or one that lacks an attribute."""
     if cache is None or not len(cache):
         return
@@ -974,12 +1005,15 @@ def _check_cache(cache: FeatureCache | None, source: BatchSource, part_id: int) 
             f"the given cache was chosen for part {owner} and this rank serves part {part_id}; take the cache of a loader on that part"
         )
     for column in source.exchanged:
-        name = column[1]
-        if name not in cache.rows:
-            raise ValueError(
-                f"the given cache holds no rows of {name!r}; make it with gather={tuple(name for _, name in source.exchanged)}"
-            )
-        rows, cached = source.rows_of(column), cache.rows[name]
+        type_, name = column
+        if type_ not in source.travelling:
+            continue
+        of_type = cache.by_type.get(type_)
+        if of_type is None or name not in of_type.rows:
+            names = tuple(dict.fromkeys(name for _, name in source.exchanged))
+            of = "" if type_ is None else f" of {type_!r}"
+            raise ValueError(f"the given cache holds no rows of {name!r}{of}; make it with gather={names}")
+        rows, cached = source.rows_of(column), of_type.rows[name]
         if (rows.dtype, rows.shape[1:]) != (cached.dtype, cached.shape[1:]):
             raise ValueError(
                 f"the given cache must hold {rows.dtype} {list(rows.shape[1:])} rows of {name!r}, got {cached.dtype} "

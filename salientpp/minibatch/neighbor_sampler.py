@@ -115,23 +115,30 @@ class NeighborSampler(BaseSampler):
                 )
             self.graph = Graph.from_edge_index(NO_EDGES, count_vertices(data)[None])
         else:
-            self.graph = Graph.from_data(data, is_sorted=is_sorted)
+            # Other draws than Sampler's read edge ids by themselves.
+            linked = (
+                not disjoint and SubgraphType(getattr(subgraph_type, "value", subgraph_type)) != SubgraphType.induced
+            )
+            self.graph = Graph.from_data(data, is_sorted=is_sorted, linked=linked)
         self._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy)
 
     @classmethod
     def of(
         cls,
-        graph: Graph,
+        graph: Graph | TypedGraph,
         num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]],
         *,
         subgraph_type: SubgraphType | str = "directional",
         replace: bool = False,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
     ) -> NeighborSampler:
-        """A sampler of a homogeneous :class:`~salientpp.Graph`; shares its arrays."""
+        """A sampler of a :class:`~salientpp.Graph`, or of one with types, times or weights; shares its arrays."""
         sampler = cls.__new__(cls)
         sampler.sample_direction = "forward"
-        sampler.graph, sampler.typed_graph = graph, None
-        sampler._set_options(num_neighbors, subgraph_type, replace, False, "uniform")
+        sampler.graph = graph if isinstance(graph, Graph) else None
+        sampler.typed_graph = graph if isinstance(graph, TypedGraph) else None
+        sampler._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy)
         return sampler
 
     def _set_options(
@@ -191,6 +198,13 @@ class NeighborSampler(BaseSampler):
     @property
     def is_hetero(self) -> bool:
         return self.typed_graph is not None and not self.typed_graph.is_homogeneous
+
+    @property
+    def is_plain(self) -> bool:
+        """One type of vertices, and draws by no weights: the inclusion probabilities are those of a :class:`~salientpp.Graph`."""
+        if self.typed_graph is None:
+            return True
+        return not self.is_hetero and all(relation.edge_weight is None for relation in self.typed_graph.relations)
 
     @property
     def is_temporal(self) -> bool:

@@ -16,23 +16,23 @@ from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.graph.from_pyg import count_vertices
-from salientpp.ids import first_outside, read_ids
 from salientpp.minibatch.batch import add_node_attributes
 from salientpp.minibatch.loader import BatchLoader
-from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.options import Options, Pad, SamplingOptions, Uneven
+from salientpp.minibatch.seeds import check_one_per_seed, part_nodes, read_seeds, split_type
 from salientpp.minibatch.source import (
     BatchSource,
     Probability,
     Seeds,
     access_probability,
+    check_gather_is_default,
     connect_part,
     open_data,
     open_partition,
 )
 from salientpp.plan.cache import Policy
 from salientpp.plan.vip import uniform_start
-from salientpp.store.cache import FeatureCache
+from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.rows import RowSource
 
@@ -47,7 +47,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             edge types to such lists.
         input_nodes: seeds. On a ``Data``: mask, ids, or None for all. On a ``HeteroData``: a node type, or (node type, mask or ids).
             On a partitioned graph: 'train', 'val', 'test' (or another split), 'all', a mask [N], or global ids that this rank's part
-            owns.
+            owns; with several types (node type, one of these).
         input_time: [number of seeds]; the seeds' times, instead of those under ``time_attr``.
         replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted, directed: how to draw, see
             :class:`~salientpp.NeighborSampler`.
@@ -59,20 +59,23 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
             persistent_workers: as in torch's ``DataLoader``, except that workers are threads that sample ahead (0: the caller's), and
             ``generator`` only seeds the loader.
-        replication_factor: α >= 0; each rank caches ``floor(α N / K)`` remote rows.
+        replication_factor: α >= 0; each rank caches ``floor(α N / K)`` remote rows. With several types of vertices as many as take
+            ``α / K`` of the bytes of all rows that may travel.
         gpu_fraction: β in [0, 1]; this fraction of the part's rows, the hottest, is kept on ``device``.
         gpu_cache_bytes: as many of the cached rows as fit into this, the hottest, are kept on ``device`` too.
         zero_copy: on a CUDA device, keep the part's rows and the cached ones in page-locked host memory and let the device read them there,
             instead of gathering them in staging buffers; takes host memory for all of them, and needs Triton.
         dtype: of delivered ``x``, which may be stored narrower: converted on ``device``, a plain cast. None: as stored.
         policy: how cached rows are chosen: a name in :data:`salientpp.plan.cache.POLICIES`, or a function that scores the vertices of a
-            :class:`~salientpp.plan.cache.Workload`, float [N], the higher the sooner cached, 0 never.
+            :class:`~salientpp.plan.cache.Workload`, float [N], the higher the sooner cached, 0 never. With several types of vertices, or by
+            weights, a name in :data:`salientpp.plan.cache.TYPED_POLICIES`, or a function of a :class:`~salientpp.plan.cache.TypedWorkload`.
         cache: the ``cache`` of another loader, instead of one of its own.
         rows: name -> where the rows of that vertex attribute come from, instead of the data: a tensor, or an object with ``shape``, ``dtype`` and
             ``take`` (a :class:`~salientpp.store.rows.RowSource`). Row i is vertex i's; on a partitioned graph that of the part's i-th vertex.
             Of a ``HeteroData``, (node type, name) -> rows.
         gather: on a partitioned graph, the attributes that every sampled vertex gets, each named once or more; others come for the
-            seeds. Without any, no row travels.
+            seeds. Without any, no row travels. With several types a name means this attribute of every type that has it, and
+            (node type, name) that of one.
         device: where batches are delivered; None: the CPU.
         depth: batches in flight, 1 to 10. 1 turns the pipeline off. Without other ranks or another device there is none.
         seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
@@ -116,7 +119,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         zero_copy: bool = False,
         dtype: torch.dtype | None = None,
         policy: Policy = "vip",
-        cache: FeatureCache | None = None,
+        cache: FeatureCache | TypedFeatureCache | None = None,
         rows: Mapping[Any, Tensor | RowSource] | None = None,
         gather: Iterable[str] = ("x",),
         device: torch.device | str | None = None,
@@ -154,16 +157,10 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         data = self.data
         if isinstance(data, PartitionedGraph):
             return self._open_partition(data, comm, sampling)
-        if self.input_time is not None and sampling.time_attr is None:
-            raise ValueError(
-                "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set."
-            )
+        _check_times(self.input_time, sampling)
         sampler = sampling.sampler(data, "sample_from_nodes")
         inputs = _node_inputs(data, self.input_nodes, self.input_time, self.input_id)
-        if self.gather not in ("x", ["x"], ("x",)):
-            raise ValueError(
-                "gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex"
-            )
+        check_gather_is_default(self.gather)
         seeds = Seeds(
             inputs=inputs,
             number=inputs.node.numel(),
@@ -174,23 +171,20 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         return open_data(data, comm, sampler, seeds, rows=self.rows, custom_cls=self.custom_cls)
 
     def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        strategy = sampling.temporal_strategy
-        _refuse_on_parts(
-            input_time=self.input_time, disjoint=sampling.disjoint, time_attr=sampling.time_attr, weight_attr=sampling.weight_attr,
-            neighbor_sampler=sampling.neighbor_sampler, input_id=self.input_id, custom_cls=self.custom_cls,
-            temporal_strategy=None if strategy == "uniform" else strategy,
-        )  # fmt: skip
-        kind = "induced" if not sampling.directed else sampling.subgraph_type
-        sampler = NeighborSampler.of(part.graph, sampling.num_neighbors, subgraph_type=kind, replace=sampling.replace)
+        _check_times(self.input_time, sampling)
+        if self.custom_cls is not None:
+            raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
+        sampler = sampling.sampler_of_part(part)
         exchange = connect_part(part, comm)
-        inputs, split = _part_inputs(part, exchange.part_id, self.input_nodes)
+        inputs, split = part_nodes(part, exchange.part_id, self.input_nodes, self.input_time, self.input_id)
         seeds = Seeds(
             inputs=inputs,
             number=inputs.node.numel(),
             draw=sampler.sample_from_nodes,
-            add_batch_attributes=partial(add_node_attributes, input_type=None),
+            add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
             access_probability=None,
             split=split,
+            start=partial(_start, inputs),
         )
         return open_partition(part, exchange, sampler, seeds, gather=self.gather, rows=self.rows)
 
@@ -200,46 +194,21 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         return self._source.sampler
 
 
+def _start(inputs: NodeSamplerInput, batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:
+    """How probably a batch starts from each vertex."""
+    return {inputs.input_type: uniform_start(inputs.node, batch_size)}
+
+
 def _access_probability(sampler: BaseSampler, inputs: NodeSamplerInput, batch_size: int) -> Probability:
     """How probably a batch needs each row."""
-    return access_probability(
-        sampler, {inputs.input_type: uniform_start(inputs.node, batch_size)}, inputs.node, batch_size
-    )
+    return access_probability(sampler, _start(inputs, batch_size), inputs.node, batch_size)
 
 
-def _part_inputs(part: PartitionedGraph, part_id: int, nodes: Any) -> tuple[NodeSamplerInput, str | None]:
-    """All seeds of a part, and the name of the split if they are one."""
-    begin, end = part.book.range_of(part_id)
-    input_id = None
-    if nodes is None:
-        nodes = "all"
-    if isinstance(nodes, str):
-        seeds = input_id = part.split(nodes, part_id)
-    else:
-        seeds, is_mask = _read_seeds(nodes, part.num_vertices)
-        if is_mask:
-            seeds = input_id = seeds[(seeds >= begin) & (seeds < end)]
-        else:
-            foreign = first_outside(seeds, end, begin)
-            if foreign is not None:
-                seed = seeds[foreign]
-                raise ValueError(
-                    f"seed {int(seed)} is owned by part {int(part.book.owner(seed))} but this rank serves part {part_id}; "
-                    "give each rank its own seeds, or the name of a split"
-                )
-    return NodeSamplerInput(input_id, seeds), nodes if isinstance(nodes, str) else None
-
-
-def _read_seeds(nodes: Any, num_vertices: int) -> tuple[Tensor, bool]:
-    """``input_nodes`` as int64 ids in range, and whether they were a mask."""
-    if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
-        raise ValueError(f"input_nodes of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
-    nodes = torch.as_tensor(nodes)
-    if nodes.layout != torch.strided or nodes.device.type == "meta":
-        raise ValueError(f"input_nodes must be an ordinary tensor with values, got {nodes.layout} on {nodes.device}")
-    if nodes.dim() != 1:
-        raise ValueError(f"input_nodes must have 1 dimension, got shape {list(nodes.shape)}")
-    return read_ids(nodes, num_vertices, "input_nodes")
+def _check_times(input_time: Tensor | None, sampling: SamplingOptions) -> None:
+    if input_time is not None and sampling.time_attr is None:
+        raise ValueError(
+            "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set."
+        )
 
 
 def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | None) -> NodeSamplerInput:
@@ -247,31 +216,9 @@ def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | 
     sizes = count_vertices(data)
     type_ = None
     if None not in sizes:
-        type_, nodes = nodes if isinstance(nodes, (tuple, list)) and len(nodes) == 2 else (nodes, None)
-        if not isinstance(type_, str):
-            raise ValueError(
-                f"input_nodes of a graph with several types must be a node type or (node type, mask or ids), got {type_!r}"
-            )
-        if type_ not in sizes:
-            raise ValueError(
-                f"input_nodes must be of a node type of the data ({', '.join(map(str, sizes))}), got {type_!r}"
-            )
-        nodes = list(nodes) if isinstance(nodes, range) else nodes
-    ids, is_mask = (torch.arange(sizes[type_]), False) if nodes is None else _read_seeds(nodes, sizes[type_])
+        type_, nodes = split_type(nodes, sizes)
+    ids, is_mask = (torch.arange(sizes[type_]), False) if nodes is None else read_seeds(nodes, sizes[type_])
     if is_mask and input_id is None:
         input_id = ids
-    for name, values in (("input_time", time), ("input_id", input_id)):
-        if values is not None and (
-            not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != ids.numel()
-        ):
-            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise ValueError(f"{name} must have one entry per seed, expected shape [{ids.numel()}], got {got}")
+    check_one_per_seed(ids, input_time=time, input_id=input_id)
     return NodeSamplerInput(input_id, ids, time, type_)
-
-
-def _refuse_on_parts(**arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None and value is not False:
-            raise NotImplementedError(
-                f"{name}={value!r} is not available on a partitioned graph yet; leave it out, or use a Data object in one process"
-            )

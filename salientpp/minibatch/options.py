@@ -24,7 +24,8 @@ from salientpp.plan.arguments import as_integer, as_real
 from salientpp.plan.cache import Policy, check_policy, check_replication_factor
 from salientpp.plan.schedule import UNEVEN
 from salientpp.store.assembly import has_kernel
-from salientpp.store.cache import FeatureCache
+from salientpp.store.cache import FeatureCache, TypedFeatureCache
+from salientpp.store.directory.opened import PartitionedGraph
 
 #: What happens where ranks have different numbers of batches, see :mod:`salientpp.plan.schedule`; None: 'wrap' for seeds in a random order, which are
 #: to be trained on, and 'exact' for others, so that an evaluation counts each once.
@@ -46,7 +47,7 @@ class Options:
     zero_copy: bool = False
     dtype: torch.dtype | None = None
     policy: Policy = "vip"
-    cache: FeatureCache | None = None
+    cache: FeatureCache | TypedFeatureCache | None = None
     rows: Mapping[Any, Any] | None = None
     device: torch.device | str | int | None = None
     depth: int = 10
@@ -74,7 +75,7 @@ class Options:
             )
         replication_factor = check_replication_factor(self.replication_factor)
         check_policy(self.policy)
-        if self.cache is not None and not isinstance(self.cache, FeatureCache):
+        if self.cache is not None and not isinstance(self.cache, (FeatureCache, TypedFeatureCache)):
             raise TypeError(
                 f"cache must be the cache of another loader (loader.cache), got {type(self.cache).__name__}"
             )
@@ -196,6 +197,27 @@ class SamplingOptions:
     is_sorted: bool
     directed: bool
     neighbor_sampler: BaseSampler | None
+
+    def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
+        """A sampler over the topology of a partitioned graph, which every rank has whole.
+
+        Raises:
+            ValueError: the arguments do not fit the graph, or a sampler is given: the cache is planned by knowing how batches are drawn.
+        """
+        if self.neighbor_sampler is not None:
+            raise ValueError(
+                "neighbor_sampler= is for data in one process: on a partitioned graph the cache and the order of rows follow from how this "
+                "package's sampler draws; leave it out, and say how to draw with the loader's own arguments"
+            )
+        needs_types = part.is_hetero or self.time_attr is not None or self.weight_attr is not None
+        return NeighborSampler.of(
+            part.typed_graph(self.time_attr, self.weight_attr) if needs_types else part.graph,
+            self.num_neighbors,
+            subgraph_type=self.subgraph_type if self.directed else SubgraphType.induced,
+            replace=self.replace,
+            disjoint=self.disjoint,
+            temporal_strategy=self.temporal_strategy,
+        )
 
     def sampler(self, data: Any, method: str) -> BaseSampler:
         """The user's own sampler, which must have ``method``, or one over ``data``."""

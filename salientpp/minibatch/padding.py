@@ -160,7 +160,7 @@ class Padding:
         names = {"e_id"}
         whole, template = self._whole(store._key), self.source.template
         if isinstance(template, PartitionTemplate):
-            names |= set(template.edge_rows)
+            names |= set(template.edge_rows[store._key])
         if whole is not None:
             names |= {name for name in list(whole) if whole.is_edge_attr(name)}
         return [name for name in list(store) if name in names and name != "edge_index" and store[name] is not None]
@@ -227,7 +227,8 @@ def sizes_of(mfg: SamplerOutput | HeteroSamplerOutput) -> Sizes:
 
 def types_of(data: Any) -> list[Any]:
     """Of vertices and of edges."""
-    return [*data.node_types, *data.edge_types] if isinstance(data, HeteroData) else [None, _EDGES]
+    typed = isinstance(data, HeteroData) or getattr(data, "is_hetero", False)
+    return [*data.node_types, *data.edge_types] if typed else [None, _EDGES]
 
 
 def check_padding(data: Any, source: BatchSource, custom_cls: type | None) -> None:

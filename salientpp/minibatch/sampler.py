@@ -49,8 +49,16 @@ class Sampler:
         Raises:
             RuntimeError: a seed is out of range.
         """
+        graph = self.graph
         n_id, edge_index, e_id, num_nodes, num_edges = ops.sample_neighbors(
-            self.graph.indptr, self.graph.indices, self.graph.edge_id, seeds, self.fanouts, key, self.replace
+            graph.indptr,
+            graph.indices,
+            graph.edge_id if graph.links is None else None,
+            seeds,
+            self.fanouts,
+            key,
+            self.replace,
+            links=graph.links,
         )
         return SamplerOutput(
             node=n_id,

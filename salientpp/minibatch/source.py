@@ -23,7 +23,7 @@ from salientpp.plan.vip import inclusion_probability, typed_inclusion_probabilit
 from salientpp.store.directory.contents import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange
-from salientpp.store.rows import RowSource, TensorRows, checked_rows
+from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
 
 #: Per vertex type, the names and rows of its attributes.
 RowsByType = Mapping["str | None", Mapping[str, RowSource]]
@@ -44,6 +44,8 @@ class Seeds:
         access_probability: of the batch size: how probably a batch needs each row; called if rows are to be kept on the device. None: rows
             are in that order.
         split: the name of the seeds, if they have one that means the same on every rank.
+        start: of the batch size: per vertex type with seeds, how probably a batch has each vertex among them, a function of the number of
+            vertices. Of a partitioned graph, whose cache is planned by it.
     """
 
     inputs: NodeSamplerInput | EdgeSamplerInput
@@ -52,6 +54,7 @@ class Seeds:
     add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
     access_probability: Callable[[int], Probability] | None
     split: str | None = None
+    start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +65,7 @@ class BatchSource:
         seeds: all of them.
         sampler: knows the graph and how to draw from it.
         exchange: gets rows of other parts.
-        books: per vertex type, who owns which vertex. Only a graph of one type has several parts.
+        books: per vertex type, who has which rows; one part where every rank has them all.
         rows: per vertex type, the rows of this part by name.
         template: makes a batch of an MFG and rows.
         exchanged: columns that every sampled vertex gets.
@@ -82,12 +85,22 @@ class BatchSource:
     fingerprint: str
     own: Collection[Column] = frozenset()
 
-    @property
-    def book(self) -> PartitionBook:
-        return next(iter(self.books.values()))
-
     def rows_of(self, column: Column) -> RowSource:
         return self.rows[column[0]][column[1]]
+
+    @property
+    def travelling(self) -> list[str | None]:
+        """The vertex types whose rows may come from other ranks."""
+        types = dict.fromkeys(type_ for type_, _ in self.exchanged)
+        return [type_ for type_ in types if self.books[type_].num_parts > 1]
+
+    @property
+    def row_bytes(self) -> dict[str | None, int]:
+        """Of all columns that a sampled vertex of each type gets."""
+        return {
+            type_: sum(empty_rows(self.rows_of(column), 1).nbytes for column in self.exchanged if column[0] == type_)
+            for type_ in self.books
+        }
 
     def columns_now(self) -> dict[Column, RowSource]:
         """The columns that every sampled vertex gets from a ``Data``, as that is now."""
@@ -127,7 +140,7 @@ def open_data(
             "rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
         )
     template = StoreTemplate(data[0], data[1], custom_cls) if is_remote(data) else DataTemplate(data, own)
-    exchange = Exchange(comm, next(iter(books.values())))
+    exchange = Exchange(comm, books, num_parts=1)
     columns = {**_in_memory(template.columns()), **own}
     return BatchSource(
         seeds=seeds,
@@ -152,10 +165,10 @@ def connect_part(part: PartitionedGraph, comm: Comm) -> Exchange:
     if comm.size == 1 and part.num_parts > 1:
         raise ValueError(
             f"{part.root} has {part.num_parts} parts, and a loader needs a rank for each: start torchrun --nproc-per-node {part.num_parts} and call "
-            f"dist.init_process_group() before salientpp.load (ranks may share a host). One process may look at any part: part.node_rows(part_id), "
+            f"dist.init_process_group() before salientpp.load (ranks may share a host). One process may look at any part: part.rows(part_id), "
             "part.split(name, part_id), part.take(name, n_id)"
         )
-    exchange = Exchange(comm, part.book)
+    exchange = Exchange(comm, part.row_books, part.num_parts)
     if part.part_id is not None and part.part_id != exchange.part_id:
         raise ValueError(
             f"rank {comm.rank} serves part {exchange.part_id} of {part.num_parts}, but its graph was loaded with "
@@ -183,28 +196,48 @@ def open_partition(
         ValueError, TypeError: these do not fit the graph.
     """
     part_id = exchange.part_id
-    taken = sorted(OWN_NAMES & {*part.manifest["node_attributes"], *part.manifest["edge_attributes"]})
+    edge_rows = part.edge_rows_by_type()
+    of_part = {(type_, name): rows for type_, named in part.rows(part_id).items() for name, rows in named.items()}
+    taken = sorted(
+        OWN_NAMES & {*(name for _, name in of_part), *(name for named in edge_rows.values() for name in named)}
+    )
     if taken:
         raise ValueError(
             f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again"
         )
-    known: dict[str, RowSource] = {name: TensorRows(tensor) for name, tensor in part.node_rows(part_id).items()}
-    own = {name: source for (_, name), source in _own_rows(rows, {None: part.book.size_of(part_id)}).items()}
-    known |= own
+    books = part.row_books
+    # Of a type that every rank has whole, all rows.
+    sizes = {type_: book.size_of(part_id if book.num_parts > 1 else 0) for type_, book in books.items()}
+    own = _own_rows(rows, sizes)
+    known: dict[Column, RowSource] = {column: TensorRows(tensor) for column, tensor in of_part.items()} | own
     gathered = _checked_gather(gather, list(known), part)
+    seed_type = getattr(seeds.inputs, "input_type", None)
+    of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may be anyone's
+    words = {column: "".join(f"{word} " for word in column if word is not None) for column in own}
     return BatchSource(
         seeds=seeds,
         sampler=sampler,
         exchange=exchange,
-        books={None: part.book},
-        rows={None: known},
-        template=PartitionTemplate(part.edge_rows()),
-        exchanged=[(None, name) for name in gathered],
-        seed_columns=[(None, name) for name in known if name not in gathered],
+        books=books,
+        rows=by_type(books, known),
+        template=PartitionTemplate(edge_rows),
+        exchanged=gathered,
+        seed_columns=[column for column in known if of_seeds and column[0] == seed_type and column not in gathered],
         # Contents of rows that come from elsewhere are not known; which these are must agree.
         fingerprint=part.fingerprint
-        + "".join(f", {name} {own[name].dtype} {list(own[name].shape[1:])}" for name in sorted(own)),
+        + "".join(
+            f", {words[column]}{own[column].dtype} {list(own[column].shape[1:])}"
+            for column in sorted(own, key=lambda column: words[column])
+        ),
     )
+
+
+def check_gather_is_default(gather: Any) -> None:
+    """Raise where attributes to gather are named for an object in memory."""
+    if gather not in ("x", ["x"], ("x",)):
+        raise ValueError(
+            "gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex"
+        )
 
 
 def by_type(books: Mapping[str | None, PartitionBook], columns: Mapping[Column, RowSource]) -> RowsByType:
@@ -233,20 +266,23 @@ def _own_rows(rows: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]:
     return own
 
 
-def _checked_gather(gather: Any, known: list[str], part: PartitionedGraph) -> list[str]:
+def _checked_gather(gather: Any, known: list[Column], part: PartitionedGraph) -> list[Column]:
     """The attributes to gather, each once. Sets have an order of their own in every process, so theirs becomes the alphabet's."""
     if not isinstance(gather, Iterable):
         raise TypeError(f"gather must be the names of node attributes of {part.root}, got {type(gather).__name__}")
-    names = [gather] if isinstance(gather, (str, bytes)) else list(gather)
-    for name in names:
-        if not isinstance(name, str) or (name not in known and names != ["x"]):
-            raise ValueError(
-                f"gather must name node attributes of {part.root} ({', '.join(sorted(known))}), got {name!r}"
-            )
-    names = list(dict.fromkeys(map(str, names)))  # numpy has strings of its own
+    names: list[Any] = [gather] if isinstance(gather, (str, bytes)) else list(gather)
     if isinstance(gather, Set):
-        names.sort()
-    return [name for name in names if name in known]
+        names.sort(key=str)
+    columns: dict[Column, None] = {}
+    for name in names:
+        # A name alone means this attribute of every type that has it; numpy has strings of its own.
+        named = tuple(map(str, name)) if isinstance(name, tuple) and len(name) == 2 else None
+        found = [column for column in known if column == named or (isinstance(name, str) and column[1] == name)]
+        if not found and names != ["x"]:
+            there = sorted(name if type_ is None else f"({type_!r}, {name!r})" for type_, name in known)
+            raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(there)}), got {name!r}")
+        columns |= dict.fromkeys(found)
+    return list(columns)
 
 
 def access_probability(

@@ -31,8 +31,8 @@ from salientpp.minibatch.batch import Contents
 from salientpp.minibatch.builder import BatchBuilder, store_of
 from salientpp.pipeline import Stage, Trace, tensors_in, traced
 from salientpp.processes import Task, Undone
-from salientpp.store.exchange import Counts, PendingCounts
-from salientpp.store.fetch import Column, Fetch, Recipe, Taken
+from salientpp.store.exchange import Counts, PendingCounts, PendingRows
+from salientpp.store.fetch import Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
 
 #: By its name the time of a user's ``transform`` counts, and its errors.
@@ -59,11 +59,6 @@ class Sampled:
     plan: Mapping[str | None, Places | Recipe] = field(default_factory=dict)
     mfg: SamplerOutput | HeteroSamplerOutput | None = None
     contents: Contents | None = None
-
-    @property
-    def travelling(self) -> Places:
-        """Of the vertices that others may own: only a graph of one type is partitioned, with several none is remote."""
-        return next(iter(self.places.values()))
 
 
 @dataclass(frozen=True)
@@ -103,10 +98,10 @@ class IdsSent(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class IdsRead(InFlight):
-    """``asked``: int64 [a], rows of this part that the others want, by rank."""
+    """``asked``: by vertex type int64 [a], rows of this part that the others want, by rank."""
 
     counts: Counts
-    asked: Tensor
+    asked: Mapping[str | None, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +128,7 @@ class Gathered(OnDevice):
 @dataclass(frozen=True, eq=False)
 class RowsSent(InFlight):
     gathered: Gathered
-    pending: Mapping[Column, Pending]
+    pending: PendingRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,9 +184,7 @@ class BatchStages:
         columns = self.builder.brought(contents)
         places = fetch.look_up(n_id)
         rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
-        batch = self.builder.build(
-            mfg, {**rows, **(fetch.seed_rows(mfg.node[:num_seeds]) if fetch.seed_columns else {})}
-        )
+        batch = self.builder.build(mfg, {**rows, **(fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {})})
         for column in columns:  # attributes keep their order
             store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
         return Sampled(index, places, batch=fetch.own.pin(batch), plan=fetch.plan(places), mfg=mfg, contents=contents)
@@ -200,15 +193,15 @@ class BatchStages:
         return request.sampling.result()
 
     def exchange_counts(self, state: Sampled) -> CountsSent:
-        return CountsSent(state, self.fetch.exchange.send_counts(state.travelling.remote_counts, leaving=state.leaving))
+        counts = {type_: places.remote_counts for type_, places in state.places.items()}
+        return CountsSent(state, self.fetch.exchange.send_counts(counts, leaving=state.leaving))
 
     def read_counts(self, state: CountsSent) -> CountsRead:
         return CountsRead(state.sampled, self.fetch.exchange.read_counts(state.pending))
 
     def exchange_ids(self, state: CountsRead) -> IdsSent:
-        return IdsSent(
-            state.sampled, state.counts, self.fetch.exchange.send_ids(state.counts, state.sampled.travelling.remote_id)
-        )
+        ids = {type_: places.remote_id for type_, places in state.sampled.places.items()}
+        return IdsSent(state.sampled, state.counts, self.fetch.exchange.send_ids(state.counts, ids))
 
     def localize_ids(self, state: IdsSent) -> IdsRead:
         return IdsRead(state.sampled, state.counts, self.fetch.exchange.read_ids(state.counts, state.pending))

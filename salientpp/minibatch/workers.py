@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.minibatch.direct import BatchMaker
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
@@ -89,7 +89,7 @@ class SamplingWorkers:
 
     def draw(self, positions: Tensor, key: int) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of the seeds at these positions; a sampler of the user's takes no key."""
-        inputs, draw = self._seeds.inputs[positions], self._seeds.draw
+        inputs, draw = _chosen(self._seeds.inputs, positions), self._seeds.draw
         mfg = draw(inputs, key=key) if isinstance(self._sampler, NeighborSampler) else draw(inputs)
         if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
             mfg.metadata = (inputs.input_id, inputs.time)
@@ -97,6 +97,13 @@ class SamplingWorkers:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_initialiser": None}  # threads of a copy are new ones
+
+
+def _chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> NodeSamplerInput | EdgeSamplerInput:
+    """``inputs[positions]``; of plain seeds without PyG's indexing, which takes longer than many a batch."""
+    if type(inputs) is not NodeSamplerInput or inputs.input_id is not None or inputs.time is not None:
+        return inputs[positions]
+    return NodeSamplerInput(positions, inputs.node.index_select(0, positions), None, inputs.input_type)
 
 
 class _OncePerThread:

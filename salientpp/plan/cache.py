@@ -2,14 +2,17 @@
 
 A policy scores every vertex for one part; the cache plan takes the remote vertices with the highest scores, as many
 as the replication factor α allows: ``floor(α N / K)`` rows per part. Policies are pure functions in one table.
+
+Over several types of vertices the budget is in bytes, ``α / K`` times those of all rows that may travel, and what counts is the score per byte:
+wide rows of one type compete with narrow ones of another. With one type the two are the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,11 +20,12 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph
+from salientpp.graph.typed import TypedGraph
 from salientpp.ids import first_outside
 from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.arguments import as_real
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.vip import inclusion_probability
+from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
 
 #: More than any number of parts; α N stays a number.
 _LARGEST_ALPHA = 1e9
@@ -203,6 +207,156 @@ def score(policy: Policy, workload: Workload) -> Tensor:
         raise ValueError(f"policy must return real scores, got {scores.dtype}")
     scores = scores.detach().cpu()
     return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float64)
+
+
+# --- several types of vertices, weights, seeds that are edges ----------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TypedWorkload:
+    """What one part's batches are made from, over several types of vertices, by weights, or from edges.
+
+    Attributes:
+        graph: the topology.
+        part_id: the part whose cache is planned.
+        start: per vertex type with seeds, the probability that a batch has a vertex among them: a function of the number of vertices, see
+            :func:`salientpp.plan.vip.uniform_start` and :func:`~salientpp.plan.vip.link_start`.
+        fanouts: per relation of the graph.
+        replace: neighbours are drawn with replacement.
+        vip: per vertex type float32 [N], the inclusion probabilities of this workload if they are known.
+    """
+
+    graph: TypedGraph
+    part_id: int
+    start: Mapping[str | None, Callable[[int], Tensor]]
+    fanouts: Sequence[Sequence[int]]
+    replace: bool = False
+    vip: Mapping[str | None, Tensor] | None = None
+
+
+def _typed_vip(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
+    if workload.vip is not None:
+        return workload.vip
+    return typed_inclusion_probability(workload.graph, workload.start, workload.fanouts, replace=workload.replace)
+
+
+def _typed_vip_hop(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
+    return typed_inclusion_probability(
+        workload.graph, workload.start, workload.fanouts, expand="hop", replace=workload.replace
+    )
+
+
+def _typed_degree(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
+    """How many vertices aggregate from v, over all relations; anywhere, within reach of the seeds or not."""
+    graph = workload.graph
+    degree = [torch.zeros(size, dtype=torch.float32) for size in graph.num_vertices]
+    for relation in graph.relations:
+        found = torch.bincount(relation.indices.long(), minlength=graph.num_vertices[relation.source])
+        degree[relation.source] += found.to(torch.float32)
+    return dict(zip(graph.node_types, degree))
+
+
+def _typed_random(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
+    graph = workload.graph
+    return {
+        type_: ops.permutation(size, ops.join_key(workload.part_id, place)).to(torch.float32) + 1
+        for place, (type_, size) in enumerate(zip(graph.node_types, graph.num_vertices))
+    }
+
+
+#: Those of :data:`POLICIES` that are there over several types of vertices.
+TYPED_POLICIES: dict[str, Callable[[TypedWorkload], Mapping[str | None, Tensor]]] = {
+    "degree": _typed_degree,
+    "random": _typed_random,
+    "vip": _typed_vip,
+    "vip-hop": _typed_vip_hop,
+}
+
+
+def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> dict[str | None, Tensor]:
+    """The scores of a policy, per vertex type float [N]; zeros where nothing is drawn.
+
+    Args:
+        policy: a name in :data:`TYPED_POLICIES`, or a function of a :class:`TypedWorkload` that gives such scores; types may be missing.
+
+    Raises:
+        ValueError: there is no such policy over several types, or its scores are not one number for every vertex.
+    """
+    graph = workload.graph
+    sizes = dict(zip(graph.node_types, graph.num_vertices))
+    if not any(len(fanouts) for fanouts in workload.fanouts):
+        return {type_: torch.zeros(size) for type_, size in sizes.items()}
+    if not callable(policy) and policy not in TYPED_POLICIES:
+        raise ValueError(
+            f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} over several types of vertices, weighted edges or seeds that are edges, "
+            f"got {policy!r}; or pass a function of a TypedWorkload"
+        )
+    scores = policy(workload) if callable(policy) else TYPED_POLICIES[policy](workload)
+    if not isinstance(scores, Mapping) or not set(scores) <= set(sizes):
+        got = sorted(map(str, scores)) if isinstance(scores, Mapping) else type(scores).__name__
+        raise ValueError(f"policy must return a mapping of vertex types to scores, expected {list(sizes)}, got {got}")
+    for type_, of_type in scores.items():
+        if not isinstance(of_type, Tensor) or of_type.shape != (sizes[type_],) or of_type.dtype.is_complex:
+            got = f"{of_type.dtype} {list(of_type.shape)}" if isinstance(of_type, Tensor) else type(of_type).__name__
+            raise ValueError(f"policy must return real scores of shape [{sizes[type_]}] for {type_!r}, got {got}")
+    return {type_: scores.get(type_, torch.zeros(size)).detach().cpu() for type_, size in sizes.items()}
+
+
+def plan_caches(
+    scores: Mapping[str | None, Tensor],
+    books: Mapping[str | None, PartitionBook],
+    row_bytes: Mapping[str | None, int],
+    part_id: int,
+    replication_factor: float,
+) -> dict[str | None, Tensor]:
+    """The remote vertices to cache for a part, of every type whose rows may travel.
+
+    Args:
+        scores: per vertex type float [N], see :func:`plan_cache`.
+        books, row_bytes: of the types whose rows may travel: who owns what, and the bytes of a row.
+        replication_factor: α >= 0; rows of ``α / K`` times the bytes of all these types' rows at most.
+
+    Returns:
+        Per type ascending global ids, int64. Where scores per byte are equal, the type that comes first in ``books`` and in it the lower id wins.
+    """
+    if len(books) == 1:
+        ((type_, book),) = books.items()
+        return {type_: plan_cache(scores[type_], book, part_id, replication_factor)}
+    remote = {}
+    for type_, book in books.items():
+        begin, end = book.range_of(part_id)
+        of_type = scores[type_].to(torch.float64)
+        if bool(of_type.isnan().any()):
+            raise ValueError(f"scores must be numbers, got nan at {type_!r} vertex {int(of_type.isnan().nonzero()[0])}")
+        useful = of_type > 0
+        useful[begin:end] = False
+        remote[type_] = torch.where(useful, of_type, -1.0)
+    return densest(remote, row_bytes, cache_bytes(replication_factor, books, row_bytes))
+
+
+def cache_bytes(
+    replication_factor: float, books: Mapping[str | None, PartitionBook], row_bytes: Mapping[str | None, int]
+) -> int:
+    """Bytes of rows that a part may cache: ``floor(α / K · Σ N · row bytes)`` over the types whose rows may travel."""
+    alpha = check_replication_factor(replication_factor)
+    total = sum(book.num_vertices * row_bytes[type_] for type_, book in books.items())
+    num_parts = next((book.num_parts for book in books.values()), 1)
+    return math.floor(round(alpha * total / num_parts, 6))
+
+
+def densest(
+    scores: Mapping[str | None, Tensor], row_bytes: Mapping[str | None, int], num_bytes: int
+) -> dict[str | None, Tensor]:
+    """Of each type the positions, ascending int64, of the highest scores per byte, as long as rows fit into ``num_bytes``; never one below 0."""
+    types = list(scores)
+    useful = [(scores[type_] >= 0).nonzero().flatten() for type_ in types]
+    width = torch.cat([torch.full_like(ids, max(1, row_bytes[type_])) for type_, ids in zip(types, useful)])
+    density = torch.cat([scores[type_][ids].to(torch.float64) for type_, ids in zip(types, useful)]) / width
+    order = torch.sort(density, descending=True, stable=True).indices
+    chosen = torch.zeros(order.numel(), dtype=torch.bool)
+    chosen[order[width[order].cumsum(0) <= num_bytes]] = True
+    masks = chosen.split([ids.numel() for ids in useful])
+    return {type_: ids[mask] for type_, ids, mask in zip(types, useful, masks)}
 
 
 def check_replication_factor(replication_factor: float) -> float:

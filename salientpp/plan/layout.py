@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from salientpp.graph.csc import Graph, runs_of_vertices
+from salientpp.graph.relation import Relation
 from salientpp.plan.partition import PartitionAssignment, assign_parts, check_num_parts
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.vip import add_seeds, draw_weights, inclusion_probability
@@ -34,6 +35,12 @@ class Layout:
     order: Tensor
     book: PartitionBook
     vip: Tensor
+
+    def part_of_old(self) -> Tensor:
+        """int64 [N], the part of every old id."""
+        part = torch.empty_like(self.order)
+        part[self.order] = torch.repeat_interleave(torch.arange(self.book.num_parts), self.book.offsets.diff())
+        return part
 
     def new_id(self) -> Tensor:
         """int64 [N], the new id of every old one."""
@@ -88,33 +95,50 @@ def lay_out(
     seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
     seed_sets = [seeds[assigned.assignment[seeds] == part_id] for part_id in range(assigned.num_parts)]
     vip = inclusion_probability(graph, seed_sets, num_neighbors, batch_size)
+    with_seeds = [add_seeds(vip[part_id], own_seeds, batch_size) for part_id, own_seeds in enumerate(seed_sets)]
+    return number_by(assigned.assignment, vip, with_seeds)
+
+
+def number_by(assignment: Tensor, vip: Tensor, with_seeds: Sequence[Tensor]) -> Layout:
+    """Number vertices by their part, and inside a part by what its batches need.
+
+    Args:
+        assignment: int64 [N], the part of every vertex.
+        vip: float32 [K, N] by old id, seeds not counted.
+        with_seeds: K tensors float32 [N], the same with seeds; ids inside a part descend by it.
+    """
     pieces = []
-    for part_id, own_seeds in enumerate(seed_sets):
-        own = (assigned.assignment == part_id).nonzero().flatten()
-        probability = add_seeds(vip[part_id], own_seeds, batch_size)
+    for part_id, probability in enumerate(with_seeds):
+        own = (assignment == part_id).nonzero().flatten()
         pieces.append(own[torch.sort(probability[own], descending=True, stable=True).indices])
     order = torch.cat(pieces)
     sizes = torch.tensor([0, *(piece.numel() for piece in pieces)])
     return Layout(order, PartitionBook(sizes.cumsum(0)), vip[:, order])
 
 
-def relabeled_edges(graph: Graph, layout: Layout) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
-    """The graph under new ids, piece by piece.
+def relabeled_edges(
+    lists: Graph | Relation, targets: Layout, sources: Layout | None = None
+) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
+    """Edges under new ids, piece by piece.
+
+    Args:
+        lists: neighbour lists of the vertices that ``targets`` numbers.
+        sources: the numbering of the vertices in the lists; None: the same.
 
     Returns:
         ``indptr`` int64 [N + 1], and an iterator over pieces of the edges in new order: where they were in
-        ``graph.indices``, and their sources under new ids (dtype of ``graph.indices``).
+        ``lists.indices``, and their sources under new ids (dtype of ``lists.indices``).
     """
-    degree = graph.in_degree()[layout.order]
+    degree = lists.indptr.diff()[targets.order]
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
-    new_id = layout.new_id().to(graph.indices.dtype)
+    new_id = (targets if sources is None else sources).new_id().to(lists.indices.dtype)
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         for first, last in runs_of_vertices(indptr, _EDGES_AT_ONCE):
-            start = graph.indptr[layout.order[first:last]] - (indptr[first:last] - indptr[first])
+            start = lists.indptr[targets.order[first:last]] - (indptr[first:last] - indptr[first])
             position = torch.repeat_interleave(start, degree[first:last])
             position += torch.arange(position.numel())
-            yield position, new_id[graph.indices[position].long()]
+            yield position, new_id[lists.indices[position].long()]
 
     return indptr, pieces()
 

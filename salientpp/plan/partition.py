@@ -28,7 +28,7 @@ seed set. Three steps:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,9 @@ def assign_parts(
     *,
     method: str | Tensor = "metis",
     seed_sets: Mapping[str, Tensor] | None = None,
+    loads: Mapping[str, Tensor] | None = None,
     edge_weights: Tensor | None = None,
+    weight_of_each: Tensor | None = None,
     tolerance: float = 0.05,
     seed: int = 0,
 ) -> PartitionAssignment:
@@ -115,8 +117,11 @@ def assign_parts(
             part ids, which is checked and measured, never changed.
         seed_sets: name to int32 or int64 ids in [0, N), e.g. ``{'train': ..., 'val': ...}``. Empty ones are
             left out of the balance.
+        loads: name to int64 [N], >= 0: what a vertex adds to its part, beside the seed sets; None: 'vertices', 1 each, and 'edges', the
+            in-degrees. 'random' minds the seed sets alone.
         edge_weights: int64 [N], each >= 1: how much cutting an edge into v costs (e.g. scaled VIP: what v draws, it
             draws from any in-edge alike). Only for 'metis'; None means 1 each.
+        weight_of_each: instead, int32 or int64 [E], in the order of ``graph.indices``.
         tolerance: how far above the mean a load may be, >= 0. Limits are met wherever the kernel finds moves
             that meet them all; ``balance`` of the result says.
         seed: >= 0; the same graph, arguments, seed and pymetis give the same assignment.
@@ -136,14 +141,19 @@ def assign_parts(
         raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
     if not isinstance(method, Tensor) and not (isinstance(method, str) and method in ("metis", "random")):
         raise ValueError(f"method must be 'metis', 'random' or a tensor of part ids, got {method!r}")
-    weights = _constraint_weights(graph, seed_sets or {})
-    if edge_weights is not None:
+    weights = _constraint_weights(graph, seed_sets or {}, loads)
+    if edge_weights is not None or weight_of_each is not None:
         if isinstance(method, Tensor) or method != "metis":
             raise ValueError("edge_weights only guide method='metis'; leave them out")
-        _check_edge_weights(edge_weights, num_vertices)
+        if edge_weights is not None and weight_of_each is not None:
+            raise ValueError("edge_weights and weight_of_each are the same thing told in two ways; give one of them")
+    if edge_weights is not None:
+        _check_edge_weights(edge_weights, "edge_weights", num_vertices, ", for the edges into each vertex")
+    if weight_of_each is not None:
+        _check_edge_weights(weight_of_each, "weight_of_each", graph.num_edges, ", one for each edge", torch.int32)
 
     if isinstance(method, Tensor):
-        assignment = _check_assignment(method, num_vertices, num_parts)
+        assignment = check_assignment(method, num_vertices, num_parts)
     elif num_parts > num_vertices:
         raise ValueError(
             f"num_parts must be at most the number of vertices, {num_vertices}, got {num_parts}: "
@@ -152,9 +162,10 @@ def assign_parts(
     elif num_parts == 1:  # METIS is not made for one part
         assignment = torch.zeros(num_vertices, dtype=torch.int64)
     elif method == "random":
-        assignment = _deal_at_random(weights, num_parts, seed)
+        strata = [weights[name] for name in seed_sets or {} if name in weights]
+        assignment = _deal_at_random(strata, num_vertices, num_parts, seed)
     else:
-        assignment = _partition_with_metis(graph, num_parts, weights, edge_weights, tolerance, seed)
+        assignment = _partition_with_metis(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
     return PartitionAssignment(
         assignment=assignment,
         num_parts=num_parts,
@@ -175,14 +186,20 @@ def check_num_parts(num_parts: int) -> None:
         raise ValueError(f"num_parts must be at most {MOST_PARTS}, got {num_parts}")
 
 
-def _constraint_weights(graph: Graph, seed_sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _constraint_weights(
+    graph: Graph, seed_sets: Mapping[str, Tensor], loads: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Name of each constraint to int64 [N]: what a vertex adds to its part. Empty seed sets are left out."""
-    weights = {
-        "vertices": torch.ones(graph.num_vertices, dtype=torch.int64),
-        "edges": graph.indptr.diff(),
-    }
+    weights = {} if loads is None else dict(loads)
+    if loads is None:
+        weights = {"vertices": torch.ones(graph.num_vertices, dtype=torch.int64), "edges": graph.indptr.diff()}
+    for name, load in weights.items():
+        if (load.dtype, list(load.shape)) != (torch.int64, [graph.num_vertices]) or bool((load < 0).any()):
+            raise ValueError(
+                f"loads[{name!r}] must be int64 [{graph.num_vertices}] of numbers >= 0, got {load.dtype} {list(load.shape)}"
+            )
     for name, ids in seed_sets.items():
-        if name in ("vertices", "edges"):
+        if name in weights:
             raise ValueError(f"a seed set may not be called {name!r}: that load is always balanced; rename it")
         if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
             got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
@@ -199,26 +216,17 @@ def _constraint_weights(graph: Graph, seed_sets: Mapping[str, Tensor]) -> dict[s
     return weights
 
 
-def _check_edge_weights(edge_weights: Tensor, num_vertices: int) -> None:
-    if not isinstance(edge_weights, Tensor) or (edge_weights.dtype, list(edge_weights.shape)) != (
-        torch.int64,
-        [num_vertices],
-    ):
-        got = (
-            f"{edge_weights.dtype} {list(edge_weights.shape)}"
-            if isinstance(edge_weights, Tensor)
-            else type(edge_weights).__name__
-        )
-        raise ValueError(f"edge_weights must be int64 [{num_vertices}], for the edges into each vertex, got {got}")
-    low = edge_weights < 1
+def _check_edge_weights(weights: Tensor, name: str, size: int, of: str, also: torch.dtype = torch.int64) -> None:
+    if not isinstance(weights, Tensor) or weights.dtype not in (torch.int64, also) or list(weights.shape) != [size]:
+        got = f"{weights.dtype} {list(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
+        raise ValueError(f"{name} must be int64 [{size}]{of}, got {got}")
+    low = weights < 1
     if bool(low.any()):
-        v = int(low.nonzero()[0])
-        raise ValueError(
-            f"edge_weights[{v}] must be >= 1, got {int(edge_weights[v])}; scale the weights up and clamp them"
-        )
+        at = int(low.nonzero()[0])
+        raise ValueError(f"{name}[{at}] must be >= 1, got {int(weights[at])}; scale the weights up and clamp them")
 
 
-def _check_assignment(assignment: Tensor, num_vertices: int, num_parts: int) -> Tensor:
+def check_assignment(assignment: Tensor, num_vertices: int, num_parts: int) -> Tensor:
     """A copy as int64 [N] on the CPU."""
     if assignment.dim() != 1 or assignment.numel() != num_vertices:
         raise ValueError(
@@ -254,18 +262,16 @@ def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:
 # --- methods ---------------------------------------------------------------------------------------------
 
 
-def _deal_at_random(weights: Mapping[str, Tensor], num_parts: int, seed: int) -> Tensor:
-    """Shuffle the vertices, sort them by the seed sets they are in, and deal them out in turn.
+def _deal_at_random(seed_sets: Sequence[Tensor], num_vertices: int, num_parts: int, seed: int) -> Tensor:
+    """Shuffle the vertices, sort them by the seed sets they are in (int64 [N], how often), and deal them out in turn.
 
     A run of equals is dealt evenly to within one, so every stratum is, and the whole.
     """
-    num_vertices = weights["vertices"].numel()
     stratum = np.zeros(num_vertices, dtype=np.int64)
-    for name, weight in weights.items():
-        if name not in ("vertices", "edges"):
-            # Numbered afresh after each set: fewer strata than vertices, so the product cannot overflow.
-            _, listed = np.unique(weight.numpy(), return_inverse=True)
-            _, stratum = np.unique(stratum * (listed.max() + 1) + listed, return_inverse=True)
+    for weight in seed_sets:
+        # Numbered afresh after each set: fewer strata than vertices, so the product cannot overflow.
+        _, listed = np.unique(weight.numpy(), return_inverse=True)
+        _, stratum = np.unique(stratum * (listed.max() + 1) + listed, return_inverse=True)
     rng = np.random.Generator(np.random.PCG64(seed))
     order = rng.permutation(num_vertices)
     order = order[np.argsort(stratum[order], kind="stable")]
@@ -281,26 +287,29 @@ def _partition_with_metis(
     num_parts: int,
     weights: Mapping[str, Tensor],
     edge_weights: Tensor | None,
+    weight_of_each: Tensor | None,
     tolerance: float,
     seed: int,
 ) -> Tensor:
     pymetis = _import_pymetis()
     idx_t = pymetis.zero_copy_dtype()
     # METIS adds these up, and now and then multiplies them by a little. In floating point: sums may overflow here.
-    edge_total = 2.0 * (
-        graph.num_edges if edge_weights is None else float(edge_weights.double() @ weights["edges"].double())
-    )
+    edge_total = 2.0 * graph.num_edges
+    if edge_weights is not None:
+        edge_total = 2.0 * float(edge_weights.double() @ graph.indptr.diff().double())
+    if weight_of_each is not None:
+        edge_total = 2.0 * float(weight_of_each.sum(dtype=torch.float64))
     if max(edge_total, graph.num_edges + graph.num_vertices) > np.iinfo(idx_t).max / 4:
         raise ValueError(
             f"the graph has {graph.num_vertices} vertices and {graph.num_edges} edges of total weight "
             f"{edge_total / 2:.0f}, too many for the {idx_t} integers of this METIS; scale edge_weights down, install a "
             "pymetis built with 64-bit integers, use method='random' or give an assignment"
         )
-    indptr, indices, symmetric_weights = _symmetrise(graph, edge_weights)
+    indptr, indices, symmetric_weights = _symmetrise(graph, edge_weights, weight_of_each)
     if indices.size > _MOST_EDGE_ENDS:
         indptr, indices, symmetric_weights = _thin(indptr, indices, symmetric_weights)
     # In-degrees, and 1 for vertices without in-edges, lest METIS take them for nothing.
-    vertex_weights = weights["edges"].numpy().clip(min=1)
+    vertex_weights = graph.indptr.diff().numpy().clip(min=1)
     try:
         result = pymetis.part_graph(
             num_parts,
@@ -352,11 +361,14 @@ def _import_pymetis() -> Any:
     return pymetis
 
 
-def _symmetrise(graph: Graph, edge_weights: Tensor | None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _symmetrise(
+    graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The undirected graph that METIS wants, without loops, each edge in the lists of both its ends.
 
     Args:
         edge_weights: int64 [N], of the edges into each vertex; None means 1 each.
+        weight_of_each: instead, int32 or int64 [E].
 
     Returns:
         ``indptr`` int64 [N + 1], ``indices`` int64 [E'] ascending in each list, and the weight of each entry,
@@ -365,7 +377,9 @@ def _symmetrise(graph: Graph, edge_weights: Tensor | None) -> tuple[np.ndarray, 
     num_vertices = graph.num_vertices
     source = graph.indices.numpy()
     target = np.repeat(np.arange(num_vertices, dtype=source.dtype), np.diff(graph.indptr.numpy()))
-    weight = None if edge_weights is None else np.repeat(_narrow(edge_weights.numpy()), np.diff(graph.indptr.numpy()))
+    weight = None if weight_of_each is None else _narrow(weight_of_each.numpy())
+    if edge_weights is not None:
+        weight = np.repeat(_narrow(edge_weights.numpy()), np.diff(graph.indptr.numpy()))
     proper = source != target
     if not proper.all():
         source, target = source[proper], target[proper]

@@ -110,7 +110,9 @@ class Schedule:
             order = ops.permutation(self.num_seeds, order_key(self.seed, epoch, self.part_id))
         else:
             order = torch.arange(self.num_seeds)
-        order = order[self.place :: self.ranks_per_part]
-        if self.uneven == "wrap" and order.numel():
-            order = order[torch.arange(max(self.seeds_per_rank)) % order.numel()]
+        if self.ranks_per_part > 1:
+            order = order[self.place :: self.ranks_per_part]
+        wanted = max(self.seeds_per_rank)
+        if self.uneven == "wrap" and 0 < order.numel() != wanted:
+            order = order[torch.arange(wanted) % order.numel()]
         return list(order.split(self.batch_size)[: self.num_batches]) if order.numel() else []

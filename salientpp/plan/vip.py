@@ -139,13 +139,22 @@ def inclusion_probability(
 
 def uniform_start(seeds: Tensor, batch_size: int) -> Callable[[int], Tensor]:
     """``p_0`` of batches of ``batch_size`` of these seeds: a function of the number of vertices that gives float64 [N]."""
+    return uniform_starts({None: seeds}, batch_size)[None]
 
-    def start(num_vertices: int) -> Tensor:
-        probability = torch.zeros(num_vertices, dtype=torch.float64)
-        probability[seeds] = min(1.0, batch_size / max(1, seeds.numel()))
-        return probability
 
-    return start
+def uniform_starts(seeds: Mapping[str | None, Tensor], batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:
+    """As :func:`uniform_start`, of seeds of several types that are drawn alike: per type."""
+    total = sum(ids.numel() for ids in seeds.values())
+
+    def start_of(ids: Tensor) -> Callable[[int], Tensor]:
+        def start(num_vertices: int) -> Tensor:
+            probability = torch.zeros(num_vertices, dtype=torch.float64)
+            probability[ids] = min(1.0, batch_size / max(1, total))
+            return probability
+
+        return start
+
+    return {type_: start_of(ids) for type_, ids in seeds.items()}
 
 
 def link_start(
@@ -190,13 +199,9 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
         float64 [E].
     """
     degree = relation.indptr.diff()
+    if relation.edge_weight is None or fanout <= 0:
+        return torch.repeat_interleave(_uniform_draw_probability(degree, fanout, replace), degree)
     size = torch.repeat_interleave(degree, degree).to(torch.float64)
-    if fanout == 0:
-        return torch.zeros_like(size)
-    if fanout < 0:
-        return torch.ones_like(size)
-    if relation.edge_weight is None:
-        return 1.0 - (1.0 - 1.0 / size) ** fanout if replace else (fanout / size).clamp(max=1.0)
     target = torch.repeat_interleave(torch.arange(degree.numel()), degree)
 
     def list_sum(values: Tensor) -> Tensor:
@@ -224,6 +229,63 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
     return torch.where(share > 0, torch.where(all_positive, 1.0, probability), torch.where(all_positive, left, 0.0))
 
 
+def _uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tensor:
+    """float64 [N]: the probability that a vertex of a degree, once expanded, draws one given neighbour."""
+    size = degree.clamp(min=1).to(torch.float64)
+    if fanout <= 0:
+        return torch.full_like(size, -fanout)  # of none or of all
+    return 1.0 - (1.0 - 1.0 / size) ** fanout if replace else (fanout / size).clamp(max=1.0)
+
+
+class _TypedHops:
+    """What hops over several relations do to probabilities: prepared once, for any number of seed sets."""
+
+    def __init__(self, graph: TypedGraph, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
+        self.graph = graph
+        self.num_hops = len(fanouts[0]) if fanouts else 0
+        # Per relation and hop: of every vertex where draws are uniform, [N], else of every edge, [E].
+        self.chance = [
+            [
+                _uniform_draw_probability(relation.indptr.diff(), fanout, replace)
+                if relation.edge_weight is None
+                else draw_probability(relation, fanout, replace)
+                for fanout in per_hop
+            ]
+            for relation, per_hop in zip(graph.relations, fanouts)
+        ]
+        # Sums over the lists of sources are several times as fast as additions in the order of the edges.
+        self.transposed = [
+            None if relation.edge_weight is not None else _transpose(relation, graph.num_vertices[relation.source])
+            for relation in graph.relations
+        ]
+
+    def draws(self, relation: int, hop: int, expanded: Sequence[Tensor]) -> Tensor:
+        """float64 [N] or [E], as ``chance``: how probably a hop draws an edge, given how probably it expands vertices."""
+        lists = self.graph.relations[relation]
+        chance, q = self.chance[relation][hop], expanded[lists.target]
+        return chance * (q if lists.edge_weight is None else torch.repeat_interleave(q, lists.indptr.diff()))
+
+    def reach(self, hop: int, expanded: Sequence[Tensor]) -> list[Tensor]:
+        """Per type float64 [N]: how probably a hop draws a vertex, from how probably it expands each."""
+        none = [torch.zeros_like(q) for q in expanded]  # log of the probability that no edge draws u
+        for number, (relation, transposed) in enumerate(zip(self.graph.relations, self.transposed)):
+            log_none = torch.log1p(-self.draws(number, hop, expanded).clamp(max=1.0))
+            if transposed is None:
+                none[relation.source].index_add_(0, relation.indices.to(torch.int64), log_none)
+            else:
+                none[relation.source] += ops.sum_over_lists(*transposed, log_none)
+        return [-torch.expm1(log_none) for log_none in none]
+
+
+def _transpose(relation: Relation, num_sources: int) -> tuple[Tensor, Tensor]:
+    """``indptr`` int64 [N_source + 1] and ``indices`` [E]: for every source the targets whose lists it is in, ascending."""
+    num_targets = relation.indptr.numel() - 1
+    # The kernel knows one number of vertices, so there are as many lists as of the larger.
+    more = relation.indptr[-1:].expand(max(0, num_sources - num_targets))
+    indptr, indices = ops.transpose_csc(torch.cat([relation.indptr, more]), relation.indices)
+    return indptr[: num_sources + 1], indices
+
+
 def typed_inclusion_probability(
     graph: TypedGraph,
     start: Mapping[str | None, Callable[[int], Tensor] | Tensor],
@@ -236,7 +298,7 @@ def typed_inclusion_probability(
     """Vertex inclusion probabilities over several types of vertices: the product above runs over every relation that can draw u.
 
     Times and disjoint trees are not in the model: what a tree may not see counts as if it could, and trees as if they shared
-    vertices. Plain tensor operations, for one set of seeds; :func:`inclusion_probability` is the fast one.
+    vertices. For one type without weights :func:`inclusion_probability` is faster.
 
     Args:
         start: per vertex type ``p_0`` float [N], or what :func:`uniform_start` and :func:`link_start` give; types without seeds may
@@ -247,8 +309,48 @@ def typed_inclusion_probability(
     Returns:
         Per vertex type, float32 [N].
     """
+    return typed_inclusion_probabilities(
+        graph, [start], fanouts, include_seeds=include_seeds, expand=expand, replace=replace
+    )[0]
+
+
+def typed_inclusion_probabilities(
+    graph: TypedGraph,
+    starts: Sequence[Mapping[str | None, Callable[[int], Tensor] | Tensor]],
+    fanouts: Sequence[Sequence[int]],
+    *,
+    include_seeds: bool = False,
+    expand: str = "frontier",
+    replace: bool = False,
+) -> list[dict[str | None, Tensor]]:
+    """:func:`typed_inclusion_probability` of several sets of seeds, for which the graph is prepared once."""
     if expand not in ("frontier", "hop"):
         raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
+    firsts = [_start_of_types(graph, start) for start in starts]
+    hops = _TypedHops(graph, fanouts, replace)
+    probabilities = []
+    for first in firsts:
+        expanded = list(first)
+        reached = list(first)  # sum of q
+        included = [torch.zeros_like(p_0) for p_0 in first]
+        for hop in range(hops.num_hops):
+            for type_, p in enumerate(hops.reach(hop, expanded)):
+                if expand == "frontier":
+                    expanded[type_] = p * (1.0 - reached[type_]).clamp(min=0.0)
+                    reached[type_] = reached[type_] + expanded[type_]
+                    included[type_] = included[type_] + expanded[type_]
+                else:
+                    expanded[type_] = p
+                    included[type_] = included[type_] + p - included[type_] * p
+        if include_seeds:
+            either = [p_0 + p for p_0, p in zip(first, included)]
+            included = either if expand == "frontier" else [p_0 + p - p_0 * p for p_0, p in zip(first, included)]
+        probabilities.append({name: p.clamp(max=1.0).to(torch.float32) for name, p in zip(graph.node_types, included)})
+    return probabilities
+
+
+def _start_of_types(graph: TypedGraph, start: Mapping[str | None, Callable[[int], Tensor] | Tensor]) -> list[Tensor]:
+    """``p_0`` float64 [N] of every vertex type."""
     first = []
     for name, size in zip(graph.node_types, graph.num_vertices):
         given = start.get(name)
@@ -262,28 +364,51 @@ def typed_inclusion_probability(
         if p_0.shape != (size,):
             raise ValueError(f"start of {name!r} must have shape [{size}], got {list(p_0.shape)}")
         first.append(p_0)
-    expanded = list(first)
-    reached = list(first)  # sum of q
-    included = [torch.zeros_like(p_0) for p_0 in first]
-    targets = [torch.repeat_interleave(torch.arange(r.indptr.numel() - 1), r.indptr.diff()) for r in graph.relations]
-    for hop in range(len(fanouts[0]) if fanouts else 0):
-        none = [torch.zeros_like(p_0) for p_0 in first]  # log of the probability that no edge draws u
-        for relation, target, per_hop in zip(graph.relations, targets, fanouts):
-            drawn = draw_probability(relation, per_hop[hop], replace) * expanded[relation.target][target]
-            none[relation.source].index_add_(0, relation.indices.to(torch.int64), torch.log1p(-drawn.clamp(max=1.0)))
-        for type_, log_none in enumerate(none):
-            p = -torch.expm1(log_none)
-            if expand == "frontier":
-                expanded[type_] = p * (1.0 - reached[type_]).clamp(min=0.0)
-                reached[type_] = reached[type_] + expanded[type_]
-                included[type_] = included[type_] + expanded[type_]
+    return first
+
+
+def typed_traffic(
+    graph: TypedGraph,
+    start: Mapping[str | None, Callable[[int], Tensor] | Tensor],
+    fanouts: Sequence[Sequence[int]],
+    row_bytes: Mapping[str | None, int],
+) -> list[Tensor]:
+    """How many bytes a step is expected to get through each edge: per relation float64 [E].
+
+    An edge u -> v that hop h draws brings u's row, and the rows of all that is then drawn from u. With ``b(u)`` the bytes of a row,
+
+        ``sum_h t_h(u, v) q_{h-1}(v) (b(u) + B_h(u))``,      ``B_h(u) = sum_{w in u's lists} t_{h+1}(w, u) (b(w) + B_{h+1}(w))``,
+
+    where ``B_h`` takes everything as drawn for the first time, and is 0 after the last hop. Without it, types without rows would let those fall
+    apart that hang together through them.
+
+    Args:
+        start, fanouts: as in :func:`typed_inclusion_probability`.
+        row_bytes: per vertex type; 0 where there are no rows, or rows are everywhere.
+    """
+    first = _start_of_types(graph, start)
+    hops = _TypedHops(graph, fanouts, False)
+    expanded, reached = [list(first)], list(first)  # q of each hop, and their sum
+    for hop in range(hops.num_hops - 1):
+        p = hops.reach(hop, expanded[-1])
+        expanded.append([chance * (1.0 - sum_q).clamp(min=0.0) for chance, sum_q in zip(p, reached)])
+        reached = [sum_q + q for sum_q, q in zip(reached, expanded[-1])]
+    traffic = [torch.zeros(relation.indices.numel(), dtype=torch.float64) for relation in graph.relations]
+    below = [torch.zeros_like(p_0) for p_0 in first]
+    for hop in reversed(range(hops.num_hops)):
+        worth = [more + row_bytes[name] for name, more in zip(graph.node_types, below)]
+        below = [torch.zeros_like(p_0) for p_0 in first]
+        for number, relation in enumerate(graph.relations):
+            draws, chance = hops.draws(number, hop, expanded[hop]), hops.chance[number][hop]
+            degree, brings = relation.indptr.diff(), worth[relation.source]
+            if relation.edge_weight is None:
+                draws = torch.repeat_interleave(draws, degree)
+                below[relation.target] += chance * ops.sum_over_lists(relation.indptr, relation.indices, brings)
             else:
-                expanded[type_] = p
-                included[type_] = included[type_] + p - included[type_] * p
-    if include_seeds:
-        either = [p_0 + p for p_0, p in zip(first, included)]
-        included = either if expand == "frontier" else [p_0 + p - p_0 * p for p_0, p in zip(first, included)]
-    return {name: p.clamp(max=1.0).to(torch.float32) for name, p in zip(graph.node_types, included)}
+                target = torch.repeat_interleave(torch.arange(degree.numel()), degree)
+                below[relation.target].index_add_(0, target, chance * brings[relation.indices])
+            traffic[number] += draws * brings[relation.indices]
+    return traffic
 
 
 def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:

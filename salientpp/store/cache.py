@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from salientpp.plan.cache import densest
 from salientpp.store.rows import TensorRows, pinned, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet, Tier
 
@@ -41,18 +42,14 @@ class FeatureCache:
     def empty(cls) -> FeatureCache:
         return cls(_NO_SET, {})
 
+    @property
+    def row_bytes(self) -> int:
+        """Of all attributes of a vertex."""
+        return sum(rows.nbytes for rows in self.rows.values()) // max(1, len(self))
+
     def on_device(self, probability: Tensor, num_bytes: int, device: torch.device) -> FeatureCache:
         """This cache with as many of its rows on ``device`` too as fit into ``num_bytes``: the hottest, by the ``probability`` float [N] of their access."""
-        row_bytes = sum(rows.nbytes for rows in self.rows.values()) // max(1, len(self))
-        number = min(len(self), num_bytes // max(1, row_bytes))
-        if number == 0:
-            return self
-        slots = torch.sort(probability[self.members.ids], descending=True, stable=True).indices[:number].sort().values
-        return dataclasses.replace(
-            self,
-            device_members=IdSet.of(self.members.ids[slots], probability.numel()),
-            device_rows={name: take_rows(rows, slots).to(device) for name, rows in self.rows.items()},
-        )
+        return on_device({None: self}, {None: probability}, num_bytes, device)[None]
 
     def pinned(self) -> FeatureCache:
         """This cache with its host rows where a device can read them."""
@@ -71,6 +68,11 @@ class FeatureCache:
         return len(self.members)
 
     @property
+    def by_type(self) -> Mapping[str | None, FeatureCache]:
+        """Of a graph with one type of vertices."""
+        return {None: self}
+
+    @property
     def num_device_rows(self) -> int:
         return len(self.device_members)
 
@@ -82,6 +84,61 @@ class FeatureCache:
             + self.device_members.words.nbytes
             + sum(rows.nbytes for rows in self.rows.values())
         )
+
+
+def on_device(
+    caches: Mapping[str | None, FeatureCache],
+    probability: Mapping[str | None, Tensor],
+    num_bytes: int,
+    device: torch.device,
+) -> dict[str | None, FeatureCache]:
+    """These caches, by vertex type, with as many of their rows on ``device`` too as fit into ``num_bytes``: the hottest per byte.
+
+    Args:
+        probability: per type float [N], of their access.
+    """
+    cached = {type_: probability[type_][cache.members.ids] for type_, cache in caches.items()}
+    widths = {type_: cache.row_bytes for type_, cache in caches.items()}
+    made = {}
+    for type_, slots in densest(cached, widths, num_bytes).items():
+        cache = caches[type_]
+        if slots.numel():
+            cache = dataclasses.replace(
+                cache,
+                device_members=IdSet.of(cache.members.ids[slots], probability[type_].numel()),
+                device_rows={name: take_rows(rows, slots).to(device) for name, rows in cache.rows.items()},
+            )
+        made[type_] = cache
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class TypedFeatureCache:
+    """Copies of remote rows of several types of vertices.
+
+    Attributes:
+        by_type: those of each type that has any rows.
+        owner: as of a :class:`FeatureCache`.
+    """
+
+    by_type: Mapping[str | None, FeatureCache]
+    owner: tuple[str, int] | None = None
+
+    def pinned(self) -> TypedFeatureCache:
+        """This cache with its host rows where a device can read them."""
+        return dataclasses.replace(self, by_type={type_: cache.pinned() for type_, cache in self.by_type.items()})
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_type.values()))
+
+    @property
+    def num_device_rows(self) -> int:
+        return sum(cache.num_device_rows for cache in self.by_type.values())
+
+    @property
+    def nbytes(self) -> int:
+        """On the host."""
+        return sum(cache.nbytes for cache in self.by_type.values())
 
 
 def _sources(rows: Mapping[str, Tensor]) -> dict[str, TensorRows]:

@@ -21,16 +21,12 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from salientpp.comm import Pending
 from salientpp.processes import Lock
 from salientpp.store.assembly import assemble_rows
 from salientpp.store.buffers import BufferPool
-from salientpp.store.exchange import Counts, Exchange
+from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, take_rows
 from salientpp.store.tiers import NO_IDS, Places, Tiers
-
-#: An attribute of the vertices of one type; the type is None where there is only one.
-Column = tuple[str | None, str]
 
 Plan = TypeVar("Plan")
 
@@ -96,7 +92,8 @@ class InPlace:
 
     def put_together(self, tiers: Tiers, name: str, plan: Places, taken: Tensor, arrived: Tensor | None) -> Tensor:
         if arrived is not None and plan.remote_position.numel():
-            put_rows(arrived, torch.arange(len(arrived)), taken, plan.remote_position)
+            row = torch.arange(len(arrived)) if plan.remote_row is None else plan.remote_row
+            put_rows(arrived, row, taken, plan.remote_position)
         return taken
 
     def pin(self, batch: Any) -> Any:
@@ -152,7 +149,7 @@ class Packed:
             (position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device
         ]
         takes += [(position, None, slot.numel()) for tier, position, slot in tiers.groups(places) if not tier.on_device]
-        takes.append((places.remote_position, None, places.remote_id.numel()))
+        takes.append((places.remote_position, places.remote_row, places.remote_id.numel()))
         num_rows = sum(size for _, _, size in takes)
         index = torch.empty(places.num_rows, dtype=torch.int32 if num_rows < 2**31 else torch.int64)
         begin = 0
@@ -230,12 +227,13 @@ class Fetch:
     """The rows of one loader's batches.
 
     Attributes:
-        tiers: by vertex type. Only a graph of one type has remote rows.
-        exchange: how to get these.
+        tiers: by vertex type.
+        exchange: how to get rows of other ranks.
         columns: the attributes that every sampled vertex gets; the same on all ranks.
         seed_columns: those that only seeds get.
         own, served: the way for this rank's batches, and for the rows that other ranks asked for.
-        counts: rows delivered, by the name of the tier that served them.
+        repeats: a batch may hold a vertex several times, as trees do.
+        counts: rows delivered, by vertex type and the name of the tier that served them; remote ones as often as they were fetched.
         counting: guards them, since threads may drive an epoch each.
     """
 
@@ -245,7 +243,8 @@ class Fetch:
     seed_columns: Sequence[Column]
     own: Way[Any]
     served: Way[Any]
-    counts: Counter[str] = field(default_factory=Counter)
+    repeats: bool = False
+    counts: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     counting: Lock = field(default_factory=Lock)
 
     def rows_of(self, column: Column) -> RowSource:
@@ -267,21 +266,22 @@ class Fetch:
         like = self.rows_of(column)
         return torch.empty((), dtype=like.dtype).expand(num_rows, *like.shape[1:])
 
-    def seed_rows(self, seeds: Tensor) -> dict[Column, Tensor]:
-        """What only seeds get, of these global ids of this part."""
+    def seed_rows(self, n_id: Mapping[str | None, Tensor], num_seeds: int) -> dict[Column, Tensor]:
+        """What only seeds get: they are the first of their type's ``n_id``, global ids of this part."""
         found = {}
         for type_, name in self.seed_columns:
             begin, _ = self.tiers[type_].book.range_of(self.tiers[type_].part_id)
-            found[type_, name] = take_rows(self.rows_of((type_, name)), seeds - begin)
+            found[type_, name] = take_rows(self.rows_of((type_, name)), n_id[type_][:num_seeds] - begin)
         return found
 
     def look_up(self, n_id: Mapping[str | None, Tensor]) -> dict[str | None, Places]:
         """The place of every row that is needed, by vertex type: none of a type without ``columns``, or that is not there."""
         needed = {type_ for type_, _ in self.columns}
-        return {
+        places = {
             type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS)
             for type_, tiers in self.tiers.items()
         }
+        return {type_: of_type.fetched_once() for type_, of_type in places.items()} if self.repeats else places
 
     def take_all(
         self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]
@@ -294,20 +294,21 @@ class Fetch:
         """How the rows at these places are put together, by vertex type."""
         return {type_: self.own.plan(self.tiers[type_], of_type) for type_, of_type in places.items()}
 
-    def take(self, plan: Mapping[str | None, Places | Recipe], asked: Tensor) -> Taken:
+    def take(self, plan: Mapping[str | None, Places | Recipe], asked: Mapping[str | None, Tensor]) -> Taken:
         """Take from the host; for a worker thread.
 
         Args:
             plan: of this rank's batch; empty without one.
-            asked: int64 [a], rows of this part that the others want, by rank.
+            asked: by vertex type int64 [a], rows of this part that the others want, by rank; of types that may travel.
         """
         own = {
             (type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan
         }
-        # Only a graph of one type has others who ask.
-        for_others = {type_: self.served.plan_for_others(tiers, asked) for type_, tiers in self.tiers.items()}
+        for_others = {type_: self.served.plan_for_others(self.tiers[type_], rows) for type_, rows in asked.items()}
         served = {
-            (type_, name): self.served.take(self.tiers[type_], name, for_others[type_]) for type_, name in self.columns
+            (type_, name): self.served.take(self.tiers[type_], name, for_others[type_])
+            for type_, name in self.columns
+            if type_ in asked
         }
         return Taken(own, served, for_others)
 
@@ -325,21 +326,21 @@ class Fetch:
         }
         return dataclasses.replace(taken, served=served)
 
-    def send(self, counts: Counts, taken: Taken) -> dict[Column, Pending]:
+    def send(self, counts: Counts, taken: Taken) -> PendingRows:
         """Start to send the rows that the others asked for; pending are those that this rank asked for."""
-        return {column: self.exchange.send_rows(counts, taken.served[column]) for column in self.columns}
+        return self.exchange.send_rows(counts, taken.served)
 
     def put_together(
-        self, plan: Mapping[str | None, Places | Recipe], taken: Taken, pending: Mapping[Column, Pending]
+        self, plan: Mapping[str | None, Places | Recipe], taken: Taken, pending: PendingRows
     ) -> tuple[dict[Column, Tensor], dict[Column, Tensor]]:
         """Wait for the rows that were asked for and complete this rank's batch.
 
         Returns:
             The rows of the batch, and those that arrived for it.
         """
-        arrived = {column: self.own.to_device(of_column.wait()) for column, of_column in pending.items()}
+        arrived = {column: self.own.to_device(rows) for column, rows in pending.wait().items()}
         rows = {
-            (type_, name): self.own.put_together(self.tiers[type_], name, plan[type_], rows, arrived[type_, name])
+            (type_, name): self.own.put_together(self.tiers[type_], name, plan[type_], rows, arrived.get((type_, name)))
             for (type_, name), rows in taken.own.items()
         }
         return rows, arrived
@@ -349,5 +350,5 @@ class Fetch:
         with self.counting:
             for type_, of_type in places.items():
                 for tier, _, slot in self.tiers[type_].groups(of_type):
-                    self.counts[tier.name] += slot.numel()
-                self.counts["remote"] += of_type.remote_id.numel()
+                    self.counts[type_, tier.name] += slot.numel()
+                self.counts[type_, "remote"] += of_type.remote_id.numel()

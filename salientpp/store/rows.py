@@ -46,8 +46,9 @@ class RowSource(Protocol):
 #: Rows of so many bytes in all torch's operator takes in a fraction of the time that a call of the row kernel costs.
 _SMALL_BYTES = 64 * 2**10
 
-#: So does it labels and masks, however many, out of tensors that a cache holds: the kernel's prefetches cost more than such a row.
-_NARROW_BYTES, _CACHED_BYTES = 8, 4 * 2**20
+#: Out of tensors that a cache holds it takes more in less time, as the kernel's prefetches cost more than they save: labels and masks, however
+#: many, and other rows as long as a pool would not give them memory.
+_CACHED_BYTES, _NARROW_BYTES, _UNPOOLED_BYTES = 4 * 2**20, 8, 2**20
 
 #: The dtypes that torch's operator takes.
 _INDEXED = frozenset(
@@ -63,9 +64,16 @@ class TensorRows:
         self.tensor = tensor
         self._most_little = -1  # rows
         if tensor.dtype in _INDEXED:
-            row_bytes = tensor.nbytes // max(1, tensor.size(0))
-            is_narrow = row_bytes <= _NARROW_BYTES and tensor.nbytes <= _CACHED_BYTES
-            self._most_little = sys.maxsize if is_narrow else _SMALL_BYTES // max(1, row_bytes)
+            row_bytes = max(1, tensor.nbytes // max(1, tensor.size(0)))
+            is_cached = tensor.nbytes <= _CACHED_BYTES
+            most = (
+                sys.maxsize
+                if is_cached and row_bytes <= _NARROW_BYTES
+                else _UNPOOLED_BYTES
+                if is_cached
+                else _SMALL_BYTES
+            )
+            self._most_little = most // row_bytes
 
     @property
     def shape(self) -> torch.Size:

@@ -11,6 +11,7 @@ in memory, in a memory-mapped file or in another storage; ``cache``, copies of t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -79,8 +80,10 @@ class Places:
 
     Attributes:
         position, slot: by tier, in the order of the tiers. A position None: all of the batch, in order.
-        remote_position, remote_id: global ids to fetch, grouped by owner.
+        remote_position: those that get rows of other ranks.
+        remote_id: global ids to fetch, grouped by owner.
         remote_counts: int64 [K], how many to fetch from each part.
+        remote_row: for each remote position, which of the fetched rows it gets; None: one each, in order.
     """
 
     position: Sequence[Tensor | None]
@@ -88,10 +91,23 @@ class Places:
     remote_position: Tensor
     remote_id: Tensor
     remote_counts: Tensor
+    remote_row: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
-        return sum(slot.numel() for slot in self.slot) + self.remote_id.numel()
+        return sum(slot.numel() for slot in self.slot) + self.remote_position.numel()
+
+    def fetched_once(self) -> Places:
+        """The same places where each remote row is fetched once, however many positions get it."""
+        if not self.remote_id.numel():
+            return self
+        # Owners have ranges of ids, so ascending ids are grouped by owner.
+        remote_id, remote_row = torch.unique(self.remote_id, return_inverse=True)
+        of_row = self.remote_id.new_zeros(remote_id.numel())
+        owner = torch.repeat_interleave(torch.arange(self.remote_counts.numel()), self.remote_counts)
+        of_row[remote_row] = owner
+        counts = torch.bincount(of_row, minlength=self.remote_counts.numel())
+        return dataclasses.replace(self, remote_id=remote_id, remote_counts=counts, remote_row=remote_row)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """What is a partitioned graph on disk, and how is it written and opened?
 
-A dataset directory, format version 1:
+A dataset directory, format version 1, of a homogeneous graph:
 
 * ``manifest.json``: format, version, N, E, K, the partition book's offsets, node and edge attributes with dtypes
   and shapes, the number of classes, splits with their sizes per part, the workload that the order was computed for, the partition's
@@ -10,6 +10,11 @@ A dataset directory, format version 1:
 * ``edge_<name>.npy`` [E, ...]: edge attributes, in the order of ``indices``.
 * ``part-<p>/node_<name>.npy`` [n_p, ...]: rows of the part's vertices; ``part-<p>/split_<name>.npy`` int64: global
   ids of the part's seeds, ascending; ``part-<p>/vip.npy`` float32 [N]: what the part's batches need, by global id.
+
+Version 2 has the same of every type of vertices and of edges, in files with a prefix that numbers the type, ``n0.`` and ``e0.``; names of types stand in the
+manifest alone. Besides: rows of replicated types are stored once, whole, as ``n<i>.node_<name>.npy``; splits of edges as ``part-<p>/e<j>.split_<name>.npy``,
+positions in the lists; and times of vertices, where lists ascend by them, as ``n<i>.time_<name>.npy`` [N]. Either version is read and written through one
+:mod:`description <salientpp.store.directory.description>`, of which version 1 is the case of one type named None.
 
 Vertices are renumbered: part p owns ``[offsets[p], offsets[p + 1])``, and inside a part ids descend by the part's own
 VIP (with seeds), so a prefix of a part is its hottest rows. Plain ``.npy`` files without pickles, opened as memory

@@ -1,20 +1,24 @@
-"""What of a PyG ``Data`` goes to disk: which attributes, and which vertices are in which split?"""
+"""What of a PyG ``Data`` or ``HeteroData`` goes to disk: which attributes, and which vertices and edges are in which split?"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
 from salientpp.graph.csc import Graph
-from salientpp.graph.from_pyg import positions_in
+from salientpp.graph.from_pyg import positions_in, words_for
+from salientpp.graph.relation import Relation
+from salientpp.graph.typed import TypedGraph
 from salientpp.ids import read_ids
+from salientpp.store.directory.description import EdgeName
 from salientpp.store.directory.files import numpy_dtype
 
 #: What a batch calls its own: node and edge attributes cannot have these names beside them.
@@ -38,79 +42,290 @@ OWN_NAMES = frozenset(
 #: By these names PyG knows what has an entry per vertex, and per edge.
 _OF_VERTICES, _OF_EDGES = ("x", "pos"), ("edge_attr", "edge_weight", "edge_type")
 
-#: The splits of a ``Data``, and its attributes that say which vertices are in one; of several the first counts.
+#: The splits of the data, and its attributes that say which vertices are in one; of several the first counts.
 _SPLITS = {split: [f"{split}_{kind}" for kind in ("mask", "idx", "index")] for split in ("train", "val", "test")}
 
-
-@dataclass(frozen=True)
-class Attributes:
-    """The attributes of a ``Data`` that go to disk."""
-
-    node: dict[str, Tensor]
-    edge: dict[str, Tensor]
+#: A type's rows are replicated by default if they take at most this many bytes, and this share of all types'.
+_REPLICATED_BYTES, _REPLICATED_SHARE = 16 * 2**20, 0.01
 
 
-def collect_attributes(data: Data, graph: Graph) -> Attributes:
-    """Node and edge attributes of a ``Data``; what cannot be stored is refused rather than lost."""
-    node: dict[str, Tensor] = {}
-    edge: dict[str, Tensor] = {}
-    if data.get("edge_index") is not None and data.get("adj_t") is not None:
-        positions_in(data.adj_t, data.edge_index, "the edges")  # only one of them is stored
-    if data.get("adj_t") is not None and _has_weights(data.adj_t):
-        raise ValueError(
-            "data.adj_t has values other than 1, and only its topology is stored; give the graph as edge_index alone, and the "
-            "values as edge_attr or edge_weight"
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Contents:
+    """What of the user's data goes to disk, under the user's ids. The types of a homogeneous graph are named None.
+
+    Attributes:
+        is_hetero: the data is a ``HeteroData``.
+        graph: the topology; lists ascend by the times that were asked for.
+        node_columns, edge_columns: per type, attribute name -> rows [N, ...] or [E, ...].
+        splits, edge_splits: per type, name -> ascending ids.
+        seeds: the (type, split) that batches start from; (None, 'all') is all vertices.
+        replicated: the types whose rows every part is to have.
+    """
+
+    is_hetero: bool
+    graph: TypedGraph
+    node_columns: dict[str | None, dict[str, Tensor]]
+    edge_columns: dict[EdgeName, dict[str, Tensor]]
+    splits: dict[str | None, dict[str, Tensor]]
+    edge_splits: dict[EdgeName, dict[str, Tensor]]
+    seeds: tuple[str | None, str]
+    replicated: frozenset[str | None]
+
+    @property
+    def starts(self) -> dict[str | None, Tensor]:
+        """Per type, the int64 ids that batches start from."""
+        type_, split = self.seeds
+        return {
+            name: torch.arange(size) if split == "all" else self.splits[name][split]
+            for name, size in zip(self.graph.node_types, self.graph.num_vertices)
+            if name == type_ or type_ is None
+        }
+
+    @property
+    def row_bytes(self) -> dict[str | None, int]:
+        """Per type what fetching a vertex's row costs, in bytes: of ``x``, which batches get for all their vertices; where no type has one, of
+        all attributes. 0 of replicated types."""
+        has_x = any("x" in columns for columns in self.node_columns.values())
+        return {
+            name: 0
+            if name in self.replicated
+            else sum(_row_bytes(rows) for column, rows in columns.items() if column == "x" or not has_x)
+            for name, columns in self.node_columns.items()
+        }
+
+
+def _row_bytes(rows: Tensor) -> int:
+    return rows[:1].numel() * rows.element_size() if rows.size(0) else 0
+
+
+def read_contents(
+    data: Data | HeteroData,
+    *,
+    split: Mapping[str, Any] | None = None,
+    edge_split: Mapping[Any, Any] | None = None,
+    seeds: str | tuple[str, str] = "train",
+    replicate: Iterable[str] | None = None,
+    time_attr: str | None = None,
+) -> Contents:
+    """Read and check what :func:`salientpp.partition` is given; arguments as there.
+
+    Raises:
+        ValueError, TypeError: something cannot be stored, or an argument is wrong.
+    """
+    is_hetero = isinstance(data, HeteroData)
+    if is_hetero or time_attr is not None:
+        graph = without_times(TypedGraph.from_data(data, time_attr=time_attr))
+    else:
+        graph = TypedGraph.of(Graph.from_data(data))
+    node_columns, edge_columns = collect_attributes(data, graph)
+    if is_hetero and split is not None:
+        split = _by_type(split, graph.node_types, "split", "node")
+    splits = {}
+    for (name, store), size in zip(node_stores(data).items(), graph.num_vertices):
+        own = split if name is None or split is None else split.get(name, {})
+        splits[name] = collect_splits(store, own, node_columns[name].get("y"), size, name)
+    of_edges: Mapping[Any, Any] = {}
+    if edge_split is not None:
+        of_edges = _by_type(edge_split, graph.edge_types, "edge_split", "edge") if is_hetero else {None: edge_split}
+    edge_splits = {
+        name: read_splits(of_edges.get(name, {}), relation.indices.numel(), "edge_split", "edge", name)
+        for name, relation in zip(graph.edge_types, graph.relations)
+    }
+    return Contents(
+        is_hetero=is_hetero,
+        graph=graph,
+        node_columns=node_columns,
+        edge_columns=edge_columns,
+        splits=splits,
+        edge_splits=edge_splits,
+        seeds=_find_seeds(seeds, splits, is_hetero),
+        replicated=_choose_replicated(replicate, node_columns, is_hetero),
+    )
+
+
+def without_times(graph: TypedGraph) -> TypedGraph:
+    """The same lists, in their order, without the arrays that only sampling needs."""
+    relations = tuple(Relation(r.source, r.target, r.indptr, r.indices, r.edge_id) for r in graph.relations)
+    return TypedGraph(
+        graph.node_types, graph.num_vertices, graph.edge_types, relations, (None,) * len(graph.node_types)
+    )
+
+
+def _by_type(given: Any, types: Sequence[Any], argument: str, kind: str) -> dict[Any, Any]:
+    """The user's splits by type; TypeError or ValueError unless they are a mapping from types that there are."""
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{argument} of a HeteroData must map {kind} types to splits by name, got {type(given).__name__}"
         )
-    left_out = []
-    for name, value in data.to_dict().items():
+    for name in given:
+        if name not in types:
+            raise ValueError(
+                f"{argument} must be of {kind} types of the data ({', '.join(map(repr, types)) or 'none'}), got {name!r}"
+            )
+    return dict(given)
+
+
+def _find_seeds(
+    seeds: Any, splits: Mapping[str | None, Mapping[str, Tensor]], is_hetero: bool
+) -> tuple[str | None, str]:
+    """The (type, split) that ``seeds`` names; (None, 'all') where no type has such a split.
+
+    Raises:
+        ValueError: several types have it, or there is no such type or split of the type.
+    """
+    if not is_hetero:
+        if not isinstance(seeds, str):
+            raise ValueError(f"seeds must be the name of a split of a homogeneous graph, got {seeds!r}")
+        return None, seeds if seeds in splits[None] else "all"
+    if isinstance(seeds, str):
+        having = [name for name in splits if seeds in splits[name]]
+        if len(having) > 1:
+            raise ValueError(
+                f"seeds={seeds!r} is a split of {', '.join(map(repr, having))}; say which: seeds=({having[0]!r}, {seeds!r})"
+            )
+        return (having[0], seeds) if having else (None, "all")
+    if not (isinstance(seeds, (tuple, list)) and len(seeds) == 2 and all(isinstance(part, str) for part in seeds)):
+        raise ValueError(f"seeds must be a split or (node type, split), got {seeds!r}")
+    type_, split = seeds
+    if type_ not in splits:
+        raise ValueError(f"seeds must be of a node type of the data ({', '.join(map(repr, splits))}), got {type_!r}")
+    if split != "all" and split not in splits[type_]:
+        known = ", ".join(map(repr, [*splits[type_], "all"]))
+        raise ValueError(f"seeds must be a split of {type_!r} ({known}), got {split!r}")
+    return type_, split
+
+
+def _choose_replicated(
+    replicate: Iterable[str] | None, columns: Mapping[str | None, Mapping[str, Tensor]], is_hetero: bool
+) -> frozenset[str | None]:
+    """The types whose rows every part has: those asked for, or those whose rows are few bytes."""
+    if replicate is not None:
+        chosen = [replicate] if isinstance(replicate, str) else list(replicate)
+        if chosen and not is_hetero:
+            raise ValueError(
+                f"replicate names types of a HeteroData, got {chosen[0]!r}; rows of a homogeneous graph are cached by a loader's replication_factor"
+            )
+        for name in chosen:
+            if name not in columns:
+                raise ValueError(
+                    f"replicate must name node types of the data ({', '.join(map(repr, columns))}), got {name!r}"
+                )
+        return frozenset(chosen)
+    nbytes = {name: sum(rows.nbytes for rows in own.values()) for name, own in columns.items()}
+    most = min(_REPLICATED_BYTES, _REPLICATED_SHARE * sum(nbytes.values()))
+    return frozenset(name for name, size in nbytes.items() if is_hetero and 0 < size <= most)
+
+
+def node_stores(data: Data | HeteroData) -> dict[str | None, Any]:
+    """PyG's storage of each node type."""
+    return {name: data[name] for name in data.node_types} if isinstance(data, HeteroData) else {None: data._store}
+
+
+def edge_stores(data: Data | HeteroData) -> dict[EdgeName, Any]:
+    """PyG's storage of each edge type."""
+    return {name: data[name] for name in data.edge_types} if isinstance(data, HeteroData) else {None: data._store}
+
+
+def check_types(data: HeteroData) -> None:
+    """Raise ValueError unless the names of types can be written and read back, and every vertex type says how many there are."""
+    if not data.node_types:
+        raise ValueError("data has no node types; a HeteroData to be partitioned needs at least one")
+    for name in (*data.node_types, *(part for edge_type in data.edge_types for part in edge_type)):
+        if not isinstance(name, str) or name.encode(errors="replace").decode() != name:
+            raise ValueError(f"the names of types must be text, got {name!a}; rename it")
+
+
+def collect_attributes(
+    data: Data | HeteroData, graph: TypedGraph
+) -> tuple[dict[str | None, dict[str, Tensor]], dict[EdgeName, dict[str, Tensor]]]:
+    """Node and edge attributes per type; what cannot be stored is refused rather than lost."""
+    node: dict[str | None, dict[str, Tensor]] = {}
+    edge: dict[EdgeName, dict[str, Tensor]] = {}
+    stores = edge_stores(data)
+    for name, relation in zip(graph.edge_types, graph.relations):
+        store, where = stores[name], _where(name)
+        if store.get("edge_index") is not None and store.get("adj_t") is not None:
+            positions_in(
+                store["adj_t"], store["edge_index"], words_for(name, "the edges")
+            )  # only one of them is stored
+        if store.get("adj_t") is not None and _has_weights(store["adj_t"]):
+            raise ValueError(
+                f"{where}.adj_t has values other than 1, and only its topology is stored; give the graph as edge_index alone, and the "
+                "values as edge_attr or edge_weight"
+            )
+        edge[name] = _columns(store, where, num_edges=relation.indices.numel())
+    for type_, (store, size) in zip(graph.node_types, zip(node_stores(data).values(), graph.num_vertices)):
+        node[type_] = _columns(store, _where(type_), num_vertices=size)
+    return node, edge
+
+
+def _where(name: str | EdgeName) -> str:
+    return "data" if name is None else f"data[{name!r}]"
+
+
+def _columns(
+    store: Any, where: str, *, num_vertices: int | None = None, num_edges: int | None = None
+) -> dict[str, Tensor]:
+    """The attributes of the vertices of one storage, or of its edges, whichever number is given."""
+    wants_nodes = num_vertices is not None
+    of, size = ("vertex", num_vertices) if wants_nodes else ("edge", num_edges)
+    columns, left_out = {}, []
+    for name, value in store.items():
         if name in ("edge_index", "adj_t", "num_nodes") or any(name in names for names in _SPLITS.values()):
             continue
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
-        is_node, is_edge = data.is_node_attr(name), data.is_edge_attr(name)
+        # A storage of vertices has no edges, and one of a homogeneous graph has both.
+        is_node = isinstance(store, NodeStorage) and store.is_node_attr(name)
+        is_edge = isinstance(store, EdgeStorage) and store.is_edge_attr(name)
         if not (is_node or is_edge):
-            if name in _OF_VERTICES + _OF_EDGES:
+            if name in (_OF_VERTICES if wants_nodes else _OF_EDGES):
                 got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                of, size = ("vertex", graph.num_vertices) if name in _OF_VERTICES else ("edge", graph.num_edges)
-                raise ValueError(f"data.{name} must be a tensor with one row per {of}, expected {size} rows, got {got}")
-            if isinstance(value, Tensor) and value.numel() > 1:
-                left_out.append(f"data.{name} ({str(value.dtype).removeprefix('torch.')} {list(value.shape)})")
+                raise ValueError(
+                    f"{where}.{name} must be a tensor with one row per {of}, expected {size} rows, got {got}"
+                )
+            if isinstance(value, Tensor) and value.numel() > 1 and wants_nodes == isinstance(store, NodeStorage):
+                left_out.append(f"{where}.{name} ({str(value.dtype).removeprefix('torch.')} {list(value.shape)})")
             continue  # a value of the whole graph belongs to no vertex and no batch
+        if is_node != wants_nodes:
+            continue
         if name in OWN_NAMES:
             raise ValueError(
-                f"data.{name} cannot be stored under its name, by which a batch has something of its own; rename it: "
-                f"data.my_{name} = data.{name}; del data.{name}"
+                f"{where}.{name} cannot be stored under its name, by which a batch has something of its own; rename it: "
+                f"{where}.my_{name} = {where}.{name}; del {where}.{name}"
             )
         if not isinstance(value, Tensor):
             raise ValueError(
-                f"data.{name} must be a tensor to be stored, got {type(value).__name__}; convert or delete it"
+                f"{where}.{name} must be a tensor to be stored, got {type(value).__name__}; convert or delete it"
             )
-        if value.size(0) != (graph.num_vertices if is_node else graph.num_edges):
+        if value.size(0) != size:
             raise ValueError(
-                f"data.{name} must have one row per {'vertex' if is_node else 'edge'} in dimension 0, expected "
-                f"{graph.num_vertices if is_node else graph.num_edges}, got {value.size(0)}"
+                f"{where}.{name} must have one row per {of} in dimension 0, expected {size}, got {value.size(0)}"
             )
         if value.is_meta:
-            raise ValueError(f"data.{name} is on the device meta, without values; give it some, or delete it")
+            raise ValueError(f"{where}.{name} is on the device meta, without values; give it some, or delete it")
         if value.layout != torch.strided:
-            raise ValueError(f"data.{name} must be dense to be stored, got layout {value.layout}; call .to_dense()")
-        if "/" in name:
-            raise ValueError(f"data[{name!r}] cannot be stored under its name, which has to be a file name; rename it")
+            raise ValueError(f"{where}.{name} must be dense to be stored, got layout {value.layout}; call .to_dense()")
+        if "/" in name or "\0" in name or name.encode(errors="replace").decode() != name:
+            raise ValueError(
+                f"{where}[{name!r}] cannot be stored under its name, which has to be a file name; rename it"
+            )
         try:
             numpy_dtype(value.dtype)
         except TypeError:
             raise ValueError(
-                f"data.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it"
+                f"{where}.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it"
             ) from None
-        (node if is_node else edge)[name] = value.detach().cpu().resolve_conj().resolve_neg()
+        columns[name] = value.detach().cpu().resolve_conj().resolve_neg()
     if left_out:
+        or_edge = " or per edge" if wants_nodes and isinstance(store, EdgeStorage) else ""
         warnings.warn(
-            f"{', '.join(left_out)} left out: only what has a row per vertex ({graph.num_vertices}) or per edge ({graph.num_edges}) is stored, and splits "
-            "(train_mask, train_idx or train_index and so on, or split=)",
+            f"{', '.join(left_out)} left out: only what has a row per {of} ({size}){or_edge} is stored, and splits (train_mask, train_idx or "
+            "train_index and so on, or split=)",
             UserWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
-    return Attributes(node, edge)
+    return columns
 
 
 def _has_weights(adj_t: Any) -> bool:
@@ -119,49 +334,70 @@ def _has_weights(adj_t: Any) -> bool:
 
 
 def collect_splits(
-    data: Data, split: Mapping[str, Tensor] | None, labels: Tensor | None, num_vertices: int
+    store: Any, split: Mapping[str, Tensor] | None, labels: Tensor | None, num_vertices: int, type_: str | None = None
 ) -> dict[str, Tensor]:
-    """Split name -> ascending vertex ids, without the vertices whose label (or every one of several) is negative."""
+    """Split name -> ascending vertex ids of one type, without the vertices whose label (or every one of several) is negative.
+
+    Args:
+        store: the ``Data``, or PyG's storage of the type.
+        split: name -> ids or mask; None: the storage's masks or ids.
+    """
     if split is None:
         split = {}
         for name, attributes in _SPLITS.items():
-            present = [attribute for attribute in attributes if data.get(attribute) is not None]
+            present = [attribute for attribute in attributes if store.get(attribute) is not None]
             if not present:
                 continue
-            split[name] = data[present[0]]
+            split[name] = store[present[0]]
             dtype = torch.as_tensor(split[name]).dtype
             if present[0].endswith("_mask") and dtype != torch.bool:
                 raise ValueError(
-                    f"data.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}"
+                    f"{_where(type_)}.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}"
                 )
             if len(present) > 1:
                 warnings.warn(
-                    f"the split {name!r} is that of data.{present[0]}; {', '.join(f'data.{other}' for other in present[1:])} left out",
+                    f"the split {name!r} is that of {_where(type_)}.{present[0]}; "
+                    f"{', '.join(f'{_where(type_)}.{other}' for other in present[1:])} left out",
                     UserWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
+    splits = read_splits(split, num_vertices, "split", "vertex", type_)
+    if labels is None or not labels.dtype.is_signed or labels.dtype.is_floating_point or labels.dtype.is_complex:
+        return splits
+    for name, ids in splits.items():
+        known = labels[ids] >= 0
+        splits[name] = ids[known if known.dim() == 1 else known.flatten(1).any(dim=1)]
+    return splits
+
+
+def read_splits(
+    split: Mapping[str, Tensor], size: int, argument: str, of: str, type_: str | EdgeName = None
+) -> dict[str, Tensor]:
+    """Split name -> ascending ids, from ids in any order or masks.
+
+    Args:
+        size: ids are in ``[0, size)``.
+        argument, of: for errors: what the user calls the splits, and 'vertex' or 'edge'.
+        type_: whose splits these are, if types have names.
+    """
+    owner = "" if type_ is None else f" of {type_!r}"
     if not isinstance(split, Mapping):
-        raise TypeError(f"split must be a mapping of names to vertex ids or masks, got {type(split).__name__}")
+        raise TypeError(
+            f"{argument}{owner} must be a mapping of names to {of} ids or masks, got {type(split).__name__}"
+        )
     splits = {}
     for name, chosen in split.items():
         if name == "all" or not str(name).isidentifier():
-            raise ValueError(f"a split's name must be an identifier other than 'all', got {name!r}")
+            raise ValueError(f"a split's name must be an identifier other than 'all', got {name!r}{owner}")
+        words = f"{argument} {name!r}{owner}"
         try:
             chosen = torch.as_tensor(chosen).cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"split {name!r} must be a bool mask or integer ids, got {type(chosen).__name__} ({error})"
+                f"{words} must be a bool mask or integer ids, got {type(chosen).__name__} ({error})"
             ) from None
-        ids, is_mask = read_ids(chosen, num_vertices, f"split {name!r}", "a bool mask or integer ids", "must hold ids")
-        ids = ids if is_mask else ids.unique()
-        if (
-            labels is not None
-            and labels.dtype.is_signed
-            and not (labels.dtype.is_floating_point or labels.dtype.is_complex)
-        ):
-            known = labels[ids] >= 0
-            ids = ids[known if known.dim() == 1 else known.flatten(1).any(dim=1)]
-        splits[str(name)] = ids
+        ids, is_mask = read_ids(chosen, size, words, "a bool mask or integer ids", "must hold ids")
+        splits[str(name)] = ids if is_mask else ids.unique()
     return splits
 
 

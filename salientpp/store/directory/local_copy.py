@@ -28,8 +28,9 @@ import torch.distributed as dist
 
 from salientpp.comm import group_rank
 from salientpp.plan.placement import parts_of
+from salientpp.store.directory.description import part_folder
 from salientpp.store.directory.files import DatasetError, verify_file
-from salientpp.store.directory.manifest import PARTS_FILE, part_folder, parts_there, read_manifest
+from salientpp.store.directory.manifest import PARTS_FILE, fingerprint, parts_there, read_manifest
 
 _TEMPORARY = ".copying"
 _COPY_BYTES = 16 * 2**20
@@ -62,7 +63,7 @@ def stage(
     """
     root, to = Path(root), Path(to)
     manifest = read_manifest(root)
-    wanted = _wanted(root, parts, len(manifest["offsets"]) - 1, process_group)
+    wanted = _wanted(root, parts, manifest["num_parts"], process_group)
     copy = to / root.resolve().name
     if copy.resolve() == root.resolve():
         raise ValueError(f"{root} cannot be staged onto itself; choose another directory than {to}")
@@ -128,7 +129,7 @@ def _lock(path: Path) -> Iterator[None]:
 def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
     """Let ``copy`` be a copy of the same contents, or one without parts."""
     if (copy / "manifest.json").exists():
-        if read_manifest(copy)["files"] != manifest["files"]:
+        if fingerprint(read_manifest(copy)) != fingerprint(manifest):
             raise DatasetError(
                 f"{copy} is a copy of other contents, perhaps of before it was partitioned again; delete it, or stage elsewhere"
             )

@@ -4,7 +4,7 @@ A manifest's checksum says that it is what some program wrote. Here it is held a
 a missing one, a value of another type, a size that contradicts another, or a file that is not the directory's. Whoever has read
 a manifest through :func:`check_manifest` may take every field at its word; whether the files hold it is checked when they are opened.
 
-The **schema** is a table: field -> what it must be, in words, and the test of it. What follows from the sizes, the list of files with their
+The **schemas** are tables: field -> what it must be, in words, and the test of it. What follows from the sizes, the list of files with their
 dtypes and shapes, is computed and compared.
 """
 
@@ -21,10 +21,8 @@ from typing import Any
 
 import torch
 
+from salientpp.store.directory.description import FORMAT, VERSIONS, Description, EdgeType, VertexType
 from salientpp.store.directory.files import DatasetError, numpy_dtype
-
-FORMAT = "salientpp-partitioned-graph"
-VERSION = 1
 
 #: In a copy for one host: {"parts": [...]}, the parts that are there.
 PARTS_FILE = "parts.json"
@@ -55,10 +53,12 @@ def _record(**fields: Check) -> Check:
     )
 
 
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and value.encode(errors="replace").decode() == value  # else it has half a character
+
+
 def _part_of_a_file_name(value: Any) -> bool:
-    if not isinstance(value, str) or set(value) & {"/", "\0"}:
-        return False
-    return value.encode(errors="replace").decode() == value  # else it has half a character
+    return _text(value) and not set(value) & {"/", "\0"}
 
 
 def _split_name(value: Any) -> bool:
@@ -78,21 +78,14 @@ _ATTRIBUTES = (
     _map_of(_part_of_a_file_name, _record(dtype=_dtype, row_shape=_list_of(_whole()))),
 )
 
-_SCHEMA: dict[str, tuple[str, Check]] = {
-    "num_vertices": ("an integer >= 0", _whole()),
-    "num_edges": ("an integer >= 0", _whole()),
+#: Field -> what it must be, and the test of it.
+Schema = Mapping[str, tuple[str, Check]]
+
+_SPLITS = ("a map of identifiers to integers >= 0, one per part", _map_of(_split_name, _list_of(_whole())))
+_COUNT = ("an integer >= 0", _whole())
+_OFFSETS = ("a list of integers >= 0", _list_of(_whole()))
+_SHARED: Schema = {
     "num_parts": ("an integer >= 1", _whole(1)),
-    "offsets": ("a list of integers >= 0", _list_of(_whole())),
-    "num_classes": ("an integer >= 0", _whole()),
-    "node_attributes": _ATTRIBUTES,
-    "edge_attributes": _ATTRIBUTES,
-    "splits": ("a map of identifiers to integers >= 0, one per part", _map_of(_split_name, _list_of(_whole()))),
-    "workload": (
-        "num_neighbors, a list of fanouts; batch_size, an integer >= 1; seeds, the name of a split",
-        _record(
-            num_neighbors=_list_of(_whole(-1, 2**31)), batch_size=_whole(1), seeds=lambda value: isinstance(value, str)
-        ),
-    ),
     "quality": (
         "edge_cut and edge_cut_fraction, numbers; balance, a map of names to numbers",
         _record(
@@ -113,10 +106,63 @@ _SCHEMA: dict[str, tuple[str, Check]] = {
         ),
     ),
 }
+_FANOUTS = _list_of(_whole(-1, 2**31))
 
+_SCHEMAS: Mapping[int, Schema] = {
+    1: {
+        "num_vertices": _COUNT,
+        "num_edges": _COUNT,
+        "offsets": _OFFSETS,
+        "num_classes": _COUNT,
+        "node_attributes": _ATTRIBUTES,
+        "edge_attributes": _ATTRIBUTES,
+        "splits": _SPLITS,
+        "workload": (
+            "num_neighbors, a list of fanouts; batch_size, an integer >= 1; seeds, the name of a split",
+            _record(num_neighbors=_FANOUTS, batch_size=_whole(1), seeds=lambda value: isinstance(value, str)),
+        ),
+        **_SHARED,
+    },
+    2: {
+        "node_types": ("a list of at least one record", lambda value: _list_of(_record())(value) and len(value) > 0),
+        "edge_types": ("a list of records", _list_of(_record())),
+        "time_attr": ("null or a string", lambda value: value is None or isinstance(value, str)),
+        "workload": (
+            "num_neighbors, a list of fanouts for each of edge_types; batch_size, an integer >= 1; seeds, a type and a split",
+            _record(
+                num_neighbors=_list_of(_FANOUTS),
+                batch_size=_whole(1),
+                seeds=lambda value: (
+                    isinstance(value, list)
+                    and len(value) == 2
+                    and (value[0] is None or isinstance(value[0], str))
+                    and isinstance(value[1], str)
+                ),
+            ),
+        ),
+        **_SHARED,
+    },
+}
 
-def part_folder(part_id: int) -> str:
-    return f"part-{part_id:05d}"
+_VERTEX_TYPE: Schema = {
+    "name": ("a string, or null of a homogeneous graph", lambda value: value is None or _text(value)),
+    "num_vertices": _COUNT,
+    "offsets": _OFFSETS,
+    "num_classes": _COUNT,
+    "attributes": _ATTRIBUTES,
+    "splits": _SPLITS,
+    "replicated": ("true or false", lambda value: isinstance(value, bool)),
+}
+
+_EDGE_TYPE: Schema = {
+    "name": (
+        "three strings, or null of a homogeneous graph",
+        lambda value: value is None or (isinstance(value, list) and len(value) == 3 and all(map(_text, value))),
+    ),
+    "num_edges": _COUNT,
+    "attributes": _ATTRIBUTES,
+    "splits": _SPLITS,
+}
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
@@ -135,9 +181,9 @@ def read_manifest(root: Path) -> dict[str, Any]:
         raise DatasetError(f"{path} is not valid JSON ({error}); partition again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DatasetError(f"{path} does not describe a dataset directory: expected format {FORMAT!r}; partition again")
-    if manifest.get("version") != VERSION:
+    if type(manifest.get("version")) is not int or manifest["version"] not in VERSIONS:
         raise DatasetError(
-            f"{path} has format version {manifest.get('version')}, this salientpp reads version {VERSION}; "
+            f"{path} has format version {manifest.get('version')}, this salientpp reads versions {' and '.join(map(str, VERSIONS))}; "
             "upgrade salientpp, or partition again"
         )
     stated = manifest.pop("checksum", None)
@@ -188,56 +234,109 @@ def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dt
         manifest: parsed JSON.
         stored_dtype: the dtype that files have for columns of one of torch's; TypeError where there is none.
     """
-    for field, (words, check) in _SCHEMA.items():
-        if field not in manifest:
-            raise ValueError(f"it has no {field}, expected {words}")
-        if not check(manifest[field]):
-            raise ValueError(f"{field} must be {words}, got {_shown(manifest[field])}")
-    offsets, num_parts, num_vertices = manifest["offsets"], manifest["num_parts"], manifest["num_vertices"]
+    _check_fields(manifest, _SCHEMAS[manifest["version"]], "")
+    for kind, schema in (("node_types", _VERTEX_TYPE), ("edge_types", _EDGE_TYPE)) if manifest["version"] > 1 else ():
+        for number, entry in enumerate(manifest[kind]):
+            _check_fields(entry, schema, f"{kind}[{number}].")
+    described = Description.of(manifest)
+    _check_names(described)
+    for vertices in described.node_types:
+        _check_offsets(vertices, described.num_parts)
+    for type_ in described.types:
+        _check_splits(type_, described.num_parts)
+    _check_workload(described)
+    _check_time(described)
+    _check_files(described, manifest["files"], stored_dtype)
+
+
+def _check_fields(record: Mapping[str, Any], schema: Schema, where: str) -> None:
+    for field, (words, check) in schema.items():
+        if field not in record:
+            raise ValueError(f"it has no {where}{field}, expected {words}")
+        if not check(record[field]):
+            raise ValueError(f"{where}{field} must be {words}, got {_shown(record[field])}")
+
+
+def _check_names(described: Description) -> None:
+    """Every type is there once; edges join types that are there; None is the only type of a homogeneous graph."""
+    for kind, types in (("node_types", described.node_types), ("edge_types", described.edge_types)):
+        names = [type_.name for type_ in types]
+        for number, name in enumerate(names):
+            first = names.index(name)
+            if first != number:
+                raise ValueError(f"{kind} must name a type once, got {_shown(name)} as number {first} and {number}")
+    known = [type_.name for type_ in described.node_types]
+    if None in known and (known != [None] or [type_.name for type_ in described.edge_types] != [None]):
+        raise ValueError("a type named null must be the only one of vertices, and of edges, as in a homogeneous graph")
+    for type_ in described.edge_types:
+        for end in (type_.source, type_.target):
+            if end not in known:
+                raise ValueError(f"{type_.where}name must join node types ({_shown(known)}), got {_shown(type_.name)}")
+
+
+def _check_offsets(vertices: VertexType, num_parts: int) -> None:
+    offsets, size = vertices.offsets, vertices.num_vertices
     ascending = all(first <= second for first, second in pairwise(offsets))
-    if len(offsets) != num_parts + 1 or offsets[0] != 0 or offsets[-1] != num_vertices or not ascending:
+    if len(offsets) != num_parts + 1 or offsets[0] != 0 or offsets[-1] != size or not ascending:
         raise ValueError(
-            f"offsets must ascend from 0 to num_vertices, {num_vertices}, in num_parts + 1 = {num_parts + 1} numbers, got {_shown(offsets)}"
+            f"{vertices.where}offsets must ascend from 0 to num_vertices, {size}, in num_parts + 1 = {num_parts + 1} numbers, got {_shown(offsets)}"
         )
-    for name, counts in manifest["splits"].items():
-        if len(counts) != num_parts or any(
-            count > end - begin for count, begin, end in zip(counts, offsets, offsets[1:])
-        ):
+
+
+def _check_splits(type_: VertexType | EdgeType, num_parts: int) -> None:
+    most = (
+        [end - begin for begin, end in pairwise(type_.offsets)]
+        if isinstance(type_, VertexType)
+        else [type_.num_edges] * num_parts
+    )
+    whole = "part's vertices" if isinstance(type_, VertexType) else "number of edges"
+    for name, counts in type_.splits.items():
+        if len(counts) != num_parts or any(count > size for count, size in zip(counts, most)):
             raise ValueError(
-                f"splits[{name!r}] must have a number for each of {num_parts} parts, at most the part's vertices, got {_shown(counts)}"
+                f"{type_.where}splits[{name!r}] must have a number for each of {num_parts} parts, at most the {whole}, got {_shown(counts)}"
             )
-    if manifest["workload"]["seeds"] not in {*manifest["splits"], "all"}:
-        raise ValueError(f"workload.seeds must be a split or 'all', got {_shown(manifest['workload']['seeds'])}")
-    _check_files(manifest, stored_dtype)
 
 
-def _check_files(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dtype], str]) -> None:
-    """The files must be those that follow from the other fields, with those dtypes and shapes; so no name leads elsewhere."""
-    num_vertices, num_edges, offsets = manifest["num_vertices"], manifest["num_edges"], manifest["offsets"]
-    int32, int64, float32 = map(stored_dtype, (torch.int32, torch.int64, torch.float32))
-    expected: dict[str, tuple[tuple[str, ...], list[int]]] = {
-        "indptr.npy": ((int64,), [num_vertices + 1]),
-        "indices.npy": ((int32, int64) if num_vertices < 2**31 else (int64,), [num_edges]),
-        "original_id.npy": ((int64,), [num_vertices]),
+def _check_workload(described: Description) -> None:
+    type_, split = described.seeds
+    known = {vertices.name: vertices for vertices in described.node_types}
+    if split != "all" and split not in (known[type_].splits if type_ in known else ()):
+        raise ValueError(
+            f"workload.seeds must be a split or 'all', got {_shown(split)}{f' of {_shown(type_)}' if described.version > 1 else ''}"
+        )
+    if split == "all" and type_ is not None and type_ not in known:
+        raise ValueError(f"workload.seeds must be of a node type, got {_shown(type_)}")
+    if len(described.num_neighbors) != len(described.edge_types) or len(set(map(len, described.num_neighbors))) > 1:
+        raise ValueError(
+            f"workload.num_neighbors must have a list for each of {len(described.edge_types)} edge types, all of one length, got "
+            f"{_shown(described.num_neighbors)}"
+        )
+
+
+def _check_time(described: Description) -> None:
+    name = described.time_attr
+    if name is None:
+        return
+    of = [type_.attributes[name] for type_ in described.types if name in type_.attributes]
+    kinds = {
+        kind
+        for kind, types in (("vertices", described.node_types), ("edges", described.edge_types))
+        if any(name in type_.attributes for type_ in types)
     }
-    columns = [("edge", name, entry) for name, entry in manifest["edge_attributes"].items()]
-    columns += [("node", name, entry) for name, entry in manifest["node_attributes"].items()]
-    for kind, name, entry in columns:
+    if len(kinds) != 1 or any(entry["row_shape"] for entry in of):
+        raise ValueError(f"time_attr must be null or name one number of vertices, or of edges, got {_shown(name)}")
+
+
+def _check_files(described: Description, files: Mapping[str, Any], stored_dtype: Callable[[torch.dtype], str]) -> None:
+    """The files must be those that follow from the other fields, with those dtypes and shapes; so no name leads elsewhere."""
+
+    def stored(dtype: str, whose: str) -> str:
         try:
-            stored = stored_dtype(getattr(torch, entry["dtype"]))
+            return stored_dtype(getattr(torch, dtype))
         except (TypeError, RuntimeError):
-            raise ValueError(
-                f"{kind}_attributes[{name!r}] must have a dtype that files can hold, got {entry['dtype']!r}"
-            ) from None
-        if kind == "edge":
-            expected[f"edge_{name}.npy"] = (stored,), [num_edges, *entry["row_shape"]]
-        for part_id, (begin, end) in enumerate(pairwise(offsets)) if kind == "node" else ():
-            expected[f"{part_folder(part_id)}/node_{name}.npy"] = (stored,), [end - begin, *entry["row_shape"]]
-    for part_id in range(len(offsets) - 1):
-        expected[f"{part_folder(part_id)}/vip.npy"] = (float32,), [num_vertices]
-        for name, counts in manifest["splits"].items():
-            expected[f"{part_folder(part_id)}/split_{name}.npy"] = (int64,), [counts[part_id]]
-    files = manifest["files"]
+            raise ValueError(f"{whose} must have a dtype that files can hold, got {dtype!r}") from None
+
+    expected = described.files(stored)
     for name in expected.keys() - files.keys():
         raise ValueError(f"files must have {name!r}, and it is not there")
     for name in files.keys() - expected.keys():
@@ -250,6 +349,14 @@ def _check_files(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dtyp
             )
         if math.prod(shape) >= 2**60:
             raise ValueError(f"files[{name!r}] must have a size that a file can have, got the shape {_shown(shape)}")
+
+
+def fingerprint(manifest: Mapping[str, Any]) -> str:
+    """Equal for equal contents: the checksum of all checksums, and of what version 2 says of types."""
+    said = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(manifest["files"].items()))
+    if manifest["version"] > 1:
+        said += json.dumps([manifest[name] for name in ("node_types", "edge_types", "time_attr")], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def _shown(value: Any) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
@@ -16,31 +15,45 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.comm import group_rank
 from salientpp.graph.csc import Graph
+from salientpp.graph.typed import TypedGraph
+from salientpp.ids import first_outside
 from salientpp.plan.cache import Workload
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
 from salientpp.processes import lazy
+from salientpp.store.directory.description import (
+    Description,
+    EdgeName,
+    EdgeType,
+    VertexType,
+    part_folder,
+    words_of_type,
+)
 from salientpp.store.directory.files import DatasetError, open_array, verify_file
-from salientpp.store.directory.manifest import check_is_there, part_folder, parts_there, read_manifest
+from salientpp.store.directory.manifest import check_is_there, fingerprint, parts_there, read_manifest
 
 
 class PartitionedGraph:
     """A partitioned graph on disk, seen from one part.
 
     Made by :func:`load`. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may look at
-    any part by its number; a loader needs a rank for every part.
+    any part by its number; a loader needs a rank for every part. In a homogeneous graph the one type of vertices and the one of edges are named None.
 
     Attributes:
         root: the directory.
-        manifest: its description.
-        book: which global ids each part owns.
+        manifest: its description, as it is in the file.
+        description: the same, of either version of the format.
         part_id: the part that this process serves, or None where that is not decided (no process group and K > 1).
+        books: per type of vertices, which global ids each part owns.
+        row_books: the same of rows: one part has all of a replicated type's.
     """
 
     def __init__(self, root: Path, manifest: dict[str, Any], part_id: int | None) -> None:
         self.root = root
         self.manifest = manifest
-        self.book = PartitionBook(torch.tensor(manifest["offsets"]))
+        self.description = Description.of(manifest)
+        self.books = {type_.name: type_.book for type_ in self.description.node_types}
+        self.row_books = {type_.name: type_.row_book for type_ in self.description.node_types}
         self.part_id = part_id
         self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = (
             weakref.WeakKeyDictionary()
@@ -50,19 +63,20 @@ class PartitionedGraph:
     def __getattr__(self, name: str) -> Any:
         # Only for what is not there. PyG's names get words.
         text = f"a {type(self).__name__} has no {name!r}"
-        if not name.startswith("_") and "manifest" in self.__dict__:
+        if not name.startswith("_") and "description" in self.__dict__:
             split = name.removesuffix("_mask")
-            if name in self.manifest["node_attributes"]:
+            if any(name in type_.attributes for type_ in self.description.node_types):
+                rows = "rows(part_id)" if self.is_hetero else f"node_rows(part_id)[{name!r}]"
                 text += (
-                    f": its rows lie in parts. part.node_rows(part_id)[{name!r}] has those of a part, part.take({name!r}, n_id) those of any "
+                    f": its rows lie in parts. part.{rows} has those of a part, part.take({name!r}, n_id) those of any "
                     "vertices, and batches of a NeighborLoader carry them"
                 )
-            elif split in self.manifest["splits"]:
+            elif any(split in type_.splits for type_ in self.description.node_types):
                 text += (
                     f": it became a split, part.split({split!r}, part_id), or input_nodes={split!r} of a NeighborLoader"
                 )
             elif name == "edge_index":
-                text += ": part.graph has the edges, as indptr and indices"
+                text += f": part.{'typed_graph()' if self.is_hetero else 'graph'} has the edges, as indptr and indices"
         raise AttributeError(text)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -93,100 +107,254 @@ class PartitionedGraph:
                     "partition again, and start anew from the last state"
                 )
 
+    # --- what there is ------------------------------------------------------------------------------------
+
+    @property
+    def is_hetero(self) -> bool:
+        """Whether types have names, as those of a ``HeteroData``."""
+        return self.node_types != (None,)
+
+    @property
+    def node_types(self) -> tuple[str | None, ...]:
+        return tuple(self.books)
+
+    @property
+    def edge_types(self) -> tuple[EdgeName, ...]:
+        return tuple(type_.name for type_ in self.description.edge_types)
+
+    @property
+    def replicated(self) -> frozenset[str | None]:
+        """The types of vertices whose rows every part has."""
+        return frozenset(type_.name for type_ in self.description.node_types if type_.replicated)
+
     @property
     def num_parts(self) -> int:
-        return self.book.num_parts
+        return self.description.num_parts
 
     @property
     def num_vertices(self) -> int:
-        return self.book.num_vertices
+        """Of all types together, as PyG's ``num_nodes``."""
+        return sum(type_.num_vertices for type_ in self.description.node_types)
 
     @property
-    def num_features(self) -> int:
-        """Columns of ``x``; 0 without it."""
-        x = self.manifest["node_attributes"].get("x")
-        return 0 if x is None else x["row_shape"][0] if x["row_shape"] else 1
+    def num_edges(self) -> int:
+        """Of all types together."""
+        return sum(type_.num_edges for type_ in self.description.edge_types)
 
     @property
-    def num_classes(self) -> int:
-        """One more than the largest label of an integer ``y`` [N]; 0 without one."""
-        return self.manifest["num_classes"]
+    def book(self) -> PartitionBook:
+        """Which global ids of a homogeneous graph each part owns."""
+        self._only_type("books")
+        return self.books[None]
+
+    @property
+    def num_features(self) -> int | dict[str | None, int]:
+        """Columns of ``x``, 0 without it; per type if types have names."""
+        columns = {type_.name: _num_columns(type_.attributes.get("x")) for type_ in self.description.node_types}
+        return columns if self.is_hetero else columns[None]
+
+    @property
+    def num_classes(self) -> int | dict[str | None, int]:
+        """One more than the largest label of an integer ``y`` [N], 0 without one; per type if types have names."""
+        classes = {type_.name: type_.num_classes for type_ in self.description.node_types}
+        return classes if self.is_hetero else classes[None]
 
     @property
     def fingerprint(self) -> str:
         """Equal for equal contents: the checksum of all checksums."""
-        sums = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(self.manifest["files"].items()))
-        return hashlib.sha256(sums.encode()).hexdigest()[:16]
+        return fingerprint(self.manifest)
+
+    # --- topology -----------------------------------------------------------------------------------------
+
+    @lazy
+    def lists(self) -> dict[EdgeName, tuple[Tensor, Tensor]]:
+        """Per edge type ``indptr`` int64 [N of the target type + 1] and ``indices`` [E], ids of the source type; validated when they were written."""
+        return {
+            type_.name: (self._array(type_.indptr_file), self._array(type_.indices_file))
+            for type_ in self.description.edge_types
+        }
 
     @lazy
     def graph(self) -> Graph:
-        """The whole topology; validated when it was written, so not read again here."""
-        return Graph.trusted(self._array("indptr.npy"), self._array("indices.npy"))
+        """The whole topology of a homogeneous graph; validated when it was written, so not read again here."""
+        self._only_type("typed_graph()")
+        return Graph.trusted(*self.lists[None])
 
-    @lazy
-    def _original_id(self) -> Tensor:
-        return self._array("original_id.npy")
+    def typed_graph(self, time_attr: str | None = None, weight_attr: str | None = None) -> TypedGraph:
+        """The whole topology, under global ids; edge ids are positions in the lists of the files. Memory maps are shared where nothing has to be sorted.
 
-    def original_id(self, n_id: Tensor) -> Tensor:
-        """The ids that the user's data had, int64, for global ids of this graph (``batch.n_id``)."""
-        return self._original_id[n_id.cpu()].to(n_id.device)
+        Args:
+            time_attr: the name of node or edge times; they may be missing on some types. Where the directory was partitioned for these times,
+                lists are as they have to be, and a rank has the times of all vertices.
+            weight_attr: the name of edge weights; they may be missing on some relations.
 
-    def node_rows(self, part_id: int | None = None) -> dict[str, Tensor]:
-        """Attribute name -> rows [n_p, ...] of a part's vertices."""
+        Raises:
+            ValueError: there is no such attribute, or it is no weight or time.
+            DatasetError: times of vertices in parts that are not there, or lists that do not ascend by the times that they should.
+        """
+        named, edges = self.description, self.description.edge_types
+        is_sorted = time_attr is not None and time_attr == named.time_attr
+        node_time = {} if time_attr is None else self._node_times(time_attr)
+        edge_time = {}
+        if time_attr is not None:
+            edge_time = {
+                type_.name: self._edge_column(type_, time_attr) for type_ in edges if time_attr in type_.attributes
+            }
+            if node_time and edge_time:
+                raise ValueError(
+                    f"time_attr={time_attr!r} is both a node-level and an edge-level attribute; give one of them another name"
+                )
+            if not node_time and not edge_time:
+                raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute")
+        weight = {}
+        if weight_attr is not None:
+            weight = {
+                type_.name: self._edge_column(type_, weight_attr) for type_ in edges if weight_attr in type_.attributes
+            }
+        if weight_attr is not None and not weight:
+            raise ValueError(f"weight_attr names the edge weights, but no edges have an attribute {weight_attr!r}")
+        try:
+            return TypedGraph.from_lists(
+                {type_.name: type_.num_vertices for type_ in named.node_types},
+                self.lists,
+                time_attr=time_attr,
+                node_time=node_time,
+                edge_time=edge_time,
+                weight=weight,
+                is_sorted=is_sorted,
+            )
+        except ValueError as error:
+            raise type(error)(f"{self.root}: {error}") from None
+
+    def _node_times(self, time_attr: str) -> dict[str | None, Tensor]:
+        """Per type that has them int or float [N], whole files, or put together from those of all parts."""
+        there, times = parts_there(self.root), {}
+        for type_ in self.description.node_types:
+            if time_attr not in type_.attributes:
+                continue
+            if time_attr == self.description.time_attr:
+                times[type_.name] = self._array(type_.time_file(time_attr), type_.attributes[time_attr]["dtype"])
+                continue
+            missing = sorted(set(range(self.num_parts)) - there) if there is not None and not type_.replicated else []
+            if missing:
+                raise DatasetError(
+                    f"{self.root} is a copy without part {missing[0]}, whose vertices{words_of_type(type_.name)} have times {time_attr!r} that every rank "
+                    f"needs in order to draw; partition with time_attr={time_attr!r}, which stores them whole, or open the directory that it was copied from"
+                )
+            parts = range(1) if type_.replicated else range(self.num_parts)
+            times[type_.name] = torch.cat([self._node_column(type_, time_attr, part_id) for part_id in parts])
+        return times
+
+    # --- rows ---------------------------------------------------------------------------------------------
+
+    def rows(self, part_id: int | None = None) -> dict[str | None, dict[str, Tensor]]:
+        """Per type of vertices, attribute name -> rows [n, ...]: of a part's vertices, of a replicated type of all."""
         part_id = self._part(part_id)
         return {
-            name: self._array(f"{part_folder(part_id)}/node_{name}.npy", entry["dtype"])
-            for name, entry in self.manifest["node_attributes"].items()
+            type_.name: {name: self._node_column(type_, name, part_id) for name in type_.attributes}
+            for type_ in self.description.node_types
         }
 
-    def take(self, name: str, n_id: Tensor) -> Tensor:
-        """Rows [n, ...] of a node attribute for global ids int64 [n] of whatever parts, read from their files: for a look, without ranks."""
-        if name not in self.manifest["node_attributes"]:
-            raise ValueError(
-                f"{self.root} has the node attributes {', '.join(self.manifest['node_attributes'])}, got {name!r}"
-            )
-        n_id = n_id.cpu()
-        owner = self.book.owner(n_id)
+    def edge_rows_by_type(self) -> dict[EdgeName, dict[str, Tensor]]:
+        """Per edge type, attribute name -> rows [E, ...] of all its edges, in list order."""
+        return {
+            type_.name: {name: self._edge_column(type_, name) for name in type_.attributes}
+            for type_ in self.description.edge_types
+        }
+
+    def node_rows(self, part_id: int | None = None) -> dict[str, Tensor]:
+        """:meth:`rows` of a homogeneous graph."""
+        self._only_type("rows()")
+        return self.rows(part_id)[None]
+
+    def take(self, name: str, n_id: Tensor, type_: str | None = None) -> Tensor:
+        """Rows [n, ...] of a node attribute for global ids int64 [n] of whatever parts, read from their files: for a look, without ranks.
+
+        Args:
+            type_: whose attribute and ids these are, if types have names.
+        """
+        vertices = self._vertices(type_)
+        if name not in vertices.attributes:
+            known = ", ".join(vertices.attributes) or "none"
+            raise ValueError(f"{self.root} has the node attributes {known}{words_of_type(type_)}, got {name!r}")
+        n_id, book = n_id.cpu(), self.row_books[type_]
+        owner = book.owner(n_id)
         rows: Tensor | None = None
         for part_id in owner.unique().tolist() or [0]:
-            own, at = self.node_rows(part_id)[name], owner == part_id
+            own, at = self._node_column(vertices, name, part_id), owner == part_id
             rows = own.new_empty((n_id.numel(), *own.shape[1:])) if rows is None else rows
-            rows[at] = own[n_id[at] - self.book.range_of(part_id)[0]]
+            rows[at] = own[n_id[at] - book.range_of(part_id)[0]]
         assert rows is not None  # there is a part
         return rows
 
     def edge_rows(self) -> dict[str, Tensor]:
-        """Attribute name -> rows [E, ...] of all edges."""
-        return {
-            name: self._array(f"edge_{name}.npy", entry["dtype"])
-            for name, entry in self.manifest["edge_attributes"].items()
-        }
+        """:meth:`edge_rows_by_type` of a homogeneous graph."""
+        self._only_type("edge_rows_by_type()")
+        return self.edge_rows_by_type()[None]
 
-    def split(self, name: str, part_id: int | None = None) -> Tensor:
-        """Global ids int64 of a part's seeds: a split of the data, or 'all'."""
-        part_id = self._part(part_id)
+    def _node_column(self, type_: VertexType, name: str, part_id: int) -> Tensor:
+        return self._array(type_.rows_file(name, part_id), type_.attributes[name]["dtype"])
+
+    def _edge_column(self, type_: EdgeType, name: str) -> Tensor:
+        return self._array(type_.rows_file(name), type_.attributes[name]["dtype"])
+
+    # --- ids ----------------------------------------------------------------------------------------------
+
+    @lazy
+    def _original_ids(self) -> dict[str | None, Tensor]:
+        return {type_.name: self._array(type_.original_id_file) for type_ in self.description.node_types}
+
+    @overload
+    def original_id(self, n_id: Tensor, type_: str | None = None) -> Tensor: ...
+
+    @overload
+    def original_id(self, n_id: Mapping[str, Tensor], type_: None = None) -> dict[str, Tensor]: ...
+
+    def original_id(self, n_id: Tensor | Mapping[str, Tensor], type_: str | None = None) -> Tensor | dict[str, Tensor]:
+        """The ids that the user's data had, int64, for global ids of this graph (``batch.n_id``).
+
+        Args:
+            n_id: ids, or if types have names a mapping from types to ids.
+            type_: whose ids these are, if types have names.
+        """
+        if isinstance(n_id, Mapping):
+            return {name: self.original_id(ids, name) for name, ids in n_id.items()}
+        return self._original_ids[self._vertices(type_).name][n_id.cpu()].to(n_id.device)
+
+    def split(self, name: str, part_id: int | None = None, type_: str | None = None) -> Tensor:
+        """Global ids int64 of a part's seeds of one type: a split of the data, or 'all'."""
+        part_id, vertices = self._part(part_id), self._vertices(type_)
         if name == "all":
-            begin, end = self.book.range_of(part_id)
+            begin, end = self.books[vertices.name].range_of(part_id)
             return torch.arange(begin, end)
-        if name not in self.manifest["splits"]:
-            known = ", ".join(repr(split) for split in [*self.manifest["splits"], "all"])
-            raise ValueError(f"{self.root} has the splits {known}, got {name!r}")
-        return self._array(f"{part_folder(part_id)}/split_{name}.npy")
+        self._check_split(name, vertices)
+        return self._array(vertices.split_file(name, part_id))
 
-    def vip(self, part_id: int | None = None) -> Tensor:
-        """float32 [N]: the inclusion probabilities that the directory was ordered by, without seeds."""
-        return self._array(f"{part_folder(self._part(part_id))}/vip.npy")
+    def edge_split(self, name: str, part_id: int | None = None, type_: EdgeName = None) -> Tensor:
+        """Positions int64 in the lists of one edge type, of edges whose target a part owns: a split of the data, or 'all'."""
+        part_id, edges = self._part(part_id), self._edges(type_)
+        if name == "all":
+            indptr = self.lists[edges.name][0]
+            begin, end = (int(indptr[v]) for v in self.books[edges.target].range_of(part_id))
+            return torch.arange(begin, end)
+        self._check_split(name, edges)
+        return self._array(edges.split_file(name, part_id))
+
+    def vip(self, part_id: int | None = None, type_: str | None = None) -> Tensor:
+        """float32 [N] of one type: the inclusion probabilities that the directory was ordered by, without seeds."""
+        return self._array(self._vertices(type_).vip_file(self._part(part_id)))
 
     def workload(
         self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False
     ) -> Workload:
         """What policies rank by for a part's batches of these seeds; it knows the stored :meth:`vip` where that is of this very workload.
 
-        The loader and the analysis both plan by it, so that they cache the same rows.
+        The loader and the analysis both plan by it, so that they cache the same rows. Of a homogeneous graph.
         """
-        stored = self.manifest["workload"]
-        same = not replace and stored["num_neighbors"] == list(num_neighbors) and stored["batch_size"] == batch_size
-        same = same and torch.equal(seeds.sort().values, self.split(stored["seeds"], part_id))
+        self._only_type("vip(), books and typed_graph()")
+        stored = self.description
+        same = not replace and stored.num_neighbors == [list(num_neighbors)] and stored.batch_size == batch_size
+        same = same and torch.equal(seeds.sort().values, self.split(stored.seeds[1], part_id))
         return Workload(
             self.graph,
             self.book,
@@ -198,6 +366,35 @@ class PartitionedGraph:
             self.vip(part_id) if same else None,
         )
 
+    # --- arguments ----------------------------------------------------------------------------------------
+
+    def _only_type(self, instead: str) -> None:
+        """Raise ValueError if types have names."""
+        if self.is_hetero:
+            raise ValueError(
+                f"{self.root} has several types of vertices ({', '.join(map(repr, self.node_types))}), so this is of none; use {instead}"
+            )
+
+    def _vertices(self, type_: str | None) -> VertexType:
+        if type_ not in self.books:
+            known = ", ".join(map(repr, self.node_types))
+            raise ValueError(f"type_ must be a node type of {self.root} ({known}), got {type_!r}")
+        return self.description.vertices(type_)
+
+    def _edges(self, type_: EdgeName) -> EdgeType:
+        name = tuple(type_) if isinstance(type_, list) else type_
+        if name not in self.edge_types:
+            known = ", ".join(map(repr, self.edge_types)) or "none"
+            raise ValueError(f"type_ must be an edge type of {self.root} ({known}), got {type_!r}")
+        return self.description.edges(name)
+
+    def _check_split(self, name: str, type_: VertexType | EdgeType) -> None:
+        if name not in type_.splits:
+            known = ", ".join(repr(split) for split in [*type_.splits, "all"])
+            of = "edges" if isinstance(type_, EdgeType) else ""
+            words = words_of_type(type_.name) or (f" of {of}" if of else "")
+            raise ValueError(f"{self.root} has the splits {known}{words}, got {name!r}")
+
     def _part(self, part_id: int | None) -> int:
         part_id = self.part_id if part_id is None else part_id
         if part_id is None:
@@ -205,7 +402,7 @@ class PartitionedGraph:
                 f"{self.root} has {self.num_parts} parts and this process serves none of them: to look at one, name it with part_id=; to train, "
                 f"initialise torch.distributed before salientpp.load (torchrun --nproc-per-node {self.num_parts})"
             )
-        self.book.range_of(part_id)
+        next(iter(self.books.values())).range_of(part_id)
         check_is_there(self.root, part_id)
         return part_id
 
@@ -220,10 +417,20 @@ class PartitionedGraph:
         return tensor if dtype is None else tensor.view(getattr(torch, dtype))
 
     def __repr__(self) -> str:
+        sizes: tuple[Any, Any] = (self.num_vertices, self.num_edges)
+        if self.is_hetero:
+            sizes = (
+                {type_.name: type_.num_vertices for type_ in self.description.node_types},
+                {type_.name: type_.num_edges for type_ in self.description.edge_types},
+            )
         return (
             f"PartitionedGraph({str(self.root)!r}, num_parts={self.num_parts}, part_id={self.part_id}, "
-            f"num_vertices={self.num_vertices}, num_edges={self.manifest['num_edges']})"
+            f"num_vertices={sizes[0]}, num_edges={sizes[1]})"
         )
+
+
+def _num_columns(x: Mapping[str, Any] | None) -> int:
+    return 0 if x is None else x["row_shape"][0] if x["row_shape"] else 1
 
 
 def load(
@@ -257,7 +464,7 @@ def load(
         folder, slash, _ = name.partition("/")
         if folders is None or not slash or folder in folders:
             verify_file(root, name, entry, full=verify == "full")
-    num_parts = len(manifest["offsets"]) - 1
+    num_parts = manifest["num_parts"]
     if part_id is None:
         rank, world_size = group_rank(process_group)
         if world_size % num_parts == 0:
@@ -284,23 +491,68 @@ def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
         if not holds:
             raise DatasetError(f"{part.root / name} must hold {words}; copy it again, or partition again")
 
-    try:
-        ops.check_csc(part.graph.indptr, part.graph.indices)
-    except RuntimeError as error:
-        raise DatasetError(
-            f"{part.root} holds no graph: {error}; copy indptr.npy and indices.npy again, or partition again"
-        ) from None
-    all_ids = torch.arange(part.num_vertices)
-    expect(
-        torch.equal(part._original_id.sort().values, all_ids),
-        "original_id.npy",
-        f"each of 0 to {part.num_vertices - 1} once",
-    )
-    for part_id in part_ids:
-        begin, end = part.book.range_of(part_id)
-        for split in part.manifest["splits"]:
-            ids = part.split(split, part_id)
-            inside = ids.numel() == 0 or (int(ids[0]) >= begin and int(ids[-1]) < end and bool((ids.diff() > 0).all()))
-            expect(inside, f"{part_folder(part_id)}/split_{split}.npy", f"ascending ids in [{begin}, {end})")
-        vip = part.vip(part_id)
-        expect(bool(((vip >= 0) & (vip <= 1)).all()), f"{part_folder(part_id)}/vip.npy", "probabilities")
+    described = part.description
+    for edges in described.edge_types:
+        try:
+            _check_lists(*part.lists[edges.name], described.vertices(edges.source).num_vertices)
+        except RuntimeError as error:
+            raise DatasetError(
+                f"{part.root} holds no graph{words_of_type(edges.name)}: {error}; copy {edges.indptr_file} and {edges.indices_file} again, or partition again"
+            ) from None
+        for part_id in part_ids:
+            own = part.edge_split("all", part_id, edges.name)
+            for split in edges.splits:
+                inside = _ascends_in(part.edge_split(split, part_id, edges.name), own)
+                expect(inside, edges.split_file(split, part_id), f"ascending ids in {_range_of(own)}")
+    for vertices in described.node_types:
+        name, size = vertices.name, vertices.num_vertices
+        original = part._original_ids[name]
+        expect(
+            torch.equal(original.sort().values, torch.arange(size)),
+            vertices.original_id_file,
+            f"each of 0 to {size - 1} once" if size else "nothing",
+        )
+        for part_id in part_ids:
+            own = part.split("all", part_id, name)
+            for split in vertices.splits:
+                inside = _ascends_in(part.split(split, part_id, name), own)
+                expect(inside, vertices.split_file(split, part_id), f"ascending ids in {_range_of(own)}")
+            vip = part.vip(part_id, name)
+            expect(bool(((vip >= 0) & (vip <= 1)).all()), vertices.vip_file(part_id), "probabilities")
+    if described.time_attr is not None:
+        for vertices in described.timed_vertices:
+            whole = part._array(vertices.time_file(described.time_attr))
+            for part_id in part_ids:
+                begin, end = vertices.row_book.range_of(0 if vertices.replicated else part_id)
+                same = torch.equal(whole[begin:end], part._array(vertices.rows_file(described.time_attr, part_id)))
+                expect(
+                    same,
+                    vertices.time_file(described.time_attr),
+                    f"what {vertices.rows_file(described.time_attr, part_id)} holds",
+                )
+        try:
+            part.typed_graph(described.time_attr)
+        except ValueError as error:
+            raise DatasetError(f"{error}; copy it again, or partition again") from None
+
+
+def _check_lists(indptr: Tensor, indices: Tensor, num_sources: int) -> None:
+    """Raise RuntimeError unless these are lists of ids in ``[0, num_sources)``."""
+    num_targets = indptr.numel() - 1
+    # The kernel knows one number of vertices, so there are as many lists as of the larger.
+    more = indptr[-1:].expand(max(0, num_sources - num_targets))
+    ops.check_csc(torch.cat([indptr, more]), indices)
+    at = first_outside(indices, num_sources)
+    if at is not None:
+        raise RuntimeError(f"indices[{at}] must be in [0, {num_sources}), got {int(indices[at])}")
+
+
+def _ascends_in(ids: Tensor, own: Tensor) -> bool:
+    """Whether ids ascend inside the range of ids that a part has."""
+    if not ids.numel():
+        return True
+    return own.numel() > 0 and bool(own[0] <= ids[0]) and bool(ids[-1] <= own[-1]) and bool((ids.diff() > 0).all())
+
+
+def _range_of(own: Tensor) -> str:
+    return f"[{int(own[0])}, {int(own[-1]) + 1})" if own.numel() else "[0, 0)"

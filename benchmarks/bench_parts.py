@@ -1,0 +1,126 @@
+"""What does partitioning add to a batch, in CPU time, for one type of vertices and for several? Writes results/parts.json.
+
+    python benchmarks/bench_parts.py [--repeats 7]
+
+Two ranks on one machine over loopback, each with a part, against one process with the whole graph, in turns: whole batches, without workers. The
+CPU time is that of both ranks with all their threads, over the batches that both gave; the network's share in it is the kernel's for loopback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from common import write_results
+from torch_geometric.data import Data, HeteroData
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.datasets import synthetic
+from salientpp.datasets.generated_mag import synthetic_mag
+
+BATCH = 256
+CASES = {"one type": [15, 10, 5], "several types": [8, 6, 4]}
+ALPHAS = (0.0, 0.16)
+
+
+def made(case: str) -> Data | HeteroData:
+    """Rows of 128 columns of 4 bytes; several types have MAG240M's schema, and only papers have rows."""
+    if case == "one type":
+        return synthetic(num_vertices=300_000, average_degree=20, num_features=128)
+    data = synthetic_mag(num_papers=150_000, num_features=128)
+    data["paper"].x = data["paper"].x.float()
+    return data
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for case, fanouts in CASES.items():
+            root, data = Path(folder) / case.replace(" ", "-"), made(case)
+            salientpp.partition(data, 2, root, fanouts, BATCH)
+            torch.save(data, root / "whole.pt")
+            queue: Any = torch.multiprocessing.get_context("spawn").SimpleQueue()
+            torch.multiprocessing.spawn(
+                measure,
+                (str(root), fanouts, f"file://{folder}/{case.replace(' ', '-')}.store", arguments.repeats, queue),
+                2,
+            )
+            for row in queue.get():
+                rows.append({"case": case, "fanouts": fanouts, **row})
+                print(
+                    f"{case:14} alpha {row['alpha']:4}: {row['cpu_ms_alone']:7.2f} ms of CPU alone, {row['cpu_ms_parts']:7.2f} ms on 2 ranks, "
+                    f"{row['ratio']:.2f}x, {row['remote_rows_per_batch']:,.0f} rows fetched a batch",
+                    flush=True,
+                )
+    write_results("parts", rows, batch_size=BATCH)
+
+
+def measure(rank: int, root: str, fanouts: list[int], store: str, repeats: int, queue: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    typed = "several" in root
+    options: dict[str, Any] = dict(num_neighbors=fanouts, batch_size=BATCH, shuffle=True, seed=0)
+    part = salientpp.load(root)
+    seeds = ("paper", "train") if typed else "train"
+    loaders = {alpha: NeighborLoader(part, input_nodes=seeds, replication_factor=alpha, **options) for alpha in ALPHAS}
+    alone = None
+    if rank == 0:
+        data = torch.load(Path(root) / "whole.pt", weights_only=False)
+        own = ("paper", data["paper"].train_mask) if typed else data.train_mask
+        alone = NeighborLoader(data, input_nodes=own, **options)
+    times: dict[Any, list[float]] = {key: [] for key in ("alone", *ALPHAS)}
+    for turn in range(repeats + 1):
+        spent = cpu_per_batch(alone) if alone is not None else (0.0, 0)
+        dist.barrier()
+        if turn:
+            times["alone"].append(spent[0] / max(1, spent[1]))
+        for alpha in ALPHAS:
+            both = torch.tensor(cpu_per_batch(loaders[alpha]), dtype=torch.float64)
+            dist.all_reduce(both)
+            if turn:
+                times[alpha].append(float(both[0] / both[1]))
+    rows = []
+    for alpha in ALPHAS:
+        loaders[alpha].reset_stats()
+        number = sum(1 for _ in loaders[alpha])
+        loaders[alpha]._finish_epoch()
+        fetched = torch.tensor([loaders[alpha].stats().rows_remote, number], dtype=torch.float64)
+        dist.all_reduce(fetched)
+        ours, theirs = statistics.median(times[alpha]), statistics.median(times["alone"])
+        rows.append(
+            {
+                "alpha": alpha,
+                "cpu_ms_alone": theirs * 1e3,
+                "cpu_ms_parts": ours * 1e3,
+                "ratio": ours / max(theirs, 1e-12),
+                "remote_rows_per_batch": float(fetched[0] / fetched[1]),
+                "turns": len(times[alpha]),
+            }
+        )
+    if rank == 0:
+        queue.put(rows)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def cpu_per_batch(loader: NeighborLoader) -> tuple[float, int]:
+    """CPU seconds of this process over an epoch, and its batches; what answers the other rank to the end of its epoch counts."""
+    started = time.process_time()
+    number = sum(1 for _ in loader)
+    loader._finish_epoch()
+    return time.process_time() - started, number
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Predict what users will buy from what they bought before: links with times between two types of vertices.
+
+    python examples/train_links.py                                    # one process, the whole graph
+    python examples/train_links.py --partition shop-2 --parts 2       # once
+    torchrun --nproc-per-node 2 examples/train_links.py shop-2        # one rank per part
+
+A batch holds purchases and as many pairs drawn at random; around each the sampler draws what was bought before that moment, never after. The
+loop knows nothing of parts and ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import SAGEConv, to_hetero
+
+import salientpp
+from salientpp import LinkNeighborLoader
+from salientpp.launch.environment import detect
+
+BUYS = ("user", "buys", "item")
+FANOUTS = [8, 4]
+
+
+def shop(num_users: int = 3000, num_items: int = 1500, num_edges: int = 30_000, seed: int = 0) -> HeteroData:
+    """Users and items have tastes; a purchase joins a user and an item of like taste, at a time in [0, 1000). Features are tastes in noise."""
+    generator = torch.Generator().manual_seed(seed)
+    tastes = F.normalize(torch.randn(8, 16, generator=generator), dim=1)
+    taste = {
+        name: torch.randint(8, (size,), generator=generator)
+        for name, size in (("user", num_users), ("item", num_items))
+    }
+    users = torch.randint(num_users, (num_edges,), generator=generator)
+    items = torch.randint(num_items, (num_edges,), generator=generator)
+    for _ in range(12):  # anew where they do not match: most purchases are of the user's taste
+        differ = (taste["user"][users] != taste["item"][items]) & (torch.rand(num_edges, generator=generator) < 0.95)
+        items = torch.where(differ, torch.randint(num_items, (num_edges,), generator=generator), items)
+    time = torch.randint(1000, (num_edges,), generator=generator).sort().values
+    data = HeteroData()
+    for name, of_name in taste.items():
+        data[name].x = tastes[of_name] + 0.5 * torch.randn(of_name.numel(), 16, generator=generator)
+    data[BUYS].edge_index = torch.stack([users, items])
+    data["item", "bought_by", "user"].edge_index = torch.stack([items, users])
+    for name in data.edge_types:
+        data[name].time = time
+        data[name].before = time - 1  # what a purchase may see: not itself
+    return data
+
+
+def split(data: HeteroData) -> dict[str, Tensor]:
+    """Edge ids: the last fifth of the time is for testing."""
+    late = data[BUYS].time >= 800
+    return {"train": (~late).nonzero().flatten(), "test": late.nonzero().flatten()}
+
+
+def partition(data: HeteroData, num_parts: int, root: Path) -> None:
+    """Write the dataset directory; the splits of edges go with it."""
+    salientpp.partition(
+        data, num_parts, root, FANOUTS, 256, seeds=("user", "all"), edge_split={BUYS: split(data)}, time_attr="time", replicate=()
+    )  # fmt: skip
+
+
+class Encoder(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv((16, 16), hidden), SAGEConv((hidden, hidden), hidden)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+class Predictor(nn.Module):
+    """Scores of the pairs of a batch."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.encoder = to_hetero(Encoder(hidden), (["user", "item"], [BUYS, ("item", "bought_by", "user")]))
+
+    def forward(self, batch: HeteroData) -> Tensor:
+        found = self.encoder(batch.x_dict, batch.edge_index_dict)
+        user, item = batch[BUYS].edge_label_index
+        return (found["user"][user] * found["item"][item]).sum(dim=1)
+
+
+def loaders(data: Any, seed: int, alpha: float, batch_size: int) -> dict[str, LinkNeighborLoader]:
+    """For training and testing, of the whole graph or of this rank's part."""
+    options: dict[str, Any] = dict(
+        num_neighbors=FANOUTS, neg_sampling="binary", time_attr="time", batch_size=batch_size, seed=seed, num_workers=1
+    )
+    if isinstance(data, HeteroData):
+        own = {
+            name: dict(edge_label_index=(BUYS, data[BUYS].edge_index[:, ids]), edge_label_time=data[BUYS].before[ids])
+            for name, ids in split(data).items()
+        }
+    else:
+        options["replication_factor"] = alpha
+        own = {name: dict(edge_label_index=(BUYS, name), edge_label_time="before") for name in ("train", "test")}
+    return {
+        "train": LinkNeighborLoader(data, shuffle=True, **own["train"], **options),
+        "test": LinkNeighborLoader(data, uneven="exact", **own["test"], **options),
+    }
+
+
+def auc(score: Tensor, label: Tensor) -> float:
+    """Of a random positive and a random negative, how often the positive scores higher."""
+    rank = torch.empty_like(score)
+    rank[score.argsort()] = torch.arange(1, score.numel() + 1, dtype=score.dtype)
+    positive = label > 0
+    number = positive.sum()
+    return float((rank[positive].sum() - number * (number + 1) / 2) / (number * (~positive).sum()))
+
+
+def train(data: Any, epochs: int, seed: int, alpha: float = 0.1, batch_size: int = 256, hidden: int = 32) -> float:
+    """The AUC on the last fifth of the time, over all ranks."""
+    torch.manual_seed(seed)
+    in_group = dist.is_initialized() and dist.get_world_size() > 1
+    by_split = loaders(data, seed, alpha, batch_size)
+    model: nn.Module = Predictor(hidden)
+    if in_group:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(epochs):
+        model.train()
+        for batch in by_split["train"]:
+            optimizer.zero_grad()
+            F.binary_cross_entropy_with_logits(model(batch), batch[BUYS].edge_label.float()).backward()
+            optimizer.step()
+    alone = model.module if in_group else model  # ranks have different numbers of batches here
+    alone.eval()
+    with torch.no_grad():
+        pairs = [(alone(batch), batch[BUYS].edge_label) for batch in by_split["test"]]
+    score, label = (torch.cat(column) for column in zip(*pairs))
+    if not in_group:
+        return auc(score, label)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (score, label))
+    score, label = (torch.cat(column) for column in zip(*everyone))
+    return auc(score, label)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "root", nargs="?", type=Path, help="a dataset directory; without one, one process trains on the whole graph"
+    )
+    parser.add_argument("--partition", type=Path, metavar="DIR", help="write the dataset directory and end")
+    parser.add_argument("--parts", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--alpha", type=float, default=0.1, help="replication factor of the cache")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.partition is not None:
+        data = shop()
+        partition(data, args.parts, args.partition)
+        print(f"{args.partition}: {args.parts} parts")
+        return
+    if detect().world_size > 1:
+        salientpp.init_process_group()
+    data = shop() if args.root is None else salientpp.load(args.root)
+    found = train(data, args.epochs, args.seed, args.alpha)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(f"AUC of purchases in the last fifth of the time: {found:.3f}")
+
+
+if __name__ == "__main__":
+    main()

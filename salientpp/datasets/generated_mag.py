@@ -1,0 +1,279 @@
+"""A generated graph of several types, with the schema of MAG240M: papers, their authors, and institutions."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from salientpp.datasets.arrays import SPLITS
+from salientpp.datasets.generated import (
+    check_integers,
+    check_numbers,
+    check_shares,
+    draw_distinct_pairs,
+    nested_groups,
+    power_law_weights,
+)
+from salientpp.plan.undirected import sorted_unique, split_keys
+
+#: Share of the papers of one year over those of the year before, and the years there are. MAG240M's splits go by year.
+_GROWTH, _FIRST_YEAR, _LAST_YEAR = 1.09, 1990, 2020
+_MAX_ROUNDS = 50
+
+
+def synthetic_mag(
+    *,
+    num_papers: int = 50_000,
+    citations_per_paper: float = 10.0,
+    authors_per_paper: float = 3.0,
+    papers_per_author: float = 3.0,
+    institutions_per_author: float = 0.4,
+    papers_per_institution: int = 500,
+    num_classes: int = 12,
+    num_features: int = 64,
+    community_size: int = 500,
+    homophily: float = 0.8,
+    locality: float = 0.7,
+    exponent: float = 2.5,
+    signal: float = 1.0,
+    label_noise: float = 0.1,
+    labelled_fraction: float = 0.4,
+    seed: int = 0,
+) -> HeteroData:
+    """Generate a graph of papers, authors and institutions with labels that a heterogeneous GNN can learn.
+
+    Papers and what they cite are drawn as :func:`~salientpp.datasets.synthetic` draws its graph, with communities in classes; the newer
+    paper cites the older. An author has a home community, writes papers there with the same shares, and is affiliated with
+    institutions of the home community, class or anywhere. So a paper's class shows in the papers that it cites, that cite it, and that
+    its authors have written; its own features are too noisy to tell.
+
+    The schema, names and dtypes are those of MAG240M (Hu et al., OGB-LSC, arXiv:2103.09430), whose sizes are 122 M papers, 122 M authors and
+    26 k institutions with 3.2 authors and 10.7 citations per paper and 0.36 institutions per author; 1.1 % of its papers have labels.
+
+    Args:
+        num_papers: P.
+        citations_per_paper, authors_per_paper, institutions_per_author: average numbers of edges.
+        papers_per_author: there are ``P * authors_per_paper / papers_per_author`` authors.
+        papers_per_institution: there are P over this many institutions, at least one.
+        num_classes, num_features, community_size, homophily, locality, exponent, signal: as in ``synthetic``, of papers.
+        label_noise: share of labelled papers whose label is drawn at random instead.
+        labelled_fraction: share of the papers that have labels, those of arXiv in MAG240M; the others have -1.
+        seed: same seed, same arrays (with the same NumPy). Topology, features and labels have streams of their own.
+
+    Returns:
+        ``HeteroData`` with 'paper' (x float16 [P, F], y int64 [P], year int64 [P] in 1990 to 2020, and masks of labelled papers: train up
+        to 2018, val of 2019, test of 2020), 'author' and 'institution' without features; the relations
+        (author, writes, paper), (author, affiliated_with, institution), (paper, cites, paper) without duplicates, and the reverse of
+        each, ``rev_...``.
+
+    Raises:
+        ValueError: an argument is out of range, there is no room for so many distinct edges, or this machine has none for the graph.
+    """
+    check_integers(
+        num_papers=(num_papers, 2),
+        num_classes=(num_classes, 1),
+        num_features=(num_features, 1),
+        community_size=(community_size, 1),
+        papers_per_institution=(papers_per_institution, 1),
+        seed=(seed, 0),
+    )
+    averages = {
+        "citations_per_paper": citations_per_paper,
+        "authors_per_paper": authors_per_paper,
+        "papers_per_author": papers_per_author,
+        "institutions_per_author": institutions_per_author,
+    }
+    shares = {
+        "homophily": homophily,
+        "locality": locality,
+        "label_noise": label_noise,
+        "labelled_fraction": labelled_fraction,
+    }
+    check_numbers(**averages, **shares, exponent=exponent, signal=signal)
+    check_shares(**shares)
+    for name, average in averages.items():
+        if not 0 < average < num_papers:
+            raise ValueError(f"{name} must be in (0, num_papers = {num_papers}), got {average}")
+    if num_classes > num_papers:
+        raise ValueError(f"num_classes must be <= num_papers = {num_papers}, got {num_classes}")
+    if not 2 < exponent < np.inf:
+        raise ValueError(f"exponent must be > 2 and finite, got {exponent}")
+    if not 0 <= signal <= 1000:
+        raise ValueError(f"signal must be in [0, 1000], since features are float16, got {signal}")
+    # Sizes as they are divided and multiplied may be beyond any integer.
+    if num_papers * authors_per_paper > papers_per_author * 2**31:
+        raise ValueError(
+            f"papers_per_author must be so large that there are at most 2^31 authors of {num_papers} papers, got {papers_per_author}"
+        )
+    num_authors = max(1, round(num_papers * authors_per_paper / papers_per_author))
+    num_institutions = max(1, num_papers // papers_per_institution)
+    num_edges = num_papers * (citations_per_paper + authors_per_paper) + num_authors * institutions_per_author
+    needed = 6 * num_features * num_papers + 48 * int(num_edges)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(
+            f"{num_papers} papers with {num_features} features and {num_edges:.0f} edges need at least {needed / 1e9:,.0f} GB of memory, and this "
+            f"machine has {memory / 1e9:,.0f} GB; ask for a smaller graph"
+        )
+    graph_rng, feature_rng, label_rng = (
+        np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(3)
+    )
+
+    # As in `synthetic`: by position a community is a range of papers, and so is a class; ids are shuffled.
+    start, class_of_community = nested_groups(graph_rng, num_papers, num_classes, community_size)
+    shares_of_edges = (homophily * locality, homophily * (1 - locality))
+    paper_id = graph_rng.permutation(num_papers)
+    weights = power_law_weights(
+        graph_rng, num_papers, 2 * citations_per_paper, exponent, np.sqrt(2 * num_papers * citations_per_paper)
+    )
+    pairs = draw_distinct_pairs(
+        graph_rng,
+        num_pairs=round(num_papers * citations_per_paper),
+        weights=weights,
+        community_start=start,
+        class_of_community=class_of_community,
+        shares=shares_of_edges,
+        id_of_position=paper_id,
+    )
+    year = _draw_years(graph_rng, num_papers)
+    ends = np.empty((2, pairs.size), dtype=np.int64)
+    split_keys(pairs, num_papers, ends[0], ends[1])
+    newer = year[ends[0]] > year[ends[1]]  # of one year, the higher id cites
+    cites = np.where(newer, ends, ends[::-1])
+    del pairs, ends
+
+    class_start = start[np.searchsorted(class_of_community, np.arange(num_classes + 1))]
+    author_id, institution_id = graph_rng.permutation(num_authors), graph_rng.permutation(num_institutions)
+    writes = _draw_links(
+        graph_rng,
+        round(num_papers * authors_per_paper),
+        power_law_weights(graph_rng, num_authors, papers_per_author, exponent, max(10.0, np.sqrt(num_papers))),
+        num_papers,
+        (start, class_start),
+        shares_of_edges,
+    )
+    # Institutions have a place among the communities too, as wide as their share of all papers.
+    affiliated = _draw_links(
+        graph_rng,
+        round(num_authors * institutions_per_author),
+        np.ones(num_authors),
+        num_institutions,
+        tuple(_scaled(bounds, num_institutions) for bounds in (start, class_start)),
+        shares_of_edges,
+        homes=start,
+    )
+
+    classes = np.empty(num_papers, dtype=np.int64)
+    classes[paper_id] = np.repeat(class_of_community, np.diff(start))
+    centres = feature_rng.standard_normal((num_classes, num_features), dtype=np.float32)
+    centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
+    x = np.empty((num_papers, num_features), dtype=np.float16)
+    for begin in range(0, num_papers, 1 << 16):
+        some = classes[begin : begin + (1 << 16)]
+        x[begin : begin + some.size] = (
+            feature_rng.standard_normal((some.size, num_features), dtype=np.float32) + centres[some]
+        )
+    y = np.where(label_rng.random(num_papers) < label_noise, label_rng.integers(num_classes, size=num_papers), classes)
+    y[label_rng.random(num_papers) >= labelled_fraction] = -1
+
+    data = HeteroData()
+    data["paper"].x = torch.from_numpy(x)
+    data["paper"].y = torch.from_numpy(y)
+    data["paper"].year = torch.from_numpy(year)
+    of_split = (year < _LAST_YEAR - 1, year == _LAST_YEAR - 1, year == _LAST_YEAR)
+    for split, mask in zip(SPLITS, of_split):
+        data["paper"][f"{split}_mask"] = torch.from_numpy(mask & (y >= 0))
+    data["paper"].num_nodes = num_papers
+    data["author"].num_nodes = num_authors
+    data["institution"].num_nodes = num_institutions
+    for source, relation, target, edge_index in (
+        ("author", "writes", "paper", np.stack([author_id[writes[0]], paper_id[writes[1]]])),
+        (
+            "author",
+            "affiliated_with",
+            "institution",
+            np.stack([author_id[affiliated[0]], institution_id[affiliated[1]]]),
+        ),
+        ("paper", "cites", "paper", cites),
+    ):
+        edges = _sorted_edges(edge_index, data[target].num_nodes)
+        data[source, relation, target].edge_index = edges
+        data[target, f"rev_{relation}", source].edge_index = _sorted_edges(
+            edges.flip(0).numpy(), data[source].num_nodes
+        )
+    return data
+
+
+def _draw_years(rng: np.random.Generator, num_papers: int) -> np.ndarray:
+    """int64 [P]: every year has more papers than the one before."""
+    years = np.arange(_FIRST_YEAR, _LAST_YEAR + 1)
+    share = _GROWTH ** (years - _FIRST_YEAR)
+    return rng.choice(years, size=num_papers, p=share / share.sum())
+
+
+def _scaled(bounds: np.ndarray, size: int) -> np.ndarray:
+    """Ranges of [0, P) as the same shares of [0, size)."""
+    return np.floor(bounds * (size / bounds[-1])).astype(np.int64)
+
+
+def _draw_links(
+    rng: np.random.Generator,
+    num_links: int,
+    weights: np.ndarray,
+    num_targets: int,
+    ranges: tuple[np.ndarray, ...],
+    shares: tuple[float, float],
+    homes: np.ndarray | None = None,
+) -> np.ndarray:
+    """Exactly ``num_links`` distinct (source, target) by position, int64 [2, n]: sources in proportion to their weights, targets near them.
+
+    Args:
+        weights: float64 [S]; a source has its home where its position is, as a share of all.
+        ranges: the bounds of the communities and of the classes among the targets.
+        shares: of links within the home community, and within its class; the rest goes anywhere.
+        homes: the bounds of communities that homes are found by; None: those in ``ranges``.
+    """
+    num_sources = weights.size
+    if num_links > num_sources * num_targets:
+        raise ValueError(f"could not place {num_links} distinct edges between {num_sources} and {num_targets} vertices")
+    cumulative = np.cumsum(weights)
+    communities, classes = ranges
+    homes = communities if homes is None else homes
+    class_of_community = np.searchsorted(classes, communities[:-1], side="right") - 1
+    keys = np.empty(0, dtype=np.int64)
+    for _ in range(_MAX_ROUNDS):
+        missing = num_links - keys.size
+        if missing <= 0:
+            break
+        count = int(1.2 * missing) + 16
+        at = (np.arange(count) + rng.random(count)) * (cumulative[-1] / count)
+        source = np.minimum(np.searchsorted(cumulative, at, side="right"), num_sources - 1)
+        home = np.searchsorted(homes, (source + 0.5) * (homes[-1] / num_sources), side="right") - 1
+        level, place = rng.random(count), rng.random(count)
+        low, high = np.zeros(count), np.full(count, float(num_targets))
+        for within, bounds, group in (
+            (level < shares[0] + shares[1], classes, class_of_community[home]),
+            (level < shares[0], communities, home),
+        ):
+            low, high = np.where(within, bounds[group], low), np.where(within, bounds[group + 1], high)
+        # Of few targets a community may have none of its own; the nearest does.
+        target = np.minimum(low + place * np.maximum(high - low, 1), num_targets - 1).astype(np.int64)
+        keys = sorted_unique(np.concatenate([keys, source * num_targets + target]))
+    else:
+        raise ValueError(
+            f"could place only {keys.size} of {num_links} distinct edges between {num_sources} and {num_targets} vertices: ask for fewer, or "
+            "raise community_size"
+        )
+    keys = rng.permutation(keys)[:num_links]
+    return np.stack([keys // num_targets, keys % num_targets])
+
+
+def _sorted_edges(edge_index: np.ndarray, num_targets: int) -> Tensor:
+    """int64 [2, E], sorted by source, then target."""
+    key = edge_index[0] * num_targets + edge_index[1]
+    key.sort()
+    return torch.from_numpy(np.stack([key // num_targets, key % num_targets]))

@@ -1,0 +1,92 @@
+"""What do the files of GraphLearn-for-PyTorch's partitioners hold?
+
+Features are one tensor per part, ``feats.pt`` and ``ids.pt``, or, from later versions, tensors pickled one after another, ``feats.pkl`` and
+``ids.pkl``. Rows of others that a part caches (``cache_feats.pt``) are copies, and are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from salientpp.datasets.partitions.pieces import (
+    Files,
+    Piece,
+    Type,
+    check_folders,
+    integers,
+    read,
+    read_book,
+    read_pickles,
+    tensor,
+)
+
+META = "META"
+
+
+class GltFiles(Files):
+    """A directory that one of GLT's partitioners wrote."""
+
+    fills_with_nan = False
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        file = root / META
+        meta: Any = next(read_pickles(file), None)
+        try:
+            num_parts, kind = int(meta["num_parts"]), meta["data_cls"]
+            is_hetero = {"hetero": True, "homo": False}[kind]
+            node_types = [str(t) for t in meta["node_types"]] if is_hetero else []
+            edge_types = [(str(s), str(r), str(t)) for s, r, t in meta["edge_types"]] if is_hetero else []
+            if num_parts < 1 or not {t for edge_type in edge_types for t in edge_type[::2]} <= {*node_types}:
+                raise ValueError
+        except (TypeError, KeyError, ValueError, IndexError):
+            raise ValueError(
+                f"{file}: expected num_parts above 0, data_cls 'homo' or 'hetero', node_types and edge_types among them, as GLT's partitioners "
+                f"write them, got {meta!r}; copy it again, or partition again"
+            ) from None
+        self.num_parts = num_parts
+        check_folders(root, "part", num_parts, META)
+        if (root / "graph").is_dir():
+            raise ValueError(
+                f"{root}: written with graph_caching=True, which keeps no order of the edges; partition again without it, or give the graph "
+                "itself to salientpp.partition, with method=torch.load('node_pb.pt')"
+            )
+        if not is_hetero:
+            self.vertices = {None: read_book(root / "node_pb.pt", num_parts)}
+            self.edges = {None: read_book(root / "edge_pb.pt", num_parts)}
+        else:
+            self.vertices = {t: read_book(root / "node_pb" / f"{t}.pt", num_parts) for t in node_types}
+            self.edges = {t: read_book(root / "edge_pb" / f"{'__'.join(t)}.pt", num_parts) for t in edge_types}
+
+    def pieces(self, part: int) -> Iterator[Piece]:
+        """See `Files`."""
+        folder = self._root / f"part{part}"
+        for edge_type in self.edges:
+            graph = _folder(folder / "graph", edge_type)
+            row, col, ids = (integers(read(graph / name), graph / name) for name in ("rows.pt", "cols.pt", "eids.pt"))
+            yield Piece("edge", edge_type, graph, ids, {"row": row, "col": col})
+            weights = graph / "weights.pt"
+            if weights.exists():
+                yield Piece("edge", edge_type, weights, ids, {"edge_weight": tensor(read(weights), weights)})
+            yield from _features("edge", edge_type, _folder(folder / "edge_feat", edge_type), "edge_attr")
+        for node_type in self.vertices:
+            yield from _features("vertex", node_type, _folder(folder / "node_feat", node_type), "x")
+
+
+def _folder(folder: Path, of: Type) -> Path:
+    return folder if of is None else folder / ("__".join(of) if isinstance(of, tuple) else of)
+
+
+def _features(kind: str, of: Type, folder: Path, name: str) -> Iterator[Piece]:
+    if not folder.is_dir():
+        return
+    if (folder / "feats.pkl").exists():
+        ids_of, rows_of = read_pickles(folder / "ids.pkl"), read_pickles(folder / "feats.pkl")
+    else:
+        ids_of, rows_of = iter([read(folder / "ids.pt")]), iter([read(folder / "feats.pt")])
+    nothing: Any = object()
+    while (rows := next(rows_of, nothing)) is not nothing:
+        ids = integers(next(ids_of, None), folder, "ids")
+        yield Piece(kind, of, folder, ids, {name: tensor(rows, folder, "feats")})

@@ -1,0 +1,277 @@
+"""What graph did another partitioner partition, and how?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from salientpp.datasets.arrays import SPLITS, check_features, form
+from salientpp.datasets.partitions import glt, pyg
+from salientpp.datasets.partitions.pieces import Book, Files, Piece, Type, named, read, tensor
+from salientpp.datasets.spec import did_you_mean
+from salientpp.ids import first_outside, read_ids
+
+#: What the command line calls the partitions that can be read, and the file by which each is known.
+FORMATS = {"pyg-partition": pyg.META, "glt-partition": glt.META}
+
+
+class GivenPartition(NamedTuple):
+    """A graph in its own ids and its own order of edges, and the parts that its vertices are in."""
+
+    data: Data | HeteroData
+    #: int64 [N], or by type of vertices: what `method=` of `salientpp.partition` takes.
+    assignment: Tensor | dict[str, Tensor]
+    num_parts: int
+
+
+def load_partition(
+    root: str | Path,
+    *,
+    y: Tensor | str | Path | None = None,
+    train: Tensor | str | Path | None = None,
+    val: Tensor | str | Path | None = None,
+    test: Tensor | str | Path | None = None,
+    node_type: str | None = None,
+) -> GivenPartition:
+    """Put together what `torch_geometric.distributed.Partitioner` or one of GLT's partitioners took apart.
+
+    What they store comes back: edges, features, times, weights. They store neither labels nor splits, which are kept beside, and given here.
+    Vertices that a file of features names in no part, twice, or in another part than the assignment are refused. Files are read with
+    ``weights_only=True``, and pickles of GLT by a reader that takes tensors and plain values alone: none can run code. The rows of
+    an attribute are put together part by part, in one tensor.
+
+    Args:
+        root: the partitioner's output directory, with the folders of all parts in it.
+        y: labels [N] or [N, labels per vertex], or the `.pt` file of them.
+        train, val, test: vertex ids or a mask, the `.pt` file of them, or a folder of files ``partition0.pt``, ``partition1.pt``, ..., which are joined.
+        node_type: the type of vertices that y, train, val and test are of, in a heterogeneous graph.
+
+    Returns:
+        The graph (``x``, ``edge_attr``, ``time``, ``edge_time``, ``edge_weight`` as far as they are stored; ``y`` and the splits' masks as given),
+        the assignment, and the number of parts.
+
+    Raises:
+        FileNotFoundError: a file is not there.
+        ValueError: the files are not as the partitioner writes them, or do not agree.
+    """
+    root = Path(root)
+    files = _recognised(root)
+    tables: dict[tuple[str, Type], _Table] = {
+        **{("vertex", of): _Table(root, "vertex", of, book) for of, book in files.vertices.items()},
+        **{("edge", of): _Edges(root, "edge", of, book) for of, book in files.edges.items()},
+    }
+    for part in range(files.num_parts):
+        for piece in files.pieces(part):
+            tables[piece.kind, piece.type].put(part, piece)
+
+    data: Data | HeteroData = Data() if None in files.vertices else HeteroData()
+    for (kind, of), table in tables.items():
+        store = data if of is None else data[of]
+        if kind == "vertex":
+            store.num_nodes = table.size
+        for name, rows in table.whole():
+            if kind == "edge" and name == "edge_index":
+                source, target = (of[0], of[2]) if isinstance(of, tuple) else (None, None)
+                _check_ends(root, of, rows, (files.vertices[source], files.vertices[target]))
+            if files.fills_with_nan and _all_nan(rows):
+                continue
+            if name == "x":
+                check_features(rows, table.size, str(root) if of is None else f"{root}: {of}")
+            store[name] = rows
+    given = {"y": y, "train": train, "val": val, "test": test}
+    _attach(data, root, node_type, {name: value for name, value in given.items() if value is not None})
+    parts = {str(of): book.parts for of, book in files.vertices.items()}
+    return GivenPartition(data, parts if isinstance(data, HeteroData) else files.vertices[None].parts, files.num_parts)
+
+
+def _recognised(root: Path) -> Files:
+    if not root.exists():
+        raise FileNotFoundError(f"{root}: no such directory")
+    if (root / pyg.META).is_file():
+        return pyg.PygFiles(root)
+    if (root / glt.META).is_file():
+        return glt.GltFiles(root)
+    if not root.is_dir():
+        raise ValueError(f"{root}: expected a directory that a partitioner wrote, got a file")
+    there = sorted(path.name for path in root.iterdir())
+    advice = (
+        "it is a dataset directory already; salientpp.load opens it"
+        if "manifest.json" in there
+        else "that file is written last: give the partitioner's output directory, or partition again"
+    )
+    raise ValueError(
+        f"{root}: expected {pyg.META}, which PyG's partitioner writes, or {glt.META}, which GLT's write, got "
+        f"{', '.join(there[:8]) or 'nothing'}{', ...' if len(there) > 8 else ''}; {advice}"
+    )
+
+
+class _Table:
+    """The attributes of one type, row by row put in their places, each in one tensor."""
+
+    def __init__(self, root: Path, kind: str, of: Type, book: Book) -> None:
+        self.size = book.parts.numel()
+        self._root, self._of, self._book = root, named(kind, of), book
+        self._columns: dict[str, Tensor] = {}
+        self._stored_whole: set[str] = set()
+        # By the names of attributes that come together: bool [size], and how many rows.
+        self._seen: dict[tuple[str, ...], Tensor] = {}
+        self._rows: dict[tuple[str, ...], int] = {}
+
+    def put(self, part: int, piece: Piece) -> None:
+        """Copy the rows of a piece."""
+        if piece.ids is None:
+            self._put_whole(piece)
+            return
+        ids = piece.ids
+        for name, rows in piece.values.items():
+            if rows.size(0) != ids.numel():
+                raise ValueError(
+                    f"{piece.file}: {name} must have a row for each of the {ids.numel()} ids beside it, got {rows.size(0)}{_COPY_AGAIN}"
+                )
+        at = first_outside(ids, self.size)
+        if at is not None:
+            raise ValueError(
+                f"{piece.file}: expected ids in [0, {self.size}), as {self._book.file.name} has as many, got {self._of} {int(ids[at])}{_COPY_AGAIN}"
+            )
+        elsewhere = self._book.parts[ids] != part
+        if bool(elsewhere.any()):
+            wrong = int(ids[elsewhere.nonzero()[0]])
+            raise ValueError(
+                f"{piece.file}: {self._of} {wrong} is in part {part} here, but {self._book.file} puts it in part "
+                f"{int(self._book.parts[wrong])}{_COPY_AGAIN}"
+            )
+        names = tuple(sorted(piece.values))  # none: the part lists its ids alone, which have to be right all the same
+        if names not in self._seen:
+            self._seen[names], self._rows[names] = torch.zeros(self.size, dtype=torch.bool), 0
+        self._seen[names][ids] = True
+        self._rows[names] += ids.numel()
+        for name, rows in piece.values.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = torch.empty((self.size, *rows.shape[1:]), dtype=rows.dtype)
+            if (column.dtype, column.shape[1:]) != (rows.dtype, rows.shape[1:]):
+                raise ValueError(
+                    f"{piece.file}: expected {name} as in the parts before, {form(column[:0])} but for the number of rows, got {form(rows)}"
+                    f"{_COPY_AGAIN}"
+                )
+            column[ids] = rows
+
+    def _put_whole(self, piece: Piece) -> None:
+        for name, rows in piece.values.items():
+            if rows.size(0) != self.size:
+                raise ValueError(
+                    f"{piece.file}: expected {name} of all {self.size}, as {self._book.file.name} has as many, got {form(rows)}{_COPY_AGAIN}"
+                )
+            if name not in self._columns:
+                self._columns[name] = rows.clone()
+                self._stored_whole.add(name)
+            elif not torch.equal(self._columns[name], rows):
+                raise ValueError(f"{piece.file}: expected {name} as in the parts before, got other values{_COPY_AGAIN}")
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """The attributes, of which each row must be there."""
+        for names, seen in self._seen.items():
+            spoken = "the ends" if names == _ENDS else " and ".join(names) or "an id"
+            if not bool(seen.all()):
+                missing = int((~seen).nonzero()[0])
+                raise ValueError(
+                    f"{self._root}: expected {spoken} of each {self._of}, got none of {missing} in the files of part "
+                    f"{int(self._book.parts[missing])}{_COPY_AGAIN}"
+                )
+            if self._rows[names] != self.size:
+                raise ValueError(
+                    f"{self._root}: expected {spoken} of each {self._of} once, got {self._rows[names]} for {self.size}: "
+                    f"some are there twice{_COPY_AGAIN}"
+                )
+        yield from self._columns.items()
+
+
+class _Edges(_Table):
+    """The edges of one type, and their attributes."""
+
+    def __init__(self, root: Path, kind: str, of: Type, book: Book) -> None:
+        super().__init__(root, kind, of, book)
+        self._edge_index = torch.empty(2, self.size, dtype=torch.int64)
+        self._columns = {"row": self._edge_index[0], "col": self._edge_index[1]}
+        self._seen[_ENDS], self._rows[_ENDS] = torch.zeros(self.size, dtype=torch.bool), 0
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """See `_Table`; the ends of the edges as ``edge_index``."""
+        columns = dict(super().whole())
+        del columns["row"], columns["col"]
+        yield "edge_index", self._edge_index
+        yield from columns.items()
+
+
+_COPY_AGAIN = "; the files are of different partitions, or damaged: copy them again, or partition again"
+_ENDS = ("col", "row")
+
+
+def _check_ends(root: Path, of: Type, edge_index: Tensor, books: tuple[Book, Book]) -> None:
+    for end, ids, book in zip(("source", "target"), edge_index, books):
+        at = first_outside(ids, book.parts.numel())
+        if at is not None:
+            raise ValueError(
+                f"{root}: {named('edge', of)} {at} must have a {end} in [0, {book.parts.numel()}), as {book.file.name} has as many, got "
+                f"{int(ids[at])}{_COPY_AGAIN}"
+            )
+
+
+def _all_nan(rows: Tensor) -> bool:
+    if not rows.is_floating_point() or not rows.numel() or not bool(rows[:1].isnan().all()):
+        return False
+    return bool(rows.isnan().all())
+
+
+# --- labels and splits -----------------------------------------------------------------------------------
+
+
+def _attach(
+    data: Data | HeteroData, root: Path, node_type: str | None, given: Mapping[str, Tensor | str | Path]
+) -> None:
+    if isinstance(data, Data):
+        if node_type is not None:
+            raise ValueError(f"{root}: node_type is for graphs of several types, and this has one; leave it out")
+        store, of = data, ""
+    else:
+        if not given:
+            return
+        if node_type not in data.node_types:
+            raise ValueError(
+                f"{root}: node_type must say which of the types {', '.join(data.node_types)} has {', '.join(given)}, got {node_type!r}"
+                f"{did_you_mean(str(node_type), data.node_types)}"
+            )
+        store, of = data[node_type], f" of {node_type}"
+    num_vertices = store.num_nodes
+    for name, value in given.items():
+        where = name if isinstance(value, Tensor) else f"{value}: {name}"
+        if name in SPLITS:
+            ids, _ = read_ids(_split(value), num_vertices, f"{where}{of}", "a mask or integer ids")
+            mask = torch.zeros(num_vertices, dtype=torch.bool)
+            mask[ids] = True
+            store[f"{name}_mask"] = mask
+            continue
+        labels = value if isinstance(value, Tensor) else tensor(read(Path(value)), Path(value)).clone()
+        if labels.dim() == 0 or labels.size(0) != num_vertices:
+            raise ValueError(f"{where}{of} must have a row for each of the {num_vertices} vertices, got {form(labels)}")
+        store.y = labels
+
+
+def _split(value: Tensor | str | Path) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    path = Path(value)
+    if not path.is_dir():
+        return tensor(read(path), path)
+    numbered = {int(m[1]): p for p in path.iterdir() if (m := re.fullmatch(r"partition(\d+)\.pt", p.name))}
+    if not numbered:
+        raise ValueError(
+            f"{path}: expected a .pt file, or a folder with partition0.pt, partition1.pt, ..., got neither"
+        )
+    return torch.cat([tensor(read(numbered[i]), numbered[i]) for i in sorted(numbered)])

@@ -1,0 +1,158 @@
+"""What do the files of PyG's `torch_geometric.distributed.Partitioner` hold?
+
+They have a few turns of their own: ids of edges, and of vertices under ``global_id``, count through all types, in the order of the types;
+times of vertices are stored whole in every part; and a type without an attribute that another type has is given rows of NaN.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from salientpp.datasets.arrays import form
+from salientpp.datasets.partitions.pieces import (
+    Book,
+    Files,
+    Piece,
+    Type,
+    check_folders,
+    integers,
+    read_book,
+    read_dict,
+    tensor,
+)
+
+META = "META.json"
+
+
+class PygFiles(Files):
+    """A directory that PyG's partitioner wrote."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        file = root / META
+        try:
+            meta = json.loads(file.read_text())
+        except OSError as error:
+            raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file}: not JSON ({error}); copy it again, or partition again") from error
+        is_hetero = meta.get("is_hetero") if isinstance(meta, dict) else None
+        if not isinstance(is_hetero, bool) or not _whole(meta.get("num_parts")):
+            raise ValueError(
+                f"{file}: expected num_parts, an integer above 0, and is_hetero, true or false, as PyG's partitioner writes them, got {meta!r}"
+            )
+        self.num_parts: int = meta["num_parts"]
+        self.fills_with_nan = is_hetero
+        check_folders(root, "part_", self.num_parts, META)
+        if not is_hetero:
+            self.vertices = {None: read_book(root / "node_map.pt", self.num_parts)}
+            self.edges = {None: read_book(root / "edge_map.pt", self.num_parts)}
+        else:
+            node_types, edge_types = _types(meta, file)
+            self.vertices = {t: read_book(root / "node_map" / f"{t}.pt", self.num_parts) for t in node_types}
+            self.edges = {t: read_book(root / "edge_map" / f"{'__'.join(t)}.pt", self.num_parts) for t in edge_types}
+        self._first_vertex = _offsets(self.vertices)
+        self._first_edge = _offsets(self.edges)
+
+    def pieces(self, part: int) -> Iterator[Piece]:
+        """See `Files`."""
+        folder = self._root / f"part_{part}"
+        topology, vertices, edges = (
+            (folder / name, read_dict(folder / name)) for name in ("graph.pt", "node_feats.pt", "edge_feats.pt")
+        )
+        for edge_type in self.edges:
+            yield from self._edges(edge_type, *topology, *edges)
+        for node_type in self.vertices:
+            file, stored = vertices
+            entry = _entry(stored, node_type, file)
+            ids = integers(_member(entry, "global_id", file), file, "global_id") - self._first_vertex[node_type]
+            yield Piece("vertex", node_type, file, ids, _features(entry, file))
+            if entry.get("time") is not None:
+                yield Piece("vertex", node_type, file, None, {"time": tensor(entry["time"], file, "time")})
+
+    def _edges(
+        self, edge_type: Any, file: Path, stored: dict[Any, Any], attributes_file: Path, attributes: dict[Any, Any]
+    ) -> Iterator[Piece]:
+        entry = _entry(stored, edge_type, file)
+        row, col, ids = (integers(_member(entry, name, file), file, name) for name in ("row", "col", "edge_id"))
+        first = self._first_edge[edge_type]
+        source, target = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+        expected = [self.vertices[of].parts.numel() for of in (source, target)]
+        if list(entry.get("size", expected)) != expected:
+            raise ValueError(
+                f"{file}: expected edges between {expected[0]} and {expected[1]} vertices, as node_map has them, got size "
+                f"{entry['size']!r}; the files are of different partitions: copy them again, or partition again"
+            )
+        yield Piece("edge", edge_type, file, ids - first, {"row": row, "col": col})
+
+        entry = attributes if edge_type is None else attributes.get(edge_type, {})
+        if not isinstance(entry, dict):
+            raise ValueError(f"{attributes_file}: expected a dict for {edge_type!r}, got {form(entry)}")
+        values = _features(entry, attributes_file)
+        if entry.get("edge_time") is not None:
+            values["edge_time"] = tensor(entry["edge_time"], attributes_file, "edge_time")
+        if "global_id" in entry:  # here it is the type's own numbering, and where there are only times it is left out
+            own = integers(entry["global_id"], attributes_file, "global_id")
+            if own.shape != ids.shape or not bool((own == ids - first).all()):
+                raise ValueError(
+                    f"{attributes_file}: expected the edges of graph.pt beside it, in their order, got others under global_id; the "
+                    "files are of different partitions: copy them again, or partition again"
+                )
+        if values:
+            yield Piece("edge", edge_type, attributes_file, ids - first, values)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _types(meta: dict[str, Any], file: Path) -> tuple[list[str], list[tuple[str, str, str]]]:
+    node_types, edge_types = meta.get("node_types"), meta.get("edge_types")
+    if (
+        not isinstance(node_types, list)
+        or not all(isinstance(t, str) for t in node_types)
+        or not isinstance(edge_types, list)
+        or not all(isinstance(t, list) and len(t) == 3 and all(isinstance(name, str) for name in t) for t in edge_types)
+        or not {t for source, _, target in edge_types for t in (source, target)} <= {*node_types}
+        or len({*node_types}) < len(node_types)
+        or len({*map(tuple, edge_types)}) < len(edge_types)
+    ):
+        raise ValueError(
+            f"{file}: expected node_types, a list of names, and edge_types, a list of [source, relation, target] among them, each once, got "
+            f"{node_types!r} and {edge_types!r}"
+        )
+    return node_types, [(source, relation, target) for source, relation, target in edge_types]
+
+
+def _offsets(books: dict[Any, Book]) -> dict[Any, int]:
+    """By type, the first of its ids where they count through all types."""
+    return dict(zip(books, accumulate((book.parts.numel() for book in books.values()), initial=0)))
+
+
+def _entry(stored: dict[Any, Any], of: Type, file: Path) -> dict[Any, Any]:
+    entry = stored if of is None else _member(stored, of, file)
+    if not isinstance(entry, dict):
+        raise ValueError(f"{file}: expected a dict for {of!r}, got {form(entry)}")
+    return entry
+
+
+def _member(stored: dict[Any, Any], key: Any, file: Path) -> Any:
+    if key not in stored:
+        raise ValueError(
+            f"{file}: expected {key!r}, got {', '.join(map(repr, stored)) or 'nothing'}; PyG's partitioner did not write it, or "
+            "another version did: partition again"
+        )
+    return stored[key]
+
+
+def _features(entry: dict[Any, Any], file: Path) -> dict[str, Tensor]:
+    values = entry.get("feats", {})
+    if not isinstance(values, dict):
+        raise ValueError(f"{file}: expected a dict under feats, got {form(values)}")
+    return {str(name): tensor(rows, file, str(name)) for name, rows in values.items() if rows is not None}

@@ -1,0 +1,48 @@
+"""What does a file hold that `torch.save` wrote, read so that it cannot run code?"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from salientpp.datasets.arrays import check_file
+
+
+def read_torch_file(
+    file: Path, *, more: Sequence[Any] = (), refused: Callable[[str], str], map_tensors: bool = False
+) -> Any:
+    """What `file` holds: tensors, plain values and the classes that torch knows, by ``weights_only=True``.
+
+    Args:
+        more: classes that may be there as well, as `torch.serialization.safe_globals` takes them.
+        refused: what to say of a file that needs something else, given its name.
+        map_tensors: leave the tensors in the file, of which only what is used comes into memory. Such a file must not be written to while they live.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it cannot be read, is damaged, or holds more.
+    """
+    check_file(file)
+    try:
+        with torch.serialization.safe_globals(list(more)):
+            # Files of torch before 1.6 are no zip archives, and cannot be mapped.
+            return torch.load(
+                file, map_location="cpu", weights_only=True, mmap=map_tensors and zipfile.is_zipfile(file)
+            )
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:
+        # torch's own text advises to read the file unsafely.
+        needed = re.search(
+            r"unsupported (?:global: )?(?:global|class|operand) ([\w.]+?)(?:\.?\s|\.?$)", str(error), re.IGNORECASE
+        )
+        if needed is None:
+            raise ValueError(
+                f"{file}: damaged, or not a file that torch.save wrote ({type(error).__name__})"
+            ) from error
+        raise ValueError(f"{file}: {refused(needed[1])}") from error

@@ -1,0 +1,500 @@
+"""How do the ranks compute what a model says of every vertex, layer by layer?
+
+For each layer a rank goes over the vertices of its part in order, in batches with all their in-neighbours. The rows that these have now are the
+part's own, or come from their owners, as features do in training: a :class:`~salientpp.NeighborLoader` over the present rows brings them, ahead of time
+and by way of a cache if there is one. What the layer makes of a batch is written into the part's next rows. So a rank holds the rows of its part
+before and after one layer, and a few batches, and a row travels only where a layer needs it.
+
+The layer runs as the loader's ``transform``: what fails there fails on every rank, in the same words. Before the first batch the ranks agree on the model
+(:mod:`salientpp.layerwise.layers` says what can be a layer), and after each layer on whether all of them got so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from tqdm import tqdm  # PyG needs it, so it is there
+
+from salientpp.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.files import check_output, write_whole
+from salientpp.graph.csc import Graph, runs_of_vertices
+from salientpp.layerwise.layers import Network, RowShape, device_of, digests_of, evaluating, network_of, try_out
+from salientpp.layerwise.normalisation import Edges, Normalisation
+from salientpp.minibatch.agreement import Facts
+from salientpp.minibatch.batch import PartitionTemplate
+from salientpp.minibatch.loader import LoaderStats
+from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.minibatch.node_loader import NeighborLoader
+from salientpp.minibatch.options import SamplingOptions
+from salientpp.minibatch.source import BatchSource
+from salientpp.plan.accesses import count_accesses
+from salientpp.plan.arguments import as_integer
+from salientpp.plan.cache import Workload
+from salientpp.plan.placement import Placement
+from salientpp.plan.schedule import Schedule
+from salientpp.store.directory.opened import PartitionedGraph
+
+#: How loaders call the rows that go through the layers.
+_ROWS = (None, "x")
+
+_NO_ROWS = torch.empty(0)
+
+
+def inference(
+    model: torch.nn.Module | Sequence[Callable[..., Tensor]],
+    data: PartitionedGraph | Data,
+    *,
+    batch_size: int = 1024,
+    batch_edges: int = 2**20,
+    edge_weight: str | None = None,
+    edge_attr: str | None = None,
+    replication_factor: float = 0.0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    num_workers: int = 0,
+    depth: int = 10,
+    process_group: Any = None,
+    timeout: float | timedelta = DEFAULT_TIMEOUT,
+    out: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+) -> Tensor:
+    """What a model says of every vertex, computed layer by layer from all neighbours; on a partitioned graph each rank gets its part's.
+
+    The result is that of ``model(x, edge_index)`` on the whole graph in evaluation mode, but for rounding. On several ranks it is collective: every rank
+    calls it, in the same order among its loaders, with the same model. The model stays as it is, in its mode too.
+
+    Args:
+        model: one of PyG's basic models (``GraphSAGE``, ``GCN``, ``GAT``, ``GIN``, ``PNA``, ``EdgeCNN``), also in DDP, or a list: layers, called with
+            (x, edge_index), which look at the in-neighbours of a vertex and no further, and functions of single rows, such as ``torch.relu`` or a
+            ``BatchNorm``. Functions in it must be ready for evaluation; modules are set to it. What needs more than one hop, or the whole graph, raises.
+        data: a PyG ``Data``, in one process, or a :class:`~salientpp.PartitionedGraph`; with ``x``.
+        batch_size: vertices per batch, at most.
+        batch_edges: edges into these, at most, where no single vertex has more.
+        edge_weight, edge_attr: names of edge attributes that layers get by these names, if they take them. None: they get none.
+        replication_factor: α >= 0; during each layer a rank caches up to ``floor(α N / K)`` remote rows, those that most batches need. One that a single batch
+            needs is not cached.
+        device: where batches are delivered and layers run; None: where the model is. Rows of whole parts are on the CPU.
+        dtype: that ``x`` is converted to, batch by batch; None: as stored.
+        num_workers, depth, process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
+        out: a folder, made if need be; the rows of part k go to ``part-<k in five digits>.npy`` in it, once all are there.
+        progress: show a progress bar on rank 0.
+
+    Returns:
+        [n, ...] on the CPU. Of a ``Data``, row i is vertex i's. Of a partitioned graph, the rows of this rank's part, in the order of
+        ``part.split("all")``; ``part.original_id(part.split("all"))`` are the numbers that these vertices have in the user's data.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong, or a layer needs more than one hop; with several ranks every rank raises, naming the one at fault.
+        RuntimeError: a layer failed (:class:`~salientpp.pipeline.StageError`), or a rank did; on every rank.
+    """
+    if isinstance(data, HeteroData) or getattr(data, "is_hetero", False):
+        raise TypeError(
+            f"inference is for graphs of one type, got a {type(data).__name__} of several; convert it with to_homogeneous(), or apply the layers "
+            "yourself over a NeighborLoader for each type"
+        )
+    options = {
+        "batch_size": batch_size, "device": device_of(model) if device is None else device, "num_workers": num_workers, "depth": depth,
+        "process_group": process_group, "timeout": timeout, "replication_factor": replication_factor,
+    }  # fmt: skip
+    names = {"edge_weight": edge_weight, "edge_attr": edge_attr}
+    return Inference(
+        model, data, batch_edges, names, dtype, None if out is None else Path(out), progress, options
+    ).run()
+
+
+@dataclass(eq=False)
+class Inference:
+    """One call of :func:`inference`, on one rank.
+
+    Attributes:
+        model, data, batch_edges, dtype, out, progress: as given.
+        names: ``edge_weight`` and ``edge_attr``, the names of the attributes or None.
+        options: of the loaders.
+        steps: the layers, from the construction of the first loader on.
+        stats: of the loader of each layer that is done.
+    """
+
+    model: Any
+    data: PartitionedGraph | Data
+    batch_edges: int
+    names: Mapping[str, str | None]
+    dtype: torch.dtype | None
+    out: Path | None
+    progress: bool
+    options: Mapping[str, Any]
+    steps: Steps = field(init=False)
+    stats: list[LoaderStats] = field(default_factory=list)
+
+    def run(self) -> Tensor:
+        """The final rows of this rank's part."""
+        sampler = _sampler(self.data)
+        with evaluating(self.model), contextlib.ExitStack() as stack:
+            while not self.stats or not self.steps.are_done:
+                loader = LayerLoader(self, sampler)
+                if not self.stats:
+                    total = len(loader) * len(self.steps.network.layers)
+                    hidden = not (self.progress and loader.rank == 0)
+                    self.steps.bar = stack.enter_context(
+                        tqdm(total=total, desc="inference", unit="batch", disable=hidden)
+                    )
+                loader.run()
+                self.stats.append(loader.stats())
+                del loader  # it holds the rows of before
+        return self.steps.present
+
+    @property
+    def rows(self) -> dict[str, Tensor] | None:
+        """What the next layer begins with; None: the part's ``x``."""
+        return {_ROWS[1]: self.steps.present} if self.stats else _features(self.data)
+
+    def count_uses(self, workload: Workload) -> Tensor:
+        """[N]: how often a row less travels if it is cached, a cache policy: once for each batch of this rank that needs it, but for the first."""
+        steps = self.steps
+        if steps.uses is None:
+            batches = [(torch.arange(*one) + steps.begin, 0) for one in steps.own_ranges]
+            counts = count_accesses(workload.graph, batches, [-1])
+            steps.uses = (counts - 1).clamp_(min=0).to(torch.float32)
+        return steps.uses
+
+    def prepare(self, source: BatchSource) -> Steps:
+        """What the layers are and what they need, found out by this rank alone.
+
+        Raises:
+            ValueError, TypeError: an argument is wrong.
+        """
+        batch_size = _positive("batch_size", self.options["batch_size"], "vertices of a batch")
+        batch_edges = _positive("batch_edges", self.batch_edges, "edges into the vertices of a batch")
+        if _ROWS[1] not in source.rows[None]:
+            raise ValueError(
+                "inference begins with x, which the data does not have; give it one before it is partitioned"
+            )
+        graph = source.sampler.graph
+        network = network_of(self.model)
+        edges = {name: self._edge_rows(name, graph) for name, key in self.names.items() if key is not None}
+        for name in edges:
+            if name not in network.takes:
+                raise ValueError(
+                    f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
+                )
+        x = RowShape.of(source.rows_of(_ROWS))
+        if self.dtype is not None:
+            x = dataclasses.replace(x, dtype=self.dtype)
+        weight, attr = (RowShape.of(edges[name]) if name in edges else None for name in ("edge_weight", "edge_attr"))
+        with torch.no_grad():
+            network, shapes = try_out(network, x, weight, attr, torch.device(self.options["device"]))
+        if self.out is not None:
+            _check_folder(self.out, source.exchange.part_id, shapes[-1].dtype)
+        begin, end = source.books[None].range_of(source.exchange.part_id)
+        ranges = [
+            (first, min(first + batch_size, last))
+            for run_first, last in runs_of_vertices(graph.indptr[begin : end + 1], batch_edges)
+            for first in range(run_first, last, batch_size)
+        ]
+        digests = digests_of(self.model)
+        same = {
+            "layers": list(map(str, network.layers)),
+            "batch_edges": batch_edges,
+            **self.names,
+            "parameters of the model (their digest)": digests["parameters"],
+            "buffers of the model (their digest; under DDP the statistics of BatchNorm differ: broadcast them from one rank)": digests["buffers"],
+        }  # fmt: skip
+        return Steps(
+            network,
+            shapes,
+            edges,
+            Normalisation(graph, edges.get("edge_weight")),
+            begin,
+            ranges,
+            source.exchange.placement,
+            same,
+        )
+
+    def _edge_rows(self, name: str, graph: Graph) -> Tensor:
+        """[E, ...] in the order of edge ids."""
+        key = self.names[name]
+        known = self.data.edge_rows() if isinstance(self.data, PartitionedGraph) else self.data.to_dict()
+        value = known.get(str(key))
+        if not isinstance(value, Tensor) or not value.dim() or value.size(0) != graph.num_edges:
+            raise ValueError(
+                f"{name} must be the name of an edge attribute, a tensor with {graph.num_edges} rows, got {key!r}; there are "
+                f"{', '.join(known) or 'none'}"
+            )
+        return value.detach().cpu().contiguous()
+
+
+@dataclass(eq=False)
+class Steps:
+    """The layers on one rank, and how far it is. Called with a batch, it computes the next rows of the batch's targets.
+
+    Attributes:
+        network: all layers.
+        shapes: of the rows that each layer gives.
+        edge_rows: ``edge_weight`` and ``edge_attr``, if given: [E, ...].
+        normalisation: of the graph.
+        begin: the first global id of the part.
+        ranges: the batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
+        placement: of this rank.
+        same: what all ranks must have the same.
+        number: the present layer's.
+        present: rows of the part, made by the layer before; none before the first.
+        following: rows of the part, by this layer.
+        kept: of the part, by all layers that are done, where they are joined.
+        bar: the progress bar.
+        uses: see :meth:`Inference.count_uses`.
+    """
+
+    network: Network
+    shapes: Sequence[RowShape]
+    edge_rows: Mapping[str, Tensor]
+    normalisation: Normalisation
+    begin: int
+    ranges: Sequence[tuple[int, int]]
+    placement: Placement
+    same: Mapping[str, Any]
+    number: int = 0
+    present: Tensor = _NO_ROWS
+    following: Tensor = _NO_ROWS
+    kept: list[Tensor] = field(default_factory=list)
+    bar: Any = None
+    uses: Tensor | None = None
+
+    @property
+    def own_ranges(self) -> Sequence[tuple[int, int]]:
+        """The batches of this rank."""
+        return self.ranges[self.placement.place :: self.placement.ranks_per_part]
+
+    @property
+    def are_done(self) -> bool:
+        return self.number == len(self.network.layers)
+
+    @property
+    def is_last(self) -> bool:
+        return self.number + 1 == len(self.network.layers)
+
+    def begin_layer(self) -> None:
+        """Make room for the next rows."""
+        size = self.ranges[-1][1] if self.ranges else 0
+        shape = self.shapes[self.number]
+        self.following = torch.empty((size, *shape.shape), dtype=shape.dtype)
+
+    def end_layer(self) -> None:
+        if self.network.join is not None:
+            self.kept.append(self.following)
+        self.present, self.following = self.following, _NO_ROWS
+        self.number += 1
+
+    @torch.no_grad()
+    def __call__(self, batch: Data) -> None:
+        edges = Edges(batch.edge_index, batch.n_id, batch.batch_size, batch.get("edge_weight"), batch.get("edge_attr"))
+        rows = self.network.layers[self.number](batch.x, edges, self.normalisation)
+        first = int(batch.n_id[0]) - self.begin
+        here = slice(first, first + batch.batch_size)
+        if self.is_last and self.network.join is not None:
+            rows = self.network.join([*(kept[here].to(rows.device) for kept in self.kept), rows])
+        if rows.dtype != self.following.dtype or rows.shape != self.following[here].shape:
+            raise ValueError(
+                f"layer {self.number} ({self.network.layers[self.number]}) must give rows as it did on trial, expected {self.following.dtype} "
+                f"{list(self.following[here].shape)}, got {rows.dtype} {list(rows.shape)}"
+            )
+        self.following[here] = rows.to("cpu")
+        self.bar.update(1)
+
+
+class LayerLoader(NeighborLoader):
+    """Batches of all vertices of a part, in order and with all their in-neighbours, which go through one layer.
+
+    Args:
+        call: whose layer is next.
+        sampler: of a ``Data``.
+    """
+
+    def __init__(self, call: Inference, sampler: NeighborSampler | None) -> None:
+        self._call = call
+        super().__init__(
+            call.data,
+            [-1],
+            "all" if sampler is None else None,
+            neighbor_sampler=sampler,
+            dtype=None if call.stats else call.dtype,
+            rows=call.rows,
+            policy=call.count_uses,
+            uneven="exact",
+            seed=0,
+            **call.options,
+        )
+        self.transform = call.steps  # known by now
+
+    @property
+    def rank(self) -> int:
+        return self._comm.rank
+
+    # --- construction, which the ranks share ----------------------------------------------------------------
+
+    def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
+        source = super()._open_source(comm, sampling)
+        if not self._call.stats:
+            self._call.steps = self._call.prepare(source)
+        self._call.steps.begin_layer()
+        return dataclasses.replace(
+            source,
+            template=PartitionTemplate({None: self._call.steps.edge_rows}),
+            rows={None: {_ROWS[1]: source.rows_of(_ROWS)}},
+            exchanged=[_ROWS],
+            seed_columns=[],
+        )
+
+    def _facts(self, source: BatchSource, num_seeds: int, *others: Any) -> Facts:
+        # What the ranks count is batches: they differ in size.
+        facts = super()._facts(source, len(self._call.steps.own_ranges), *others)
+        return dataclasses.replace(facts, same={**facts.same, **self._call.steps.same})
+
+    def _make_schedule(self, prepared: Any, everyone: Sequence[Facts]) -> Schedule:
+        placement = self._call.steps.placement
+        return Ranges(
+            num_seeds=prepared.source.seeds.number,
+            part_id=placement.part_id,
+            place=placement.place,
+            ranks_per_part=placement.ranks_per_part,
+            seeds_per_rank=[facts.num_seeds for facts in everyone],
+            rank=self._comm.rank,
+            batch_size=1,
+            shuffle=False,
+            drop_last=False,
+            uneven="exact",
+            seed=0,
+            ranges=self._call.steps.own_ranges,
+        )
+
+    # --- the layer ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Apply the layer to every vertex of the part."""
+        for _ in self:
+            pass
+        self._finish_epoch()  # others may still ask for present rows
+        self._together(self._share_within_the_part)
+        steps = self._call.steps
+        if steps.is_last and self._call.out is not None:
+            self._together(partial(self._write, self._call.out))
+        steps.end_layer()
+
+    def _together(self, action: Callable[[], None]) -> None:
+        """Call ``action``; what it raises on one rank becomes an error on every rank."""
+        error = None
+        try:
+            action()
+        except Exception as raised:
+            error = raised
+        try:
+            words = None if error is None else f"{type(error).__name__}: {error}"
+            everyone = self._comm.gather_facts({"error": words})
+            if error is not None:
+                raise error
+        finally:
+            error = None  # else this frame and the traceback would hold each other
+        for rank, theirs in enumerate(everyone):
+            if theirs["error"] is not None:
+                raise RuntimeError(
+                    f"rank {rank}{self._comm.of} could not end layer {self._call.steps.number}: {theirs['error']}"
+                )
+
+    def _share_within_the_part(self) -> None:
+        """Ranks of one part each have computed some of its batches: give them to the others, batch by batch."""
+        steps = self._call.steps
+        placement, ranges, rows = steps.placement, steps.ranges, steps.following
+        places = placement.ranks_per_part
+        if places == 1:
+            return
+        ranks_of_part = range(placement.rank - placement.place, placement.rank - placement.place + places)
+        for index in range(self._schedule.num_rounds):
+            batches = [
+                ranges[index * places + place] if index * places + place < len(ranges) else (0, 0)
+                for place in range(places)
+            ]
+            send, receive = [0] * self._comm.size, [0] * self._comm.size
+            first, last = batches[placement.place]
+            for rank, (begin, end) in zip(ranks_of_part, batches, strict=True):
+                if rank != placement.rank:
+                    send[rank], receive[rank] = last - first, end - begin
+            arrived = self._comm.all_to_all(torch.cat([rows[first:last]] * (places - 1)), send, receive).wait()
+            for place, (begin, end) in enumerate(batches):
+                if place != placement.place:
+                    rows[begin:end], arrived = arrived[: end - begin], arrived[end - begin :]
+
+    def _write(self, folder: Path) -> None:
+        placement, rows = self._call.steps.placement, self._call.steps.following.numpy()
+        if placement.place == 0:
+            write_whole(_file_of(folder, placement.part_id), lambda file: np.save(file, rows))
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges(Schedule):
+    """The batches of this rank are given; ``seeds_per_rank`` counts batches.
+
+    Attributes:
+        ranges: of the part's vertices.
+    """
+
+    ranges: Sequence[tuple[int, int]] = ()
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        return [torch.arange(*one) for one in self.ranges]
+
+
+def _features(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
+    """``x`` of a ``Data``, where a loader can read it; a part has its own."""
+    if not isinstance(data, Data) or not isinstance(data.get("x"), Tensor):
+        return None
+    x = data.x.detach().cpu()
+    return {_ROWS[1]: x.contiguous() if x.layout == torch.strided else x}
+
+
+def _sampler(data: PartitionedGraph | Data) -> NeighborSampler | None:
+    """Of a ``Data``, made once for all layers."""
+    if not isinstance(data, Data):
+        return None
+    adj_t = data.get("adj_t")
+    if data.get("edge_index") is None and adj_t is not None:
+        values = adj_t.values() if isinstance(adj_t, Tensor) else adj_t.storage.value()
+        if values is not None and bool((values != 1).any()):
+            raise ValueError(
+                "data.adj_t has values other than 1; give the graph as edge_index, and the values as an attribute that edge_weight= names"
+            )
+    return NeighborSampler(data, [-1])
+
+
+def _positive(name: str, value: Any, words: str) -> int:
+    number = as_integer(value)
+    if number is None or number < 1:
+        raise ValueError(f"{name} must be an integer >= 1 ({words}), got {value!r}")
+    return number
+
+
+def _file_of(folder: Path, part_id: int) -> Path:
+    return folder / f"part-{part_id:05d}.npy"
+
+
+def _check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        raise ValueError(
+            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts them"
+        ) from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from None
+    check_output(_file_of(folder, part_id))

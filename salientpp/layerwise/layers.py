@@ -1,0 +1,422 @@
+"""What are the layers of a model, and is one hop all that each needs?
+
+A model becomes a :class:`Network`: a list of layers, each of which takes rows from the in-neighbours of a vertex once (``conv``), with functions of
+single rows before and after it. Whether that gives what the model gives on the whole graph is not believed but tried, on a small random
+graph (:func:`try_out`): a layer that reaches over several hops, normalises by all vertices of a batch, depends on the order of edges or draws
+at random shows there, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from salientpp.graph.csc import Graph
+from salientpp.layerwise.normalisation import Edges, Normalisation
+from salientpp.minibatch.sampler import Sampler
+
+#: A function of rows [n, ...] that treats each by itself.
+RowFunction = Callable[[Tensor], Tensor]
+
+#: Of the graph of the trial.
+_TRIAL_VERTICES, _TRIAL_EDGES = 24, 72
+
+_SEVERAL_HOPS = "passes rows on over several hops"
+_ALL_VERTICES = "normalises over all vertices of a graph"
+_DEGREES = "divides by degrees of the sources, which it counts in the batch"
+_FIRST_ROWS = "needs the rows of another layer too"
+
+#: They are normalised by the degrees of the graph where they are a layer's ``conv``.
+_HANDLED = ("GCNConv", "LGConv")
+
+#: What is known of modules that fail the trial.
+_REASONS = {
+    **dict.fromkeys(["APPNP", "ChebConv", "SGConv", "SSGConv", "TAGConv", "MixHopConv", "ARMAConv"], _SEVERAL_HOPS),
+    **dict.fromkeys(["GatedGraphConv", "SignedConv", "AntiSymmetricConv"], _SEVERAL_HOPS),
+    **dict.fromkeys(
+        ["GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtraction", "GraphSizeNorm", "GPSConv"], _ALL_VERTICES
+    ),
+    "LayerNorm": f"{_ALL_VERTICES} unless mode='node'",
+    **dict.fromkeys(["EGConv", "PDNConv", "HypergraphConv"], _DEGREES),
+    **dict.fromkeys(_HANDLED, f"{_DEGREES}, unless it stands in the list itself"),
+    **dict.fromkeys(["FAConv", "GCN2Conv", "DNAConv"], _FIRST_ROWS),
+    **dict.fromkeys(["LSTMAggregation", "GRUAggregation", "MLPAggregation"], "depends on the order of edges"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One step from rows of all vertices to the next rows of all vertices.
+
+    Attributes:
+        conv: (rows, edge_index) -> rows.
+        before, after: functions of single rows, in order.
+        takes: which of ``edge_weight`` and ``edge_attr`` ``conv`` takes too.
+        pairs: in batches ``conv`` gets a pair, the rows of all vertices and those of the targets, and computes nothing for the others.
+    """
+
+    conv: Callable[..., Tensor]
+    before: Sequence[RowFunction] = ()
+    after: Sequence[RowFunction] = ()
+    takes: frozenset[str] = frozenset()
+    pairs: bool = False
+
+    def __call__(self, x: Tensor, edges: Edges, normalisation: Normalisation | None = None) -> Tensor:
+        """The next rows [num_targets, ...] of the targets.
+
+        Args:
+            x: [n, ...], the present rows of the batch's vertices.
+            edges: all edges into the targets.
+            normalisation: of the graph that the batch is from; None: ``edges`` are all edges of a graph.
+        """
+        for function in self.before:
+            x = function(x)
+        conv = self.conv
+        if normalisation is not None:
+            conv, edges = normalisation.applied(conv, edges, x.dtype)
+        given = {
+            name: value
+            for name, value in (("edge_weight", edges.weight), ("edge_attr", edges.attr))
+            if name in self.takes and value is not None
+        }
+        rows = conv((x, x[: edges.num_targets]) if self.pairs else x, edges.edge_index, **given)[: edges.num_targets]
+        for function in self.after:
+            rows = function(rows)
+        return rows
+
+    def __str__(self) -> str:
+        return ", ".join(_name_of(function) for function in (*self.before, self.conv, *self.after))
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A model as layers.
+
+    Attributes:
+        layers: at least one.
+        join: of the rows that each layer has given a vertex, its final rows (jumping knowledge); None: the last layer's.
+        whole: the model, where it can be called with a whole graph.
+    """
+
+    layers: Sequence[Layer]
+    join: Callable[[list[Tensor]], Tensor] | None = None
+    whole: Callable[..., Tensor] | None = None
+
+    @property
+    def takes(self) -> frozenset[str]:
+        return frozenset().union(*(layer.takes for layer in self.layers))
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """Shape of a row, without the number of rows, and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, rows: Any) -> RowShape:
+        return cls(tuple(rows.shape[1:]), rows.dtype)
+
+
+def network_of(model: Any) -> Network:
+    """The layers of one of PyG's basic models, or of a list of layers and of functions of rows.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    model = _unwrapped(model)
+    if isinstance(model, BasicGNN):
+        return _of_basic_gnn(model)
+    if isinstance(model, (list, tuple, torch.nn.ModuleList)):
+        return Network(_joined([_unwrapped(item) for item in model]))
+    if not callable(model):
+        raise TypeError(
+            f"model must be one of PyG's basic models (GraphSAGE, GCN, GAT, ...) or a list of layers, got {type(model).__name__}"
+        )
+    return Network(_joined([model]))
+
+
+def _of_basic_gnn(model: BasicGNN) -> Network:
+    takes = frozenset(
+        name
+        for name, there in (("edge_weight", model.supports_edge_weight), ("edge_attr", model.supports_edge_attr))
+        if there
+    )
+    jumps = model.jk_mode is not None
+    layers = []
+    for number, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
+        functions: list[Any] = []
+        if jumps or number < model.num_layers - 1:
+            functions = [model.act, norm] if model.act_first else [norm, model.act]
+        after = [each for each in functions if each is not None and not isinstance(each, torch.nn.Identity)]
+        layers.append(Layer(_unwrapped(conv), (), after, takes))
+    last = model.lin if hasattr(model, "lin") else None
+    if hasattr(model, "jk"):
+        return Network(layers, lambda rows: last(model.jk(rows)) if last is not None else model.jk(rows), model)
+    if last is not None:
+        layers[-1] = Layer(layers[-1].conv, (), [*layers[-1].after, last], takes)
+    return Network(layers, whole=model)
+
+
+def _joined(items: Sequence[Any]) -> list[Layer]:
+    """Each item that takes edges begins a layer; the others belong to the one before them, those in front to the first."""
+    before: list[RowFunction] = []
+    layers: list[Layer] = []
+    for number, item in enumerate(items):
+        if not callable(item):
+            raise TypeError(f"layers must be modules or functions, got {type(item).__name__} at place {number}")
+        parameters = _parameters_of(item)
+        if _takes_edges(parameters):
+            takes = frozenset({"edge_weight", "edge_attr"} & set(parameters))
+            layers.append(Layer(item, before, [], takes))
+            before = []
+        elif layers:
+            layers[-1].after.append(item)  # type: ignore[attr-defined]  # made here, of a list
+        else:
+            before.append(item)
+    if not layers:
+        raise ValueError(
+            "model must have at least one layer that takes (x, edge_index), got none; functions of x alone need no graph"
+        )
+    return layers
+
+
+def _parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+    try:
+        called = function.forward if isinstance(function, torch.nn.Module) else function
+        return dict(inspect.signature(called).parameters)
+    except (ValueError, TypeError):  # a builtin, such as torch.relu
+        return {}
+
+
+def _takes_edges(parameters: dict[str, inspect.Parameter]) -> bool:
+    kinds = [parameter.kind for parameter in parameters.values()]
+    needed = [
+        parameter
+        for parameter in parameters.values()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(needed) >= 2 or inspect.Parameter.VAR_POSITIONAL in kinds
+
+
+def _unwrapped(model: Any) -> Any:
+    """Without DDP, which would talk to other ranks at times of its own, and without ``torch.compile``, which would compile for every shape."""
+    while isinstance(model, torch.nn.Module):
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), torch.nn.Module):
+            model = model._orig_mod
+        else:
+            break
+    return model
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, torch.nn.Module):
+        return type(function).__name__
+    return getattr(function, "__name__", type(function).__name__)
+
+
+# --- modules ----------------------------------------------------------------------------------------------
+
+
+def modules_of(model: Any) -> list[torch.nn.Module]:
+    """The modules that a model, or a list of layers, is made of; not those that a function holds."""
+    if isinstance(model, torch.nn.Module):
+        return [model]
+    return [item for item in model if isinstance(item, torch.nn.Module)] if isinstance(model, (list, tuple)) else []
+
+
+def device_of(model: Any) -> torch.device:
+    """Where the model is: the device of its first parameter, or the CPU."""
+    parameters = (parameter for module in modules_of(model) for parameter in module.parameters())
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """The model in evaluation mode, and without what layers with ``cached=True`` keep of a graph; each of its modules is as before afterwards."""
+    before = []
+    for part in dict.fromkeys(part for module in modules_of(model) for part in module.modules()):
+        kept = {name: None for name in vars(part) if name.startswith("_cached_")}
+        changes = {"training": False, **({"cached": False, **kept} if getattr(part, "cached", False) is True else {})}
+        before.append((part, {name: getattr(part, name) for name in changes}))
+        vars(part).update(changes)
+    try:
+        yield
+    finally:
+        for part, values in before:
+            vars(part).update(values)
+
+
+def digests_of(model: Any) -> dict[str, str]:
+    """Of the parameters and of the buffers: equal where they are equal to the last bit."""
+    digests = {}
+    for kind in ("parameters", "buffers"):
+        digest = hashlib.sha256()
+        for module in modules_of(model):
+            for value in getattr(module, kind)():
+                digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digests[kind] = digest.hexdigest()[:16]
+    return digests
+
+
+# --- the trial --------------------------------------------------------------------------------------------
+
+
+def try_out(
+    network: Network, x: RowShape, weight: RowShape | None, attr: RowShape | None, device: torch.device
+) -> tuple[Network, list[RowShape]]:
+    """Compute a small random graph whole, and layer by layer in batches of one hop.
+
+    Args:
+        x: of the features.
+        weight, attr: of the edges, or None.
+        device: where batches will be.
+
+    Returns:
+        The network, with pairs where they do; and what each layer gives, of which the last is what ``join`` gives.
+
+    Raises:
+        ValueError: the two differ, or a layer cannot be applied.
+    """
+    trial = _Trial.of(weight, attr, device)
+    first = present = trial.rows(_TRIAL_VERTICES, x)
+    given: list[Tensor] = []
+    layers: list[Layer] = []
+    for number, layer in enumerate(network.layers):
+        what = f"layer {number} ({layer})"
+        try:
+            following = layer(present.clone(), trial.edges)  # functions may work in place
+            if following.size(0) != _TRIAL_VERTICES:
+                raise ValueError(
+                    f"it must give one row per vertex, expected {_TRIAL_VERTICES}, got {following.size(0)}"
+                )
+            in_batches = trial.in_batches(layer, present)
+        except Exception as error:
+            hint = " (dtype= converts x)" if number == 0 else ""
+            raise ValueError(
+                f"{what} cannot be applied to rows of {present.dtype} {list(present.shape[1:])}{hint}: {type(error).__name__}: {error}"
+            ) from error
+        if not _are_close(following, in_batches):
+            raise ValueError(f"{what} {_NOT_ONE_HOP}. It {_reasons(layer)}")
+        with contextlib.suppress(Exception):  # not every layer takes a pair
+            faster = dataclasses.replace(layer, pairs=True)
+            if _are_close(following, trial.in_batches(faster, present)):
+                layer = faster
+        layers.append(layer)
+        given.append(following)
+        present = following
+    if network.join is not None:
+        given[-1] = network.join(given.copy())
+    if network.whole is not None:
+        named = {"edge_weight": trial.edges.weight, "edge_attr": trial.edges.attr}
+        whole = network.whole(first.clone(), trial.edges.edge_index, **{name: named[name] for name in network.takes})
+        if not _are_close(whole, given[-1]):
+            raise ValueError(
+                f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not do what its layers do one after the other; give a list of what it does"
+            )
+    return dataclasses.replace(network, layers=layers), [RowShape.of(rows) for rows in given]
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """A small random graph with self-loops, repeated edges and vertices without edges, and batches that hold all its vertices."""
+
+    edges: Edges
+    normalisation: Normalisation
+    batches: Sequence[tuple[Tensor, Edges]]
+    generator: torch.Generator
+
+    @classmethod
+    def of(cls, weight: RowShape | None, attr: RowShape | None, device: torch.device) -> _Trial:
+        generator = torch.Generator().manual_seed(0)
+        edge_index = torch.randint(_TRIAL_VERTICES, (2, _TRIAL_EDGES), generator=generator)
+        edge_index[:, :4] = edge_index[:1, :4]
+        edge_index[:, 4:8] = edge_index[:, 8:12]
+        graph = Graph.from_edge_index(edge_index, _TRIAL_VERTICES)
+        edges = Edges(
+            edge_index.to(device),
+            torch.arange(_TRIAL_VERTICES, device=device),
+            _TRIAL_VERTICES,
+            # Degrees are to be positive.
+            None if weight is None else _random_rows(_TRIAL_EDGES, weight, generator).abs().to(device),
+            None if attr is None else _random_rows(_TRIAL_EDGES, attr, generator).to(device),
+        )
+        batches = []
+        for seeds in torch.randperm(_TRIAL_VERTICES, generator=generator).split(_TRIAL_VERTICES // 3):
+            mfg = Sampler(graph, [-1]).sample(seeds, 0)
+            edge = mfg.edge.to(device)
+            batch = Edges(
+                torch.stack([mfg.row, mfg.col]).to(device),
+                mfg.node.to(device),
+                seeds.numel(),
+                None if edges.weight is None else edges.weight[edge],
+                None if edges.attr is None else edges.attr[edge],
+            )
+            batches.append((seeds.to(device), batch))
+        normalisation = Normalisation(graph, None if edges.weight is None else edges.weight.cpu())
+        return cls(edges, normalisation, batches, generator)
+
+    def rows(self, size: int, like: RowShape) -> Tensor:
+        return _random_rows(size, like, self.generator).to(self.edges.n_id.device)
+
+    def in_batches(self, layer: Layer, present: Tensor) -> Tensor:
+        """The next rows of all vertices."""
+        seeds, rows = zip(
+            *((seeds, layer(present[batch.n_id], batch, self.normalisation)) for seeds, batch in self.batches)
+        )
+        return torch.cat(rows)[torch.cat(seeds).argsort()]
+
+
+def _random_rows(size: int, like: RowShape, generator: torch.Generator) -> Tensor:
+    values = torch.randn((size, *like.shape), generator=generator, dtype=torch.float64)
+    if not (like.dtype.is_floating_point or like.dtype.is_complex):
+        values = values > 0  # whole numbers may be ids, of which few are valid everywhere
+    return values.to(like.dtype)
+
+
+_NOT_ONE_HOP = "cannot be computed from the in-neighbours of each vertex alone: on a trial graph it gives other rows in batches than on the whole"
+
+
+def _are_close(expected: Tensor, got: Tensor) -> bool:
+    """Equal but for rounding."""
+    if expected.shape != got.shape or expected.dtype != got.dtype:
+        return False
+    if not expected.numel() or not expected.dtype.is_floating_point:
+        return torch.equal(expected, got)
+    scale = max(1.0, float(expected.abs().max().nan_to_num(1.0)))
+    tolerance = scale * torch.finfo(expected.dtype).eps ** 0.5
+    return torch.allclose(expected, got, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def _reasons(layer: Layer) -> str:
+    """Why a layer may have failed the trial, as the predicate of a sentence."""
+    names = [
+        type(part).__name__
+        for function in (*layer.before, layer.conv, *layer.after)
+        if isinstance(function, torch.nn.Module)
+        for part in function.modules()
+        if type(part).__module__.startswith("torch_geometric.")
+        and getattr(part, "mode", None) != "node"
+        and not (part is layer.conv and type(part).__name__ in _HANDLED)
+    ]
+    known = [f"holds {name}, which {_REASONS[name]}" for name in dict.fromkeys(names) if name in _REASONS]
+    if known:
+        return "; it ".join(known)
+    return (
+        "may reach over several hops (then give a list of its layers), normalise over the vertices or degrees of a batch, depend on the order of edges, "
+        "or draw at random (then call eval() first)"
+    )

@@ -1,0 +1,130 @@
+"""What weights does a layer see that divides by degrees, where only the edges into some vertices are there?
+
+``GCNConv`` and its like weigh an edge u → v with w / sqrt(d(u) d(v)), where d sums the weights of all edges into a vertex, self-loops that they add
+included. In a batch most edges into the sources are missing. The whole topology is on every rank, so the degrees of the whole graph are
+computed here once, and the layer is given the weights that it would have computed on the whole graph.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv, LGConv, TAGConv
+
+from salientpp.graph.csc import Graph, runs_of_vertices
+from salientpp.store.rows import take_rows
+
+#: These normalise in ``forward``, with PyG's ``gcn_norm``, unless their ``normalize`` is False.
+_NORMALISING = (GCNConv, LGConv, TAGConv)
+
+#: Edges that are looked at together while degrees are summed.
+_CHUNK_EDGES = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """All edges into some vertices, the targets, of a graph or of a batch.
+
+    Attributes:
+        edge_index: int64 [2, e], sources and targets as numbers of the batch; targets are 0 to ``num_targets`` - 1.
+        n_id: int64 [n], the batch's vertices, targets first, by their numbers in the graph.
+        num_targets: how many.
+        weight, attr: [e, ...], or None.
+    """
+
+    edge_index: Tensor
+    n_id: Tensor
+    num_targets: int
+    weight: Tensor | None = None
+    attr: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Normalisation:
+    """The degrees of a graph, as normalising layers count them.
+
+    Attributes:
+        graph: the whole topology.
+        edge_weight: [E] by edge id, or None.
+    """
+
+    graph: Graph
+    edge_weight: Tensor | None = None
+    _known: dict[Any, Tensor] = field(default_factory=dict)
+
+    def applied(
+        self, conv: Callable[..., Tensor], edges: Edges, dtype: torch.dtype
+    ) -> tuple[Callable[..., Tensor], Edges]:
+        """A layer and edges that give what ``conv`` gives on the whole graph; ``conv`` stays as it is.
+
+        Args:
+            dtype: of the rows that the layer gets, and of weights that are not given.
+        """
+        if not isinstance(conv, _NORMALISING) or not conv.normalize:
+            return conv, edges
+        adds_loops = bool(getattr(conv, "add_self_loops", False))
+        # PyG takes `improved` for the weight of a loop only where edges have weights.
+        loop = 2.0 if getattr(conv, "improved", False) and edges.weight is not None else 1.0
+        if edges.weight is None:
+            weight = torch.ones(edges.edge_index.size(1), dtype=dtype, device=edges.edge_index.device)
+        else:
+            weight = edges.weight if edges.weight.is_floating_point() else edges.weight.to(dtype)
+        edge_index = edges.edge_index
+        if adds_loops:
+            targets = torch.arange(edges.num_targets, device=edge_index.device)
+            edge_index, weight = _with_loops(edge_index, weight, targets, loop, edges.weight is not None)
+        factor = self._inverse_roots(adds_loops, loop, edges.n_id.device)[edges.n_id].to(weight.dtype)
+        weight = factor[edge_index[0]] * weight * factor[edge_index[1]]
+        plain = copy.copy(conv)  # shares the parameters
+        plain.normalize = False
+        return plain, dataclasses.replace(edges, edge_index=edge_index, weight=weight)
+
+    def _inverse_roots(self, adds_loops: bool, loop: float, device: torch.device) -> Tensor:
+        """float64 [N]: 1 / sqrt(degree), 0 for a degree of 0; on ``device``."""
+        key = adds_loops, loop, device
+        if key not in self._known:
+            degree = torch.cat([*self._degrees(adds_loops, loop), torch.empty(0, dtype=torch.float64)])
+            root = degree.pow_(-0.5)
+            self._known[key] = root.masked_fill_(root == float("inf"), 0).to(device)
+        return self._known[key]
+
+    def _degrees(self, adds_loops: bool, loop: float) -> list[Tensor]:
+        """By ranges of vertices, one after another, the sum of the weights of all edges into each, float64."""
+        graph, found = self.graph, []
+        for first, last in runs_of_vertices(graph.indptr, _CHUNK_EDGES):
+            begin, end = int(graph.indptr[first]), int(graph.indptr[last])
+            targets = torch.arange(first, last)
+            target = torch.repeat_interleave(targets, graph.indptr[first : last + 1].diff())
+            edge_index = torch.stack([graph.indices[begin:end].to(torch.int64), target])
+            if self.edge_weight is None:
+                weight = torch.ones(end - begin, dtype=torch.float64)
+            elif graph.edge_id is None:
+                weight = self.edge_weight[begin:end].to(torch.float64)
+            else:
+                weight = take_rows(self.edge_weight, graph.edge_id[begin:end]).to(torch.float64)
+            if adds_loops:
+                edge_index, weight = _with_loops(edge_index, weight, targets, loop, self.edge_weight is not None)
+            found.append(torch.zeros(last - first, dtype=torch.float64).index_add_(0, edge_index[1] - first, weight))
+        return found
+
+
+def _with_loops(
+    edge_index: Tensor, weight: Tensor, targets: Tensor, loop: float, is_weighted: bool
+) -> tuple[Tensor, Tensor]:
+    """Edges with exactly one self-loop at each of the ``targets``, ascending and without gaps, which keeps the weight of one that is there; as PyG's
+    ``add_remaining_self_loops``."""
+    is_loop = edge_index[0] == edge_index[1]
+    of_loops = weight.new_full((targets.numel(),), loop)
+    if is_weighted:
+        at = edge_index[1][is_loop]
+        of_loops[at - targets[0] if targets.numel() else at] = weight[is_loop]
+    return (
+        torch.cat([edge_index[:, ~is_loop], torch.stack([targets, targets])], dim=1),
+        torch.cat([weight[~is_loop], of_loops]),
+    )

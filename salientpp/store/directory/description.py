@@ -1,0 +1,312 @@
+"""What does a manifest say is in a dataset directory, in either version of the format?
+
+Version 1 is the case of one type of vertices and one of edges, both named None, whose files have no prefix; its manifest has their fields at the top.
+In version 2 every type has an entry of its own. Readers and the writer go by a :class:`Description`, so none of them asks for the version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from salientpp.graph.from_pyg import words_for
+from salientpp.plan.partition_book import PartitionBook
+
+FORMAT = "salientpp-partitioned-graph"
+VERSIONS = (1, 2)
+
+#: Name -> {"dtype": torch's name, "row_shape": the shape without dimension 0}.
+Columns = Mapping[str, Mapping[str, Any]]
+
+#: The name of an edge type; None in a homogeneous graph.
+EdgeName = tuple[str, str, str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VertexType:
+    """One type of vertices.
+
+    Attributes:
+        name: None in a homogeneous graph.
+        prefix: of the names of its files.
+        num_vertices: N of this type.
+        offsets: K + 1 numbers; part p owns the ids from ``offsets[p]`` to ``offsets[p + 1] - 1``. Of a replicated type the part takes these as
+            seeds, and has the rows of all.
+        attributes: what every vertex has a row of.
+        splits: name -> the number of seeds in each part.
+        num_classes: one more than the largest label of an integer ``y`` [N]; 0 without one.
+        replicated: the rows are stored once, whole, rather than per part.
+        where: of its fields in the manifest, for errors.
+    """
+
+    name: str | None
+    prefix: str = ""
+    num_vertices: int
+    offsets: list[int]
+    attributes: Columns
+    splits: Mapping[str, list[int]]
+    num_classes: int = 0
+    replicated: bool = False
+    where: str = ""
+
+    @property
+    def book(self) -> PartitionBook:
+        """Who owns which vertex."""
+        return PartitionBook(torch.tensor(self.offsets))
+
+    @property
+    def row_book(self) -> PartitionBook:
+        """Which part's files have which row: of a replicated type one part has all."""
+        return PartitionBook.trivial(self.num_vertices) if self.replicated else self.book
+
+    @property
+    def attributes_field(self) -> str:
+        return f"{self.where}attributes" if self.where else "node_attributes"
+
+    def rows_file(self, attribute: str, part_id: int) -> str:
+        """The file with the rows that a part has."""
+        name = f"{self.prefix}node_{attribute}.npy"
+        return name if self.replicated else f"{part_folder(part_id)}/{name}"
+
+    def split_file(self, split: str, part_id: int) -> str:
+        return f"{part_folder(part_id)}/{self.prefix}split_{split}.npy"
+
+    def vip_file(self, part_id: int) -> str:
+        return f"{part_folder(part_id)}/{self.prefix}vip.npy"
+
+    @property
+    def original_id_file(self) -> str:
+        return f"{self.prefix}original_id.npy"
+
+    def time_file(self, attribute: str) -> str:
+        """The times of all vertices, which every rank needs in order to draw."""
+        return f"{self.prefix}time_{attribute}.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeType:
+    """One relation.
+
+    Attributes:
+        name: the names of source type, relation and target type; None in a homogeneous graph.
+        prefix: of the names of its files.
+        num_edges: E of this relation.
+        attributes: what every edge has a row of, in list order.
+        splits: name -> the number of edges whose target each part owns.
+        where: of its fields in the manifest, for errors.
+    """
+
+    name: EdgeName
+    prefix: str = ""
+    num_edges: int
+    attributes: Columns
+    splits: Mapping[str, list[int]] = field(default_factory=dict)
+    where: str = ""
+
+    @property
+    def source(self) -> str | None:
+        return None if self.name is None else self.name[0]
+
+    @property
+    def target(self) -> str | None:
+        return None if self.name is None else self.name[2]
+
+    @property
+    def indptr_file(self) -> str:
+        return f"{self.prefix}indptr.npy"
+
+    @property
+    def indices_file(self) -> str:
+        return f"{self.prefix}indices.npy"
+
+    @property
+    def attributes_field(self) -> str:
+        return f"{self.where}attributes" if self.where else "edge_attributes"
+
+    def rows_file(self, attribute: str) -> str:
+        return f"{self.prefix}edge_{attribute}.npy"
+
+    def split_file(self, split: str, part_id: int) -> str:
+        return f"{part_folder(part_id)}/{self.prefix}split_{split}.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What is in a dataset directory.
+
+    Attributes:
+        version: of the format.
+        num_parts: K.
+        node_types, edge_types: in the order of their numbers.
+        time_attr: the name of the node or edge times that lists ascend by; None: lists are in the user's order.
+        num_neighbors, batch_size, seeds: the workload that order and VIP are of: fanouts per edge type, seeds per batch, and
+            the (type, split) that these come from; (None, 'all') is all vertices of all types.
+        quality: of the partition.
+    """
+
+    version: int
+    num_parts: int
+    node_types: tuple[VertexType, ...]
+    edge_types: tuple[EdgeType, ...]
+    time_attr: str | None = None
+    num_neighbors: list[list[int]]
+    batch_size: int
+    seeds: tuple[str | None, str]
+    quality: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Description:
+        """Of a manifest whose fields have the types that the format asks for."""
+        workload = manifest["workload"]
+        rest = {
+            "num_parts": manifest["num_parts"],
+            "batch_size": workload["batch_size"],
+            "quality": manifest["quality"],
+        }
+        if manifest["version"] == 1:
+            vertices = VertexType(
+                name=None,
+                num_vertices=manifest["num_vertices"],
+                offsets=manifest["offsets"],
+                attributes=manifest["node_attributes"],
+                splits=manifest["splits"],
+                num_classes=manifest["num_classes"],
+            )
+            edges = EdgeType(name=None, num_edges=manifest["num_edges"], attributes=manifest["edge_attributes"])
+            return cls(
+                version=1,
+                node_types=(vertices,),
+                edge_types=(edges,),
+                num_neighbors=[workload["num_neighbors"]],
+                seeds=(None, workload["seeds"]),
+                **rest,
+            )
+        return cls(
+            version=manifest["version"],
+            node_types=tuple(
+                VertexType(
+                    prefix=f"n{number}.",
+                    where=f"node_types[{number}].",
+                    **{name: entry[name] for name in _FIELDS_OF_VERTICES},
+                )
+                for number, entry in enumerate(manifest["node_types"])
+            ),
+            edge_types=tuple(
+                EdgeType(
+                    prefix=f"e{number}.",
+                    where=f"edge_types[{number}].",
+                    **{**{name: entry[name] for name in _FIELDS_OF_EDGES}, "name": edge_name(entry["name"])},
+                )
+                for number, entry in enumerate(manifest["edge_types"])
+            ),
+            time_attr=manifest["time_attr"],
+            num_neighbors=workload["num_neighbors"],
+            seeds=tuple(workload["seeds"]),
+            **rest,
+        )
+
+    def to_manifest(self, files: Mapping[str, Any]) -> dict[str, Any]:
+        """The manifest of a directory with these files, without its checksum."""
+        shared = {
+            "format": FORMAT,
+            "version": self.version,
+            "num_parts": self.num_parts,
+            "quality": self.quality,
+            "files": files,
+        }
+        workload = {"num_neighbors": self.num_neighbors, "batch_size": self.batch_size, "seeds": list(self.seeds)}
+        if self.version == 1:
+            (vertices,), (edges,) = self.node_types, self.edge_types
+            return {
+                **shared,
+                "num_vertices": vertices.num_vertices,
+                "num_edges": edges.num_edges,
+                "offsets": vertices.offsets,
+                "num_classes": vertices.num_classes,
+                "node_attributes": vertices.attributes,
+                "edge_attributes": edges.attributes,
+                "splits": vertices.splits,
+                "workload": {**workload, "num_neighbors": self.num_neighbors[0], "seeds": self.seeds[1]},
+            }
+        return {
+            **shared,
+            "node_types": [{name: getattr(type_, name) for name in _FIELDS_OF_VERTICES} for type_ in self.node_types],
+            "edge_types": [{name: getattr(type_, name) for name in _FIELDS_OF_EDGES} for type_ in self.edge_types],
+            "time_attr": self.time_attr,
+            "workload": workload,
+        }
+
+    @property
+    def types(self) -> list[VertexType | EdgeType]:
+        """Of vertices, then of edges."""
+        return [*self.node_types, *self.edge_types]
+
+    def vertices(self, name: str | None) -> VertexType:
+        return next(type_ for type_ in self.node_types if type_.name == name)
+
+    def edges(self, name: EdgeName) -> EdgeType:
+        return next(type_ for type_ in self.edge_types if type_.name == name)
+
+    @property
+    def timed_vertices(self) -> Iterator[VertexType]:
+        """The types whose times are stored whole."""
+        return (type_ for type_ in self.node_types if self.time_attr is not None and self.time_attr in type_.attributes)
+
+    def files(self, stored: Callable[[str, str], str]) -> dict[str, tuple[tuple[str, ...], list[int]]]:
+        """Every file with the dtypes that it may have and its shape.
+
+        Args:
+            stored: the dtype that files have for columns of one of torch's, which is named, and whose it is, for errors.
+        """
+        int32, int64, float32 = (stored(name, name) for name in ("int32", "int64", "float32"))
+        expected: dict[str, tuple[tuple[str, ...], list[int]]] = {}
+        sizes = {type_.name: type_.num_vertices for type_ in self.node_types}
+        for type_ in self.edge_types:
+            expected[type_.indptr_file] = (int64,), [sizes[type_.target] + 1]
+            narrow = sizes[type_.source] < 2**31
+            expected[type_.indices_file] = ((int32, int64) if narrow else (int64,)), [type_.num_edges]
+            for name, entry in type_.attributes.items():
+                dtype = stored(entry["dtype"], f"{type_.attributes_field}[{name!r}]")
+                expected[type_.rows_file(name)] = (dtype,), [type_.num_edges, *entry["row_shape"]]
+            for name, counts in type_.splits.items():
+                for part_id, count in enumerate(counts):
+                    expected[type_.split_file(name, part_id)] = (int64,), [count]
+        for vertices in self.node_types:
+            size = vertices.num_vertices
+            expected[vertices.original_id_file] = (int64,), [size]
+            for name, entry in vertices.attributes.items():
+                dtype = stored(entry["dtype"], f"{vertices.attributes_field}[{name!r}]")
+                for part_id, (begin, end) in enumerate(pairwise(vertices.offsets)):
+                    rows = size if vertices.replicated else end - begin
+                    expected[vertices.rows_file(name, part_id)] = (dtype,), [rows, *entry["row_shape"]]
+            for part_id in range(self.num_parts):
+                expected[vertices.vip_file(part_id)] = (float32,), [size]
+                for name, counts in vertices.splits.items():
+                    expected[vertices.split_file(name, part_id)] = (int64,), [counts[part_id]]
+        for vertices in self.timed_vertices:
+            name = str(self.time_attr)
+            dtype = stored(vertices.attributes[name]["dtype"], f"{vertices.attributes_field}[{name!r}]")
+            expected[vertices.time_file(name)] = (dtype,), [vertices.num_vertices]
+        return expected
+
+
+_FIELDS_OF_VERTICES = ("name", "num_vertices", "offsets", "attributes", "splits", "num_classes", "replicated")
+_FIELDS_OF_EDGES = ("name", "num_edges", "attributes", "splits")
+
+
+def edge_name(given: list[str] | tuple[str, str, str] | None) -> EdgeName:
+    """The name of an edge type as a tuple; JSON has lists."""
+    return None if given is None else (given[0], given[1], given[2])
+
+
+def part_folder(part_id: int) -> str:
+    return f"part-{part_id:05d}"
+
+
+def words_of_type(name: str | EdgeName) -> str:
+    """``' of ...'``, or nothing in a homogeneous graph."""
+    return "" if name is None else f" of {words_for(name)}"

@@ -1,0 +1,549 @@
+"""Partitioning changes where rows are, and nothing else: on 1, 2 and 4 ranks, batches with times, weights, trees, types or links as seeds are those
+that one process draws for the same key from the same graph, bit for bit."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from graphs import random_data, random_hetero
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
+from salientpp.analysis.typed_volume import analyze_typed
+from salientpp.plan.cache import plan_cache, plan_caches
+from salientpp.plan.partition_book import PartitionBook
+
+FANOUTS, BATCH = [4, 3, 2], 8
+
+
+def whole(part: salientpp.PartitionedGraph) -> Data | HeteroData:
+    """Everything that the directory holds, under its ids, as one process would have it."""
+    data: Any = HeteroData() if part.is_hetero else Data()
+    rows = [part.rows(part_id) for part_id in range(part.num_parts)]
+    for type_ in part.node_types:
+        store = data if type_ is None else data[type_]
+        store.num_nodes = part.books[type_].num_vertices
+        replicated = part.row_books[type_].num_parts < part.num_parts
+        for name in rows[0][type_]:
+            pieces = [of_part[type_][name] for of_part in rows]
+            store[name] = pieces[0] if replicated else torch.cat(pieces)
+    graph = part.typed_graph()
+    for type_, relation in zip(part.edge_types, graph.relations):
+        store = data if type_ is None else data[type_]
+        target = torch.repeat_interleave(torch.arange(relation.indptr.numel() - 1), relation.indptr.diff())
+        store.edge_index = torch.stack([relation.indices.long(), target])
+        for name, values in part.edge_rows_by_type()[type_].items():
+            store[name] = values
+    return data
+
+
+def by_type(value: Any) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {None: value}
+
+
+def store_of(batch: Any, type_: Any) -> Any:
+    return batch if type_ is None else batch[type_]
+
+
+def check_batches(loader: Any, one: NeighborSampler, data: Any, draw: str, **given: Any) -> int:
+    """Compare an epoch with what ``one`` draws from ``data`` for the same keys; gives the number of remote rows."""
+    epoch, number, remote = loader._epoch_number, 0, 0
+    expected_positions = loader._positions(epoch)
+    begin_end = {type_: book.range_of(loader._source.exchange.part_id) for type_, book in loader.data.books.items()}
+    for index, batch in enumerate(loader):
+        inputs = loader._source.seeds.inputs[expected_positions[index]]
+        mfg = getattr(one, draw)(inputs, key=loader._key(epoch, index), **given)
+        for type_, n_id in by_type(mfg.node).items():
+            store = store_of(batch, type_)
+            assert torch.equal(store.n_id, n_id)
+            if mfg.batch is not None:
+                assert torch.equal(store.batch, by_type(mfg.batch)[type_])
+            if mfg.num_sampled_nodes is not None:
+                assert store.num_sampled_nodes == by_type(mfg.num_sampled_nodes)[type_]
+            x = store_of(data, type_).get("x")
+            if x is not None:
+                assert torch.equal(store.x, x[n_id]) and store.x.dtype == x.dtype
+            if loader.data.row_books[type_].num_parts > 1 and x is not None:
+                begin, end = begin_end[type_]
+                distinct = n_id.unique()
+                remote += int(((distinct < begin) | (distinct >= end)).sum())
+        for type_, row in by_type(mfg.row).items():
+            store, edge = store_of(batch, type_), by_type(mfg.edge)[type_]
+            assert torch.equal(store.edge_index, torch.stack([row, by_type(mfg.col)[type_]]))
+            for name, values in {"e_id": None, **loader.data.edge_rows_by_type()[type_]}.items():
+                if edge is None:  # of a relation without a reverse, in bidirectional subgraphs
+                    assert name not in store
+                else:
+                    assert torch.equal(store[name], edge if values is None else values[edge])
+        if draw == "sample_from_edges":
+            check_links(batch, mfg, inputs)
+        number += 1
+    assert number == len(loader) and (number or not loader._source.seeds.number)
+    return remote
+
+
+def check_links(batch: Any, mfg: Any, inputs: Any) -> None:
+    edges = store_of(batch, inputs.input_type)
+    assert torch.equal(edges.input_id, mfg.metadata[0])
+    if "edge_label_index" in edges:
+        assert torch.equal(edges.edge_label_index, mfg.metadata[1])
+        for name, value in (("edge_label", mfg.metadata[2]), ("edge_label_time", mfg.metadata[3])):
+            assert (value is None) == (name not in edges) and (value is None or torch.equal(edges[name], value))
+
+
+# --- one type of vertices ----------------------------------------------------------------------------------
+
+
+def homogeneous() -> Data:
+    data = random_data(300, 1800, edge_attributes=True)
+    generator = torch.Generator().manual_seed(1)
+    data.time = torch.randint(20, (data.num_nodes,), generator=generator)
+    data.edge_time = torch.randint(20, (data.num_edges,), generator=generator)
+    data.weight = torch.rand(data.num_edges, generator=generator) ** 3
+    data.weight[::7] = 0
+    return data
+
+
+NODE_OPTIONS = [
+    {"time_attr": "time"},
+    {"time_attr": "time", "temporal_strategy": "last"},
+    {"time_attr": "edge_time", "of_edges": True},
+    {"weight_attr": "weight"},
+    {"weight_attr": "weight", "replace": True},
+    {"weight_attr": "weight", "time_attr": "time"},
+    {"disjoint": True},
+    {"subgraph_type": "bidirectional"},
+    {"subgraph_type": "induced"},
+    {"replace": True},
+]
+
+
+def check_one_type(rank: int, root: str, alphas: list[float]) -> None:
+    part = salientpp.load(root)
+    data = whole(part)
+    for options in NODE_OPTIONS:
+        options = dict(options)
+        given: dict[str, Any] = {}
+        if options.pop("of_edges", False):
+            given["input_time"] = torch.arange(part.split("train").numel()) % 20
+        one = NeighborSampler(data, FANOUTS, **options)
+        for alpha in alphas:
+            loader = NeighborLoader(
+                part, FANOUTS, "train", batch_size=BATCH, shuffle=True, seed=3, replication_factor=alpha, num_workers=1,
+                **options, **given,
+            )  # fmt: skip
+            remote = check_batches(loader, one, data, "sample_from_nodes")
+            stats = loader.stats()
+            assert stats.rows_remote + stats.rows_cache >= remote if options.get("disjoint") else True
+            if alpha == 0:
+                assert stats.rows_remote == remote, options
+            else:
+                assert stats.rows_remote <= remote
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_times_weights_trees_and_subgraphs_are_those_of_one_process(tmp_path, num_parts):
+    root = tmp_path / "parts"
+    salientpp.partition(homogeneous(), num_parts, root, FANOUTS, BATCH)
+    distributed.run(check_one_type, num_parts, str(root), [0.0, 0.3])
+
+
+LINK_OPTIONS = [
+    {},
+    {"neg_sampling": "binary"},
+    {"neg_sampling": "triplet", "disjoint": True},
+    {"time_attr": "time", "edge_label_time": "edge_time", "neg_sampling": "binary"},
+    {"weight_attr": "weight", "edge_label": "edge_label_of", "neg_sampling": "binary"},
+]
+
+
+def check_links_of_one_type(rank: int, root: str) -> None:
+    part = salientpp.load(root)
+    data = whole(part)
+    for options in LINK_OPTIONS:
+        sampling = {name: options[name] for name in ("time_attr", "weight_attr", "disjoint") if name in options}
+        one = NeighborSampler(data, FANOUTS, **sampling)
+        for alpha in (0.0, 0.3):
+            loader = LinkNeighborLoader(
+                part, FANOUTS, batch_size=BATCH, shuffle=True, seed=3, replication_factor=alpha, **options
+            )
+            assert loader._source.seeds.number == int(
+                (
+                    (data.edge_index[1] >= part.book.range_of(rank)[0])
+                    & (data.edge_index[1] < part.book.range_of(rank)[1])
+                ).sum()
+            )
+            remote = check_batches(loader, one, data, "sample_from_edges", neg_sampling=loader.neg_sampling)
+            assert loader.stats().rows_remote == remote if alpha == 0 else loader.stats().rows_remote <= remote
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_links_are_those_of_one_process(tmp_path, num_parts):
+    data = random_data(120, 400)
+    generator = torch.Generator().manual_seed(1)
+    data.time = torch.randint(20, (data.num_nodes,), generator=generator)
+    data.edge_time = torch.randint(20, (data.num_edges,), generator=generator)
+    data.weight = torch.rand(data.num_edges, generator=generator) + 0.1
+    data.edge_label_of = torch.randint(3, (data.num_edges,), generator=generator)
+    root = tmp_path / "parts"
+    salientpp.partition(data, num_parts, root, FANOUTS, BATCH)
+    distributed.run(check_links_of_one_type, num_parts, str(root))
+
+
+# --- several types of vertices -----------------------------------------------------------------------------
+
+
+def typed_data(seed: int = 0) -> HeteroData:
+    """Authors are wide, venues have no rows of their own and papers have labels; every type has seeds."""
+    data = random_hetero(seed=seed)
+    data["author"].x = torch.cat([data["author"].x, data["author"].x, data["author"].x], 1)
+    del data["venue"].x
+    data["paper"].y = torch.arange(data["paper"].num_nodes) % 5
+    data["venue"].num_nodes = data["venue"].time.numel()
+    generator = torch.Generator().manual_seed(seed)
+    for type_ in ("paper", "author", "venue"):
+        data[type_].train_mask = torch.rand(data[type_].num_nodes, generator=generator) < 0.5
+    return data
+
+
+TYPED_FANOUTS = {
+    ("paper", "by", "author"): [4, 3],
+    ("author", "writes", "paper"): [3, 2],
+    ("paper", "cites", "paper"): [5, 0],
+    ("venue", "prints", "paper"): [2, -1],
+}
+
+TYPED_OPTIONS = [
+    {},
+    {"seed_type": "author", "replace": True},
+    {"time_attr": "time"},
+    {"time_attr": "edge_time", "of_edges": True, "temporal_strategy": "last"},
+    {"weight_attr": "weight"},
+    {"seed_type": "venue", "disjoint": True},
+    {"subgraph_type": "induced"},
+    {"subgraph_type": "bidirectional"},
+]
+
+
+def check_types(rank: int, root: str, alphas: list[float]) -> None:
+    part = salientpp.load(root)
+    data = whole(part)
+    for options in TYPED_OPTIONS:
+        options = dict(options)
+        type_ = options.pop("seed_type", "paper")
+        given: dict[str, Any] = {}
+        if options.pop("of_edges", False):
+            given["input_time"] = torch.arange(part.split("train", type_=type_).numel()) % 10
+        one = NeighborSampler(data, TYPED_FANOUTS, **options)
+        for alpha in alphas:
+            loader = NeighborLoader(
+                part, TYPED_FANOUTS, (type_, "train"), batch_size=BATCH, shuffle=True, seed=3, uneven="exact", replication_factor=alpha, **options, **given
+            )  # fmt: skip
+            remote = check_batches(loader, one, data, "sample_from_nodes")
+            stats = loader.stats()
+            assert stats.rows_remote == sum(of_type["remote"] for of_type in stats.by_type.values())
+            assert stats.rows_remote == remote if alpha == 0 else stats.rows_remote <= remote
+            widths = {
+                type_: rows["x"].nbytes // max(1, len(rows["x"])) for type_, rows in part.rows().items() if "x" in rows
+            }
+            for name, of_type in stats.by_type.items():
+                assert of_type["bytes_received"] == of_type["remote"] * widths.get(name, 0)
+            check_seed_rows(loader, data)
+
+
+def check_seed_rows(loader: Any, data: Any) -> None:
+    """Attributes that are not gathered come for the seeds, and for no other type."""
+    type_ = loader._source.seeds.inputs.input_type
+    batch = next(iter(loader), None)
+    if batch is None:  # a rank without seeds
+        return
+    seeds = batch[type_].n_id[: batch[type_].batch_size]
+    for name in loader.data.rows()[type_]:
+        if name not in ("x", "time"):
+            assert torch.equal(batch[type_][name], data[type_][name][seeds])
+    for other in loader.data.node_types:
+        if other != type_:
+            assert "y" not in batch[other]
+
+
+@pytest.mark.parametrize("replicate", [(), ("venue", "paper")])
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_several_types_are_those_of_one_process(tmp_path, num_parts, replicate):
+    root = tmp_path / "parts"
+    salientpp.partition(
+        typed_data(), num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=replicate
+    )
+    distributed.run(check_types, num_parts, str(root), [0.0, 0.3])
+
+
+def check_links_of_types(rank: int, root: str) -> None:
+    part = salientpp.load(root)
+    data = whole(part)
+    writes = ("author", "writes", "paper")
+    for options in [
+        {"neg_sampling": "binary"},
+        {"neg_sampling": "triplet", "time_attr": "time", "edge_label_time": "edge_time"},
+        {"disjoint": True},
+    ]:
+        sampling = {name: options[name] for name in ("time_attr", "disjoint") if name in options}
+        one = NeighborSampler(data, TYPED_FANOUTS, **sampling)
+        for seeds in (writes, (writes, "train"), (writes, torch.randint(6, (2, 20)))):
+            if isinstance(seeds[1], Tensor) and "edge_label_time" in options:
+                continue  # only the graph's own edges have attributes
+            loader = LinkNeighborLoader(
+                part, TYPED_FANOUTS, seeds, batch_size=BATCH, shuffle=True, seed=3, replication_factor=0.2, uneven="exact", **options
+            )  # fmt: skip
+            check_batches(loader, one, data, "sample_from_edges", neg_sampling=loader.neg_sampling)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_links_between_types_are_those_of_one_process(tmp_path, num_parts):
+    data, root = typed_data(), tmp_path / "parts"
+    writes = ("author", "writes", "paper")
+    split = {writes: {"train": torch.arange(0, data[writes].num_edges, 3)}}
+    salientpp.partition(
+        data, num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), edge_split=split, replicate=()
+    )
+    distributed.run(check_links_of_types, num_parts, str(root))
+
+
+def count_collectives(rank: int, root: str, gather: list[str], type_: str) -> float:
+    loader = NeighborLoader(
+        salientpp.load(root), TYPED_FANOUTS, (type_, "train"), batch_size=4, seed=0, gather=gather, uneven="wrap"
+    )
+    comm, calls = loader._comm, []
+    original = comm.all_to_all
+    comm.all_to_all = lambda *args: (calls.append(1), original(*args))[1]
+    batches = sum(1 for _ in loader)
+    loader.reset_stats()
+    return len(calls) / batches
+
+
+def test_types_and_attributes_add_no_collectives(tmp_path):
+    root = tmp_path / "parts"
+    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
+    few = distributed.run(count_collectives, 2, str(root), [("author", "x")], "paper")
+    many = distributed.run(count_collectives, 2, str(root), ["x", "time", "y"], "paper")
+    assert few == many
+
+
+def check_gathered(rank: int, root: str) -> None:
+    part = salientpp.load(root)
+    data = whole(part)
+    loader = NeighborLoader(
+        part,
+        TYPED_FANOUTS,
+        ("paper", "train"),
+        batch_size=4,
+        seed=0,
+        gather=["x", "time", ("paper", "y")],
+        replication_factor=0.2,
+    )
+    for batch in loader:
+        for type_ in part.node_types:
+            for name in ("x", "time", "y"):
+                if name in batch[type_]:
+                    assert torch.equal(batch[type_][name], data[type_][name][batch[type_].n_id])
+        assert "time" in batch["venue"] and len(batch["paper"].y) == batch["paper"].num_nodes
+
+
+def test_attributes_of_every_type_may_be_gathered(tmp_path):
+    root = tmp_path / "parts"
+    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
+    distributed.run(check_gathered, 2, str(root))
+
+
+# --- what is counted is what travels -----------------------------------------------------------------------
+
+
+def live_rows(rank: int, root: str, links: bool, epochs: int, alpha: float, given: dict[str, Any]) -> dict[Any, int]:
+    kind = LinkNeighborLoader if links else NeighborLoader
+    loader = kind(
+        salientpp.load(root), FANOUTS, batch_size=BATCH, shuffle=True, seed=5, replication_factor=alpha, **given
+    )
+    loader.reset_stats()
+    for _ in range(epochs):
+        for _ in loader:
+            pass
+    return {type_: of_type["remote"] for type_, of_type in loader.stats().by_type.items()}
+
+
+@pytest.mark.parametrize(
+    "links, seeds, sampling",
+    [
+        (False, "train", {"disjoint": True}),
+        (False, "train", {"weight_attr": "weight"}),
+        (False, "train", {"time_attr": "time", "temporal_strategy": "last"}),
+        (True, "all", {"neg_sampling": "triplet"}),
+        (True, "all", {"time_attr": "time", "edge_label_time": "edge_time", "neg_sampling": "binary"}),
+    ],
+)
+def test_the_analysis_counts_the_rows_that_a_run_fetches(tmp_path, links, seeds, sampling):
+    root = tmp_path / "parts"
+    salientpp.partition(homogeneous(), 2, root, FANOUTS, BATCH)
+    analysis = analyze_typed(
+        salientpp.load(root), FANOUTS, batch_size=BATCH, replication_factors=[0, 0.25], policies=["vip"], epochs=2, seeds=seeds,
+        link=links, seed=5, **sampling,
+    )  # fmt: skip
+    given = {"edge_label_index" if links else "input_nodes": seeds, **sampling}
+    for volume in analysis.results:
+        live = distributed.run(live_rows, 2, str(root), links, 2, volume.replication_factor, given)
+        assert sum(of_rank[None] for of_rank in live) == 2 * volume.rows_per_epoch[""] > 0
+
+
+def live_typed_rows(
+    rank: int, root: str, alpha: float, links: bool, seeds: Any, given: dict[str, Any]
+) -> dict[str, int]:
+    kind = LinkNeighborLoader if links else NeighborLoader
+    loader = kind(
+        salientpp.load(root),
+        TYPED_FANOUTS,
+        seeds,
+        batch_size=BATCH,
+        shuffle=True,
+        seed=5,
+        replication_factor=alpha,
+        **given,
+    )
+    for _ in loader:
+        pass
+    loader._finish_epoch()
+    return {type_: of_type["remote"] for type_, of_type in loader.stats().by_type.items()}
+
+
+@pytest.mark.parametrize(
+    "links, seeds, given",
+    [
+        (False, ("paper", "train"), {}),
+        (False, ("author", "train"), {"weight_attr": "weight"}),
+        (False, ("paper", "train"), {"time_attr": "time"}),
+        (True, ("author", "writes", "paper"), {"neg_sampling": "binary"}),
+    ],
+)
+def test_the_analysis_counts_the_rows_of_every_type_that_a_run_fetches(tmp_path, links, seeds, given):
+    root = tmp_path / "parts"
+    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=("venue",))
+    analysis = analyze_typed(
+        salientpp.load(root), TYPED_FANOUTS, batch_size=BATCH, replication_factors=[0, 0.25], policies=["vip", "degree"], epochs=1,
+        seeds=seeds, link=links, seed=5, **given,
+    )  # fmt: skip
+    vip = [volume for volume in analysis.results if volume.policy == "vip"]
+    for volume in vip:
+        live = distributed.run(live_typed_rows, 2, str(root), volume.replication_factor, links, seeds, given)
+        for type_, rows in volume.rows_per_epoch.items():
+            assert sum(of_rank[type_] for of_rank in live) == rows
+        assert set(volume.rows_per_epoch) == {"paper", "author"} and sum(volume.rows_per_epoch.values()) > 0
+    assert vip[1].bytes_per_epoch < vip[0].bytes_per_epoch
+
+
+WRITES = ("author", "writes", "paper")
+
+
+# --- mistakes ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def typed_part(tmp_path_factory) -> salientpp.PartitionedGraph:
+    data = typed_data()
+    data["empty"].x = torch.empty(0, 3)
+    data["empty", "prints", "paper"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    data["paper", "cites", "paper"].bad = -torch.ones(data["paper", "cites", "paper"].num_edges)
+    data["paper", "by", "author"].bad = torch.full((data["paper", "by", "author"].num_edges,), torch.nan)
+    root = tmp_path_factory.mktemp("typed") / "parts"
+    return salientpp.partition(data, 1, root, [3, 2], BATCH, seeds=("paper", "train"), replicate=())
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "error", "text"),
+    [
+        (NeighborLoader, {"input_nodes": "train"}, ValueError, "must be of a node type of the data (paper, author, venue, empty), got 'train'"),
+        (NeighborLoader, {"input_nodes": ("paper", "no")}, ValueError, "has the splits 'train', 'all' of 'paper', got 'no'"),
+        (NeighborLoader, {"input_nodes": ("paper", [999])}, ValueError, "must be in [0, 60), got 999"),
+        (NeighborLoader, {"gather": [("venue", "x")]}, ValueError, "gather must name node attributes of"),
+        (NeighborLoader, {"gather": ["nothing"]}, ValueError, "('paper', 'y')"),
+        (NeighborLoader, {"weight_attr": "bad"}, ValueError, "must be finite and >= 0, got"),
+        (NeighborLoader, {"weight_attr": "no"}, ValueError, "no edges have an attribute 'no'"),
+        (NeighborLoader, {"time_attr": "no"}, ValueError, "The time attribute 'no' is neither"),
+        (NeighborLoader, {"input_time": torch.arange(3)}, ValueError, "'input_time' is set while 'time_attr' is not set"),
+        (NeighborLoader, {"time_attr": "time", "input_time": torch.arange(3)}, ValueError, "one entry per seed, expected shape"),
+        (NeighborLoader, {"temporal_strategy": "last"}, ValueError, "needs times; pass time_attr too"),
+        (NeighborLoader, {"policy": "halo", "replication_factor": 0.1}, None, ""),
+        (NeighborLoader, {"neighbor_sampler": object()}, ValueError, "neighbor_sampler= is for data in one process"),
+        (NeighborLoader, {"custom_cls": Data}, ValueError, "custom_cls is for a pair of FeatureStore and GraphStore"),
+        (NeighborLoader, {"num_neighbors": {("paper", "cites", "paper"): [-2, 1]}}, ValueError, "edge type"),
+        (LinkNeighborLoader, {}, ValueError, "edge_label_index of a graph with several types must be an edge type"),
+        (LinkNeighborLoader, {"edge_label_index": ("a", "b", "c")}, ValueError, "got ('a', 'b', 'c')"),
+        (LinkNeighborLoader, {"edge_label_index": (WRITES, "no")}, ValueError, "has the splits 'all'"),
+        (LinkNeighborLoader, {"edge_label_index": WRITES, "edge_label": "no"}, ValueError, "the edges have the attributes"),
+        (LinkNeighborLoader, {"edge_label_index": (WRITES, torch.tensor([[99], [0]]))}, ValueError, "edge_label_index[0, 0] must be in [0, 35), got 99"),
+        (LinkNeighborLoader, {"edge_label_index": (WRITES, torch.tensor([[9], [0]])), "edge_label": "weight"}, ValueError, "only the graph's own"),
+        (LinkNeighborLoader, {"edge_label_index": WRITES, "time_attr": "time"}, ValueError, "'edge_label_time' is not set but 'time_attr' is"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_type_and_relation(typed_part, kind, given, error, text):
+    given = {"num_neighbors": [3, 2], **given}
+    if kind is NeighborLoader:
+        given = {"input_nodes": ("paper", "train"), **given}
+    if error is None:
+        kind(typed_part, **given)
+        return
+    with pytest.raises(error, match=re.escape(text)):
+        kind(typed_part, **given)
+
+
+def test_types_without_vertices_and_relations_without_edges_are_in_every_batch(typed_part):
+    loader = NeighborLoader(typed_part, [3, 2], ("paper", "train"), batch_size=4)
+    for batch in loader:
+        assert batch["empty"].x.shape == (0, 3) and batch["empty"].num_nodes == 0
+        assert batch["empty", "prints", "paper"].edge_index.shape == (2, 0)
+
+
+def policy_of_types(rank: int, root: str) -> str:
+    part = salientpp.load(root)
+    try:
+        NeighborLoader(part, TYPED_FANOUTS, ("paper", "train"), replication_factor=0.1, policy="halo")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_policy_that_is_not_there_over_types_is_refused_on_every_rank(tmp_path):
+    root = tmp_path / "parts"
+    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
+    for text in distributed.run(policy_of_types, 2, str(root)):
+        assert "policy must be one of degree, random, vip, vip-hop over several types" in text
+
+
+def test_wide_rows_must_be_wanted_more_often_than_narrow_ones():
+    books = {"wide": PartitionBook(torch.tensor([0, 2, 6])), "narrow": PartitionBook(torch.tensor([0, 2, 6]))}
+    scores = {"wide": torch.tensor([9.0, 9, 4, 3, 0, 2]), "narrow": torch.tensor([9.0, 9, 1, 0.5, 0.2, 0])}
+    widths = {"wide": 40, "narrow": 8}
+    for alpha, wide, narrow in [
+        (0.0, [], []),
+        (0.1, [], [2]),
+        (0.4, [2], [2]),
+        (0.5, [2], [2]),
+        (0.7, [2, 3], [2, 3]),
+        (9, [2, 3, 5], [2, 3, 4]),
+    ]:
+        chosen = plan_caches(scores, books, widths, 0, alpha)
+        assert chosen["wide"].tolist() == wide and chosen["narrow"].tolist() == narrow, alpha
+    with pytest.raises(ValueError, match="got nan at 'narrow' vertex 1"):
+        plan_caches(
+            {**scores, "narrow": torch.full((6,), torch.nan).index_fill_(0, torch.tensor([0]), 1)}, books, widths, 0, 1
+        )
+
+
+def test_one_type_is_planned_as_ever():
+    generator = torch.Generator().manual_seed(0)
+    scores, book = torch.rand(50, generator=generator), PartitionBook(torch.tensor([0, 20, 50]))
+    for alpha in (0, 0.1, 0.29, 1, 5):
+        assert torch.equal(
+            plan_caches({None: scores}, {None: book}, {None: 12}, 1, alpha)[None], plan_cache(scores, book, 1, alpha)
+        )
