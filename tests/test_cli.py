@@ -272,9 +272,9 @@ def test_a_homogeneous_graph_has_no_types_to_name(capsys, tmp_path):
     assert code == 0 and "seeds 'val'" in out and "format version 1" in out
 
 
-def test_a_graph_of_several_types_is_not_analyzed(capsys):
+def test_a_graph_of_several_types_is_analyzed_once_it_is_partitioned(capsys):
     text = mistake(capsys, "analyze", MAG, "--parts", 2)
-    assert "has several types of vertices, and only homogeneous graphs are analyzed" in text
+    assert "has several types of vertices, whose rows are counted on a dataset directory" in text
 
 
 def test_verify_reads_every_byte(capsys, tmp_path):

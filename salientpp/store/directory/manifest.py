@@ -337,9 +337,9 @@ def _check_files(described: Description, files: Mapping[str, Any], stored_dtype:
             raise ValueError(f"{whose} must have a dtype that files can hold, got {dtype!r}") from None
 
     expected = described.files(stored)
-    for name in expected.keys() - files.keys():
+    for name in sorted(expected.keys() - files.keys()):
         raise ValueError(f"files must have {name!r}, and it is not there")
-    for name in files.keys() - expected.keys():
+    for name in sorted(files.keys() - expected.keys()):
         raise ValueError(f"files must have those of the graph alone, got {_shown(name)}")
     for name, (dtypes, shape) in expected.items():
         entry = files[name]
