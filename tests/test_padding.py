@@ -294,9 +294,17 @@ def torch_geometric_sampler() -> type:
     return Sampler
 
 
-def test_link_loaders_do_not_take_it():
-    with pytest.raises(TypeError, match="pad"):
-        LinkNeighborLoader(DATA, [3], pad="bucket")
+@pytest.mark.parametrize("negatives", ["binary", "triplet"])
+@pytest.mark.parametrize("kind", ["one type", "several types"])
+def test_batches_of_edges_are_filled_up_too(kind, negatives):
+    data, edges = (DATA, DATA.edge_index[:, :200]) if kind == "one type" else (typed(), ("author", "wrote", "paper"))
+    options = {"num_neighbors": [4, 2], "batch_size": 16, "shuffle": True, "seed": 3, "neg_sampling": negatives}
+    bare, full = (LinkNeighborLoader(data, edge_label_index=edges, pad=pad, **options) for pad in (None, "bucket"))
+    shapes = set()
+    for ours, theirs in zip(bare, full, strict=True):
+        assert_same_but_for_padding(ours, theirs)
+        shapes.add(tuple(store.num_nodes for store in theirs.node_stores))
+    assert len(shapes) <= 3
 
 
 def padded_epochs(rank: int, root: str) -> list[bool]:

@@ -19,7 +19,7 @@ from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.minibatch.batch import add_link_attributes
 from salientpp.minibatch.loader import BatchLoader
-from salientpp.minibatch.options import Options, SamplingOptions, Uneven
+from salientpp.minibatch.options import Options, Pad, SamplingOptions, Uneven
 from salientpp.minibatch.seeds import checked_ends, edge_start, part_edges
 from salientpp.minibatch.source import (
     BatchSource,
@@ -57,7 +57,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             destinations for every edge.
         neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
         replication_factor, policy, cache, gather, gpu_fraction, gpu_cache_bytes, zero_copy, dtype, rows, device, depth, seed, uneven,
-            process_group, timeout, share: as in :class:`~salientpp.NeighborLoader`, as are all others.
+            process_group, timeout, share, pad: as in :class:`~salientpp.NeighborLoader`, as are all others.
 
     Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG. On a
     partitioned graph they are drawn from the vertices of all parts, as one process would draw them: most of their rows are remote, and no
@@ -108,6 +108,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         process_group: Any = None,
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
+        pad: Pad = None,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -128,7 +129,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         options = Options(
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
-            device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
+            device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
