@@ -471,7 +471,10 @@ def _found_seeds(data: Any, given: Any, *splits: str) -> Any:
     """The seeds given, or those that the data names."""
     for split in splits if given is None else ():
         if isinstance(data, PartitionedGraph):
-            found = split if split in data.manifest["splits"] else None
+            splits_of = {type_.name: type_.splits for type_ in data.description.node_types}
+            having = [type_ for type_, named in splits_of.items() if split in named]
+            # As PyG's own: the first type that has it.
+            found = None if not having else split if having[0] is None else (having[0], split)
         else:
             found = pyg.infer_input_nodes(data, split) if isinstance(data, (Data, HeteroData)) else None
         if found is not None:

@@ -182,7 +182,14 @@ def analyze(
     Raises:
         ValueError: an argument is wrong; nothing was computed.
     """
-    own = data.manifest["workload"] if isinstance(data, PartitionedGraph) else _WORKLOAD
+    own = _WORKLOAD
+    if isinstance(data, PartitionedGraph):
+        if data.is_hetero:
+            raise ValueError(
+                f"{data.root} has several types of vertices, whose rows salientpp.analysis.typed_volume.analyze_typed counts, and `salientpp analyze`"
+            )
+        stored = data.description
+        own = {"num_neighbors": stored.num_neighbors[0], "batch_size": stored.batch_size, "seeds": stored.seeds[1]}
     fanouts = [own["num_neighbors"]] if fanouts is None else fanouts
     batch_size = own["batch_size"] if batch_size is None else batch_size
     seeds = own["seeds"] if seeds is None else seeds
@@ -287,7 +294,7 @@ def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: st
             raise ValueError(
                 f"{data.root} has {data.num_parts} parts, got parts={parts}; leave it out, or partition again"
             )
-        x = data.manifest["node_attributes"].get("x")
+        x = data.description.vertices(None).attributes.get("x")
         row_bytes = (
             0
             if x is None
@@ -302,8 +309,8 @@ def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: st
             data.original_id(torch.arange(data.num_vertices)),
             own,
             row_bytes,
-            data.manifest["quality"]["edge_cut_fraction"],
-            data.manifest["quality"]["balance"],
+            data.description.quality["edge_cut_fraction"],
+            data.description.quality["balance"],
         )
     if parts is None:
         raise ValueError("parts must be given for a graph that is not partitioned yet")
