@@ -9,11 +9,14 @@ import sys
 import distributed
 import numpy as np
 import pytest
-from graphs import random_data, real_data
+import torch
+from graphs import random_data, random_hetero, real_data
+from torch_geometric.sampler import NegativeSampling
 
 import salientpp
 from salientpp import NeighborLoader, commands
 from salientpp.analysis.report import csv_text
+from salientpp.analysis.typed_volume import analyze_typed
 from salientpp.analysis.volume import analyze
 from salientpp.cli import main
 from salientpp.files import write_whole
@@ -248,7 +251,7 @@ def test_the_command_draws_a_plot(tmp_path):
         (["--replication-factors", "0,-1"], "replication_factor must be >= 0"),
         (
             ["--partition", "nofile"],
-            "--partition must be metis, metis-vip, random or an .npy file of part ids, got nofile",
+            "--partition must be metis, metis-vip, given, random or an .npy file of part ids, got nofile",
         ),
     ],
 )
@@ -378,3 +381,74 @@ def test_vip_edge_weights_lower_the_traffic_at_equal_balance():
 def test_csv_has_a_line_for_every_result(small):
     _, analysis = small
     assert csv_text(analysis).count("\n") == 1 + len(analysis.results)
+
+
+# --- several types, times, weights, links ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def typed_directory(tmp_path_factory) -> str:
+    data = random_hetero()
+    data["paper"].train_mask = torch.arange(data["paper"].num_nodes) % 2 == 0
+    root = tmp_path_factory.mktemp("types") / "d"
+    salientpp.partition(data, 2, root, [3, 2], 8, replicate=())
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("options", "seeds", "way"),
+    [
+        ([], ("paper", "train"), {}),
+        (["--seeds", "author:all", "--weight-attr", "weight", "--replace"], ("author", "all"), {"weight_attr": "weight", "replace": True}),
+        (["--time-attr", "time", "--last"], ("paper", "train"), {"time_attr": "time", "temporal_strategy": "last"}),
+        (
+            ["--link", "author,writes,paper", "--negatives", "triplet:2", "--disjoint"],
+            (("author", "writes", "paper"), "all"),
+            {"link": True, "neg_sampling": NegativeSampling("triplet", 2), "disjoint": True},
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_counts_every_type_and_way_to_draw(typed_directory, tmp_path, capsys, options, seeds, way):
+    files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")]
+    few = ["--epochs", "1", "--replication-factors", "0,0.3", "--policies", "vip,oracle"]
+    assert main(["analyze", typed_directory, *few, *options, *files]) == 0
+    assert "Rows fetched per epoch by 2 machines" in capsys.readouterr().out
+    expected = analyze_typed(
+        salientpp.load(typed_directory), [3, 2], name=typed_directory, batch_size=8, replication_factors=[0, 0.3], policies=["vip", "oracle"],
+        epochs=1, seeds=seeds, **way,
+    )  # fmt: skip
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert written["results"] == json.loads(json.dumps(expected.to_dict()))["results"]
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 4 * 3
+    for volume in expected.results:
+        assert volume.cache_bytes >= sum(
+            rows * expected.row_bytes[type_] / 2 for type_, rows in volume.cached_rows.items()
+        )
+    fetched = [volume.bytes_per_epoch for volume in expected.results]
+    assert fetched[1] < fetched[0] == fetched[2] and fetched[3] <= fetched[1], (
+        "no static cache is better than the oracle's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--plot", "p.png"], "--plot draws uniform draws from one type of vertices"),
+        (["--fanouts", "2", "--fanouts", "3"], "--fanouts must be given once for such batches, got 2 lists"),
+        (["--negatives", "binary"], "--negatives and --edge-label-time belong to --link"),
+        (["--link", "a,b,c"], "edge_label_index of a graph with several types must be an edge type"),
+        (["--link", "author,writes,paper", "--negatives", "few"], "--negatives must be binary or triplet"),
+        (["--policies", "halo"], "policies must be among degree, random, vip, vip-hop, oracle for such batches, got 'halo'"),
+        (["--seeds", "nothing:all"], "input_nodes must be of a node type of the data (paper, author, venue), got"),
+        (["--time-attr", "no"], "The time attribute 'no' is neither"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_ways_to_draw_are_one_line(typed_directory, capsys, options, text):
+    assert main(["analyze", typed_directory, "--epochs", "1", *options]) == 2
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1
+
+
+def test_ways_to_draw_are_for_dataset_directories(capsys):
+    assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--disjoint"]) == 2
+    assert "--disjoint: such batches are counted on a dataset directory" in capsys.readouterr().err
