@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.analysis.typed_volume import analyze_typed
-from salientpp.plan.cache import plan_cache, plan_caches
+from salientpp.plan.cache import cache_bytes, plan_cache, plan_caches
 from salientpp.plan.partition_book import PartitionBook
 
 FANOUTS, BATCH = [4, 3, 2], 8
@@ -280,6 +280,60 @@ def test_several_types_are_those_of_one_process(tmp_path, num_parts, replicate):
         typed_data(), num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=replicate
     )
     distributed.run(check_types, num_parts, str(root), [0.0, 0.3])
+
+
+def check_tiers_and_states(rank: int, root: str) -> None:
+    """Tiers, depth and workers change no batch; a cache may be another loader's; a state goes on where it was."""
+    part = salientpp.load(root)
+    data = whole(part)
+    one = NeighborSampler(data, TYPED_FANOUTS)
+    options = dict(input_nodes=("paper", "train"), batch_size=4, shuffle=True, seed=3)
+    cache = None
+    for more in [
+        {"replication_factor": 0.4, "gpu_cache_bytes": 200, "gpu_fraction": 0.5, "depth": 1},
+        {"replication_factor": 0.4, "policy": "degree", "zero_copy": True, "depth": 3, "num_workers": 2},
+        {"replication_factor": 9.0, "policy": "random"},
+        {"cache": True, "gather": ["x"]},
+        {"pad": "bucket"},
+    ]:
+        if "cache" in more:
+            more = {**more, "cache": cache}
+        loader = NeighborLoader(part, TYPED_FANOUTS, **options, **more)
+        if more.get("pad"):
+            bare = NeighborLoader(part, TYPED_FANOUTS, **options)
+            for padded, batch in zip(loader, bare, strict=True):
+                for type_ in part.node_types:
+                    assert torch.equal(padded[type_].n_id[padded[type_].node_mask], batch[type_].n_id)
+            continue
+        check_batches(loader, one, data, "sample_from_nodes")
+        stats = loader.stats()
+        if more.get("gpu_fraction"):
+            cache = loader.cache
+            assert stats.rows_gpu > 0 and cache.num_device_rows > 0
+            assert sum(len(of_type) for of_type in cache.by_type.values()) == len(cache) > 0
+            budget = cache_bytes(
+                0.4, {t: b for t, b in part.row_books.items() if t in cache.by_type}, {"paper": 8, "author": 24}
+            )
+            assert sum(rows.nbytes for c in cache.by_type.values() for rows in c.rows.values()) <= budget
+        if more.get("replication_factor") == 9.0:
+            assert stats.rows_remote == 0 < stats.rows_cache
+    loader = NeighborLoader(part, TYPED_FANOUTS, **options)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = [batch["paper"].n_id.tolist() for batch in batches]
+    resumed = NeighborLoader(part, TYPED_FANOUTS, **options)
+    resumed.load_state_dict(state)
+    assert [batch["paper"].n_id.tolist() for batch in resumed] == rest
+    other = NeighborLoader(part, TYPED_FANOUTS, weight_attr="weight", **options)
+    with pytest.raises(ValueError, match="weight_attr: expected 'weight', got None"):
+        other.load_state_dict(state)
+
+
+def test_tiers_caches_and_states_over_types(tmp_path):
+    root = tmp_path / "parts"
+    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
+    distributed.run(check_tiers_and_states, 2, str(root))
 
 
 def check_links_of_types(rank: int, root: str) -> None:

@@ -287,13 +287,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _connect(self, options: Options) -> Comm:
         """The ranks that make this loader; on an object in memory this process alone. Sets ``device``, which they may exchange rows from."""
         try:
-            if isinstance(self.data, PartitionedGraph) and PartitionedGraph not in self._kinds_of_data:
-                raise NotImplementedError(
-                    f"a {type(self).__name__} of a partitioned graph is not available yet; pass a Data or HeteroData that one process holds"
-                )
             if not isinstance(self.data, self._kinds_of_data) and not is_remote(self.data):
                 raise TypeError(f"data must be {self._kinds_in_words}, got {type(self.data).__name__}")
-        except (TypeError, NotImplementedError) as raised:
+        except TypeError as raised:
             go_astray(raised)  # nobody can know which ranks would have made this loader
             raise
         error = None
@@ -724,6 +720,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             "world_size": self._comm.size if self.share is None else self.share[1],
             "rank": self._schedule.rank,
             **({"rows": self._describe(self.rows)} if self.rows else {}),
+            # Of an object in memory the digest knows times and weights; a directory has several attributes that may be meant.
+            **(
+                {name: value for name in ("time_attr", "weight_attr") if partitioned and (value := getattr(self, name))}
+            ),
             **({} if self._orders_itself else {"sampler": self._sampler_settings()}),
         }
 
