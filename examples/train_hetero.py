@@ -1,11 +1,11 @@
-"""Train a GraphSAGE over several types of vertices, of which only papers have features, on one process or on many.
+"""Train a GraphSAGE over several types of vertices, some without features, on one process or on many.
 
     python examples/train_hetero.py synthetic-mag:num_papers=5000                  # one process, the whole graph
     salientpp partition synthetic-mag:num_papers=5000 mag-2 --parts 2 --fanouts 8,4 --batch-size 128
     torchrun --nproc-per-node 2 examples/train_hetero.py mag-2 --alpha 0.1          # one rank per part
 
 The graph has MAG240M's schema. Authors and institutions get learned embeddings by their ``n_id``; rows of papers that other ranks own travel. What
-differs from a script for PyG's own loader is the import, and `input_nodes`.
+differs from a script for PyG's own loader is the import, and `input_nodes`. Other graphs: --target names the type whose classes are learned.
 """
 
 from __future__ import annotations
@@ -40,56 +40,65 @@ class Layers(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Classes of papers."""
+    """Classes of the target type. Types without features get embeddings."""
 
     def __init__(
-        self, metadata: tuple, num_features: int, num_vertices: dict[str, int], num_classes: int, hidden: int = 64
+        self, data: Any, num_vertices: dict[str, int], target: str, num_classes: int, hidden: int = 64
     ) -> None:
         super().__init__()
-        self.paper = nn.Linear(num_features, hidden)
+        self.target = target
+        widths = data.num_features
+        self.given = nn.ModuleDict({name: nn.Linear(width, hidden) for name, width in widths.items() if width})
         self.learned = nn.ModuleDict(
-            {name: nn.Embedding(size, hidden) for name, size in num_vertices.items() if name != "paper"}
+            {name: nn.Embedding(num_vertices[name], hidden) for name, width in widths.items() if not width}
         )
-        self.layers = to_hetero(Layers(hidden, num_classes), metadata)
+        self.layers = to_hetero(Layers(hidden, num_classes), (list(data.node_types), list(data.edge_types)))
 
     def forward(self, batch: HeteroData) -> Tensor:
         x = {name: embedding(batch[name].n_id) for name, embedding in self.learned.items()}
-        x["paper"] = self.paper(batch["paper"].x)
-        return self.layers(x, batch.edge_index_dict)["paper"][: batch["paper"].batch_size]
+        x |= {name: linear(batch[name].x) for name, linear in self.given.items()}
+        return self.layers(x, batch.edge_index_dict)[self.target][: batch[self.target].batch_size]
 
 
-def loaders(data: Any, seed: int, alpha: float, batch_size: int, time_attr: str | None) -> dict[str, NeighborLoader]:
+def loaders(
+    data: Any, seed: int, alpha: float, batch_size: int, time_attr: str | None, target: str
+) -> dict[str, NeighborLoader]:
     """By split, of the whole graph or of this rank's part."""
     options: dict[str, Any] = dict(
         num_neighbors=FANOUTS, batch_size=batch_size, num_workers=1, seed=seed, time_attr=time_attr, dtype=torch.float32
     )
     own: dict[str, Any] = {name: name for name in ("train", "test")}
     if isinstance(data, HeteroData):
-        own = {name: data["paper"][f"{name}_mask"] for name in own}
+        own = {name: data[target][f"{name}_mask"] for name in own}
     else:
         options["replication_factor"] = alpha
     return {
-        "train": NeighborLoader(data, input_nodes=("paper", own["train"]), shuffle=True, **options),
-        "test": NeighborLoader(data, input_nodes=("paper", own["test"]), **options),
+        "train": NeighborLoader(data, input_nodes=(target, own["train"]), shuffle=True, **options),
+        "test": NeighborLoader(data, input_nodes=(target, own["test"]), **options),
     }
 
 
 def train(
-    data: Any, epochs: int, seed: int, alpha: float = 0.1, batch_size: int = 128, time_attr: str | None = None
+    data: Any,
+    epochs: int,
+    seed: int,
+    alpha: float = 0.1,
+    batch_size: int = 128,
+    time_attr: str | None = None,
+    target: str = "paper",
 ) -> float:
-    """Accuracy on the test papers, over all ranks."""
+    """Accuracy on the test vertices of the target type, over all ranks."""
     torch.manual_seed(seed)
     in_group = dist.is_initialized() and dist.get_world_size() > 1
-    by_split = loaders(data, seed, alpha, batch_size, time_attr)
+    by_split = loaders(data, seed, alpha, batch_size, time_attr, target)
     whole = isinstance(data, HeteroData)
     sizes = (
         {name: data[name].num_nodes for name in data.node_types}
         if whole
         else {name: data.books[name].num_vertices for name in data.node_types}
     )
-    num_features = data.num_features["paper"]
-    num_classes = int(data["paper"].y.max()) + 1 if whole else data.num_classes["paper"]
-    model: nn.Module = Classifier((list(data.node_types), list(data.edge_types)), num_features, sizes, num_classes)
+    num_classes = int(data[target].y.max()) + 1 if whole else data.num_classes[target]
+    model: nn.Module = Classifier(data, sizes, target, num_classes)
     first = next(iter(by_split["test"]))
     with torch.no_grad():
         model(first)  # layers learn their widths from a batch
@@ -100,14 +109,14 @@ def train(
         model.train()
         for batch in by_split["train"]:
             optimizer.zero_grad()
-            F.cross_entropy(model(batch), batch["paper"].y[: batch["paper"].batch_size]).backward()
+            F.cross_entropy(model(batch), batch[target].y[: batch[target].batch_size]).backward()
             optimizer.step()
     alone = model.module if in_group else model  # ranks have different numbers of batches here
     alone.eval()
     counts = torch.zeros(2)
     with torch.no_grad():
         for batch in by_split["test"]:
-            right = alone(batch).argmax(dim=1) == batch["paper"].y[: batch["paper"].batch_size]
+            right = alone(batch).argmax(dim=1) == batch[target].y[: batch[target].batch_size]
             counts += torch.tensor([right.sum(), right.numel()])
     if in_group:
         dist.all_reduce(counts)
@@ -121,13 +130,14 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--alpha", type=float, default=0.1, help="replication factor of the cache")
+    parser.add_argument("--target", default="paper", help="the type of vertices whose classes are learned (paper)")
     parser.add_argument("--time-attr", help="'year': papers see no newer ones")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if detect().world_size > 1:
         salientpp.init_process_group()
     data: Any = salientpp.load(args.dataset) if Path(args.dataset).is_dir() else load_dataset(args.dataset)
-    accuracy = train(data, args.epochs, args.seed, args.alpha, time_attr=args.time_attr)
+    accuracy = train(data, args.epochs, args.seed, args.alpha, time_attr=args.time_attr, target=args.target)
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(f"test accuracy {accuracy:.3f}")
 

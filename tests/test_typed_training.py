@@ -8,6 +8,8 @@ from types import ModuleType
 
 import distributed
 import pytest
+import torch
+from graphs import real_packages
 
 import salientpp
 from salientpp.datasets import load_dataset
@@ -45,6 +47,24 @@ def test_classes_of_papers(tmp_path, time_attr):
     assert both[0] == both[1]
     assert min(alone, both[0]) > 0.3, "of 12 classes"
     assert abs(alone - both[0]) < 0.12
+
+
+def test_sections_of_real_packages(tmp_path):
+    data = real_packages()
+    few = torch.zeros_like(data["binary"].train_mask)
+    few[data["binary"].train_mask.nonzero().flatten()[::5]] = True
+    data["binary"].train_mask = few
+    for split in ("val", "test"):
+        some = data["binary"][f"{split}_mask"].nonzero().flatten()[::5]
+        data["binary"][f"{split}_mask"] = torch.zeros_like(few).index_fill_(0, some, True)
+    module = example("train_hetero")
+    salientpp.partition(data, 2, tmp_path / "debian", module.FANOUTS, 128)
+    options = {"epochs": 2, "target": "binary", "batch_size": 128}
+    alone = module.train(data, seed=0, **{**options, "batch_size": 256})
+    both = distributed.run(train_on_a_rank, 2, "train_hetero", str(tmp_path / "debian"), options)
+    assert both[0] == both[1]
+    assert min(alone, both[0]) > 0.4, "of 50 sections"
+    assert abs(alone - both[0]) < 0.08
 
 
 def test_links_with_times(tmp_path):
