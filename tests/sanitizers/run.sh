@@ -55,6 +55,6 @@ for argument; do # files are named from the root, and pytest runs elsewhere
 done
 cd "$build/lib" # first in Python's path: this build is imported
 export LD_PRELOAD=$preload
-$fixed "$python" -c "import salientpp._C as it; assert it.__file__.startswith('$build/'), it.__file__"
+$fixed "$python" -c "import torch, salientpp._C as it; assert it.__file__.startswith('$build/'), it.__file__"
 # Captured by Python alone: sanitizers write to the file descriptor, and a process that they end shows nothing later.
 $fixed "$python" -m pytest -q --capture=sys -p no:cacheprovider "$@"
