@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,12 +86,12 @@ class _Part:
     """One part's figures, by type [N] each.
 
     Attributes:
-        scores: of a policy, as a run plans its cache by them.
+        scores: by policy, as a run plans its cache by them.
         counts: per epoch, in how many batches each vertex was.
         expected: VIP's forecast of the same.
     """
 
-    scores: Callable[[Any], Mapping[Any, Tensor]]
+    scores: Mapping[str, Mapping[Any, Tensor]]
     counts: list[dict[Any, np.ndarray]]
     expected: Mapping[Any, Tensor]
 
@@ -167,23 +166,20 @@ def analyze_typed(
             if isinstance(of_part, EdgeSamplerInput)
             else {of_part.input_type: uniform_start(of_part.node, batch_size)}
         )
-        scores = partial(
-            scores_of_part,
-            part=part,
-            part_id=part_id,
-            sampler=sampler,
-            inputs=of_part,
-            start=start,
-            batch_size=batch_size,
-        )
-        track(f"part {part_id} of {part.num_parts}: inclusion probabilities", 1)
-        vip = scores("vip")
+        track(f"part {part_id} of {part.num_parts}: scores", 1)
+        scores = {
+            policy: scores_of_part(
+                policy, part=part, part_id=part_id, sampler=sampler, inputs=of_part, start=start, batch_size=batch_size
+            )
+            for policy in chosen
+            if policy != ORACLE
+        }
         times = sum(positions.numel() for positions in schedules[part_id].batches(0)) / batch_size
         counts = [
             _count(sampler, of_part, negatives, schedules[part_id], epoch, seed, part_id, books, track)
             for epoch in range(epochs)
         ]
-        parts.append(_Part(scores, counts, {type_: vip[type_].double() * times for type_ in books}))
+        parts.append(_Part(scores, counts, {type_: scores["vip"][type_].double() * times for type_ in books}))
     results = [_volume(policy, alpha, parts, books, widths, epochs) for policy in chosen for alpha in alphas]
     replicated = [type_ for type_, book in part.row_books.items() if book.num_parts < part.num_parts]
     return TypedAnalysis(
@@ -275,7 +271,7 @@ def _volume(
         if policy == ORACLE:
             scores = {type_: torch.from_numpy(sum(c[type_] for c in of_part.counts)).double() for type_ in books}
         else:
-            scores = {type_: of_type for type_, of_type in of_part.scores(policy).items() if type_ in books}
+            scores = {type_: of_type for type_, of_type in of_part.scores[policy].items() if type_ in books}
         cached = plan_caches(scores, books, widths, part_id, alpha)
         for type_, book in books.items():
             left = np.ones(book.num_vertices, dtype=bool)

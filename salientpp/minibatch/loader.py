@@ -423,9 +423,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _make_tiers(self, cache: FeatureCache | TypedFeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
         """The tiers by vertex type, with the given cache, or with one of this loader's own if any rank has one to ``fill`` (that is collective)."""
-        source, part_id = self._source, self._source.exchange.part_id
-        # Every rank has all rows of a type with one part.
-        home = {type_: part_id if book.num_parts > 1 else 0 for type_, book in source.books.items()}
+        source = self._source
+        home = {type_: source.exchange.part_of(type_) for type_ in source.books}
         num_hot = {type_: int(self.gpu_fraction * book.size_of(home[type_])) for type_, book in source.books.items()}
         of_rows = source.seeds.access_probability
         probability = of_rows(self._mean_batch_size) if of_rows is not None and any(num_hot.values()) else None

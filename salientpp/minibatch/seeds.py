@@ -154,9 +154,9 @@ def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
         return PartEdges(type_, checked_ends(which, type_, sizes), None, None, rows)
     name = "all" if which is None else which
     edge_id = part.edge_split(name, part_id, type_)
-    relation = part.typed_graph().relations[part.edge_types.index(type_)]
-    target = torch.searchsorted(relation.indptr, edge_id, right=True) - 1
-    ends = torch.stack([relation.indices[edge_id].to(torch.int64), target])
+    indptr, indices = part.lists[type_]
+    target = torch.searchsorted(indptr, edge_id, right=True) - 1
+    ends = torch.stack([indices[edge_id].to(torch.int64), target])
     return PartEdges(type_, ends, edge_id, f"{name!r} of {type_}" if part.is_hetero else name, rows)
 
 
@@ -181,14 +181,9 @@ def scores_of_part(
         # What a tree may not see, for its time or as it is another's, counts as if it could.
         workload = part.workload(part_id, inputs.node, sampler.fanouts[0], batch_size, sampler.replace)
         return {None: score(policy, workload)}
-    typed, stored, vip = sampler.as_typed(), part.description, None
-    if isinstance(inputs, NodeSamplerInput) and not sampler.replace and part.is_hetero:
-        # The probabilities that the directory was ordered by, where they are of this very workload.
-        same = all(relation.edge_weight is None for relation in typed.relations)
-        same = same and [list(fanouts) for fanouts in sampler.fanouts] == stored.num_neighbors
-        same = same and (batch_size, inputs.input_type) == (stored.batch_size, stored.seeds[0])
-        if same and torch.equal(inputs.node.sort().values, part.split(stored.seeds[1], part_id, stored.seeds[0])):
-            vip = {type_: part.vip(part_id, type_) for type_ in part.node_types}
+    typed, vip = sampler.as_typed(), None
+    if isinstance(inputs, NodeSamplerInput) and all(relation.edge_weight is None for relation in typed.relations):
+        vip = part.vip_of(part_id, inputs.input_type, inputs.node, sampler.fanouts, batch_size, sampler.replace)
     return score_types(policy, TypedWorkload(typed, part_id, start, sampler.fanouts, sampler.replace, vip))
 
 

@@ -206,9 +206,7 @@ def open_partition(
             f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again"
         )
     books = part.row_books
-    # Of a type that every rank has whole, all rows.
-    sizes = {type_: book.size_of(part_id if book.num_parts > 1 else 0) for type_, book in books.items()}
-    own = _own_rows(rows, sizes)
+    own = _own_rows(rows, {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()})
     known: dict[Column, RowSource] = {column: TensorRows(tensor) for column, tensor in of_part.items()} | own
     gathered = _checked_gather(gather, list(known), part)
     seed_type = getattr(seeds.inputs, "input_type", None)

@@ -127,6 +127,10 @@ class Exchange:
     def part_id(self) -> int:
         return self.placement.part_id
 
+    def part_of(self, type_: str | None) -> int:
+        """The part, in the type's book, whose rows this rank has: its own, or the only one."""
+        return self.part_id if type_ in self.types else 0
+
     def send_counts(self, remote_counts: Mapping[str | None, Tensor], leaving: bool) -> PendingCounts:
         """Start to tell every rank how many rows are wanted from it.
 

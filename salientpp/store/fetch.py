@@ -281,7 +281,9 @@ class Fetch:
             type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS)
             for type_, tiers in self.tiers.items()
         }
-        return {type_: of_type.fetched_once() for type_, of_type in places.items()} if self.repeats else places
+        if self.repeats:
+            return {type_: self.tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
+        return places
 
     def take_all(
         self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]

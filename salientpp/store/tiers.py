@@ -97,18 +97,6 @@ class Places:
     def num_rows(self) -> int:
         return sum(slot.numel() for slot in self.slot) + self.remote_position.numel()
 
-    def fetched_once(self) -> Places:
-        """The same places where each remote row is fetched once, however many positions get it."""
-        if not self.remote_id.numel():
-            return self
-        # Owners have ranges of ids, so ascending ids are grouped by owner.
-        remote_id, remote_row = torch.unique(self.remote_id, return_inverse=True)
-        of_row = self.remote_id.new_zeros(remote_id.numel())
-        owner = torch.repeat_interleave(torch.arange(self.remote_counts.numel()), self.remote_counts)
-        of_row[remote_row] = owner
-        counts = torch.bincount(of_row, minlength=self.remote_counts.numel())
-        return dataclasses.replace(self, remote_id=remote_id, remote_counts=counts, remote_row=remote_row)
-
 
 @dataclass(frozen=True, eq=False)
 class Tiers:
@@ -193,6 +181,15 @@ class Tiers:
         *position, remote_position = (found := ops.look_up(n_id, self.book.offsets, self.part_id, *sets))[0]
         *slot, remote_id = found[1]
         return Places(position, slot, remote_position, remote_id, found[2])
+
+    def fetched_once(self, places: Places) -> Places:
+        """The same places where each remote row is fetched once, however many positions get it."""
+        if not places.remote_id.numel():
+            return places
+        # Owners have ranges of ids, so ascending ids are grouped by owner.
+        remote_id, remote_row = torch.unique(places.remote_id, return_inverse=True)
+        counts = torch.bincount(self.book.owner(remote_id), minlength=self.book.num_parts)
+        return dataclasses.replace(places, remote_id=remote_id, remote_counts=counts, remote_row=remote_row)
 
     def at_home(self, row: Tensor) -> Places:
         """Places of rows int64 [n] of the part that all come from home."""

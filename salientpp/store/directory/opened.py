@@ -344,6 +344,23 @@ class PartitionedGraph:
         """float32 [N] of one type: the inclusion probabilities that the directory was ordered by, without seeds."""
         return self._array(self._vertices(type_).vip_file(self._part(part_id)))
 
+    def vip_of(
+        self,
+        part_id: int,
+        type_: str | None,
+        seeds: Tensor,
+        fanouts: Sequence[Sequence[int]],
+        batch_size: int,
+        replace: bool,
+    ) -> dict[str | None, Tensor] | None:
+        """:meth:`vip` of every type, where it is of this very workload: these seeds of one type, and fanouts per edge type; else None."""
+        stored = self.description
+        same = not replace and [list(per_hop) for per_hop in fanouts] == stored.num_neighbors
+        same = same and (batch_size, type_) == (stored.batch_size, stored.seeds[0])
+        if not same or not torch.equal(seeds.sort().values, self.split(stored.seeds[1], part_id, type_)):
+            return None
+        return {name: self.vip(part_id, name) for name in self.node_types}
+
     def workload(
         self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False
     ) -> Workload:
@@ -352,9 +369,7 @@ class PartitionedGraph:
         The loader and the analysis both plan by it, so that they cache the same rows. Of a homogeneous graph.
         """
         self._only_type("vip(), books and typed_graph()")
-        stored = self.description
-        same = not replace and stored.num_neighbors == [list(num_neighbors)] and stored.batch_size == batch_size
-        same = same and torch.equal(seeds.sort().values, self.split(stored.seeds[1], part_id))
+        vip = self.vip_of(part_id, None, seeds, [num_neighbors], batch_size, replace)
         return Workload(
             self.graph,
             self.book,
@@ -363,7 +378,7 @@ class PartitionedGraph:
             num_neighbors,
             batch_size,
             replace,
-            self.vip(part_id) if same else None,
+            None if vip is None else vip[None],
         )
 
     # --- arguments ----------------------------------------------------------------------------------------
