@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -145,35 +146,35 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 ("edge_label_time", "time_attr") if sampling.time_attr is None else ("time_attr", "edge_label_time")
             )
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
-        part, exchange, split = self.data if isinstance(self.data, PartitionedGraph) else None, None, None
-        if part is None:
-            sampler = sampling.sampler(self.data, "sample_from_edges")
-            check_gather_is_default(self.gather)
-            type_, ends, input_id = *self._given_edges(self.data), self.input_id
-            label, time = self.edge_label, self.edge_label_time
-        else:
-            if self.custom_cls is not None:
-                raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
-            sampler = sampling.sampler_of_part(part)
-            exchange = connect_part(part, comm)
+        if isinstance(self.data, PartitionedGraph):
+            part, exchange = self.data, connect_part(self.data, comm)
+            of_part = sampling.sampler_of_part(part)
             stored = part_edges(part, exchange.part_id, self.edge_label_index)
-            type_, split = stored.type_, stored.split
-            ends, label, time = stored.ends, stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
+            label, time = stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
             input_id = stored.edge_id if self.input_id is None else self.input_id
-        inputs = self._edge_inputs(type_, ends, label, time, input_id)
-        start = partial(edge_start, inputs, negatives)
-        seeds = Seeds(
+            inputs = self._edge_inputs(stored.type_, stored.ends, label, time, input_id)
+            seeds = dataclasses.replace(self._seeds(of_part, inputs), access_probability=None, split=stored.split)
+            return open_partition(
+                part, exchange, of_part, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls
+            )
+        sampler = sampling.sampler(self.data, "sample_from_edges")
+        check_gather_is_default(self.gather)
+        type_, ends = self._given_edges(self.data)
+        inputs = self._edge_inputs(type_, ends, self.edge_label, self.edge_label_time, self.input_id)
+        return open_data(
+            self.data, comm, sampler, self._seeds(sampler, inputs), rows=self.rows, custom_cls=self.custom_cls
+        )
+
+    def _seeds(self, sampler: BaseSampler, inputs: EdgeSamplerInput) -> Seeds:
+        start = partial(edge_start, inputs, self.neg_sampling)
+        return Seeds(
             inputs=inputs,
             number=inputs.row.numel(),
-            draw=partial(sampler.sample_from_edges, neg_sampling=negatives),
+            draw=partial(sampler.sample_from_edges, neg_sampling=self.neg_sampling),
             add_batch_attributes=partial(add_link_attributes, input_type=inputs.input_type, triplet=self._is_triplet),
-            access_probability=None if part is not None else partial(_access_probability, sampler, start),
-            split=split,
+            access_probability=partial(_access_probability, sampler, start),
             start=start,
         )
-        if part is not None and exchange is not None:
-            return open_partition(part, exchange, sampler, seeds, gather=self.gather, rows=self.rows)
-        return open_data(self.data, comm, sampler, seeds, rows=self.rows, custom_cls=self.custom_cls)
 
     @property
     def link_sampler(self) -> BaseSampler:

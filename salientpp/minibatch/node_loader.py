@@ -172,8 +172,6 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
 
     def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         _check_times(self.input_time, sampling)
-        if self.custom_cls is not None:
-            raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
         sampler = sampling.sampler_of_part(part)
         exchange = connect_part(part, comm)
         inputs, split = part_nodes(part, exchange.part_id, self.input_nodes, self.input_time, self.input_id)
@@ -186,7 +184,9 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             split=split,
             start=partial(_start, inputs),
         )
-        return open_partition(part, exchange, sampler, seeds, gather=self.gather, rows=self.rows)
+        return open_partition(
+            part, exchange, sampler, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls
+        )
 
     @property
     def node_sampler(self) -> BaseSampler:

@@ -185,16 +185,19 @@ def open_partition(
     *,
     gather: Iterable[str],
     rows: Mapping[Any, Any] | None,
+    custom_cls: type | None,
 ) -> BatchSource:
     """The source of a partitioned graph.
 
     Args:
         exchange: from :func:`connect_part`.
-        gather, rows: as in :class:`~salientpp.NeighborLoader`.
+        gather, rows, custom_cls: as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
         ValueError, TypeError: these do not fit the graph.
     """
+    if custom_cls is not None:
+        raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
     part_id = exchange.part_id
     edge_rows = part.edge_rows_by_type()
     of_part = {(type_, name): rows for type_, named in part.rows(part_id).items() for name, rows in named.items()}
