@@ -216,8 +216,13 @@ def test_a_forged_manifest_of_several_types_is_refused_in_words_or_works(typed_r
     ],
 )  # fmt: skip
 def test_what_a_manifest_of_several_types_may_not_say_is_named(typed_roots, tmp_path, change, text):
+    check_it_is_named(typed_roots[1], tmp_path, change, text)
+
+
+def check_it_is_named(whole, tmp_path, change, text) -> None:
+    """A copy of a directory whose manifest was changed is refused by whoever opens it, in these words."""
     root = tmp_path / "d"
-    shutil.copytree(typed_roots[1], root)
+    shutil.copytree(whole, root)
     edit_manifest(root, change, checksum=True)
     with pytest.raises(
         DatasetError, match=f"manifest.json does not describe a dataset directory: ({text}).*; partition again"
@@ -277,15 +282,7 @@ def test_a_forged_manifest_is_refused_in_words_or_works(roots, tmp_path):
     ],
 )
 def test_what_a_manifest_may_not_say_is_named(roots, tmp_path, change, text):
-    root = tmp_path / "d"
-    shutil.copytree(roots[1], root)
-    edit_manifest(root, change, checksum=True)
-    with pytest.raises(
-        DatasetError, match=f"manifest.json does not describe a dataset directory: ({text}).*; partition again"
-    ):
-        salientpp.load(root)
-    with pytest.raises(DatasetError):
-        stage(root, tmp_path / "to", parts=[0])
+    check_it_is_named(roots[1], tmp_path, change, text)
     assert not (tmp_path / "x.npy").exists()
 
 
