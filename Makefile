@@ -12,8 +12,9 @@ SALIENTPP_PEER_WHEELS ?=
 demo: build
 	$(BIN)/python examples/demo.py
 
+# In as many processes as there are cores; each test has its own files and ports.
 test: build peers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 # Random faults and load, for a quarter of an hour; `make test` runs short versions.
 test-faults: build peers
