@@ -1,12 +1,26 @@
-"""Which part does rank r serve, and at which place among the ranks that serve it?
+"""Which rank visits which seeds, holds which rows, and whom does it ask for others?
 
-``world_size = num_parts × ranks_per_part``, and rank r serves part ``r // ranks_per_part``: torchrun's order, where the ranks of one host
-follow one another. Ranks of a part with the same place in it form a column of the group; a request for another part's rows stays in it.
+A dataset directory has K parts, each a contiguous range of ids, and W ranks on some hosts train on it. Three things follow from these numbers:
+
+* **Slots.** An epoch's batches belong to S slots, which are fixed for a run's whole life while W may change. A slot draws its seeds from a **unit**: a part
+  (S >= K; S / K slots share it) or several neighbouring parts joined (S < K). A rank has consecutive slots. With S = W, the default, a rank is a slot.
+* **Seeds.** A rank visits the seeds of its slots' units, and its inclusion probabilities are those of the parts that these have.
+* **Rows.** All parts that the ranks of one host have lie on that host, and every rank there reads them: together they are one **row part**. Ranks of a
+  row part have places in it; a request for another row part's rows goes to the rank there with the asker's place, which spreads the load.
+
+Everything is torchrun's order: the slots of a rank, the ranks of a host and the parts of either follow one another.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+
+def runs(number: int, groups: int) -> list[int]:
+    """Where ``groups`` consecutive runs of ``number`` things begin, as even as can be, and at the end ``number``."""
+    return [group * number // groups for group in range(groups + 1)]
 
 
 @dataclass(frozen=True)
@@ -15,41 +29,172 @@ class Placement:
 
     Attributes:
         rank: in [0, ``world_size``).
-        world_size: ranks of the group.
-        num_parts: K.
+        world_size: ranks of the group, W.
+        num_parts: K, of the directory.
+        num_slots: S; 0 stands for W.
+        ranks_by_host: how many ranks each host has, in the order of the ranks; empty: every rank is a host of its own.
 
     Raises:
-        ValueError: the number of ranks is no multiple of the number of parts.
+        ValueError: ranks, slots, parts and hosts do not fit each other.
     """
 
     rank: int
     world_size: int
     num_parts: int
+    num_slots: int = 0
+    ranks_by_host: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.world_size % self.num_parts != 0:
+        ranks, parts = self.world_size, self.num_parts
+        object.__setattr__(self, "num_slots", self.num_slots or ranks)
+        object.__setattr__(self, "ranks_by_host", tuple(self.ranks_by_host) or (1,) * ranks)
+        slots = self.num_slots
+        if ranks > parts and ranks % parts != 0:
             raise ValueError(
-                f"world size {self.world_size} does not fit {self.num_parts} parts: every part is served by the same number "
-                f"of ranks; start {self.num_parts} ranks or a multiple of that, or partition into {self.world_size} parts"
+                f"world size {ranks} does not fit {parts} parts: with more ranks than parts every part is served by the same number "
+                f"of ranks; start at most {parts} ranks or a multiple of that, or partition into {ranks} parts"
             )
+        if slots > parts and slots % parts != 0:
+            raise ValueError(
+                f"slots={slots} does not fit {parts} parts: with more slots than parts every part has the same number of them; give at most {parts} slots or "
+                "a multiple of that"
+            )
+        if ranks > slots:
+            raise ValueError(
+                f"slots={slots} is fewer than the {ranks} ranks, so some would have no batches; start at most {slots} ranks"
+            )
+        if ranks > parts and slots % ranks != 0:
+            raise ValueError(
+                f"slots={slots} does not fit {ranks} ranks: with more ranks than the {parts} parts each must have the same number of slots; start "
+                f"a number of ranks that divides {slots}, or at most {parts}"
+            )
+        if sum(self.ranks_by_host) != ranks or min(self.ranks_by_host) < 1:
+            raise ValueError(
+                f"ranks_by_host must be numbers >= 1 that add up to the {ranks} ranks, got {list(self.ranks_by_host)}"
+            )
+        spans = self._parts_by_host
+        for host, (here, following) in enumerate(pairwise(spans)):
+            if here != following and following.start < here.stop:
+                raise ValueError(
+                    f"hosts {host} and {host + 1} would share a part but not all of theirs (parts {here.start} to {here.stop - 1} and "
+                    f"{following.start} to {following.stop - 1}): a host's {self.ranks_by_host[host]} ranks must serve whole parts, or be among those of one "
+                    "part; start as many ranks on every host, or pass ranks_per_host=1"
+                )
+
+    # --- slots and seeds ----------------------------------------------------------------------------------
 
     @property
-    def ranks_per_part(self) -> int:
-        return self.world_size // self.num_parts
+    def num_units(self) -> int:
+        return min(self.num_slots, self.num_parts)
+
+    @property
+    def slots_per_unit(self) -> int:
+        return self.num_slots // self.num_units
+
+    @property
+    def slots(self) -> range:
+        """This rank's."""
+        return self.slots_of(self.rank)
+
+    def slots_of(self, rank: int) -> range:
+        """The slots of a rank: whole units, or as many of one unit as each of its other ranks has."""
+        if self.world_size > self.num_units:
+            share = self.num_slots // self.world_size
+            return range(rank * share, (rank + 1) * share)
+        first, last = runs(self.num_units, self.world_size)[rank : rank + 2]
+        return range(first * self.slots_per_unit, last * self.slots_per_unit)
+
+    def unit_of(self, slot: int) -> int:
+        return slot // self.slots_per_unit
+
+    def place_of(self, slot: int) -> int:
+        """The slot's place among those of its unit, in [0, ``slots_per_unit``)."""
+        return slot % self.slots_per_unit
+
+    def parts_of_unit(self, unit: int) -> range:
+        first, last = runs(self.num_parts, self.num_units)[unit : unit + 2]
+        return range(first, last)
+
+    @property
+    def own_parts(self) -> range:
+        """The parts whose seeds this rank's slots visit."""
+        return self.parts_of(self.rank)
+
+    def parts_of(self, rank: int) -> range:
+        """The parts whose seeds a rank's slots visit."""
+        slots = self.slots_of(rank)
+        first, last = self.unit_of(slots[0]), self.unit_of(slots[-1])
+        return range(self.parts_of_unit(first).start, self.parts_of_unit(last).stop)
+
+    # --- hosts and rows -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _first_ranks(self) -> list[int]:
+        """Of each host, and at the end their number."""
+        return [0, *accumulate(self.ranks_by_host)]
+
+    @cached_property
+    def _parts_by_host(self) -> list[range]:
+        return [
+            range(self.parts_of(first).start, self.parts_of(last - 1).stop)
+            for first, last in pairwise(self._first_ranks)
+        ]
+
+    @cached_property
+    def host(self) -> int:
+        return next(host for host, last in enumerate(self._first_ranks[1:]) if self.rank < last)
+
+    @property
+    def ranks_of_host(self) -> range:
+        """The ranks of this rank's host."""
+        return range(*self._first_ranks[self.host : self.host + 2])
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.ranks_by_host)
+
+    @cached_property
+    def row_parts(self) -> list[range]:
+        """The parts of each row part."""
+        return [*dict.fromkeys(self._parts_by_host)]
+
+    @cached_property
+    def row_offsets(self) -> tuple[int, ...]:
+        """The first part of each row part, and at the end K."""
+        return (*(parts.start for parts in self.row_parts), self.num_parts)
 
     @property
     def part_id(self) -> int:
-        """The part that this rank serves."""
-        return self.rank // self.ranks_per_part
+        """The row part that this rank's host has."""
+        return self.row_parts.index(self._parts_by_host[self.host])
+
+    @cached_property
+    def _ranks_by_part(self) -> list[range]:
+        found = []
+        for parts in self.row_parts:
+            hosts = [host for host, its in enumerate(self._parts_by_host) if its == parts]
+            found.append(range(self._first_ranks[hosts[0]], self._first_ranks[hosts[-1] + 1]))
+        return found
+
+    @property
+    def ranks_of_part(self) -> range:
+        """The ranks that serve this rank's row part."""
+        return self._ranks_by_part[self.part_id]
+
+    @property
+    def ranks_per_part(self) -> int:
+        """How many ranks serve this rank's row part."""
+        return len(self.ranks_of_part)
 
     @property
     def place(self) -> int:
-        """This rank's place among the ranks of its part, in [0, ``ranks_per_part``)."""
-        return self.rank % self.ranks_per_part
+        """This rank's place among the ranks of its row part, in [0, ``ranks_per_part``)."""
+        return self.rank - self.ranks_of_part.start
 
     def server_of(self, part_id: int) -> int:
-        """The rank of a part that has this rank's place: the one to ask for rows of that part."""
-        return part_id * self.ranks_per_part + self.place
+        """The rank of a row part to ask for its rows: the one with this rank's place."""
+        ranks = self._ranks_by_part[part_id]
+        return ranks[self.place % len(ranks)]
 
 
 def parts_of(rank: int, world_size: int, num_parts: int) -> range:
