@@ -110,6 +110,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
         pad: Pad = None,
+        slots: int | None = None,
+        join_slots: bool = False,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -131,6 +133,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
+            slots=slots, join_slots=join_slots,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -153,7 +156,14 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             label, time = stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
             input_id = stored.edge_id if self.input_id is None else self.input_id
             inputs = self._edge_inputs(stored.type_, stored.ends, label, time, input_id)
-            seeds = dataclasses.replace(self._seeds(of_part, inputs), access_probability=None, split=stored.split)
+            # The graph's own edges are their targets' parts'.
+            book = part.books[None if stored.type_ is None else stored.type_[-1]]
+            seeds = dataclasses.replace(
+                self._seeds(of_part, inputs),
+                access_probability=None,
+                split=stored.split,
+                part_of=None if stored.edge_id is None else partial(book.owner, inputs.col),
+            )
             return open_partition(
                 part, exchange, of_part, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls
             )

@@ -85,6 +85,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         share: (rank, number of ranks): of a ``Data`` or ``HeteroData`` that every process holds, visit this process's share of the seeds.
             All processes pass the same ``seed``; nobody talks to anybody.
         pad: 'bucket': fill batches up to few sizes, for compiled models, see :mod:`salientpp.minibatch.padding`.
+        slots: how many share an epoch's batches, at least as many as ranks; any number of ranks gives the same batches of each. None: as many as ranks.
+        join_slots: give the batches that a rank's slots have in a round as one, their MFGs side by side; each remote row is fetched once.
         input_id, custom_cls: as in PyG's ``NodeLoader``.
 
     Raises:
@@ -130,6 +132,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
         pad: Pad = None,
+        slots: int | None = None,
+        join_slots: bool = False,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -149,7 +153,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
-            pad=pad,
+            pad=pad, slots=slots, join_slots=join_slots,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -182,6 +186,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
             access_probability=None,
             split=split,
+            part_of=partial(part.books[inputs.input_type].owner, inputs.node),
             start=partial(_start, inputs),
         )
         return open_partition(

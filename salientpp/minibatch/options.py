@@ -57,6 +57,8 @@ class Options:
     timeout: float | timedelta = DEFAULT_TIMEOUT
     share: tuple[int, int] | None = None
     pad: Pad = None
+    slots: int | None = None
+    join_slots: bool = False
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -107,8 +109,16 @@ class Options:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
         if self.pad not in (None, "bucket"):
             raise ValueError(f"pad must be 'bucket' or None, got {self.pad!r}")
+        slots = as_integer(self.slots)
+        if self.slots is not None and (slots is None or slots < 1):
+            raise ValueError(
+                f"slots must be an integer >= 1 (that share an epoch's batches) or None, got {self.slots!r}"
+            )
+        if not isinstance(self.join_slots, bool):
+            raise ValueError(f"join_slots must be True or False, got {self.join_slots!r}")
         return dataclasses.replace(
             self,
+            slots=slots,
             replication_factor=replication_factor,
             gpu_fraction=gpu_fraction,
             gpu_cache_bytes=gpu_cache_bytes,
@@ -153,6 +163,12 @@ class Options:
                 f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {self.timeout!r}"
             )
         return found
+
+    def check_slots(self, partitioned: bool) -> None:
+        """Raise ValueError where slots are asked for on an object that one process holds."""
+        if not partitioned and (self.slots is not None or self.join_slots):
+            name = "join_slots" if self.slots is None else "slots"
+            raise ValueError(f"{name}= is for a partitioned graph, whose ranks share an epoch's batches; leave it out")
 
     def checked_share(self, partitioned: bool, orders_itself: bool) -> tuple[int, int] | None:
         """Place and number of places of ``share``, or None without one.

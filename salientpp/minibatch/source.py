@@ -44,6 +44,7 @@ class Seeds:
         access_probability: of the batch size: how probably a batch needs each row; called if rows are to be kept on the device. None: rows
             are in that order.
         split: the name of the seeds, if they have one that means the same on every rank.
+        part_of: gives int64 [number], the stored part that has each seed; None of seeds that no part has, as pairs of vertices of the user's.
         start: of the batch size: per vertex type with seeds, how probably a batch has each vertex among them, a function of the number of
             vertices. Of a partitioned graph, whose cache is planned by it.
     """
@@ -54,6 +55,7 @@ class Seeds:
     add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
     access_probability: Callable[[int], Probability] | None
     split: str | None = None
+    part_of: Callable[[], Tensor] | None = None
     start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]] | None = None
 
 
