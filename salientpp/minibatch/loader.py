@@ -353,7 +353,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         share = options.checked_share(partitioned, self._orders_itself)
         options.check_slots(partitioned)
         placement = exchange.placement if share is None else Placement(*share, num_parts=1)
-        placement = dataclasses.replace(placement, num_slots=options.slots or placement.num_slots)
         self._check_slots(source, placement)
         _check_cache(options.cache, source, exchange.part_id)
         if options.pad is not None:
@@ -534,9 +533,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _scores(self) -> Mapping[str | None, Tensor]:
         source, batch_size = self._source, self._mean_batch_size
-        assert source.seeds.start is not None  # of a partitioned graph it is there
+        assert (
+            source.seeds.start is not None and source.part is not None and source.part.part_id is not None
+        )  # it is a partitioned graph
         return scores_of_part(
-            self.policy, part=self.data, part_id=source.exchange.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
+            self.policy, part=source.part, part_id=source.part.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
             start=source.seeds.start(batch_size), batch_size=batch_size,
         )  # fmt: skip
 
