@@ -17,7 +17,7 @@ from test_ranks_like_one import TYPED_FANOUTS, typed_data
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
-from salientpp import NeighborLoader
+from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.plan.placement import Placement
 from salientpp.plan.schedule import Schedule, Turns, share_size
 
@@ -462,3 +462,64 @@ def test_joined_batches_of_several_types(tmp_path, options):
     )
     for world in (1, 3):
         distributed.run(_typed, world, str(tmp_path / "typed"), options)
+
+
+# --- links --------------------------------------------------------------------------------------------------
+
+
+def _links(rank: int, root: str, cases: list[dict]) -> list[list]:
+    """Which edges each slot has in each round; and that a joined batch has those of its slots."""
+    part = salientpp.load(root)
+    found = []
+    for case in cases:
+        options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "slots": 4, "timeout": NEVER, **case}
+        apart, joined = (LinkNeighborLoader(part, FANOUTS, join_slots=join, **options) for join in (False, True))
+        rounds = []
+        for batch, batches in zip(joined, apart.rounds()):
+            assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+            names = [
+                name
+                for name in ("edge_label_index", "src_index", "dst_pos_index", "dst_neg_index")
+                if name in batches[0]
+            ]
+            for name in names:
+                ids = torch.cat([one.n_id[one[name]] for one in batches], dim=int(name == "edge_label_index"))
+                assert torch.equal(batch.n_id[batch[name]], ids)
+            for name in ("edge_label", "input_id"):
+                if name in batches[0]:
+                    assert torch.equal(batch[name], torch.cat([one[name] for one in batches]))
+            if "batch" in batch and "edge_label_index" in names:
+                trees = batch.batch[batch.edge_label_index]
+                assert torch.equal(trees[0], trees[1])
+            assert batch.num_edges == sum(one.num_edges for one in batches)
+            rounds.append([(one.input_id.tolist(), one.n_id.tolist(), one.edge_index.tolist()) for one in batches])
+        assert len(rounds) == len(joined) > 0
+        found.append(rounds)
+    return found
+
+
+def test_edges_have_slots_too(tmp_path):
+    root = directory(tmp_path / "parts", 4)
+    cases = [
+        {},
+        {"neg_sampling": "binary"},
+        {"neg_sampling": {"mode": "triplet", "amount": 2}},
+        {"neg_sampling": "binary", "disjoint": True},
+        {"neg_sampling": "triplet", "subgraph_type": "induced"},
+    ]
+    whole = distributed.run(_links, 1, root, cases)
+    for world in (3, 4):
+        ranks = distributed.run(_links, world, root, cases)
+        for at in range(len(cases)):
+            assert by_round([of_rank[at] for of_rank in ranks]) == whole[0][at]
+
+
+def _own_pairs(rank: int, root: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        LinkNeighborLoader(salientpp.load(root), FANOUTS, torch.tensor([[1, 2], [3, 4]]), slots=4)
+    return str(caught.value)
+
+
+def test_pairs_of_the_users_have_the_slots_of_their_rank_alone(tmp_path):
+    for text in distributed.run(_own_pairs, 2, directory(tmp_path / "parts", 4)):
+        assert "seeds of your own do not say which they are of; name a split, or start as many ranks" in text

@@ -719,8 +719,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """
         epoch, resume, progress = self._epoch_number, self._resume or Resume(0, 0), self._progress
         if progress is not None and not progress.ended:
-            rounds = self._round_after(progress.batches) if progress.rounds is None else progress.rounds
-            epoch, resume = progress.epoch, Resume(progress.batches, rounds)
+            epoch, resume = progress.epoch, Resume(progress.batches, self._round_after(progress.batches))
+            if progress.rounds is not None:  # whole rounds: of one that is under way nothing counts
+                turns = self._turns
+                batches = turns.batches_before(progress.rounds) if self._orders_itself else progress.rounds
+                resume = Resume(batches, progress.rounds)
         position = Position(epoch, resume.batches, resume.round, self.seed, *self._identity)
         state = make_state(position, self._drive(getattr, self, "_fingerprint"))
         if not self._orders_itself:

@@ -20,20 +20,22 @@ _NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 def disjoint_union(
-    mfgs: Sequence[SamplerOutput | HeteroSamplerOutput], input_type: str | None
+    mfgs: Sequence[SamplerOutput | HeteroSamplerOutput], input_type: str | tuple[str, str, str] | None, of_edges: bool
 ) -> SamplerOutput | HeteroSamplerOutput:
     """One MFG of several that were drawn alike.
 
     Args:
-        mfgs: of seeds of ``input_type`` (None without types), with the metadata (ids of the seeds, their times or None).
+        mfgs: with the metadata that PyG's loaders read: of vertices their ids and times, of edges also where their ends are.
+        input_type: of the seeds; None without types.
+        of_edges: the seeds are edges.
 
     Returns:
         With the metadata of all, one after another; ``batch`` counts on from one MFG to the next.
     """
-    seeds = [mfg.metadata[0].numel() for mfg in mfgs]
-    times = [mfg.metadata[1] for mfg in mfgs]
-    metadata = (torch.cat([mfg.metadata[0] for mfg in mfgs]), None if times[0] is None else torch.cat(times))
-    trees = [0, *accumulate(seeds)]
+    given = [mfg.metadata[0].numel() for mfg in mfgs]
+    trees = [0, *accumulate(given)]
+    # The ends of an edge may be anywhere.
+    seeds = [0] * len(mfgs) if of_edges else given
     if not isinstance(mfgs[0], HeteroSamplerOutput):
         hops = [mfg.num_sampled_nodes or _two_hops(mfg.node, number) for mfg, number in zip(mfgs, seeds, strict=True)]
         layout = _Layout(hops)
@@ -43,7 +45,7 @@ def disjoint_union(
             batch=_trees([mfg.batch for mfg in mfgs], trees, layout),
             num_sampled_nodes=_added([mfg.num_sampled_nodes for mfg in mfgs]),
             num_sampled_edges=_added([mfg.num_sampled_edges for mfg in mfgs]),
-            metadata=metadata,
+            metadata=_metadata(mfgs, layout, layout),
         )
     of_type = {
         type_: _Layout(
@@ -55,6 +57,7 @@ def disjoint_union(
         )
         for type_ in _keys([mfg.node for mfg in mfgs])
     }
+    ends = input_type if isinstance(input_type, tuple) else (input_type,)
     by_relation = {
         name: _edges(mfgs, _pick(name), of_type[name[0]], of_type[name[-1]])
         for name in _keys([mfg.row for mfg in mfgs])
@@ -76,7 +79,7 @@ def disjoint_union(
         else {type_: _trees([mfg.batch.get(type_) for mfg in mfgs], trees, of_type[type_]) for type_ in of_type},
         num_sampled_nodes=_added_by_key([mfg.num_sampled_nodes for mfg in mfgs]),
         num_sampled_edges=_added_by_key([mfg.num_sampled_edges for mfg in mfgs]),
-        metadata=metadata,
+        metadata=_metadata(mfgs, of_type[ends[0]], of_type[ends[-1]]),
     )
 
 
@@ -135,6 +138,28 @@ def _edges(
             given = [_or_nothing(pick(getattr(mfg, field))) for mfg in mfgs]
             found[field] = torch.cat([ends.moved(at, index) for at, index in enumerate(given)])
     return found
+
+
+def _metadata(mfgs: Sequence[Any], source: _Layout, target: _Layout) -> tuple[Tensor | None, ...]:
+    """What tells of the seeds: their ids and times; of edges also their labels, and in which rows their ends are."""
+    columns = list(zip(*(mfg.metadata for mfg in mfgs), strict=True))
+    if len(columns) == 4:  # edges, and perhaps negative ones: ids, both ends, labels, times
+        both = [
+            torch.stack([source.moved(at, ends[0]), target.moved(at, ends[1])]) for at, ends in enumerate(columns[1])
+        ]
+        return (_end_to_end(columns[0]), torch.cat(both, 1), _end_to_end(columns[2]), _end_to_end(columns[3]))
+    if len(columns) == 5:  # triplets: ids, sources, targets, negative targets, times
+        placed = [
+            torch.cat([ends.moved(at, index) for at, index in enumerate(column)])
+            for ends, column in zip((source, target, target), columns[1:4], strict=True)
+        ]
+        return (_end_to_end(columns[0]), *placed, _end_to_end(columns[4]))
+    return tuple(map(_end_to_end, columns))
+
+
+def _end_to_end(values: Sequence[Tensor | None]) -> Tensor | None:
+    there = [value for value in values if value is not None]
+    return torch.cat(there) if len(there) == len(values) else None
 
 
 def _pick(name: Any) -> Callable[[Any], Any]:

@@ -93,8 +93,9 @@ class SamplingWorkers:
         """The MFG of the seeds at these positions, each piece drawn by its key, as one."""
         if len(pieces) == 1:
             return self.draw(*pieces[0])
+        inputs = self._seeds.inputs
         mfgs = [self.draw(positions, key) for positions, key in pieces]
-        return disjoint_union(mfgs, getattr(self._seeds.inputs, "input_type", None))
+        return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
 
     def draw(self, positions: Tensor, key: int) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of the seeds at these positions; a sampler of the user's takes no key."""
