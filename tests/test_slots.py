@@ -508,10 +508,9 @@ def test_edges_have_slots_too(tmp_path):
         {"neg_sampling": "triplet", "subgraph_type": "induced"},
     ]
     whole = distributed.run(_links, 1, root, cases)
-    for world in (3, 4):
-        ranks = distributed.run(_links, world, root, cases)
-        for at in range(len(cases)):
-            assert by_round([of_rank[at] for of_rank in ranks]) == whole[0][at]
+    ranks = distributed.run(_links, 3, root, cases)
+    for at in range(len(cases)):
+        assert by_round([of_rank[at] for of_rank in ranks]) == whole[0][at]
 
 
 def _own_pairs(rank: int, root: str) -> str:
