@@ -353,7 +353,7 @@ PYG_GRAPHS = ["one type", "one type, plain", "one type, node times", "one type, 
               "several types, one without features", "several types, one without edge attributes", "several types, no features"]  # fmt: skip
 
 
-def cut(self: ClusterData, edge_index: Tensor, num_nodes: int) -> Tensor:
+def cut(self: ClusterData, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
     """In the place of PyG's METIS: pyg-lib's is compiled for processors with AVX-512 and ends the process on others, and any cut will do here."""
     return torch.arange(num_nodes) * 7 % 11 % self.num_parts
 
