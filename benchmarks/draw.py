@@ -638,8 +638,8 @@ def draw_second_level(result: dict) -> str:
             cells += [f"{rows[1] / rows[0]:.2f}", f"{rows[2] / rows[0]:.2f}"]
         lines.append([f"{graph}, {hosts} hosts of {per_host}", *cells])
     title = (
-        "**A part for each host**: rows that cross the network, each once a step, over those of one cut into as many parts as ranks: where a host's ranks split "
-        "the seeds of its part, and where METIS cuts the part again, one for each rank:"
+        "**A part for each host**: rows that cross the network, each once a step, over those of one cut into as many parts as ranks: where a host's ranks "
+        "split the seeds of its part, and where METIS cuts the part again, one for each rank:"
     )
     header = ["", *(f"α = {alpha:g}, {way}" for alpha in alphas for way in ("split", "cut again"))]
     return "\n\n".join([title, table(header, lines), source(result)])
