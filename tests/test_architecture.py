@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "launch": {"files"},
     "graph": {"ids", "ops", "processes"},
     "plan": {"ids", "ops", "graph"},
-    "store": {"ids", "ops", "comm", "processes", "graph", "plan"},
+    "store": {"ids", "ops", "files", "comm", "processes", "graph", "plan"},
     "minibatch": BELOW_MINIBATCH,
     "fullgraph": BELOW_MINIBATCH,
     "layerwise": BELOW_MINIBATCH | {"files", "minibatch"},

@@ -103,7 +103,6 @@ def test_vertex_types_without_attributes_deliver_no_rows():
         (np.array(["w"]), "gather must name node attributes of .*, got .*'w'"),
         (None, "gather must be the names of node attributes of .*, got NoneType"),
     ],
-    ids=str,
 )
 def test_what_names_no_attribute_is_refused_in_words(tmp_path, gather, text):
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [2], 8)

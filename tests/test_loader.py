@@ -908,16 +908,6 @@ def test_the_cache_of_another_loader_is_taken(data):
     assert_same_batches(list(make(data, cache=loader.cache)), list(loader))
 
 
-def test_several_parts_on_one_rank_are_refused(data, tmp_path):
-    salientpp.partition(data, 3, tmp_path / "d", [3], 8, method="random")
-    for part_id in (None, 1):
-        with pytest.raises(
-            ValueError,
-            match="has 3 parts, and a loader needs a rank for each: .*--nproc-per-node 3 .*One process may look at any part",
-        ):
-            make(salientpp.load(tmp_path / "d", part_id=part_id))
-
-
 # --- calling the loader -----------------------------------------------------------------------------------
 
 

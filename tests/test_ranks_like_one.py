@@ -147,11 +147,15 @@ def check_one_type(rank: int, root: str, alphas: list[float]) -> None:
                 assert stats.rows_remote <= remote
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 4])
-def test_times_weights_trees_and_subgraphs_are_those_of_one_process(tmp_path, num_parts):
+#: Parts on disk, and ranks; with fewer ranks than parts a rank serves several as one.
+PLACED = [(1, 1), (2, 2), (4, 4), (5, 2), (4, 3)]
+
+
+@pytest.mark.parametrize(("num_parts", "world"), PLACED)
+def test_times_weights_trees_and_subgraphs_are_those_of_one_process(tmp_path, num_parts, world):
     root = tmp_path / "parts"
     salientpp.partition(homogeneous(), num_parts, root, FANOUTS, BATCH)
-    distributed.run(check_one_type, num_parts, str(root), [0.0, 0.3])
+    distributed.run(check_one_type, world, str(root), [0.0, 0.3])
 
 
 LINK_OPTIONS = [
@@ -183,8 +187,8 @@ def check_links_of_one_type(rank: int, root: str) -> None:
             assert loader.stats().rows_remote == remote if alpha == 0 else loader.stats().rows_remote <= remote
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 4])
-def test_links_are_those_of_one_process(tmp_path, num_parts):
+@pytest.mark.parametrize(("num_parts", "world"), PLACED)
+def test_links_are_those_of_one_process(tmp_path, num_parts, world):
     data = random_data(120, 400)
     generator = torch.Generator().manual_seed(1)
     data.time = torch.randint(20, (data.num_nodes,), generator=generator)
@@ -193,7 +197,7 @@ def test_links_are_those_of_one_process(tmp_path, num_parts):
     data.edge_label_of = torch.randint(3, (data.num_edges,), generator=generator)
     root = tmp_path / "parts"
     salientpp.partition(data, num_parts, root, FANOUTS, BATCH)
-    distributed.run(check_links_of_one_type, num_parts, str(root))
+    distributed.run(check_links_of_one_type, world, str(root))
 
 
 # --- several types of vertices -----------------------------------------------------------------------------
@@ -274,7 +278,15 @@ def check_seed_rows(loader: Any, data: Any) -> None:
 
 @pytest.mark.parametrize(
     ("num_parts", "world", "replicate"),
-    [(1, 1, ()), (2, 2, ("venue", "paper")), (4, 4, ()), (4, 4, ("venue", "paper")), (2, 4, ("venue",))],
+    [
+        (1, 1, ()),
+        (2, 2, ("venue", "paper")),
+        (4, 4, ()),
+        (4, 4, ("venue", "paper")),
+        (2, 4, ("venue",)),
+        (5, 2, ("venue",)),
+        (4, 3, ()),
+    ],
 )
 def test_several_types_are_those_of_one_process(tmp_path, num_parts, world, replicate):
     root = tmp_path / "parts"
@@ -332,9 +344,10 @@ def check_tiers_and_states(rank: int, root: str) -> None:
         other.load_state_dict(state)
 
 
-def test_tiers_caches_and_states_over_types(tmp_path):
+@pytest.mark.parametrize("num_parts", [2, 3])
+def test_tiers_caches_and_states_over_types(tmp_path, num_parts):
     root = tmp_path / "parts"
-    salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
+    salientpp.partition(typed_data(), num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
     distributed.run(check_tiers_and_states, 2, str(root))
 
 
@@ -358,15 +371,15 @@ def check_links_of_types(rank: int, root: str) -> None:
             check_batches(loader, one, data, "sample_from_edges", neg_sampling=loader.neg_sampling)
 
 
-@pytest.mark.parametrize("num_parts", [1, 2])
-def test_links_between_types_are_those_of_one_process(tmp_path, num_parts):
+@pytest.mark.parametrize(("num_parts", "world"), [(1, 1), (2, 2), (3, 2)])
+def test_links_between_types_are_those_of_one_process(tmp_path, num_parts, world):
     data, root = typed_data(), tmp_path / "parts"
     writes = ("author", "writes", "paper")
     split = {writes: {"train": torch.arange(0, data[writes].num_edges, 3)}}
     salientpp.partition(
         data, num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), edge_split=split, replicate=()
     )
-    distributed.run(check_links_of_types, num_parts, str(root))
+    distributed.run(check_links_of_types, world, str(root))
 
 
 def count_collectives(rank: int, root: str, gather: list[str], type_: str) -> float:

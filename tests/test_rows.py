@@ -292,7 +292,6 @@ class Wrong:
         ({("paper", "x"): Wrong()}, ValueError, r"the keys of rows must be names of attributes, got \('paper', 'x'\)"),
         ({5: Wrong()}, ValueError, r"the keys of rows must be names of attributes, got 5"),
     ],
-    ids=str,
 )
 def test_wrong_rows_are_refused_in_words(rows, kind, text):
     with pytest.raises(kind, match=text):

@@ -26,6 +26,7 @@ from salientpp.minibatch.source import (
     BatchSource,
     Probability,
     Seeds,
+    access_of_part,
     access_probability,
     check_gather_is_default,
     connect_part,
@@ -147,15 +148,18 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             )
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         if isinstance(self.data, PartitionedGraph):
-            part, exchange = self.data, connect_part(self.data, comm)
-            of_part = sampling.sampler_of_part(part)
-            stored = part_edges(part, exchange.part_id, self.edge_label_index)
+            connected = connect_part(self.data, comm)
+            of_part = sampling.sampler_of_part(self.data)
+            stored = part_edges(connected.own, connected.own_part, self.edge_label_index)
             label, time = stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
             input_id = stored.edge_id if self.input_id is None else self.input_id
             inputs = self._edge_inputs(stored.type_, stored.ends, label, time, input_id)
-            seeds = dataclasses.replace(self._seeds(of_part, inputs), access_probability=None, split=stored.split)
+            seeds = self._seeds(of_part, inputs)
+            assert seeds.start is not None  # edges have one
+            access = None if connected.is_in_order else partial(access_of_part, connected, of_part, inputs, seeds.start)
+            seeds = dataclasses.replace(seeds, access_probability=access, split=stored.split)
             return open_partition(
-                part, exchange, of_part, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls
+                connected, of_part, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls
             )
         sampler = sampling.sampler(self.data, "sample_from_edges")
         check_gather_is_default(self.gather)

@@ -341,7 +341,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
         exchange = source.exchange
         share = options.checked_share(partitioned, self._orders_itself)
-        place, places = share or (exchange.placement.place, exchange.placement.ranks_per_part)
+        placement = exchange.placement
+        place, places = share or (placement.place_of(placement.slots[0]), placement.slots_per_unit)
         _check_cache(options.cache, source, exchange.part_id)
         if options.pad is not None:
             check_padding(self.data, source, getattr(self, "custom_cls", None))
@@ -359,7 +360,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         shared = self.share is not None  # among processes that this one does not talk to
         return Schedule(
             num_seeds=num_seeds,
-            part_id=prepared.source.exchange.part_id,
+            part_id=prepared.source.exchange.placement.own_part,
             place=prepared.place,
             ranks_per_part=places,
             seeds_per_rank=[share_size(num_seeds, i, places) for i in range(places)]
@@ -416,9 +417,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                     for column in source.exchanged
                 ],
             },
-            part=source.exchange.part_id,
+            part=source.exchange.placement.own_part,
             # Ranks of one part split its seeds between them.
-            inputs_digest=inputs_digest(source.seeds.inputs) if source.exchange.placement.ranks_per_part > 1 else "",
+            inputs_digest=inputs_digest(source.seeds.inputs) if source.exchange.placement.slots_per_unit > 1 else "",
         )
 
     def _make_tiers(self, cache: FeatureCache | TypedFeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
@@ -495,9 +496,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _scores(self) -> Mapping[str | None, Tensor]:
         source, batch_size = self._source, self._mean_batch_size
-        assert source.seeds.start is not None  # of a partitioned graph it is there
+        assert (
+            source.seeds.start is not None and source.part is not None and source.part.part_id is not None
+        )  # it is a partitioned graph
         return scores_of_part(
-            self.policy, part=self.data, part_id=source.exchange.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
+            self.policy, part=source.part, part_id=source.part.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
             start=source.seeds.start(batch_size), batch_size=batch_size,
         )  # fmt: skip
 

@@ -24,6 +24,7 @@ from salientpp.minibatch.source import (
     BatchSource,
     Probability,
     Seeds,
+    access_of_part,
     access_probability,
     check_gather_is_default,
     connect_part,
@@ -173,20 +174,21 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         _check_times(self.input_time, sampling)
         sampler = sampling.sampler_of_part(part)
-        exchange = connect_part(part, comm)
-        inputs, split = part_nodes(part, exchange.part_id, self.input_nodes, self.input_time, self.input_id)
+        connected = connect_part(part, comm)
+        inputs, split = part_nodes(connected.own, connected.own_part, self.input_nodes, self.input_time, self.input_id)
+        start = partial(_start, inputs)
         seeds = Seeds(
             inputs=inputs,
             number=inputs.node.numel(),
             draw=sampler.sample_from_nodes,
             add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
-            access_probability=None,
+            access_probability=None
+            if connected.is_in_order
+            else partial(access_of_part, connected, sampler, inputs, start),
             split=split,
-            start=partial(_start, inputs),
+            start=start,
         )
-        return open_partition(
-            part, exchange, sampler, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls
-        )
+        return open_partition(connected, sampler, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls)
 
     @property
     def node_sampler(self) -> BaseSampler:

@@ -18,7 +18,9 @@ from salientpp.comm import Comm
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.minibatch.batch import Column, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.minibatch.seeds import scores_of_part
 from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.placement import Placement
 from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability
 from salientpp.store.directory.contents import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
@@ -72,6 +74,7 @@ class BatchSource:
         seed_columns: columns that only seeds get.
         fingerprint: of the dataset.
         own: columns whose rows come from an object of the user's, and not from the data.
+        part: of a partitioned graph, the view whose part this rank's batches start from.
     """
 
     seeds: Seeds
@@ -84,6 +87,7 @@ class BatchSource:
     seed_columns: Sequence[Column]
     fingerprint: str
     own: Collection[Column] = frozenset()
+    part: PartitionedGraph | None = None
 
     def rows_of(self, column: Column) -> RowSource:
         return self.rows[column[0]][column[1]]
@@ -140,7 +144,7 @@ def open_data(
             "rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
         )
     template = StoreTemplate(data[0], data[1], custom_cls) if is_remote(data) else DataTemplate(data, own)
-    exchange = Exchange(comm, books, num_parts=1)
+    exchange = Exchange(comm, books, Placement(comm.rank, comm.size, 1))
     columns = {**_in_memory(template.columns()), **own}
     return BatchSource(
         seeds=seeds,
@@ -156,30 +160,57 @@ def open_data(
     )
 
 
-def connect_part(part: PartitionedGraph, comm: Comm) -> Exchange:
-    """What gets rows of the other parts; it says which part this rank serves.
+@dataclass(frozen=True, eq=False)
+class Connected:
+    """A partitioned graph as a rank of a group sees it.
+
+    Attributes:
+        own: its part is what this rank's batches start from, and what its inclusion probabilities are of.
+        held: its part is what this rank's host has the rows of.
+        exchange: gets rows that the host does not have.
+    """
+
+    own: PartitionedGraph
+    held: PartitionedGraph
+    exchange: Exchange
+
+    @property
+    def own_part(self) -> int:
+        assert self.own.part_id is not None  # it was made with one
+        return self.own.part_id
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the rows of the host are in the order of this rank's need of them."""
+        held, parts = self.exchange.placement.row_parts[self.exchange.part_id], self.exchange.placement.own_parts
+        return held == parts and len(parts) == 1
+
+
+def connect_part(part: PartitionedGraph, comm: Comm) -> Connected:
+    """What each rank has and visits.
 
     Raises:
         ValueError: the ranks do not fit the parts, or this rank loaded another part.
     """
-    if comm.size == 1 and part.num_parts > 1:
+    whole = part.whole
+    try:
+        placement = Placement(comm.rank, comm.size, whole.num_parts)
+    except ValueError as error:
+        raise ValueError(f"{part.root}: {error}") from None
+    mine = placement.own_parts
+    if part.offsets == whole.offsets and part.part_id is not None and [part.part_id] != list(mine):
+        parts = f"part {mine[0]}" if len(mine) == 1 else f"parts {mine[0]} to {mine[-1]}"
         raise ValueError(
-            f"{part.root} has {part.num_parts} parts, and a loader needs a rank for each: start torchrun --nproc-per-node {part.num_parts} and call "
-            f"dist.init_process_group() before salientpp.load (ranks may share a host). One process may look at any part: part.rows(part_id), "
-            "part.split(name, part_id), part.take(name, n_id)"
+            f"rank {comm.rank} serves {parts} of {whole.num_parts}, but its graph was loaded with part_id={part.part_id}; leave part_id out of "
+            "salientpp.load, and give it the loader's process_group"
         )
-    exchange = Exchange(comm, part.row_books, part.num_parts)
-    if part.part_id is not None and part.part_id != exchange.part_id:
-        raise ValueError(
-            f"rank {comm.rank} serves part {exchange.part_id} of {part.num_parts}, but its graph was loaded with "
-            f"part_id={part.part_id}; leave part_id out of salientpp.load, and give it the loader's process_group"
-        )
-    return exchange
+    held = whole.joined(placement.row_offsets, placement.part_id)
+    own = whole.joined(placement.own_offsets, placement.own_part)
+    return Connected(own, held, Exchange(comm, held.row_books, placement))
 
 
 def open_partition(
-    part: PartitionedGraph,
-    exchange: Exchange,
+    connected: Connected,
     sampler: NeighborSampler,
     seeds: Seeds,
     *,
@@ -190,7 +221,7 @@ def open_partition(
     """The source of a partitioned graph.
 
     Args:
-        exchange: from :func:`connect_part`.
+        connected: from :func:`connect_part`.
         gather, rows, custom_cls: as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
@@ -198,9 +229,9 @@ def open_partition(
     """
     if custom_cls is not None:
         raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
-    part_id = exchange.part_id
+    part, exchange = connected.held, connected.exchange
     edge_rows = part.edge_rows_by_type()
-    of_part = {(type_, name): rows for type_, named in part.rows(part_id).items() for name, rows in named.items()}
+    of_part = {(type_, name): rows for type_, named in part.sources().items() for name, rows in named.items()}
     taken = sorted(
         OWN_NAMES & {*(name for _, name in of_part), *(name for named in edge_rows.values() for name in named)}
     )
@@ -210,7 +241,7 @@ def open_partition(
         )
     books = part.row_books
     own = _own_rows(rows, {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()})
-    known: dict[Column, RowSource] = {column: TensorRows(tensor) for column, tensor in of_part.items()} | own
+    known: dict[Column, RowSource] = {**of_part, **own}
     gathered = _checked_gather(gather, list(known), part)
     seed_type = getattr(seeds.inputs, "input_type", None)
     of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may be anyone's
@@ -225,7 +256,13 @@ def open_partition(
         exchanged=gathered,
         seed_columns=[column for column in known if of_seeds and column[0] == seed_type and column not in gathered],
         # Contents of rows that come from elsewhere are not known; which these are must agree.
+        part=connected.own,
         fingerprint=part.fingerprint
+        + (
+            ""
+            if part.offsets == part.whole.offsets
+            else f", parts from {', '.join(map(str, part.offsets[:-1]))} on joined"
+        )
         + "".join(
             f", {words[column]}{own[column].dtype} {list(own[column].shape[1:])}"
             for column in sorted(own, key=lambda column: words[column])
@@ -313,3 +350,30 @@ def access_probability(
     return typed_inclusion_probability(
         sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace
     )
+
+
+def access_of_part(
+    connected: Connected,
+    sampler: NeighborSampler,
+    inputs: NodeSamplerInput | EdgeSamplerInput,
+    start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]],
+    batch_size: int,
+) -> Probability:
+    """Per vertex type float [rows of the host], how probably a batch of this rank needs each row."""
+    part, starts = connected.own, start(batch_size)
+    drawn = scores_of_part(
+        "vip",
+        part=part,
+        part_id=connected.own_part,
+        sampler=sampler,
+        inputs=inputs,
+        start=starts,
+        batch_size=batch_size,
+    )
+    found = {}
+    for type_, chance in drawn.items():
+        begin, end = connected.held.row_books[type_].range_of(connected.exchange.part_of(type_))
+        if type_ in starts:
+            chance = (chance.double() + starts[type_](chance.numel())).clamp(max=1.0)
+        found[type_] = chance[begin:end]
+    return found

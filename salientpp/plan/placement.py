@@ -126,6 +126,20 @@ class Placement:
         first, last = self.unit_of(slots[0]), self.unit_of(slots[-1])
         return range(self.parts_of_unit(first).start, self.parts_of_unit(last).stop)
 
+    @cached_property
+    def _visits(self) -> list[range]:
+        return [*dict.fromkeys(map(self.parts_of, range(self.world_size)))]
+
+    @property
+    def own_offsets(self) -> tuple[int, ...]:
+        """The first of the parts that each rank, or the ranks of one unit, visit, and at the end K."""
+        return (*(parts.start for parts in self._visits), self.num_parts)
+
+    @property
+    def own_part(self) -> int:
+        """Which of these this rank's are."""
+        return self._visits.index(self.own_parts)
+
     # --- hosts and rows -----------------------------------------------------------------------------------
 
     @cached_property

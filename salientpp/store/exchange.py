@@ -7,8 +7,8 @@ With the counts travels one more number: whether the sender has left the epoch. 
 that broke off, goes on answering the others with requests for nothing, and all stop together once all have left.
 That is why no rank waits for one that has finished.
 
-With several ranks per part, a request for part p goes to the rank of p that has the asker's place inside its
-part, which spreads the load (:mod:`salientpp.plan.placement`).
+Parts are here **row parts**: what lies together at a host. With several ranks per row part, a request for part p goes to the rank of p that has the
+asker's place inside its part, which spreads the load (:mod:`salientpp.plan.placement`).
 """
 
 from __future__ import annotations
@@ -102,21 +102,18 @@ class Exchange:
 
     Args:
         comm: the ranks that serve the parts.
-        books: by vertex type, who owns what. A type that every rank has whole is one of a single part, and its rows never travel.
-        num_parts: K.
+        books: by vertex type, which row part owns what. A type that every rank has whole is one of a single part, and its rows never travel.
+        placement: of this rank.
 
     Attributes:
         types: those whose rows may travel.
-
-    Raises:
-        ValueError: the number of ranks is no multiple of the number of parts.
     """
 
-    def __init__(self, comm: Comm, books: Mapping[str | None, PartitionBook], num_parts: int) -> None:
+    def __init__(self, comm: Comm, books: Mapping[str | None, PartitionBook], placement: Placement) -> None:
         self.comm = comm
-        self.types = [type_ for type_, book in books.items() if book.num_parts == num_parts]
+        self.types = [type_ for type_, book in books.items() if book.num_parts == len(placement.row_parts)]
         self._books = [books[type_] for type_ in self.types]
-        self.placement = Placement(comm.rank, comm.size, num_parts)
+        self.placement = placement
         self.traffic = Traffic()
         self._buffers = BufferPool()  # for rows that arrive
         # int32 ids halve the bytes of a request.

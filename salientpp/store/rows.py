@@ -95,6 +95,45 @@ class TensorRows:
         put_rows(self.tensor, index, out, out_index)
 
 
+class JoinedRows:
+    """The rows of several tensors, one after the other; they stay where they are, as memory maps of several files do.
+
+    Args:
+        pieces: at least one, of one dtype and row shape.
+    """
+
+    def __init__(self, pieces: Sequence[Tensor]) -> None:
+        self._pieces = [TensorRows(piece) for piece in pieces]
+        self._first = torch.tensor([0, *(piece.size(0) for piece in pieces)]).cumsum(0)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((int(self._first[-1]), *self._pieces[0].shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._pieces[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self._pieces)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [piece.tensor for piece in self._pieces]
+
+    def whole(self) -> Tensor:
+        """All rows, copied into one tensor."""
+        return torch.cat(self.tensors)
+
+    def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
+        owner = torch.searchsorted(self._first, index, right=True) - 1
+        for number, piece in enumerate(self._pieces):
+            at = (owner == number).nonzero().flatten()
+            if at.numel():
+                piece.take(index[at] - self._first[number], out, at if out_index is None else out_index[at])
+
+
 def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
     """A user's tensor or source as a source of ``num_rows`` rows; ``name`` is for errors.
 

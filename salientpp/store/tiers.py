@@ -20,7 +20,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.store.rows import RowSource, TensorRows, pinned, take_rows
+from salientpp.store.rows import JoinedRows, RowSource, TensorRows, pinned, take_rows
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
 
@@ -145,13 +145,17 @@ class Tiers:
                 )
         whole = {name: source for name, source in rows.items() if name not in seeds_only}
         if zero_copy:
-            in_memory = {name: source for name, source in whole.items() if isinstance(source, TensorRows)}
+            in_memory = {
+                name: source.tensor if isinstance(source, TensorRows) else source.whole()
+                for name, source in whole.items()
+                if isinstance(source, (TensorRows, JoinedRows))
+            }
             elsewhere = [name for name in whole if name not in in_memory]
             if elsewhere:
                 raise ValueError(
                     f"zero_copy needs rows in memory, but those of {', '.join(elsewhere)} come from a source of yours; leave zero_copy out"
                 )
-            rows = {**rows, **{name: TensorRows(pinned(source.tensor)) for name, source in in_memory.items()}}
+            rows = {**rows, **{name: TensorRows(pinned(tensor)) for name, tensor in in_memory.items()}}
         near = []
         members = IdSet.of(gpu_ids, size)
         if len(members):

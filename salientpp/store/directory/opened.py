@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,6 +21,7 @@ from salientpp.ids import first_outside
 from salientpp.plan.cache import Workload
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
+from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability, uniform_starts
 from salientpp.processes import lazy
 from salientpp.store.directory.description import (
     Description,
@@ -30,35 +32,80 @@ from salientpp.store.directory.description import (
     words_of_type,
 )
 from salientpp.store.directory.files import DatasetError, open_array, verify_file
+from salientpp.store.directory.kept import kept
 from salientpp.store.directory.manifest import check_is_there, fingerprint, parts_there, read_manifest
+from salientpp.store.rows import JoinedRows, TensorRows
 
 
 class PartitionedGraph:
     """A partitioned graph on disk, seen from one part.
 
     Made by :func:`load`. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may look at
-    any part by its number; a loader needs a rank for every part. In a homogeneous graph the one type of vertices and the one of edges are named None.
+    any part by its number. In a homogeneous graph the one type of vertices and the one of edges are named None.
+
+    Where there are fewer ranks than parts on disk, a rank serves several that follow one another, as one: :meth:`joined` gives the view in which these
+    are the parts. Views of a directory share topology and memory maps.
 
     Attributes:
         root: the directory.
         manifest: its description, as it is in the file.
-        description: the same, of either version of the format.
+        description: the same, of either version of the format; its parts are those on disk.
         part_id: the part that this process serves, or None where that is not decided (no process group and K > 1).
         books: per type of vertices, which global ids each part owns.
         row_books: the same of rows: one part has all of a replicated type's.
+        offsets: the first part on disk of each part, and at the end their number.
+        whole: the view whose parts are those on disk.
     """
 
-    def __init__(self, root: Path, manifest: dict[str, Any], part_id: int | None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        manifest: dict[str, Any],
+        part_id: int | None,
+        offsets: Sequence[int] = (),
+        whole: PartitionedGraph | None = None,
+    ) -> None:
         self.root = root
         self.manifest = manifest
-        self.description = Description.of(manifest)
-        self.books = {type_.name: type_.book for type_ in self.description.node_types}
-        self.row_books = {type_.name: type_.row_book for type_ in self.description.node_types}
+        self.description: Description = Description.of(manifest) if whole is None else whole.description
+        self.offsets = tuple(offsets) or tuple(range(self.description.num_parts + 1))
+        self.books = {type_.name: self._joined_book(type_.book) for type_ in self.description.node_types}
+        self.row_books = {type_.name: self._joined_book(type_.row_book) for type_ in self.description.node_types}
         self.part_id = part_id
         self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = (
-            weakref.WeakKeyDictionary()
+            weakref.WeakKeyDictionary() if whole is None else whole._maps
         )  # those in use, and their files
+        self._whole = whole
         self._is_made = True
+
+    @property
+    def whole(self) -> PartitionedGraph:
+        return self if self._whole is None else self._whole
+
+    def joined(self, offsets: Sequence[int], part_id: int | None) -> PartitionedGraph:
+        """The view whose part i is the parts ``offsets[i]`` to ``offsets[i + 1] - 1`` on disk.
+
+        Args:
+            offsets: from 0 to the number of parts on disk, ascending.
+            part_id: the part of the view that this process serves.
+        """
+        whole, offsets = self.whole, tuple(offsets)
+        inside = all(first < last for first, last in pairwise(offsets))
+        if not inside or len(offsets) < 2 or (offsets[0], offsets[-1]) != (0, whole.num_parts):
+            raise ValueError(
+                f"offsets must ascend from 0 to the {whole.num_parts} parts of {self.root}, got {list(offsets)}"
+            )
+        if offsets == whole.offsets and part_id == whole.part_id:
+            return whole
+        return PartitionedGraph(self.root, self.manifest, part_id, offsets, whole)
+
+    def _joined_book(self, book: PartitionBook) -> PartitionBook:
+        is_split = book.num_parts == self.description.num_parts
+        return PartitionBook(book.offsets[list(self.offsets)]) if is_split else book
+
+    def _stored_parts(self, part_id: int) -> range:
+        """The parts on disk that are this one."""
+        return range(self.offsets[part_id], self.offsets[part_id + 1])
 
     def __getattr__(self, name: str) -> Any:
         # Only for what is not there. PyG's names get words.
@@ -88,7 +135,7 @@ class PartitionedGraph:
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartitionedGraph, (self.root, self.manifest, self.part_id)
+        return _reopened, (self.root, self.manifest, self.part_id, self.offsets)
 
     def check_sizes(self) -> None:
         """Look whether the files behind the open memory maps are still as long as the maps.
@@ -129,7 +176,7 @@ class PartitionedGraph:
 
     @property
     def num_parts(self) -> int:
-        return self.description.num_parts
+        return len(self.offsets) - 1
 
     @property
     def num_vertices(self) -> int:
@@ -169,6 +216,8 @@ class PartitionedGraph:
     @lazy
     def lists(self) -> dict[EdgeName, tuple[Tensor, Tensor]]:
         """Per edge type ``indptr`` int64 [N of the target type + 1] and ``indices`` [E], ids of the source type; validated when they were written."""
+        if self._whole is not None:
+            return self._whole.lists
         return {
             type_.name: (self._array(type_.indptr_file), self._array(type_.indices_file))
             for type_ in self.description.edge_types
@@ -178,7 +227,7 @@ class PartitionedGraph:
     def graph(self) -> Graph:
         """The whole topology of a homogeneous graph; validated when it was written, so not read again here."""
         self._only_type("typed_graph()")
-        return Graph.trusted(*self.lists[None])
+        return Graph.trusted(*self.lists[None]) if self._whole is None else self._whole.graph
 
     def typed_graph(self, time_attr: str | None = None, weight_attr: str | None = None) -> TypedGraph:
         """The whole topology, under global ids; edge ids are positions in the lists of the files. Memory maps are shared where nothing has to be sorted.
@@ -235,23 +284,43 @@ class PartitionedGraph:
             if time_attr == self.description.time_attr:
                 times[type_.name] = self._array(type_.time_file(time_attr), type_.attributes[time_attr]["dtype"])
                 continue
-            missing = sorted(set(range(self.num_parts)) - there) if there is not None and not type_.replicated else []
+            stored = range(self.description.num_parts)
+            missing = sorted(set(stored) - there) if there is not None and not type_.replicated else []
             if missing:
                 raise DatasetError(
                     f"{self.root} is a copy without part {missing[0]}, whose vertices{words_of_type(type_.name)} have times {time_attr!r} that every rank "
                     f"needs in order to draw; partition with time_attr={time_attr!r}, which stores them whole, or open the directory that it was copied from"
                 )
-            parts = range(1) if type_.replicated else range(self.num_parts)
+            parts = range(1) if type_.replicated else stored
             times[type_.name] = torch.cat([self._node_column(type_, time_attr, part_id) for part_id in parts])
         return times
 
     # --- rows ---------------------------------------------------------------------------------------------
 
     def rows(self, part_id: int | None = None) -> dict[str | None, dict[str, Tensor]]:
-        """Per type of vertices, attribute name -> rows [n, ...]: of a part's vertices, of a replicated type of all."""
-        part_id = self._part(part_id)
+        """Per type of vertices, attribute name -> rows [n, ...]: of a part's vertices, of a replicated type of all.
+
+        Those of several parts on disk are read into memory; :meth:`sources` leaves them where they are.
+        """
         return {
-            type_.name: {name: self._node_column(type_, name, part_id) for name in type_.attributes}
+            type_: {
+                name: source.tensor if isinstance(source, TensorRows) else source.whole()
+                for name, source in named.items()
+            }
+            for type_, named in self.sources(part_id).items()
+        }
+
+    def sources(self, part_id: int | None = None) -> dict[str | None, dict[str, TensorRows | JoinedRows]]:
+        """:meth:`rows` as sources, which are memory maps."""
+        stored = self._stored_parts(self._part(part_id))
+
+        def source(type_: VertexType, name: str) -> TensorRows | JoinedRows:
+            parts = range(1) if type_.replicated else stored
+            pieces = [self._node_column(type_, name, part) for part in parts]
+            return TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
+
+        return {
+            type_.name: {name: source(type_, name) for name in type_.attributes}
             for type_ in self.description.node_types
         }
 
@@ -277,7 +346,7 @@ class PartitionedGraph:
         if name not in vertices.attributes:
             known = ", ".join(vertices.attributes) or "none"
             raise ValueError(f"{self.root} has the node attributes {known}{words_of_type(type_)}, got {name!r}")
-        n_id, book = n_id.cpu(), self.row_books[type_]
+        n_id, book = n_id.cpu(), vertices.row_book
         owner = book.owner(n_id)
         rows: Tensor | None = None
         for part_id in owner.unique().tolist() or [0]:
@@ -328,7 +397,7 @@ class PartitionedGraph:
             begin, end = self.books[vertices.name].range_of(part_id)
             return torch.arange(begin, end)
         self._check_split(name, vertices)
-        return self._array(vertices.split_file(name, part_id))
+        return _end_to_end(self._array(vertices.split_file(name, part)) for part in self._stored_parts(part_id))
 
     def edge_split(self, name: str, part_id: int | None = None, type_: EdgeName = None) -> Tensor:
         """Positions int64 in the lists of one edge type, of edges whose target a part owns: a split of the data, or 'all'."""
@@ -338,11 +407,42 @@ class PartitionedGraph:
             begin, end = (int(indptr[v]) for v in self.books[edges.target].range_of(part_id))
             return torch.arange(begin, end)
         self._check_split(name, edges)
-        return self._array(edges.split_file(name, part_id))
+        return _end_to_end(self._array(edges.split_file(name, part)) for part in self._stored_parts(part_id))
 
     def vip(self, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """float32 [N] of one type: the inclusion probabilities that the directory was ordered by, without seeds."""
-        return self._array(self._vertices(type_).vip_file(self._part(part_id)))
+        """float32 [N] of one type: the inclusion probabilities of the workload that the directory was ordered by, without seeds.
+
+        Those of several parts on disk are computed for the join, once, and kept beside the dataset where that can be written.
+        """
+        part_id, vertices = self._part(part_id), self._vertices(type_)
+        stored = self._stored_parts(part_id)
+        if len(stored) == 1:
+            return self._array(vertices.vip_file(stored[0]))
+        found = self._joined_vip.get(part_id)
+        if found is None:
+            found = self._joined_vip[part_id] = kept(
+                self.root,
+                f"vip-{stored.start}-{stored.stop - 1}-{self.fingerprint[:16]}",
+                {f"n{number}": (each.num_vertices,) for number, each in enumerate(self.description.node_types)},
+                lambda: self._compute_vip(part_id),
+            )
+        return found[f"n{self.description.node_types.index(vertices)}"]
+
+    @lazy
+    def _joined_vip(self) -> dict[int, dict[str, Tensor]]:
+        """Those in use, by part."""
+        return {}
+
+    def _compute_vip(self, part_id: int) -> dict[str, Tensor]:
+        """Of the workload of the directory, per number of a type."""
+        of, (seed_type, split) = self.description, self.description.seeds
+        if not self.is_hetero:
+            seeds = self.split(split, part_id)
+            return {"n0": inclusion_probability(self.graph, seeds, of.num_neighbors[0], of.batch_size)}
+        types = self.node_types if seed_type is None else (seed_type,)
+        starts = uniform_starts({type_: self.split(split, part_id, type_) for type_ in types}, of.batch_size)
+        found = typed_inclusion_probability(self.typed_graph(), starts, of.num_neighbors)
+        return {f"n{number}": found[type_] for number, type_ in enumerate(self.node_types)}
 
     def vip_of(
         self,
@@ -418,7 +518,8 @@ class PartitionedGraph:
                 f"initialise torch.distributed before salientpp.load (torchrun --nproc-per-node {self.num_parts})"
             )
         next(iter(self.books.values())).range_of(part_id)
-        check_is_there(self.root, part_id)
+        for part in self._stored_parts(part_id):
+            check_is_there(self.root, part)
         return part_id
 
     def _array(self, name: str, dtype: str | None = None) -> Tensor:
@@ -444,6 +545,16 @@ class PartitionedGraph:
         )
 
 
+def _reopened(root: Path, manifest: dict[str, Any], part_id: int | None, offsets: tuple[int, ...]) -> PartitionedGraph:
+    whole = PartitionedGraph(root, manifest, part_id)
+    return whole if offsets == whole.offsets else PartitionedGraph(root, manifest, None).joined(offsets, part_id)
+
+
+def _end_to_end(pieces: Iterable[Tensor]) -> Tensor:
+    first, *others = pieces
+    return torch.cat([first, *others]) if others else first
+
+
 def _num_columns(x: Mapping[str, Any] | None) -> int:
     return 0 if x is None else x["row_shape"][0] if x["row_shape"] else 1
 
@@ -459,8 +570,8 @@ def load(
 
     Args:
         root: a directory that :func:`partition` wrote.
-        part_id: the part to serve. None: rank r of an initialised process group serves part
-            ``r // ranks_per_part``; without a group, part 0 if it is the only one.
+        part_id: the part to serve. None: rank r of an initialised process group serves part ``r // ranks_per_part``, or, where there are fewer ranks
+            than parts, its share of them as one (:mod:`salientpp.plan.placement`); in a process of its own, part 0 if it is the only one.
         verify: 'quick' checks the manifest, sizes, headers and sampled checksums; 'full' reads every byte, and checks that topology, ids, seeds
             and probabilities are such.
         process_group: the ranks that serve the parts, as given to the loaders; None: the default group.
@@ -480,22 +591,20 @@ def load(
         if folders is None or not slash or folder in folders:
             verify_file(root, name, entry, full=verify == "full")
     num_parts = manifest["num_parts"]
-    if part_id is None:
-        rank, world_size = group_rank(process_group)
-        if world_size % num_parts == 0:
-            part_id = Placement(rank, world_size, num_parts).part_id
-        elif world_size > 1:
-            raise ValueError(
-                f"world size {world_size} does not fit {num_parts} parts of {root}: start {num_parts} ranks or a multiple "
-                f"of that, or partition into {world_size} parts"
-            )
-    elif not 0 <= part_id < num_parts:
+    if part_id is not None and not 0 <= part_id < num_parts:
         raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
-    if part_id is not None:
-        check_is_there(root, part_id)
     part = PartitionedGraph(root, manifest, part_id)
+    rank, world_size = group_rank(process_group) if part_id is None else (0, 1)
+    if world_size > 1 or num_parts == 1:
+        try:
+            placement = Placement(rank, world_size, num_parts)
+        except ValueError as error:
+            raise ValueError(f"{root}: {error}") from None
+        part = PartitionedGraph(root, manifest, None).joined(placement.own_offsets, placement.own_part)
+    if part_id is not None or part.part_id is not None:
+        part._part(part.part_id)
     if verify == "full":
-        _check_contents(part, range(num_parts) if there is None else sorted(there & set(range(num_parts))))
+        _check_contents(part.whole, range(num_parts) if there is None else sorted(there & set(range(num_parts))))
     return part
 
 
