@@ -37,10 +37,12 @@ from salientpp.minibatch.agreement import Facts, exchange_facts
 from salientpp.minibatch.builder import BatchBuilder
 from salientpp.minibatch.direct import BatchMaker, Direct, Made
 from salientpp.minibatch.epoch import Counters, Epoch, Run, RunContext
+from salientpp.minibatch.hosts import agree_on_hosts
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, check_padding, sizes_of, types_of
 from salientpp.minibatch.seeds import scores_of_part
+from salientpp.minibatch.sharing import SharingStages
 from salientpp.minibatch.source import BatchSource, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
@@ -57,6 +59,7 @@ from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Traffic
 from salientpp.store.fetch import Fetch, InPlace, Packed
+from salientpp.store.host import HostExchange, fetch_host_caches, pooled
 from salientpp.store.rows import TensorRows
 from salientpp.store.tiers import NO_IDS, IdSet, Tiers
 
@@ -85,7 +88,9 @@ class LoaderStats:
         rows_gpu, rows_cpu, rows_cache, rows_remote: feature rows delivered, by the tier they came from. Batches that
             were under way when an epoch was left count too: their rows did cross the network. A remote row that a batch
             holds several times, as disjoint trees may, was fetched once and counts once.
-        bytes_sent, bytes_received: to and from other ranks: counts, ids and rows.
+        rows_fetched: rows that this rank received from other hosts. Those of ``rows_remote``, unless ranks of a host ask for one another (``fetch_once``):
+            then a row that several of them need in the same round was received once, by one of them.
+        bytes_sent, bytes_received: to and from other ranks: counts, ids and rows, without what the ranks of a host pass on.
         seconds_by_stage: time spent in each stage by the thread that drives the pipeline.
         seconds_waiting: time that the caller spent in ``next()``.
         by_type: per vertex type (None where there is only one), these rows by tier, 'gpu', 'cpu', 'cache' and 'remote', and
@@ -97,6 +102,7 @@ class LoaderStats:
     rows_cpu: int
     rows_cache: int
     rows_remote: int
+    rows_fetched: int
     bytes_sent: int
     bytes_received: int
     seconds_by_stage: dict[str, float]
@@ -202,6 +208,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
         self._comm = self._connect(options)
+        self._ranks_by_host: tuple[int, ...] = ()
+        if isinstance(data, PartitionedGraph):
+            self._ranks_by_host = agree_on_hosts(self._comm, data, options.ranks_per_host, 0, bool(options.rows))
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
         prepared, error = None, None
         try:
@@ -266,7 +275,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             held=self._topology,
             marks_sizes=self.pad is None,
         )
-        self._stages = BatchStages(self._fetch, self._builder, Threads(1, "salientpp-gather").submit, self.device)
+        gather = Threads(1, "salientpp-gather")
+        self._stages = BatchStages(self._fetch, self._builder, gather.submit, self.device)
+        if self._fetches_once:
+            between = HostExchange(self._host, self._source.exchange)
+            self._fetch.askers = self._host.size
+            self._stages = SharingStages(self._fetch, self._builder, gather.submit, self.device, host=between)
         self._maker = BatchMaker(self._fetch, self._builder)
         self._workers = SamplingWorkers(
             self.num_workers, self._source.seeds, self._source.sampler, self._stages, self._maker
@@ -416,11 +430,29 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                     ]
                     for column in source.exchanged
                 ],
+                **self._facts_of_hosts(),
             },
             part=source.exchange.placement.own_part,
             # Ranks of one part split its seeds between them.
             inputs_digest=inputs_digest(source.seeds.inputs) if source.exchange.placement.slots_per_unit > 1 else "",
         )
+
+    def _facts_of_hosts(self) -> dict[str, Any]:
+        """In what all ranks must agree where some share a host."""
+        if not self._ranks_by_host:
+            return {}
+        policy = self.policy if isinstance(self.policy, str) else getattr(self.policy, "__qualname__", "a function")
+        return {"replication_factor": self.replication_factor, "policy": policy, "fetch_once": self.fetch_once}
+
+    @property
+    def _fetches_once(self) -> bool:
+        """Whether the ranks of a host ask other hosts for one another; the same on all ranks."""
+        return bool(self._ranks_by_host and self._source.travelling) and self.fetch_once is not False
+
+    @lazy
+    def _host(self) -> Comm:
+        """The ranks of this host; made by all of them at the same time."""
+        return self._comm.among(self._source.exchange.placement.ranks_of_host)
 
     def _make_tiers(self, cache: FeatureCache | TypedFeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
         """The tiers by vertex type, with the given cache, or with one of this loader's own if any rank has one to ``fill`` (that is collective)."""
@@ -484,12 +516,24 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         members, scores = dict.fromkeys(books, NO_IDS), None
         if self.replication_factor > 0:
             scores = self._scores()
-            members = plan_caches(scores, books, source.row_bytes, part_id, self.replication_factor)
-        owner, caches = (source.fingerprint, part_id), {}
-        for type_, book in books.items():
-            home = {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
-            cache = source.exchange.fetch_cache(type_, home, IdSet.of(members[type_], book.num_vertices))
-            caches[type_] = dataclasses.replace(cache, owner=owner)
+            of_host = scores
+            if self._ranks_by_host:
+                of_host = pooled(self._host, self.policy, {type_: scores[type_] for type_ in books})
+            members = plan_caches(of_host, books, source.row_bytes, part_id, self.replication_factor)
+        home = {
+            type_: {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
+            for type_ in books
+        }
+        if self._ranks_by_host:
+            sizes = {type_: book.num_vertices for type_, book in books.items()}
+            caches = fetch_host_caches(self._host, source.exchange, home, members, sizes)
+        else:
+            caches = {
+                type_: source.exchange.fetch_cache(type_, home[type_], IdSet.of(members[type_], book.num_vertices))
+                for type_, book in books.items()
+            }
+        owner = (source.fingerprint, part_id)
+        caches = {type_: dataclasses.replace(cache, owner=owner) for type_, cache in caches.items()}
         if scores is not None and self.gpu_cache_bytes:
             caches = on_device(caches, scores, self.gpu_cache_bytes, self.device)
         return caches[None] if None in caches else TypedFeatureCache(caches, owner)
@@ -912,6 +956,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             rows_cpu=rows["cpu"],
             rows_cache=rows["cache"],
             rows_remote=rows["remote"],
+            rows_fetched=sum(counts[type_, "fetched"] for type_ in self._fetch.tiers),
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             seconds_by_stage=dict(counters.seconds_by_stage),

@@ -131,6 +131,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
         pad: Pad = None,
+        ranks_per_host: int | Sequence[int] | None = None,
+        fetch_once: bool | None = None,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -151,6 +153,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
             pad=pad,
+            ranks_per_host=ranks_per_host, fetch_once=fetch_once,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -174,7 +177,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         _check_times(self.input_time, sampling)
         sampler = sampling.sampler_of_part(part)
-        connected = connect_part(part, comm)
+        connected = connect_part(part, comm, self._ranks_by_host)
         inputs, split = part_nodes(connected.own, connected.own_part, self.input_nodes, self.input_time, self.input_id)
         start = partial(_start, inputs)
         seeds = Seeds(

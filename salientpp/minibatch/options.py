@@ -57,6 +57,8 @@ class Options:
     timeout: float | timedelta = DEFAULT_TIMEOUT
     share: tuple[int, int] | None = None
     pad: Pad = None
+    ranks_per_host: int | Sequence[int] | None = None
+    fetch_once: bool | None = None
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -107,6 +109,8 @@ class Options:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
         if self.pad not in (None, "bucket"):
             raise ValueError(f"pad must be 'bucket' or None, got {self.pad!r}")
+        if self.fetch_once is not None and not isinstance(self.fetch_once, bool):
+            raise ValueError(f"fetch_once must be True, False or None, got {self.fetch_once!r}")
         return dataclasses.replace(
             self,
             replication_factor=replication_factor,

@@ -209,6 +209,24 @@ def score(policy: Policy, workload: Workload) -> Tensor:
     return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float64)
 
 
+#: Policies whose scores are probabilities.
+_PROBABILITIES = ("vip", "vip-hop")
+
+
+def add_scores(policy: Policy, pool: Tensor, scores: Tensor) -> None:
+    """Let ``pool`` count what one more rank of a host wants, in place.
+
+    A host's cache serves all its ranks. So a vertex counts by the probability that any of them needs it in a round,
+    ``p_host(u) = 1 - prod_ranks (1 - p_rank(u))``; scores of policies that are no probabilities add up.
+
+    Args:
+        pool: float64 [N], zeros to begin with.
+        scores: float [N], of the rank.
+    """
+    # 1 - (1 - a)(1 - b) as a sum: for small numbers nothing is lost.
+    pool += scores.to(torch.float64) * (1 - pool) if policy in _PROBABILITIES else scores.to(torch.float64)
+
+
 # --- several types of vertices, weights, seeds that are edges ----------------------------------------------
 
 

@@ -25,6 +25,7 @@ from salientpp.processes import Lock
 from salientpp.store.assembly import assemble_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
+from salientpp.store.host import by_asker
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, take_rows
 from salientpp.store.tiers import NO_IDS, Places, Tiers
 
@@ -233,6 +234,7 @@ class Fetch:
         seed_columns: those that only seeds get.
         own, served: the way for this rank's batches, and for the rows that other ranks asked for.
         repeats: a batch may hold a vertex several times, as trees do.
+        askers: the ranks of this host that ask other hosts for one another; 0: each for itself.
         counts: rows delivered, by vertex type and the name of the tier that served them; remote ones as often as they were fetched.
         counting: guards them, since threads may drive an epoch each.
     """
@@ -244,6 +246,7 @@ class Fetch:
     own: Way[Any]
     served: Way[Any]
     repeats: bool = False
+    askers: int = 0
     counts: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     counting: Lock = field(default_factory=Lock)
 
@@ -282,7 +285,9 @@ class Fetch:
             for type_, tiers in self.tiers.items()
         }
         if self.repeats:
-            return {type_: self.tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
+            places = {type_: self.tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
+        if self.askers:
+            places = {type_: by_asker(of_type, self.askers) for type_, of_type in places.items()}
         return places
 
     def take_all(
@@ -354,3 +359,9 @@ class Fetch:
                 for tier, _, slot in self.tiers[type_].groups(of_type):
                     self.counts[type_, tier.name] += slot.numel()
                 self.counts[type_, "remote"] += of_type.remote_id.numel()
+
+    def count_fetched(self, number: Mapping[str | None, int]) -> None:
+        """Add the rows, by vertex type, that this rank got from other hosts."""
+        with self.counting:
+            for type_, of_type in number.items():
+                self.counts[type_, "fetched"] += of_type
