@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
+import warnings
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import distributed
 import pytest
 import torch
 from graphs import random_data
+from test_shared import blocks_of, mapping
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.comm import Comm
+from salientpp.minibatch import hosts
+from salientpp.minibatch.hosts import host_by_launcher
 from salientpp.plan.cache import add_scores, plan_cache, score
 from salientpp.plan.placement import Placement
+from salientpp.store import shared
+from salientpp.store.shared import Offer, mapped, sharing
 
 FANOUTS, BATCH = [4, 3, 2], 8
 
@@ -134,3 +146,171 @@ def test_joint_probability_of_a_host_loses_nothing_for_small_numbers():
     for scores in ([1e-30, 0.5, 1.0], [2e-30, 0.5, 0.1]):
         add_scores("vip", pool, torch.tensor(scores))
     assert torch.allclose(pool, torch.tensor([3e-30, 0.75, 1.0], dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+# --- who shares a host ------------------------------------------------------------------------------------
+
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "2", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        (TORCHRUN, "ranks 4 to 7"),
+        (TORCHRUN | {"WORLD_SIZE": "16"}, None),  # left over from another start
+        (TORCHRUN | {"RANK": "1"}, None),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, None),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "9"}, None),
+        (TORCHRUN | {"LOCAL_RANK": "many"}, None),
+        ({"RANK": "5", "WORLD_SIZE": "8"}, None),
+        (SRUN, "node 2"),
+        ({"RANK": "5", "WORLD_SIZE": "8"} | SRUN, "node 2"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "4"}, None),
+        ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, None),  # a batch script
+    ],
+)
+def test_launchers_say_which_ranks_share_a_host(environ, expected):
+    assert host_by_launcher(5, 8, environ) == expected
+
+
+def under_torchrun(rank: int, root: str, per_host: list[int], options: dict, wrong: int | None = None) -> Any:
+    first = next(ranks[0] for ranks in ranks_of(per_host) if rank in ranks)
+    size = next(len(ranks) for ranks in ranks_of(per_host) if rank in ranks)
+    names = {"RANK": rank, "WORLD_SIZE": sum(per_host), "LOCAL_RANK": rank - first, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    if rank == wrong:
+        hosts.sharing = refusing
+    part = salientpp.load(root)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = loader_of(part, **{"hosts": None, **options})
+        batches = epoch_of(loader, part)
+    words = [str(warning.message) for warning in caught if "share its memory" in str(warning.message)]
+    return loader._ranks_by_host, words, batches, loader.stats().rows_remote
+
+
+def refusing(comm: Comm, hosts: Sequence[range]) -> str | None:
+    shared.mapped = lambda offer: mapped(Offer(offer.process, offer.file, "ff" * 16, offer.num_bytes))
+    return sharing(comm, hosts)
+
+
+def test_by_default_ranks_of_a_host_are_those_that_torchrun_has_started_there(roots):
+    alone = distributed.run(under_torchrun, 4, roots[4], [2, 2], {"hosts": 1})
+    found = distributed.run(under_torchrun, 4, roots[4], [2, 2], {})
+    assert [of_rank[:2] for of_rank in alone] == [((), [])] * 4
+    assert [of_rank[:2] for of_rank in found] == [((2, 2), [])] * 4
+    assert [of_rank[2] for of_rank in found] == [of_rank[2] for of_rank in alone]
+    assert sum(of_rank[3] for of_rank in found) < sum(of_rank[3] for of_rank in alone)
+
+
+def test_ranks_that_cannot_share_memory_after_all_say_so_and_go_on_apart(roots):
+    for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[4], [2, 2], {"replication_factor": 0.2}, 3):
+        assert sizes == () and len(words) == 1
+        assert "the ranks of a host do not share its memory: rank 3: process " in words[0]
+        assert words[0].endswith("pass ranks_per_host=1 if that is meant")
+
+
+def test_hosts_of_a_launcher_that_do_not_fit_the_parts_are_let_be_with_a_warning(roots):
+    for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[2], [1, 3], {}):
+        assert sizes == () and "hosts 0 and 1 would share a part but not all of theirs" in words[0]
+
+
+def test_own_sources_of_rows_turn_hosts_off(roots):
+    for sizes, words, *_ in distributed.run(with_own_rows, 2, roots[2], None):
+        assert sizes == () and words == []
+    for text in distributed.run(with_own_rows, 2, roots[2], 2):
+        assert "rank 0 has rows= of its own, which the other ranks of its host cannot read" in text
+
+
+def with_own_rows(rank: int, root: str, given: Any) -> Any:
+    rows = {"x": salientpp.load(root).node_rows()["x"].clone()}
+    try:
+        return under_torchrun(rank, root, [2], {"hosts": given, "rows": rows})
+    except ValueError as error:
+        return str(error)
+
+
+def refused(rank: int, root: str, given: list[Any], options: list[dict]) -> str:
+    try:
+        loader_of(salientpp.load(root), given[rank % len(given)], **options[rank % len(options)])
+    except ValueError as error:
+        return str(error)
+    return "made"
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        ([3], [{}], r"ranks_per_host=3 does not fit 4 ranks; start a multiple of it, or pass a list"),
+        ([[1, 2]], [{}], r"ranks_per_host=\[1, 2\] must add up to the 4 ranks, and gives 3"),
+        ([0], [{}], r"ranks_per_host must be how many ranks each host has, .* got 0"),
+        ([2, 2, 2, "two"], [{}], r"ranks_per_host must be how many ranks each host has, .* got 'two'"),
+        ([2, 1], [{}], r"all ranks must have the same ranks_per_host, got 2 on rank 0 and 1 on rank 1"),
+        ([2], [{}, {"replication_factor": 0.1}], r"all ranks must have the same replication_factor, got 0.0 on rank 0 and 0.1 on rank 1"),
+        ([2], [{}, {"fetch_once": False}], r"all ranks must have the same fetch_once, got None on rank 0 and False on rank 1"),
+        ([2], [{"fetch_once": 1}], r"fetch_once must be True, False or None, got 1"),
+    ],
+)  # fmt: skip
+def test_hosts_that_are_wrong_are_refused_on_every_rank(roots, given, options, words):
+    for text in distributed.run(refused, 4, roots[4], given, options):
+        assert re.search(words, text), text
+
+
+# --- memory, and ranks that die ---------------------------------------------------------------------------
+
+
+def proportional(rank: int, root: str) -> tuple[int, int, int]:
+    part = salientpp.load(root)
+    loader = loader_of(part, 2, replication_factor=1.5)
+    for tensor in (*loader.cache.rows.values(), loader.cache.members.ids, loader.cache.members.words):
+        tensor.sum()  # read by all
+    torch.distributed.barrier()
+    seen = mapping("Pss"), loader.cache.nbytes + loader.cache.members.ids.nbytes, loader.memory()["cache"]
+    torch.distributed.barrier()
+    return seen
+
+
+def test_a_hosts_cache_takes_the_memory_of_one(tmp_path):
+    data = random_data(4000, 24000, train_fraction=0.5)
+    data.x = torch.arange(4000.0).view(-1, 1).repeat(1, 300)
+    salientpp.partition(data, 4, tmp_path / "parts", FANOUTS, 64)
+    results = distributed.run(proportional, 4, str(tmp_path / "parts"))
+    for first in (0, 2):
+        (pss, size, told), other = results[first : first + 2]
+        assert size == other[1] > 1e6 and told > 1e6
+        print("proportional", pss + other[0], "of", size)
+        # Each tensor begins on a page of its own; 3 blocks at most are alive: this one, and those of scores.
+        assert size <= pss + other[0] <= size + 16 * 4096
+
+
+def be_killed(rank: int, root: str, folder: str, victims: list[int]) -> str:
+    part = salientpp.load(root)
+    loader = loader_of(part, 2, replication_factor=0.3)
+    Path(folder, str(rank)).write_text(str(os.getpid()))
+    try:
+        for index, _ in enumerate(loader):
+            if index == 2:
+                torch.distributed.barrier()
+                if rank in victims:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        next(iter(loader))
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("victims", [[1], [0, 1, 2, 3]], ids=str)
+def test_kill_9_ends_in_an_error_on_the_others_and_leaves_no_memory(roots, tmp_path, victims):
+    before = set(os.listdir("/dev/shm"))
+    words = distributed.run(be_killed, 4, roots[4], str(tmp_path), victims, may_fail=True)
+    for rank in set(range(4)) - set(victims):
+        assert "rank 1 went away" in str(words[rank]), words
+    processes = [int(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(processes) == 4
+    deadline = time.monotonic() + distributed.HANG
+    while blocks_of(processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert blocks_of(processes) == [] and set(os.listdir("/dev/shm")) <= before
