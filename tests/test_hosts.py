@@ -16,10 +16,11 @@ import distributed
 import pytest
 import torch
 from graphs import random_data
+from test_ranks_like_one import TYPED_FANOUTS, typed_data
 from test_shared import blocks_of, mapping
 
 import salientpp
-from salientpp import NeighborLoader
+from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.comm import Comm
 from salientpp.minibatch import hosts
 from salientpp.minibatch.hosts import host_by_launcher
@@ -108,6 +109,86 @@ def test_batches_are_the_same_and_rows_cross_once_per_host_and_round(roots, host
             assert sum(of_rank["fetched"] for of_rank in of_host) == (all_rows if case % 2 else once)  # law 4
             if len(ranks) > 1 and all_rows:
                 assert once < all_rows <= sum(of_rank["alone"] for of_rank in of_host) or case >= 2
+
+
+def everything(batch: Any) -> Any:
+    """All that a batch has, in one order."""
+    stores = [store.to_dict() for store in batch.stores]
+    return [(name, store[name]) for store in stores for name in sorted(store)]
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, torch.Tensor):
+        return torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+    if isinstance(ours, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    return ours == theirs
+
+
+def compare_kinds(rank: int, root: str, typed: bool) -> int:
+    part = salientpp.load(root)
+    common = {"batch_size": BATCH, "shuffle": True, "seed": 3, "replication_factor": 0.2}
+    if typed:
+        paper, edges = {"input_nodes": ("paper", "train")}, {"edge_label_index": ("author", "writes", "paper")}
+        cases = [
+            (NeighborLoader, {**paper, "gather": ("x", "time")}),
+            (NeighborLoader, {**paper, "time_attr": "time", "uneven": "exact", "gpu_cache_bytes": 200}),
+            (NeighborLoader, {"input_nodes": ("author", "train"), "disjoint": True, "uneven": "exact"}),
+            (LinkNeighborLoader, {**edges, "neg_sampling": "binary", "uneven": "exact"}),
+        ]
+    else:
+        train = {"input_nodes": "train"}
+        cases = [
+            (NeighborLoader, {**train, "gather": ("x", "y"), "policy": "degree"}),
+            (NeighborLoader, {**train, "disjoint": True, "num_workers": 2}),
+            (NeighborLoader, {**train, "gather": ()}),
+            (NeighborLoader, {**train, "uneven": "exact", "batch_size": 7, "replication_factor": 0.0}),
+            (LinkNeighborLoader, {"neg_sampling": "triplet"}),
+        ]
+    number = 0
+    for make, options in cases:
+        options = {**common, **options}
+        fanouts = TYPED_FANOUTS if typed else FANOUTS
+        ours, theirs = (make(part, fanouts, ranks_per_host=hosts, **options) for hosts in (2, 1))
+        assert ours._fetches_once == (options.get("gather") != ()) and not theirs._fetches_once
+        for left, right in zip(ours, theirs, strict=True):
+            assert same(everything(left), everything(right)), options
+            number += 1
+        assert sum(ours.stats().by_type[type_]["remote"] for type_ in ours.stats().by_type) == ours.stats().rows_remote
+    return number
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["one-type", "types"])
+def test_batches_of_every_kind_are_those_of_ranks_that_are_alone(roots, tmp_path, typed):
+    root = roots[4]
+    if typed:
+        data, root = typed_data(), str(tmp_path / "typed")
+        salientpp.partition(data, 4, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=("venue",))
+    assert min(distributed.run(compare_kinds, 4, root, typed)) > 0
+
+
+def leave_and_resume(rank: int, root: str) -> None:
+    part = salientpp.load(root)
+    expected = epoch_of(loader_of(part, 1), part)
+    loader = loader_of(part, 2, replication_factor=0.1)
+    for number, _ in enumerate(loader):  # law 7: every rank leaves elsewhere
+        if number == rank:
+            break
+    loader.set_epoch(0)
+    assert epoch_of(loader, part) == expected
+    first = loader_of(part, [1, 1, 2])
+    iterator = iter(first)
+    given = [next(iterator) for _ in range(2 + rank)]
+    state = first.state_dict()
+    iterator.close()
+    assert len(given) == 2 + rank
+    second = loader_of(part, 2, fetch_once=True)
+    second.load_state_dict(state)  # who shares a host is no matter of a state
+    assert epoch_of(second, part) == expected[2 + rank :]
+
+
+def test_an_epoch_may_be_left_and_resumed_by_other_hosts(roots):
+    distributed.run(leave_and_resume, 4, roots[4])
 
 
 def plan(rank: int, root: str, hosts: list[int], policy: str) -> tuple[list[int], Any]:
