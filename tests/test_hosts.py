@@ -27,6 +27,7 @@ from salientpp.minibatch.hosts import host_by_launcher
 from salientpp.plan.cache import add_scores, plan_cache, score
 from salientpp.plan.placement import Placement
 from salientpp.store import shared
+from salientpp.store.fetch import Packed
 from salientpp.store.shared import Offer, mapped, sharing
 
 FANOUTS, BATCH = [4, 3, 2], 8
@@ -395,3 +396,54 @@ def test_kill_9_ends_in_an_error_on_the_others_and_leaves_no_memory(roots, tmp_p
     while blocks_of(processes) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert blocks_of(processes) == [] and set(os.listdir("/dev/shm")) <= before
+
+
+# --- rows on the devices of a host ------------------------------------------------------------------------
+
+
+def on_devices(rank: int, root: str, packed: bool) -> list[dict]:
+    part = salientpp.load(root)
+    expected = epoch_of(loader_of(part, 1), part)
+    found = []
+    for split in (0.0, 0.5, 1.0):
+        loader = loader_of(part, 2, gpu_fraction=0.2, gpu_split=split, replication_factor=0.1, gpu_cache_bytes=200)
+        if packed:
+            loader._fetch.own = Packed(loader.device)
+        assert epoch_of(loader, part) == expected
+        tiers = loader._fetch.tiers[None]
+        near = [tier.members.ids.tolist() for tier in tiers.near]
+        budget = int(0.2 * loader._source.books[None].size_of(tiers.part_id))
+        apart = [tier.members.ids.tolist() for tier in tiers.near if tier.apart]
+        of_ids = sum(tier.members.words.nbytes for tier in tiers.near)
+        found.append({"near": near, "apart": apart, "budget": budget, "gpu": loader.stats().rows_gpu})
+        found[-1]["bytes"] = loader.memory()["gpu"] - of_ids
+    return found
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["in-place", "packed"])
+@pytest.mark.parametrize("hosts", ["2x2", "2x2-of-2-parts"])
+def test_devices_of_a_host_hold_more_rows_together(roots, hosts, packed):
+    num_parts, _ = HOSTS[hosts]
+    results = distributed.run(on_devices, 4, roots[num_parts], packed)
+    for of_rank in results:
+        for case, each in enumerate(of_rank):
+            own = each["budget"] - int((0.0, 0.5, 1.0)[case] * each["budget"])
+            shares = [len(ids) for ids in each["apart"]]
+            assert sum(map(len, each["near"])) - sum(shares) == own
+            assert shares == ([] if case == 0 else [each["budget"] - own] * 2)
+            assert len(set().union(*each["apart"])) == sum(shares), "no row twice"
+        assert of_rank[0]["bytes"] == of_rank[1]["bytes"] > 0, "on the device as much as before"
+    for first in (0, 2):
+        assert [each["apart"] for each in results[first]] == [each["apart"] for each in results[first + 1]]
+    by_case = [sum(of_rank[case]["gpu"] for of_rank in results) for case in range(3)]
+    print(hosts, "rows of the gpu tier with 0, 0.5, 1 of it split:", by_case)
+    assert by_case[0] < by_case[1]
+
+
+def test_a_split_of_devices_is_checked(roots):
+    for options, words in [
+        ({"gpu_split": 1.5}, "gpu_split must be in"),
+        ({"gpu_split": 0.5, "zero_copy": True}, "zero_copy"),
+    ]:
+        for text in distributed.run(refused, 2, roots[2], [2], [options]):
+            assert words in text

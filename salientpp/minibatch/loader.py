@@ -55,6 +55,7 @@ from salientpp.plan.schedule import Schedule, batch_key, share_size
 from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
+from salientpp.store.devices import reachable, split_rows, split_tiers
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Traffic
@@ -442,12 +443,26 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if not self._ranks_by_host:
             return {}
         policy = self.policy if isinstance(self.policy, str) else getattr(self.policy, "__qualname__", "a function")
-        return {"replication_factor": self.replication_factor, "policy": policy, "fetch_once": self.fetch_once}
+        same = (
+            ("replication_factor", "fetch_once", "gpu_fraction", "gpu_split")
+            if self.gpu_split
+            else ("replication_factor", "fetch_once", "gpu_split")
+        )
+        return {"policy": policy, **{name: getattr(self, name) for name in same}}
 
     @property
     def _fetches_once(self) -> bool:
         """Whether the ranks of a host ask other hosts for one another; the same on all ranks."""
         return bool(self._ranks_by_host and self._source.travelling) and self.fetch_once is not False
+
+    def _splits_devices(self) -> bool:
+        """Whether the devices of this host share rows; collective among its ranks."""
+        if not self.gpu_split or not self._ranks_by_host or self._host.size == 1:
+            return False
+        trouble = reachable(self._host, self.device)
+        if trouble is not None:
+            warnings.warn(f"gpu_split has no effect: {trouble}", UserWarning, stacklevel=6)
+        return trouble is None
 
     @lazy
     def _host(self) -> Comm:
@@ -459,17 +474,26 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         source = self._source
         home = {type_: source.exchange.part_of(type_) for type_ in source.books}
         num_hot = {type_: int(self.gpu_fraction * book.size_of(home[type_])) for type_, book in source.books.items()}
-        of_rows = source.seeds.access_probability
-        probability = of_rows(self._mean_batch_size) if of_rows is not None and any(num_hot.values()) else None
+        splits = any(num_hot.values()) and self._splits_devices()
+        num_split = {type_: int(self.gpu_split * number) if splits else 0 for type_, number in num_hot.items()}
+        hot = {type_: torch.arange(number - num_split[type_]) for type_, number in num_hot.items()}
+        of_rows, shares = source.seeds.access_probability, {}
+        if of_rows is not None and any(num_hot.values()):
+            chance = {type_: of_type for type_, of_type in of_rows(self._mean_batch_size).items() if type_ in hot}
+            order = {type_: torch.sort(of, descending=True, stable=True).indices for type_, of in chance.items()}
+            hot |= {type_: ids[: hot[type_].numel()].sort().values for type_, ids in order.items()}
+            shares = split_rows(self._host, chance, hot, num_split) if splits else {}
         made = {}
         for type_, book in source.books.items():
-            hot = torch.arange(num_hot[type_])
-            if probability is not None:
-                hot = torch.sort(probability[type_], descending=True, stable=True).indices[: len(hot)].sort().values
             seeds_only = [name for owner, name in source.seed_columns if owner == type_]
             made[type_] = Tiers.of(
-                book, home[type_], source.rows[type_], device=self.device, gpu_ids=hot, zero_copy=self.zero_copy, seeds_only=seeds_only
+                book, home[type_], source.rows[type_], device=self.device, gpu_ids=hot[type_], zero_copy=self.zero_copy, seeds_only=seeds_only
             )  # fmt: skip
+            if type_ in shares:
+                whole = {name: rows for name, rows in source.rows[type_].items() if name not in seeds_only}
+                num_rows = book.size_of(home[type_])
+                tiers = split_tiers(self._host, self.device, whole, shares[type_], num_rows)
+                made[type_] = dataclasses.replace(made[type_], near=[*made[type_].near, *tiers])
         if fill and source.travelling:
             self._cache = self._fetch_cache(made)
         if cache is not None:

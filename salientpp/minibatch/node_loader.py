@@ -133,6 +133,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         pad: Pad = None,
         ranks_per_host: int | Sequence[int] | None = None,
         fetch_once: bool | None = None,
+        gpu_split: float = 0.0,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -153,7 +154,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
             pad=pad,
-            ranks_per_host=ranks_per_host, fetch_once=fetch_once,
+            ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -186,7 +187,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             draw=sampler.sample_from_nodes,
             add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
             access_probability=None
-            if connected.is_in_order
+            if connected.is_in_order and not self.gpu_split
             else partial(access_of_part, connected, sampler, inputs, start),
             split=split,
             start=start,

@@ -116,19 +116,23 @@ class Recipe:
     """How a device puts rows together.
 
     Attributes:
-        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed ones and the arrived ones, laid end
+        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed, the collected and the arrived ones, laid end
             to end in this order; None: the packed rows, as they are.
         packed: int64, by tier, the slots whose rows are packed first.
+        collected: int64, by tier, the slots whose rows are collected from several devices first.
     """
 
     index: Tensor | None
     packed: Sequence[Tensor]
+    collected: Sequence[Tensor] = ()
 
     def to(self, device: torch.device, non_blocking: bool) -> Recipe:
-        return (
-            self
-            if self.index is None
-            else dataclasses.replace(self, index=self.index.to(device, non_blocking=non_blocking))
+        if self.index is None:
+            return self
+        return dataclasses.replace(
+            self,
+            index=self.index.to(device, non_blocking=non_blocking),
+            collected=[slot.to(device, non_blocking=non_blocking) for slot in self.collected],
         )
 
 
@@ -147,9 +151,13 @@ class Packed:
             return Recipe(None, packed)
         # Which places each tensor fills, from which of its rows (None: all, in order), and how many rows it has.
         takes: list[tuple[Tensor | None, Tensor | None, int]] = [
-            (position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device
+            (position, slot, tier.num_rows)
+            for tier, position, slot in tiers.groups(places)
+            if tier.on_device and not tier.apart
         ]
         takes += [(position, None, slot.numel()) for tier, position, slot in tiers.groups(places) if not tier.on_device]
+        apart = [(position, slot) for tier, position, slot in tiers.groups(places) if tier.apart]
+        takes += [(position, None, slot.numel()) for position, slot in apart]
         takes.append((places.remote_position, places.remote_row, places.remote_id.numel()))
         num_rows = sum(size for _, _, size in takes)
         index = torch.empty(places.num_rows, dtype=torch.int32 if num_rows < 2**31 else torch.int64)
@@ -158,7 +166,7 @@ class Packed:
             row = torch.arange(size) if row is None else row
             index[slice(None) if position is None else position] = (row + begin).to(index.dtype)
             begin += size
-        return Recipe(pinned(index), packed)
+        return Recipe(pinned(index), packed, [pinned(slot) for _, slot in apart])
 
     def plan_for_others(self, tiers: Tiers, row: Tensor) -> Recipe:
         return self.plan(tiers, tiers.look_up(row + tiers.book.range_of(tiers.part_id)[0]))
@@ -178,10 +186,20 @@ class Packed:
     def put_together(self, tiers: Tiers, name: str, plan: Recipe, taken: Tensor, arrived: Tensor | None) -> Tensor:
         if plan.index is None:
             return taken
-        tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
-        tensors += [taken, taken[:0] if arrived is None else arrived]
+        tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device and not tier.apart]
+        tensors += [taken, self._collected(tiers, name, plan, taken), taken[:0] if arrived is None else arrived]
         out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
         assemble_rows([rows for rows in tensors if len(rows)], plan.index, out)
+        return out
+
+    def _collected(self, tiers: Tiers, name: str, plan: Recipe, like: Tensor) -> Tensor:
+        """What lies on several devices, in one tensor of this one."""
+        out = like.new_empty((sum(slot.numel() for slot in plan.collected), *like.shape[1:]))
+        begin = 0
+        for tier, slot in zip([tier for tier in tiers.all if tier.apart], plan.collected, strict=True):
+            if slot.numel():
+                assemble_rows([tier.tensor(name)], slot, out[begin : begin + slot.numel()])
+            begin += slot.numel()
         return out
 
     def pin(self, batch: Any) -> Any:
