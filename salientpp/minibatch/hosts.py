@@ -87,8 +87,6 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
         facts["believed"] = host_by_launcher(*group_rank())
     except ValueError as error:
         facts["error"] = str(error)
-    there = parts_there(part.root)
-    facts["there"] = None if there is None else sorted(there)
     everyone = comm.gather_facts(facts)
     for rank, theirs in enumerate(everyone):
         if theirs["error"] is not None:
@@ -102,7 +100,10 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
     sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
     if max(sizes) == 1:
         return ()
-    trouble = _trouble(comm, part, sizes, num_slots, everyone)
+    # Not before: now every rank is here, and a host's copy on a disk of its own has what each of its ranks has added.
+    there = parts_there(part.root)
+    copies = [facts["there"] for facts in comm.gather_facts({"there": None if there is None else sorted(there)})]
+    trouble = _trouble(comm, part, sizes, num_slots, [theirs["own_rows"] for theirs in everyone], copies)
     if trouble is not None and asked is not None:
         raise ValueError(trouble)
     if trouble is None:
@@ -139,20 +140,25 @@ def _sizes(comm: Comm, asked: int | list[int] | None, believed: Sequence[str | N
 
 
 def _trouble(
-    comm: Comm, part: PartitionedGraph, sizes: tuple[int, ...], num_slots: int, everyone: Sequence[Mapping[str, Any]]
+    comm: Comm,
+    part: PartitionedGraph,
+    sizes: tuple[int, ...],
+    num_slots: int,
+    own_rows: Sequence[bool],
+    copies: Sequence[list[int] | None],
 ) -> str | None:
     """Why these hosts cannot be, as every rank finds out alone."""
-    for rank, theirs in enumerate(everyone):
-        if theirs["own_rows"]:
+    for rank, has_own in enumerate(own_rows):
+        if has_own:
             return f"rank {rank}{comm.of} has rows= of its own, which the other ranks of its host cannot read; leave rows out, or pass ranks_per_host=1"
     num_parts = part.num_parts
     try:
         placements = [Placement(rank, comm.size, num_parts, num_slots, sizes) for rank in range(comm.size)]
     except ValueError as error:
         return str(error)
-    for placement, theirs in zip(placements, everyone):
+    for placement, there in zip(placements, copies):
         needed = placement.row_parts[placement.part_id]
-        missing = [number for number in needed if theirs["there"] is not None and number not in theirs["there"]]
+        missing = [number for number in needed if there is not None and number not in there]
         if missing:
             return (
                 f"rank {placement.rank}{comm.of} reads a copy without part {missing[0]}, which another rank of its host serves; let all ranks of a host stage "
