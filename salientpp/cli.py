@@ -186,6 +186,16 @@ def _parser() -> argparse.ArgumentParser:
         help="the split that batches start from: train, val, test or all (that of the dataset directory, or train); of several types of "
         "vertices TYPE:SPLIT, with --link the split of edges (all)",
     )
+    hosts = cost.add_argument_group(
+        "hosts with several ranks, ranks with several parts",
+        "With one of these, rows from other hosts are counted for the policy vip: with private caches, with one cache per host, and with each row fetched "
+        "once per host and step.",
+    )
+    hosts.add_argument("--ranks-per-host", type=int, metavar="R", help="ranks of a host (1)")
+    hosts.add_argument(
+        "--ranks-per-part", type=int, metavar="G", help="ranks that share a part and split its seeds (1)"
+    )
+    hosts.add_argument("--parts-per-rank", type=int, metavar="M", help="parts that a rank serves as one, at most (1)")
     ways = cost.add_argument_group(
         "ways to draw, on a dataset directory",
         "As the loaders' arguments of these names. With one of them, or with several types of vertices, rows are counted type by type, for the "

@@ -25,6 +25,7 @@ from torch_geometric.sampler import NegativeSampling
 
 from salientpp import terminal
 from salientpp.analysis import report
+from salientpp.analysis.host_volume import HostAnalysis, analyze_hosts
 from salientpp.analysis.typed_volume import TypedAnalysis, analyze_typed, typed_csv, typed_table
 from salientpp.analysis.volume import DEFAULT_POLICIES, Track, check_request
 from salientpp.analysis.volume import analyze as analyze_graph
@@ -93,6 +94,18 @@ def analyze(arguments: argparse.Namespace) -> int:
     if arguments.parts is None and not is_directory:
         raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
     track_on = _progress()
+    if _hosts(arguments):
+        with track_on as track:
+            counted_hosts = _analyze_hosts(arguments, method, is_directory, track)
+        return _show_analysis(
+            arguments,
+            files,
+            {
+                "json": lambda path: _write_json(path, counted_hosts.to_dict()),
+                "csv": lambda path: write_whole(path, lambda file: file.write(counted_hosts.to_csv().encode())),
+            },
+            [report.host_table(counted_hosts)],
+        )
     if is_directory:
         part = load(arguments.dataset)
         if part.is_hetero or _draws(arguments):
@@ -226,6 +239,53 @@ def _draws(arguments: argparse.Namespace) -> list[str]:
     """The options that were given of those that say how to draw."""
     names = ("link", "negatives", "time_attr", "edge_label_time", "last", "weight_attr", "disjoint", "replace")
     return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, False)]
+
+
+def _hosts(arguments: argparse.Namespace) -> list[str]:
+    """The options that were given of those about hosts."""
+    names = ("ranks_per_host", "ranks_per_part", "parts_per_rank")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+
+
+def _analyze_hosts(arguments: argparse.Namespace, method: Any, is_directory: bool, track: Track) -> HostAnalysis:
+    given = " and ".join(_hosts(arguments))
+    if _draws(arguments):
+        raise ValueError(
+            f"{given}: counted for plain draws from one type of vertices; leave out {', '.join(_draws(arguments))}"
+        )
+    if arguments.plot is not None:
+        raise ValueError(f"{given}: there is no --plot of this; --json and --csv have all figures")
+    if arguments.policies not in (None, ["vip"]):
+        raise ValueError(f"{given}: counted for --policies vip alone, got {','.join(arguments.policies)}")
+    if len(arguments.fanouts or ()) > 1:
+        raise ValueError(f"{given}: --fanouts must be given once, got {len(arguments.fanouts)} lists")
+    for option in _hosts(arguments):
+        value = getattr(arguments, option[2:].replace("-", "_"))
+        if value < 1:
+            raise ValueError(f"{option} must be >= 1, got {value}")
+    per_part, per_rank = arguments.ranks_per_part or 1, arguments.parts_per_rank or 1
+    if per_part > 1 and per_rank > 1:
+        raise ValueError(
+            f"either several ranks share a part or a rank has several, got --ranks-per-part {per_part} and --parts-per-rank {per_rank}"
+        )
+    graph: list[Any] = [load(arguments.dataset), "metis-vip"] if is_directory else _homogeneous(arguments, method)
+    num_parts = graph[0].num_parts if is_directory else arguments.parts
+    return analyze_hosts(
+        graph.pop(0),
+        arguments.parts,
+        ranks=num_parts * per_part if per_part > 1 else -(-num_parts // per_rank),
+        ranks_per_host=arguments.ranks_per_host or 1,
+        name=arguments.dataset,
+        method=graph.pop(),
+        fanouts=arguments.fanouts[0] if arguments.fanouts else None,
+        batch_size=arguments.batch_size,
+        replication_factors=arguments.replication_factors,
+        epochs=arguments.epochs,
+        seeds=arguments.seeds,
+        seed=arguments.seed,
+        predict_only=arguments.predict_only,
+        track=track,
+    )
 
 
 def _analyze_typed(arguments: argparse.Namespace, part: PartitionedGraph, track: Track) -> TypedAnalysis:

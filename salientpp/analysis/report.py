@@ -10,8 +10,12 @@ from rich import box
 from rich.table import Table
 
 from salientpp.analysis.advice import format_bytes
+from salientpp.analysis.host_volume import HostAnalysis
 from salientpp.analysis.volume import ORACLES, Analysis, Volume
 from salientpp.files import write_whole
+
+#: Of which a table shows the rows; a file has those of all.
+_MOST_HOSTS = 16
 
 
 def volume_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
@@ -38,6 +42,32 @@ def volume_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
     if analysis.epochs:
         table.add_row("  calibrated", *(_short(own[alpha].calibrated_rows_per_epoch) for alpha in alphas))
         table.add_row("  its error, ±", *(_short(own[alpha].calibrated_error) for alpha in alphas))
+    return table
+
+
+def host_table(analysis: HostAnalysis) -> Table:
+    """Rows from other hosts for each α and way to keep them, and of the last way by host."""
+    kind = "fetched" if analysis.epochs else "expected to be fetched"
+    hosts, ranks = len(analysis.ranks_by_host), sum(analysis.ranks_by_host)
+    per_host = "/".join(map(str, sorted(set(analysis.ranks_by_host))))
+    table = _table(
+        f"Fanouts {list(analysis.fanouts)}: feature rows {kind} from other hosts per epoch, by {ranks} ranks ({per_host} a host, {hosts} hosts) on "
+        f"{analysis.parts} parts, with α N / hosts cached rows on a host: in "
+        "a private cache for each rank, in one for the host, and in one with each row fetched once a step",
+        "",
+        [f"α={result.replication_factor:g}" for result in analysis.results],
+    )
+    ways = ["private caches", "one per host", "fetched once"]
+    for way, rows in zip(ways, zip(*(result.rows for result in analysis.results))):
+        table.add_row(way, *map(_short, rows), style="bold" if way is ways[-1] else "")
+    table.add_section()
+    table.add_row("cache per host", *(_bytes(result.cache_bytes, analysis) for result in analysis.results))
+    if analysis.epochs:
+        forecast = [result.predicted_fetched_once_rows for result in analysis.results]
+        table.add_row("  forecast", *map(_short, forecast))
+        by_host = zip(*(result.by_host(analysis.ranks_by_host) for result in analysis.results))
+        for host, rows in list(enumerate(by_host))[:_MOST_HOSTS]:
+            table.add_row(f"  host {host}", *map(_short, rows))
     return table
 
 
@@ -92,7 +122,7 @@ def _short(number: float | None) -> str:
     return f"{number:.0f}"
 
 
-def _bytes(number: int, analysis: Analysis) -> str:
+def _bytes(number: int, analysis: Analysis | HostAnalysis) -> str:
     """Memory for so many bytes of rows; nothing is known without features."""
     return format_bytes(number) if analysis.row_bytes else "–"
 

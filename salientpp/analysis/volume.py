@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -126,7 +126,7 @@ class Analysis:
 
 
 @dataclass(frozen=True, eq=False)
-class _Parted:
+class Parted:
     """A graph under new ids, with seeds by part; ``workload`` gives that of a part, fanouts and a batch size, as a run plans by it."""
 
     name: str
@@ -138,6 +138,19 @@ class _Parted:
     row_bytes: int
     edge_cut_fraction: float
     balance: dict[str, float]
+
+    def joined(self, offsets: Sequence[int]) -> Parted:
+        """The same graph whose part i is the parts ``offsets[i]`` to ``offsets[i + 1] - 1``."""
+        book = PartitionBook(self.book.offsets[list(offsets)])
+        own = [torch.cat(self.seeds[first:last]) for first, last in pairwise(offsets)]
+
+        def workload(part_id: int, fanouts: list[int], batch_size: int) -> Workload:
+            first, last = offsets[part_id : part_id + 2]
+            if last - first == 1:
+                return replace(self.workload(first, fanouts, batch_size), book=book, part_id=part_id)
+            return Workload(self.graph, book, part_id, own[part_id], fanouts, batch_size)
+
+        return replace(self, workload=workload, book=book, seeds=own)
 
 
 #: Of a graph for which nobody has said one.
@@ -182,28 +195,14 @@ def analyze(
     Raises:
         ValueError: an argument is wrong; nothing was computed.
     """
-    own = _WORKLOAD
-    if isinstance(data, PartitionedGraph):
-        if data.is_hetero:
-            raise ValueError(
-                f"{data.root} has several types of vertices, whose rows salientpp.analysis.typed_volume.analyze_typed counts, and `salientpp analyze`"
-            )
-        stored = data.description
-        own = {"num_neighbors": stored.num_neighbors[0], "batch_size": stored.batch_size, "seeds": stored.seeds[1]}
+    own = default_workload(data)
     fanouts = [own["num_neighbors"]] if fanouts is None else fanouts
     batch_size = own["batch_size"] if batch_size is None else batch_size
     seeds = own["seeds"] if seeds is None else seeds
     fanouts, policies = check_request(fanouts, batch_size, replication_factors, policies, epochs, predict_only)
-    # METIS lets no other Python thread run, so a clock on the screen stands still with it.
-    track(
-        "partitioning (METIS stops the clock)"
-        if isinstance(method, str) and method.startswith("metis")
-        else "partitioning",
-        1,
-    )
-    source = _open(data, parts, name, seeds)
+    source = open_graph(data, parts, name, seeds)
     del data  # a caller who keeps no reference either has the memory back
-    parted = source if isinstance(source, _Parted) else _part(source, method, fanouts[0], batch_size, seed)
+    parted = source if isinstance(source, Parted) else part_graph(source, method, fanouts[0], batch_size, seed, track)
     del source
     alphas = sorted({float(alpha) for alpha in replication_factors})
     results, device_rows, recommendations, without = [], [], [], {}
@@ -277,7 +276,7 @@ def _check_policies(policies: Sequence[str], predict_only: bool) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Unparted:
+class Unparted:
     """What is needed of a ``Data``: the rest may be freed while METIS wants the memory."""
 
     name: str
@@ -288,7 +287,28 @@ class _Unparted:
     parts: int
 
 
-def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: str) -> _Parted | _Unparted:
+def default_workload(data: Data | PartitionedGraph) -> dict[str, Any]:
+    """``num_neighbors``, ``batch_size`` and ``seeds`` where nobody has said them: what a directory was ordered for.
+
+    Raises:
+        ValueError: there are several types of vertices.
+    """
+    if not isinstance(data, PartitionedGraph):
+        return _WORKLOAD
+    if data.is_hetero:
+        raise ValueError(
+            f"{data.root} has several types of vertices, whose rows salientpp.analysis.typed_volume.analyze_typed counts, and `salientpp analyze`"
+        )
+    stored = data.description
+    return {"num_neighbors": stored.num_neighbors[0], "batch_size": stored.batch_size, "seeds": stored.seeds[1]}
+
+
+def open_graph(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: str) -> Parted | Unparted:
+    """What an analysis needs of a graph, in parts if it comes in some.
+
+    Raises:
+        ValueError: ``parts`` or ``seeds`` do not fit it.
+    """
     if isinstance(data, PartitionedGraph):
         if parts not in (None, data.num_parts):
             raise ValueError(
@@ -301,7 +321,7 @@ def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: st
             else math.prod(x["row_shape"]) * torch.empty(0, dtype=getattr(torch, x["dtype"])).element_size()
         )
         own = [data.split(seeds, part_id) for part_id in range(data.num_parts)]
-        return _Parted(
+        return Parted(
             name,
             data.graph,
             lambda part_id, fanouts, batch_size: data.workload(part_id, own[part_id], fanouts, batch_size),
@@ -323,10 +343,16 @@ def _open(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: st
         )
     x = data.get("x")
     row_bytes = 0 if x is None else x[0].numel() * x.element_size()
-    return _Unparted(name, graph, splits, None if seeds == "all" else splits[seeds], row_bytes, parts)
+    return Unparted(name, graph, splits, None if seeds == "all" else splits[seeds], row_bytes, parts)
 
 
-def _part(source: _Unparted, method: str | Tensor, fanouts: Sequence[int], batch_size: int, seed: int) -> _Parted:
+def part_graph(
+    source: Unparted, method: str | Tensor, fanouts: Sequence[int], batch_size: int, seed: int, track: Track
+) -> Parted:
+    """Partition in memory, for a workload."""
+    # METIS lets no other Python thread run, so a clock on the screen stands still with it.
+    is_metis = isinstance(method, str) and method.startswith("metis")
+    track("partitioning (METIS stops the clock)" if is_metis else "partitioning", 1)
     graph, chosen, parts = source.graph, source.seeds, source.parts
     assigned = assign_for(
         graph,
@@ -348,7 +374,7 @@ def _part(source: _Unparted, method: str | Tensor, fanouts: Sequence[int], batch
         known = layout.vip[part_id] if (chosen, size) == (list(fanouts), batch_size) else None
         return Workload(relabelled, layout.book, part_id, own[part_id], chosen, size, vip=known)
 
-    return _Parted(
+    return Parted(
         source.name,
         relabelled,
         workload,
@@ -374,7 +400,7 @@ class _PartRows:
 
 
 def _analyze_fanouts(
-    parted: _Parted,
+    parted: Parted,
     fanouts: list[int],
     batch_size: int,
     alphas: list[float],

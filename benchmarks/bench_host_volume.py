@@ -1,0 +1,132 @@
+"""What does it save that the ranks of a host share their rows, a cache and their requests? Writes results/host_volume.json.
+
+    python benchmarks/bench_host_volume.py synthetic:num_vertices=400000 npz:GRAPH.npz ...
+
+By simulation, which counts the very rows that a run fetches: rows from other hosts per epoch with a private cache for each rank, with one cache of the same
+memory per host, and with that and each row fetched once a step. Then what it costs that one directory serves fewer ranks than it has parts: 16 parts
+joined to 8, 4 and 2, against cuts into just so many. And whether a second level of METIS, which cuts the part of each host once more for its ranks, is worth
+having: against ranks that split the seeds of their host's part between them.
+
+Directed graphs are made symmetric, as users of sampled training commonly do.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import write_results
+from torch import Tensor
+from torch_geometric.data import Data
+from tqdm import tqdm
+
+from salientpp.analysis.host_volume import HostAnalysis, analyze_hosts
+from salientpp.datasets import load_dataset
+from salientpp.graph.csc import Graph
+from salientpp.plan.layout import assign_for
+from salientpp.store.directory.contents import collect_splits
+
+FANOUTS, BATCH = [15, 10, 5], 64
+ALPHAS = [0, 0.16, 0.32]
+HOSTS = [(2, 2), (2, 4), (8, 4)]  # hosts, ranks of each
+STORED, JOINED = 16, (8, 4, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="+")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=BATCH)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for dataset in tqdm(arguments.datasets):
+        data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
+        name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
+        options: dict[str, Any] = dict(
+            name=name,
+            fanouts=FANOUTS,
+            batch_size=arguments.batch_size,
+            replication_factors=ALPHAS,
+            epochs=arguments.epochs,
+        )
+        for hosts, per_host in HOSTS:
+            ranks = hosts * per_host
+            cut = assignment(data, ranks, arguments.batch_size)
+            flat = analyze_hosts(data, ranks, ranks_per_host=per_host, method=cut, **options)
+            rows += figures("hosts", flat, hosts=hosts, per_host=per_host)
+            show(flat, f"{hosts} x {per_host}")
+            # Each host's part is one of as many parts as hosts: its ranks split its seeds, or it is cut once more.
+            top = assignment(data, hosts, arguments.batch_size)
+            shared = analyze_hosts(data, hosts, ranks=ranks, ranks_per_host=per_host, method=top, **options)
+            nested = second_level(data, top, hosts, per_host, arguments.batch_size)
+            two = analyze_hosts(data, ranks, ranks_per_host=per_host, method=nested, **options)
+            rows += figures("a part per host, seeds split", shared, hosts=hosts, per_host=per_host)
+            rows += figures("a part per host, cut again", two, hosts=hosts, per_host=per_host)
+            show(shared, "  seeds split")
+            show(two, "  cut again")
+        stored = assignment(data, STORED, arguments.batch_size)
+        for number in JOINED:
+            joined = analyze_hosts(data, STORED, ranks=number, method=stored, **options)
+            own = analyze_hosts(data, number, method=assignment(data, number, arguments.batch_size), **options)
+            rows += figures("16 parts joined", joined, ranks=number) + figures("cut into as many", own, ranks=number)
+            show(joined, f"{STORED} parts on {number} ranks")
+            show(own, f"{number} parts")
+    write_results("host_volume", rows, fanouts=FANOUTS, batch_size=arguments.batch_size, epochs=arguments.epochs)
+
+
+def assignment(data: Data, parts: int, batch_size: int) -> Tensor:
+    """Of metis-vip, int64 [N]."""
+    graph = Graph.from_data(data)
+    splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
+    return assign_for(
+        graph,
+        parts,
+        method="metis-vip",
+        splits=splits,
+        seeds=splits["train"],
+        num_neighbors=FANOUTS,
+        batch_size=batch_size,
+    ).assignment
+
+
+def second_level(data: Data, top: Tensor, hosts: int, per_host: int, batch_size: int) -> Tensor:
+    """Each of the ``hosts`` parts cut into ``per_host``, int64 [N]; parts of a host follow one another."""
+    nested = torch.empty_like(top)
+    for host in range(hosts):
+        ids = (top == host).nonzero().flatten()
+        inside = data.subgraph(ids)
+        nested[ids] = host * per_host + assignment(inside, per_host, batch_size)
+    return nested
+
+
+def figures(what: str, analysis: HostAnalysis, **sizes: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "graph": analysis.dataset,
+            "what": what,
+            **sizes,
+            "alpha": result.replication_factor,
+            "private_rows": result.private_rows,
+            "shared_rows": result.shared_rows,
+            "fetched_once_rows": result.fetched_once_rows,
+            "predicted_fetched_once_rows": result.predicted_fetched_once_rows,
+        }
+        for result in analysis.results
+    ]
+
+
+def show(analysis: HostAnalysis, what: str) -> None:
+    print(
+        f"{analysis.dataset:16} {what:24}"
+        + "".join(
+            f" | α={result.replication_factor:g}: private {result.rows[0]:,.0f} shared {result.rows[1]:,.0f} once {result.rows[2]:,.0f}"
+            for result in analysis.results
+        ),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
