@@ -21,6 +21,7 @@ from test_shared import blocks_of, mapping
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.analysis.host_volume import analyze_hosts
 from salientpp.comm import Comm
 from salientpp.minibatch import hosts
 from salientpp.minibatch.hosts import host_by_launcher
@@ -110,6 +111,29 @@ def test_batches_are_the_same_and_rows_cross_once_per_host_and_round(roots, host
             assert sum(of_rank["fetched"] for of_rank in of_host) == (all_rows if case % 2 else once)  # law 4
             if len(ranks) > 1 and all_rows:
                 assert once < all_rows <= sum(of_rank["alone"] for of_rank in of_host) or case >= 2
+
+
+def count(rank: int, root: str, hosts: list[int], alpha: float) -> tuple[int, ...]:
+    part = salientpp.load(root)
+    apart, once = (
+        loader_of(part, hosts, replication_factor=alpha, fetch_once=fetch_once) for fetch_once in (False, True)
+    )
+    for loader in (apart, once):
+        for _ in loader:
+            pass
+    return apart.stats().rows_fetched, once.stats().rows_remote, once.stats().rows_fetched
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25])
+@EACH
+def test_what_was_fetched_is_what_the_analysis_says(roots, hosts, alpha):
+    num_parts, per_host = HOSTS[hosts]
+    live = distributed.run(count, sum(per_host), roots[num_parts], per_host, alpha)
+    said = analyze_hosts(
+        salientpp.load(roots[num_parts]), ranks=sum(per_host), ranks_per_host=per_host, replication_factors=[alpha], epochs=1, seed=5
+    ).results[0]  # fmt: skip
+    assert said.shared_by_rank == tuple(of_rank[0] for of_rank in live) == tuple(of_rank[1] for of_rank in live)
+    assert said.fetched_once_by_rank == tuple(of_rank[2] for of_rank in live)
 
 
 def everything(batch: Any) -> Any:
