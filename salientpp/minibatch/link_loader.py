@@ -111,6 +111,9 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
         pad: Pad = None,
+        ranks_per_host: int | Sequence[int] | None = None,
+        fetch_once: bool | None = None,
+        gpu_split: float = 0.0,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -132,6 +135,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
+            ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -148,7 +152,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             )
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         if isinstance(self.data, PartitionedGraph):
-            connected = connect_part(self.data, comm)
+            connected = connect_part(self.data, comm, self._ranks_by_host)
             of_part = sampling.sampler_of_part(self.data)
             stored = part_edges(connected.own, connected.own_part, self.edge_label_index)
             label, time = stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
@@ -156,7 +160,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             inputs = self._edge_inputs(stored.type_, stored.ends, label, time, input_id)
             seeds = self._seeds(of_part, inputs)
             assert seeds.start is not None  # edges have one
-            access = None if connected.is_in_order else partial(access_of_part, connected, of_part, inputs, seeds.start)
+            in_order = connected.is_in_order and not self.gpu_split
+            access = None if in_order else partial(access_of_part, connected, of_part, inputs, seeds.start)
             seeds = dataclasses.replace(seeds, access_probability=access, split=stored.split)
             return open_partition(
                 connected, of_part, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls

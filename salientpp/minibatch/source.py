@@ -186,15 +186,18 @@ class Connected:
         return held == parts and len(parts) == 1
 
 
-def connect_part(part: PartitionedGraph, comm: Comm) -> Connected:
+def connect_part(part: PartitionedGraph, comm: Comm, ranks_by_host: Sequence[int] = ()) -> Connected:
     """What each rank has and visits.
+
+    Args:
+        ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
 
     Raises:
         ValueError: the ranks do not fit the parts, or this rank loaded another part.
     """
     whole = part.whole
     try:
-        placement = Placement(comm.rank, comm.size, whole.num_parts)
+        placement = Placement(comm.rank, comm.size, whole.num_parts, ranks_by_host=tuple(ranks_by_host))
     except ValueError as error:
         raise ValueError(f"{part.root}: {error}") from None
     mine = placement.own_parts
