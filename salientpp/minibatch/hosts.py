@@ -151,7 +151,7 @@ def _trouble(
     for rank, has_own in enumerate(own_rows):
         if has_own:
             return f"rank {rank}{comm.of} has rows= of its own, which the other ranks of its host cannot read; leave rows out, or pass ranks_per_host=1"
-    num_parts = part.num_parts
+    num_parts = part.whole.num_parts
     try:
         placements = [Placement(rank, comm.size, num_parts, num_slots, sizes) for rank in range(comm.size)]
     except ValueError as error:
