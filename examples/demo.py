@@ -46,6 +46,7 @@ def training_arguments(dataset: str, batch_size: int) -> argparse.Namespace:
         workers=1,
         depth=10,
         seed=SEED,
+        ranks_per_host=1,  # two ranks of one machine stand for two machines
         profile=None,
     )
 
@@ -56,7 +57,9 @@ def run_rank(root: Path, out: Path) -> None:
     loaders, test = train_sage.train(training_arguments(str(root), BATCH_SIZE))
     part = load(root)
     cached = loaders["train"]
-    bare = NeighborLoader(part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, num_workers=1)
+    bare = NeighborLoader(
+        part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, num_workers=1, ranks_per_host=1
+    )
     for _ in range(EPOCHS):
         for _ in tqdm(
             bare,

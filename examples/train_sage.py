@@ -37,6 +37,9 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1, help="sampling threads")
     parser.add_argument("--depth", type=int, default=10, help="batches in flight; 1 turns the pipeline off")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--ranks-per-host", type=int, help="ranks that share a host's memory; by default what torchrun or SLURM says"
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -55,6 +58,7 @@ def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
     options |= dict(seed=args.seed, device=device, gpu_fraction=args.beta)
     if Path(args.dataset).is_dir():
         data = salientpp.load(args.dataset)
+        options["ranks_per_host"] = args.ranks_per_host
         train = NeighborLoader(data, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
         # Evaluation takes every seed once, and shares the training loader's cache.
         options |= dict(uneven="exact", cache=train.cache)

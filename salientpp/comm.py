@@ -142,9 +142,17 @@ class Comm:
     made = False  # whether any group was
 
     def __init__(
-        self, groups: Groups | None, timeout: timedelta, device: torch.device | None = None, roll: _Roll | None = None
+        self,
+        groups: Groups | None,
+        timeout: timedelta,
+        device: torch.device | None = None,
+        roll: _Roll | None = None,
+        within: Comm | None = None,
+        numbers: Sequence[int] = (),
     ) -> None:
         self._groups = groups
+        self._within, self._ranks = within, (0,) if roll is None else roll.ranks
+        self._numbers = numbers or range(len(self._ranks))  # in texts
         self.timeout = timeout
         self._forks = forks()
         device = device or torch.device("cpu")
@@ -154,7 +162,7 @@ class Comm:
         self._pins = device.type != "cpu" and over_host
         self.rank = 0 if groups is None else groups.host.rank()
         self.size = 1 if groups is None else groups.host.size()
-        self.of = "" if roll is None else roll.of
+        self.of: str = within.of if within is not None else "" if roll is None else roll.of
         self._store = None if groups is None else _job_store()
         self._probes: list[dist.Work] = []
         # Notes are this Comm's, not its groups': those that have the groups next shall not find them.
@@ -207,15 +215,22 @@ class Comm:
         if error is not None:
             roll.tell(_words(error))
             raise error
-        number = roll.agree(over, circle.free(over), timeout)
-        groups = circle.groups.get(number)
-        if groups is None:
-            with connecting():
-                groups = circle.groups[number] = _connect(roll, number, over, timeout)
-        groups.free = False
-        # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
-        groups.host._set_default_timeout(timeout + _GRACE)
-        return cls(groups, timeout, device, roll)
+        return cls(_lease(roll, circle, over, timeout), timeout, device, roll)
+
+    def among(self, ranks: Sequence[int]) -> Comm:
+        """Connections between some of these ranks, in ascending order; over gloo, between hosts' memories alone.
+
+        Collective among them. Who waits there for a rank hears of a failure anywhere in this Comm, and texts name ranks by this one's numbers.
+
+        Raises:
+            RankFailure: as :meth:`create`.
+        """
+        if len(ranks) == 1:
+            return Comm(None, self.timeout)
+        members = tuple(self._ranks[rank] for rank in ranks)
+        circle = _Circle.of(members)
+        roll = _Roll(members, circle)
+        return Comm(_lease(roll, circle, "gloo", self.timeout), self.timeout, None, roll, self, ranks)
 
     # --- collectives --------------------------------------------------------------------------------------
 
@@ -306,6 +321,8 @@ class Comm:
     def report_failure(self, text: str) -> None:
         """Leave a note for the others; the first one counts. Never raises."""
         self._abandon()
+        if self._within is not None:
+            return self._within.report_failure(text)
         self._ask_store(lambda store: store.compare_set(self._note, "", json.dumps({"rank": self.rank, "text": text})))
 
     def check_script(self) -> None:
@@ -315,12 +332,14 @@ class Comm:
         """
         words = None if threading.main_thread().is_alive() else _script_error()
         if words is not None:
-            text = f"rank {self.rank} ended in mid-epoch: {words}"
+            text = f"rank {self._numbers[self.rank]} ended in mid-epoch: {words}"
             self.report_failure(text)
             raise RankFailure(text)
 
     def failure(self) -> RankFailure | None:
         """What another rank has reported, if any."""
+        if self._within is not None:
+            return self._within.failure()
         note = self._ask_store(lambda store: json.loads(store.get(self._note)) if store.check([self._note]) else None)
         return None if note is None or note["rank"] == self.rank else RankFailure(note["text"])
 
@@ -347,7 +366,7 @@ class Comm:
     def _lost(self, error: Exception) -> RankFailure:
         """The failure to raise when a collective broke: which connections are closed?"""
         # At once, before others that have found it out end too.
-        gone = [rank for rank in range(self.size) if rank != self.rank and not self._reaches(rank)]
+        gone = [self._numbers[rank] for rank in range(self.size) if rank != self.rank and not self._reaches(rank)]
         time.sleep(_SLICE_SECONDS)  # a lost connection may precede the note of the rank that went down
         failure = self.failure()
         if failure is None:
@@ -372,6 +391,9 @@ class Comm:
 
     def _silent(self) -> RankFailure:
         """The failure to raise after the time-out: who does not wait?"""
+        if self._within is not None:
+            self._abandon()
+            return self._within._silent()
         time.sleep(_SLICE_SECONDS)  # for those that have only just begun to
         failure = self.failure()
         if failure is not None:
@@ -414,7 +436,7 @@ class Comm:
             except RuntimeError:
                 self.check_script()
                 if self._groups is not None and self._groups.broken:  # by another thread, which has told the others why
-                    raise RankFailure(f"rank {self.rank} has ended this") from None
+                    raise RankFailure(f"rank {self._numbers[self.rank]} has ended this") from None
                 failure = self.failure()
                 if failure is None and work.is_completed():
                     try:
@@ -428,9 +450,14 @@ class Comm:
                     raise self._silent() from None
                 if not told:
                     told = True
-                    self._ask_store(lambda store: store.set(f"{self._waiting}/{self.rank}", "1"))
+                    self._ask_store(lambda store: store.set(self._waiting_key, "1"))
         if told:
-            self._ask_store(lambda store: store.delete_key(f"{self._waiting}/{self.rank}"))
+            self._ask_store(lambda store: store.delete_key(self._waiting_key))
+
+    @property
+    def _waiting_key(self) -> str:
+        """There while this rank waits for long, for whomever."""
+        return f"{self._waiting}/{self.rank}" if self._within is None else self._within._waiting_key
 
 
 def group_rank(process_group: dist.ProcessGroup | None = None) -> tuple[int, int]:
@@ -471,6 +498,19 @@ def _members(process_group: Any) -> tuple[int, ...]:
             f"process_group must be a group that this rank is in, got ranks {list(ranks)} on rank {dist.get_rank()}"
         )
     return ranks
+
+
+def _lease(roll: _Roll, circle: _Circle, over: str, timeout: timedelta) -> Groups:
+    """Connections that are free on every rank of the roll, or new ones."""
+    number = roll.agree(over, circle.free(over), timeout)
+    groups = circle.groups.get(number)
+    if groups is None:
+        with connecting():
+            groups = circle.groups[number] = _connect(roll, number, over, timeout)
+    groups.free = False
+    # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
+    groups.host._set_default_timeout(timeout + _GRACE)
+    return groups
 
 
 def _connect(roll: _Roll, number: int, over: str, timeout: timedelta) -> Groups:

@@ -331,6 +331,7 @@ class LayerLoader(NeighborLoader):
             rows=call.rows,
             policy=call.count_uses,
             uneven="exact",
+            ranks_per_host=1,  # the rows of a layer are each rank's own
             seed=0,
             **call.options,
         )

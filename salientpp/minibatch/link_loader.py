@@ -111,6 +111,9 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
         pad: Pad = None,
+        ranks_per_host: int | Sequence[int] | None = None,
+        fetch_once: bool | None = None,
+        gpu_split: float = 0.0,
         slots: int | None = None,
         join_slots: bool = False,
         input_id: Tensor | None = None,
@@ -134,6 +137,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
+            ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split,
             slots=slots, join_slots=join_slots,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
@@ -151,7 +155,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             )
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         if isinstance(self.data, PartitionedGraph):
-            connected = connect_part(self.data, comm, self.slots)
+            connected = connect_part(self.data, comm, self.slots, self._ranks_by_host)
             of_part = sampling.sampler_of_part(self.data)
             stored = part_edges(connected.own, connected.own_part, self.edge_label_index)
             label, time = stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
@@ -159,7 +163,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             inputs = self._edge_inputs(stored.type_, stored.ends, label, time, input_id)
             seeds = self._seeds(of_part, inputs)
             assert seeds.start is not None  # edges have one
-            access = None if connected.is_in_order else partial(access_of_part, connected, of_part, inputs, seeds.start)
+            in_order = connected.is_in_order and not self.gpu_split
+            access = None if in_order else partial(access_of_part, connected, of_part, inputs, seeds.start)
             # The graph's own edges are their targets' parts'.
             book = connected.own.whole.books[None if stored.type_ is None else stored.type_[-1]]
             part_of = None if stored.edge_id is None else partial(book.owner, inputs.col)

@@ -38,10 +38,12 @@ from salientpp.minibatch.agreement import Facts, exchange_facts
 from salientpp.minibatch.builder import BatchBuilder
 from salientpp.minibatch.direct import BatchMaker, Direct, Made
 from salientpp.minibatch.epoch import Counters, Epoch, Rounds, Run, RunContext
+from salientpp.minibatch.hosts import agree_on_hosts
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, check_padding, sizes_of, types_of
 from salientpp.minibatch.seeds import scores_of_part
+from salientpp.minibatch.sharing import SharingStages
 from salientpp.minibatch.source import BatchSource, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
 from salientpp.minibatch.state import (
@@ -63,10 +65,12 @@ from salientpp.plan.schedule import Schedule, Turn, Turns, batch_key, share_size
 from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
+from salientpp.store.devices import reachable, split_rows, split_tiers
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Traffic
 from salientpp.store.fetch import Fetch, InPlace, Packed
+from salientpp.store.host import HostExchange, fetch_host_caches, pooled
 from salientpp.store.rows import TensorRows
 from salientpp.store.tiers import NO_IDS, IdSet, Tiers
 
@@ -95,7 +99,9 @@ class LoaderStats:
         rows_gpu, rows_cpu, rows_cache, rows_remote: feature rows delivered, by the tier they came from. Batches that
             were under way when an epoch was left count too: their rows did cross the network. A remote row that a batch
             holds several times, as disjoint trees may, was fetched once and counts once.
-        bytes_sent, bytes_received: to and from other ranks: counts, ids and rows.
+        rows_fetched: rows that this rank received from other hosts. Those of ``rows_remote``, unless ranks of a host ask for one another (``fetch_once``):
+            then a row that several of them need in the same round was received once, by one of them.
+        bytes_sent, bytes_received: to and from other ranks: counts, ids and rows, without what the ranks of a host pass on.
         seconds_by_stage: time spent in each stage by the thread that drives the pipeline.
         seconds_waiting: time that the caller spent in ``next()``.
         by_type: per vertex type (None where there is only one), these rows by tier, 'gpu', 'cpu', 'cache' and 'remote', and
@@ -107,6 +113,7 @@ class LoaderStats:
     rows_cpu: int
     rows_cache: int
     rows_remote: int
+    rows_fetched: int
     bytes_sent: int
     bytes_received: int
     seconds_by_stage: dict[str, float]
@@ -211,6 +218,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
         self._comm = self._connect(options)
+        self._ranks_by_host: tuple[int, ...] = ()
+        if isinstance(data, PartitionedGraph):
+            self._ranks_by_host = agree_on_hosts(
+                self._comm, data, options.ranks_per_host, as_integer(options.slots) or 0, bool(options.rows)
+            )
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
         prepared, error = None, None
         try:
@@ -276,7 +288,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             held=self._topology,
             marks_sizes=self.pad is None,
         )
-        self._stages = BatchStages(self._fetch, self._builder, Threads(1, "salientpp-gather").submit, self.device)
+        gather = Threads(1, "salientpp-gather")
+        self._stages = BatchStages(self._fetch, self._builder, gather.submit, self.device)
+        if self._fetches_once:
+            between = HostExchange(self._host, self._source.exchange)
+            self._fetch.askers = self._host.size
+            self._stages = SharingStages(self._fetch, self._builder, gather.submit, self.device, host=between)
         self._maker = BatchMaker(self._fetch, self._builder)
         self._workers = SamplingWorkers(
             self.num_workers, self._source.seeds, self._source.sampler, self._stages, self._maker
@@ -458,25 +475,66 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                     ]
                     for column in source.exchanged
                 ],
+                **self._facts_of_hosts(),
             },
         )
+
+    def _facts_of_hosts(self) -> dict[str, Any]:
+        """In what all ranks must agree where some share a host."""
+        if not self._ranks_by_host:
+            return {}
+        policy = self.policy if isinstance(self.policy, str) else getattr(self.policy, "__qualname__", "a function")
+        same = (
+            ("replication_factor", "fetch_once", "gpu_fraction", "gpu_split")
+            if self.gpu_split
+            else ("replication_factor", "fetch_once", "gpu_split")
+        )
+        return {"policy": policy, **{name: getattr(self, name) for name in same}}
+
+    @property
+    def _fetches_once(self) -> bool:
+        """Whether the ranks of a host ask other hosts for one another; the same on all ranks."""
+        return bool(self._ranks_by_host and self._source.travelling) and self.fetch_once is not False
+
+    def _splits_devices(self) -> bool:
+        """Whether the devices of this host share rows; collective among its ranks."""
+        if not self.gpu_split or not self._ranks_by_host or self._host.size == 1:
+            return False
+        trouble = reachable(self._host, self.device)
+        if trouble is not None:
+            warnings.warn(f"gpu_split has no effect: {trouble}", UserWarning, stacklevel=6)
+        return trouble is None
+
+    @lazy
+    def _host(self) -> Comm:
+        """The ranks of this host; made by all of them at the same time."""
+        return self._comm.among(self._source.exchange.placement.ranks_of_host)
 
     def _make_tiers(self, cache: FeatureCache | TypedFeatureCache | None, fill: bool) -> dict[str | None, Tiers]:
         """The tiers by vertex type, with the given cache, or with one of this loader's own if any rank has one to ``fill`` (that is collective)."""
         source = self._source
         home = {type_: source.exchange.part_of(type_) for type_ in source.books}
         num_hot = {type_: int(self.gpu_fraction * book.size_of(home[type_])) for type_, book in source.books.items()}
-        of_rows = source.seeds.access_probability
-        probability = of_rows(self._mean_batch_size) if of_rows is not None and any(num_hot.values()) else None
+        splits = any(num_hot.values()) and self._splits_devices()
+        num_split = {type_: int(self.gpu_split * number) if splits else 0 for type_, number in num_hot.items()}
+        hot = {type_: torch.arange(number - num_split[type_]) for type_, number in num_hot.items()}
+        of_rows, shares = source.seeds.access_probability, {}
+        if of_rows is not None and any(num_hot.values()):
+            chance = {type_: of_type for type_, of_type in of_rows(self._mean_batch_size).items() if type_ in hot}
+            order = {type_: torch.sort(of, descending=True, stable=True).indices for type_, of in chance.items()}
+            hot |= {type_: ids[: hot[type_].numel()].sort().values for type_, ids in order.items()}
+            shares = split_rows(self._host, chance, hot, num_split) if splits else {}
         made = {}
         for type_, book in source.books.items():
-            hot = torch.arange(num_hot[type_])
-            if probability is not None:
-                hot = torch.sort(probability[type_], descending=True, stable=True).indices[: len(hot)].sort().values
             seeds_only = [name for owner, name in source.seed_columns if owner == type_]
             made[type_] = Tiers.of(
-                book, home[type_], source.rows[type_], device=self.device, gpu_ids=hot, zero_copy=self.zero_copy, seeds_only=seeds_only
+                book, home[type_], source.rows[type_], device=self.device, gpu_ids=hot[type_], zero_copy=self.zero_copy, seeds_only=seeds_only
             )  # fmt: skip
+            if type_ in shares:
+                whole = {name: rows for name, rows in source.rows[type_].items() if name not in seeds_only}
+                num_rows = book.size_of(home[type_])
+                tiers = split_tiers(self._host, self.device, whole, shares[type_], num_rows)
+                made[type_] = dataclasses.replace(made[type_], near=[*made[type_].near, *tiers])
         if fill and source.travelling:
             self._cache = self._fetch_cache(made)
         if cache is not None:
@@ -523,12 +581,24 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         members, scores = dict.fromkeys(books, NO_IDS), None
         if self.replication_factor > 0:
             scores = self._scores()
-            members = plan_caches(scores, books, source.row_bytes, part_id, self.replication_factor)
-        owner, caches = (source.fingerprint, part_id), {}
-        for type_, book in books.items():
-            home = {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
-            cache = source.exchange.fetch_cache(type_, home, IdSet.of(members[type_], book.num_vertices))
-            caches[type_] = dataclasses.replace(cache, owner=owner)
+            of_host = scores
+            if self._ranks_by_host:
+                of_host = pooled(self._host, self.policy, {type_: scores[type_] for type_ in books})
+            members = plan_caches(of_host, books, source.row_bytes, part_id, self.replication_factor)
+        home = {
+            type_: {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
+            for type_ in books
+        }
+        if self._ranks_by_host:
+            sizes = {type_: book.num_vertices for type_, book in books.items()}
+            caches = fetch_host_caches(self._host, source.exchange, home, members, sizes)
+        else:
+            caches = {
+                type_: source.exchange.fetch_cache(type_, home[type_], IdSet.of(members[type_], book.num_vertices))
+                for type_, book in books.items()
+            }
+        owner = (source.fingerprint, part_id)
+        caches = {type_: dataclasses.replace(cache, owner=owner) for type_, cache in caches.items()}
         if scores is not None and self.gpu_cache_bytes:
             caches = on_device(caches, scores, self.gpu_cache_bytes, self.device)
         return caches[None] if None in caches else TypedFeatureCache(caches, owner)
@@ -1033,6 +1103,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             rows_cpu=rows["cpu"],
             rows_cache=rows["cache"],
             rows_remote=rows["remote"],
+            rows_fetched=sum(counts[type_, "fetched"] for type_ in self._fetch.tiers),
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             seconds_by_stage=dict(counters.seconds_by_stage),

@@ -60,7 +60,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
             persistent_workers: as in torch's ``DataLoader``, except that workers are threads that sample ahead (0: the caller's), and
             ``generator`` only seeds the loader.
-        replication_factor: α >= 0; each rank caches ``floor(α N / K)`` remote rows. With several types of vertices as many as take
+        replication_factor: α >= 0; each rank, or each host's ranks together, cache ``floor(α N / K)`` remote rows, where K is how many ranks or hosts
+            have rows that others do not. With several types of vertices as many as take
             ``α / K`` of the bytes of all rows that may travel.
         gpu_fraction: β in [0, 1]; this fraction of the part's rows, the hottest, is kept on ``device``.
         gpu_cache_bytes: as many of the cached rows as fit into this, the hottest, are kept on ``device`` too.
@@ -86,6 +87,12 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         share: (rank, number of ranks): of a ``Data`` or ``HeteroData`` that every process holds, visit this process's share of the seeds.
             All processes pass the same ``seed``; nobody talks to anybody.
         pad: 'bucket': fill batches up to few sizes, for compiled models, see :mod:`salientpp.minibatch.padding`.
+        ranks_per_host: on a partitioned graph, how many ranks each host has, a number or a list with one for every host. They hold the rows of their parts
+            once, share one cache, and fetch a row once in a round; α then counts per host. None: what torchrun or SLURM says, or 1 where neither speaks or
+            memory cannot be shared. See :mod:`salientpp.plan.placement`.
+        fetch_once: the ranks of a host ask other hosts for one another, so that a row which several need in the same round crosses the network once.
+            None: where hosts have several ranks.
+        gpu_split: in [0, 1]; of the rows on a device (``gpu_fraction``) this fraction is there for all ranks of its host, on each device others.
         slots: how many share an epoch's batches, at least as many as ranks; any number of ranks gives the same batches of each. None: as many as ranks.
         join_slots: give the batches that a rank's slots have in a round as one, their MFGs side by side; each remote row is fetched once.
         input_id, custom_cls: as in PyG's ``NodeLoader``.
@@ -133,6 +140,9 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         timeout: float | timedelta = DEFAULT_TIMEOUT,
         share: tuple[int, int] | None = None,
         pad: Pad = None,
+        ranks_per_host: int | Sequence[int] | None = None,
+        fetch_once: bool | None = None,
+        gpu_split: float = 0.0,
         slots: int | None = None,
         join_slots: bool = False,
         input_id: Tensor | None = None,
@@ -154,7 +164,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
-            pad=pad, slots=slots, join_slots=join_slots,
+            pad=pad, ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split, slots=slots, join_slots=join_slots,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -178,7 +188,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         _check_times(self.input_time, sampling)
         sampler = sampling.sampler_of_part(part)
-        connected = connect_part(part, comm, self.slots)
+        connected = connect_part(part, comm, self.slots, self._ranks_by_host)
         inputs, split = part_nodes(connected.own, connected.own_part, self.input_nodes, self.input_time, self.input_id)
         start = partial(_start, inputs)
         seeds = Seeds(
@@ -187,7 +197,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             draw=sampler.sample_from_nodes,
             add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
             access_probability=None
-            if connected.is_in_order
+            if connected.is_in_order and not self.gpu_split
             else partial(access_of_part, connected, sampler, inputs, start),
             split=split,
             part_of=partial(connected.own.whole.books[inputs.input_type].owner, inputs.node),

@@ -57,6 +57,9 @@ class Options:
     timeout: float | timedelta = DEFAULT_TIMEOUT
     share: tuple[int, int] | None = None
     pad: Pad = None
+    ranks_per_host: int | Sequence[int] | None = None
+    fetch_once: bool | None = None
+    gpu_split: float = 0.0
     slots: int | None = None
     join_slots: bool = False
 
@@ -109,6 +112,17 @@ class Options:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
         if self.pad not in (None, "bucket"):
             raise ValueError(f"pad must be 'bucket' or None, got {self.pad!r}")
+        gpu_split = as_real(self.gpu_split)
+        if gpu_split is None or not 0 <= gpu_split <= 1:
+            raise ValueError(
+                f"gpu_split must be in [0, 1] (the part of a device's rows that it has for all of its host), got {self.gpu_split!r}"
+            )
+        if gpu_split and self.zero_copy:
+            raise ValueError(
+                "gpu_split excludes zero_copy, with which a device reads all rows of its host where they are"
+            )
+        if self.fetch_once is not None and not isinstance(self.fetch_once, bool):
+            raise ValueError(f"fetch_once must be True, False or None, got {self.fetch_once!r}")
         slots = as_integer(self.slots)
         if self.slots is not None and (slots is None or slots < 1):
             raise ValueError(
@@ -122,6 +136,7 @@ class Options:
             replication_factor=replication_factor,
             gpu_fraction=gpu_fraction,
             gpu_cache_bytes=gpu_cache_bytes,
+            gpu_split=gpu_split,
             depth=depth,
             seed=None if self.seed is None else as_integer(self.seed),
         )

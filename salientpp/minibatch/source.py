@@ -188,18 +188,21 @@ class Connected:
         return held == parts and len(parts) == 1
 
 
-def connect_part(part: PartitionedGraph, comm: Comm, slots: int | None = None) -> Connected:
+def connect_part(
+    part: PartitionedGraph, comm: Comm, slots: int | None = None, ranks_by_host: Sequence[int] = ()
+) -> Connected:
     """What each rank has and visits.
 
     Args:
         slots: that share an epoch's batches; None: as many as ranks.
+        ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
 
     Raises:
         ValueError: the ranks or slots do not fit the parts, or this rank loaded another part.
     """
     whole = part.whole
     try:
-        placement = Placement(comm.rank, comm.size, whole.num_parts, slots or 0)
+        placement = Placement(comm.rank, comm.size, whole.num_parts, slots or 0, tuple(ranks_by_host))
     except ValueError as error:
         raise ValueError(f"{part.root}: {error}") from None
     mine = placement.own_parts

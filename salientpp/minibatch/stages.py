@@ -40,6 +40,21 @@ LAST_STAGE = "assemble"
 
 
 @dataclass(frozen=True, eq=False)
+class Wanted:
+    """Rows of one vertex type that this rank asks other hosts for.
+
+    Attributes:
+        remote_id: distinct global ids, ascending, int64.
+        remote_counts: int64 [row parts], how many of each.
+        row: int64, for every id that a rank of this host wants through this one, by rank, its place in ``remote_id``.
+    """
+
+    remote_id: Tensor
+    remote_counts: Tensor
+    row: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Sampled:
     """What a sampling thread has made of a batch.
 
@@ -50,6 +65,7 @@ class Sampled:
         plan: how these are put together, by vertex type.
         mfg: what was sampled.
         contents: what the data held before the batch was made of it; None where it cannot change.
+        wanted: what this rank asks other hosts for, where that is not what its batch needs of them but a share of what all batches of its host do.
     """
 
     index: int
@@ -59,6 +75,12 @@ class Sampled:
     plan: Mapping[str | None, Places | Recipe] = field(default_factory=dict)
     mfg: SamplerOutput | HeteroSamplerOutput | None = None
     contents: Contents | None = None
+    wanted: Mapping[str | None, Wanted] | None = None
+
+    @property
+    def from_others(self) -> Mapping[str | None, Wanted | Places]:
+        """By vertex type the ``remote_id`` that this rank asks other hosts for, and ``remote_counts``."""
+        return self.places if self.wanted is None else self.wanted
 
 
 @dataclass(frozen=True)
@@ -193,14 +215,14 @@ class BatchStages:
         return request.sampling.result()
 
     def exchange_counts(self, state: Sampled) -> CountsSent:
-        counts = {type_: places.remote_counts for type_, places in state.places.items()}
+        counts = {type_: wanted.remote_counts for type_, wanted in state.from_others.items()}
         return CountsSent(state, self.fetch.exchange.send_counts(counts, leaving=state.leaving))
 
     def read_counts(self, state: CountsSent) -> CountsRead:
         return CountsRead(state.sampled, self.fetch.exchange.read_counts(state.pending))
 
     def exchange_ids(self, state: CountsRead) -> IdsSent:
-        ids = {type_: places.remote_id for type_, places in state.sampled.places.items()}
+        ids = {type_: wanted.remote_id for type_, wanted in state.sampled.from_others.items()}
         return IdsSent(state.sampled, state.counts, self.fetch.exchange.send_ids(state.counts, ids))
 
     def localize_ids(self, state: IdsSent) -> IdsRead:
@@ -238,6 +260,7 @@ class BatchStages:
     def assemble(self, state: RowsSent) -> Finished:
         sampled, gathered = state.sampled, state.gathered
         rows, arrived = self.fetch.put_together(gathered.plan, gathered.taken, state.pending)
+        self.fetch.count_fetched({type_: wanted.remote_id.numel() for type_, wanted in sampled.from_others.items()})
         if gathered.batch is None:
             return Finished(sampled.index, None, True, gathered.counts.all_left)
         self.fetch.own.measure(tensors_in([gathered.taken, gathered.batch, gathered.plan, arrived, rows]))

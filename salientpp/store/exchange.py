@@ -164,10 +164,8 @@ class Exchange:
         Raises:
             RuntimeError: a rank asks for a row that this part does not own.
         """
-        arrived = pending.wait().to(torch.int64)
-        by_type = [arrived] if len(self.types) == 1 else _by_type(arrived, counts.asked, len(self.types))
         rows = {}
-        for place, (type_, book, ids) in enumerate(zip(self.types, self._books, by_type)):
+        for place, (book, (type_, ids)) in enumerate(zip(self._books, self._ids_asked(counts, pending).items())):
             begin, end = book.range_of(self.part_id)
             row = ids - begin
             at = first_outside(row, end - begin)
@@ -181,6 +179,12 @@ class Exchange:
                 )
             rows[type_] = row
         return rows
+
+    def _ids_asked(self, counts: Counts, pending: Pending) -> dict[str | None, Tensor]:
+        """Those that arrive, int64, by type and in it by rank."""
+        arrived = pending.wait().to(torch.int64)
+        by_type = [arrived] if len(self.types) == 1 else _by_type(arrived, counts.asked, len(self.types))
+        return dict(zip(self.types, by_type))
 
     def send_rows(self, counts: Counts, rows: Mapping[Column, Tensor]) -> PendingRows:
         """Start to send the rows asked for, by column of types that travel; pending are the rows wanted, of the same columns."""
@@ -213,17 +217,27 @@ class Exchange:
         return pending
 
     def fetch_cache(self, type_: str | None, home: Mapping[str, RowSource], members: IdSet) -> FeatureCache:
-        """Fetch the rows of ``members`` (global ids of a type, of other parts) from their owners, in bounded chunks.
+        """Fetch the rows of ``members`` (global ids of a type, of other parts) from their owners.
 
         Collective: all ranks call it for the same type, each with its own members and the rows of its own part by attribute.
         """
         rows = {name: empty_rows(source, len(members)) for name, source in home.items()}
+        self.fetch_rows(type_, home, members.ids, rows)
+        return FeatureCache(members, rows)
+
+    def fetch_rows(
+        self, type_: str | None, home: Mapping[str, RowSource], members: Tensor, rows: Mapping[str, Tensor]
+    ) -> None:
+        """Write the rows of ``members``, ascending global ids of other parts, int64, to ``rows`` [len(members), ...], in bounded chunks.
+
+        Collective: all ranks call it for the same type, each with its own members and the rows of its own part by attribute.
+        """
         of_all = sum(empty_rows(source, 1).nbytes for source in home.values())
         chunk = max(1, FILL_CHUNK_BYTES // max(1, of_all))
         book = self._books[self.types.index(type_)]
         first = 0
         while True:
-            ids = members.ids[first : first + chunk]  # ascending, hence grouped by owner
+            ids = members[first : first + chunk]  # ascending, hence grouped by owner
             wanted = {type_: torch.bincount(book.owner(ids), minlength=book.num_parts)}
             counts = self.read_counts(self.send_counts(wanted, leaving=first + chunk >= len(members)))
             asked = self.read_ids(counts, self.send_ids(counts, {type_: ids}))[type_]
@@ -232,7 +246,7 @@ class Exchange:
                 rows[name][first : first + chunk] = arrived
             first += chunk
             if counts.all_left:  # the rank with the most members is done too
-                return FeatureCache(members, rows)
+                return
 
 
 def row_bytes(rows: Tensor) -> int:

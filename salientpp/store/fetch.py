@@ -25,6 +25,7 @@ from salientpp.processes import Lock
 from salientpp.store.assembly import assemble_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
+from salientpp.store.host import by_asker
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, take_rows
 from salientpp.store.tiers import NO_IDS, Places, Tiers
 
@@ -115,19 +116,23 @@ class Recipe:
     """How a device puts rows together.
 
     Attributes:
-        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed ones and the arrived ones, laid end
+        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed, the collected and the arrived ones, laid end
             to end in this order; None: the packed rows, as they are.
         packed: int64, by tier, the slots whose rows are packed first.
+        collected: int64, by tier, the slots whose rows are collected from several devices first.
     """
 
     index: Tensor | None
     packed: Sequence[Tensor]
+    collected: Sequence[Tensor] = ()
 
     def to(self, device: torch.device, non_blocking: bool) -> Recipe:
-        return (
-            self
-            if self.index is None
-            else dataclasses.replace(self, index=self.index.to(device, non_blocking=non_blocking))
+        if self.index is None:
+            return self
+        return dataclasses.replace(
+            self,
+            index=self.index.to(device, non_blocking=non_blocking),
+            collected=[slot.to(device, non_blocking=non_blocking) for slot in self.collected],
         )
 
 
@@ -146,9 +151,13 @@ class Packed:
             return Recipe(None, packed)
         # Which places each tensor fills, from which of its rows (None: all, in order), and how many rows it has.
         takes: list[tuple[Tensor | None, Tensor | None, int]] = [
-            (position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device
+            (position, slot, tier.num_rows)
+            for tier, position, slot in tiers.groups(places)
+            if tier.on_device and not tier.apart
         ]
         takes += [(position, None, slot.numel()) for tier, position, slot in tiers.groups(places) if not tier.on_device]
+        apart = [(position, slot) for tier, position, slot in tiers.groups(places) if tier.apart]
+        takes += [(position, None, slot.numel()) for position, slot in apart]
         takes.append((places.remote_position, places.remote_row, places.remote_id.numel()))
         num_rows = sum(size for _, _, size in takes)
         index = torch.empty(places.num_rows, dtype=torch.int32 if num_rows < 2**31 else torch.int64)
@@ -157,7 +166,7 @@ class Packed:
             row = torch.arange(size) if row is None else row
             index[slice(None) if position is None else position] = (row + begin).to(index.dtype)
             begin += size
-        return Recipe(pinned(index), packed)
+        return Recipe(pinned(index), packed, [pinned(slot) for _, slot in apart])
 
     def plan_for_others(self, tiers: Tiers, row: Tensor) -> Recipe:
         return self.plan(tiers, tiers.look_up(row + tiers.book.range_of(tiers.part_id)[0]))
@@ -177,10 +186,20 @@ class Packed:
     def put_together(self, tiers: Tiers, name: str, plan: Recipe, taken: Tensor, arrived: Tensor | None) -> Tensor:
         if plan.index is None:
             return taken
-        tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
-        tensors += [taken, taken[:0] if arrived is None else arrived]
+        tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device and not tier.apart]
+        tensors += [taken, self._collected(tiers, name, plan, taken), taken[:0] if arrived is None else arrived]
         out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
         assemble_rows([rows for rows in tensors if len(rows)], plan.index, out)
+        return out
+
+    def _collected(self, tiers: Tiers, name: str, plan: Recipe, like: Tensor) -> Tensor:
+        """What lies on several devices, in one tensor of this one."""
+        out = like.new_empty((sum(slot.numel() for slot in plan.collected), *like.shape[1:]))
+        begin = 0
+        for tier, slot in zip([tier for tier in tiers.all if tier.apart], plan.collected, strict=True):
+            if slot.numel():
+                assemble_rows([tier.tensor(name)], slot, out[begin : begin + slot.numel()])
+            begin += slot.numel()
         return out
 
     def pin(self, batch: Any) -> Any:
@@ -233,6 +252,7 @@ class Fetch:
         seed_columns: those that only seeds get.
         own, served: the way for this rank's batches, and for the rows that other ranks asked for.
         repeats: a batch may hold a vertex several times, as trees do.
+        askers: the ranks of this host that ask other hosts for one another; 0: each for itself.
         counts: rows delivered, by vertex type and the name of the tier that served them; remote ones as often as they were fetched.
         counting: guards them, since threads may drive an epoch each.
     """
@@ -244,6 +264,7 @@ class Fetch:
     own: Way[Any]
     served: Way[Any]
     repeats: bool = False
+    askers: int = 0
     counts: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     counting: Lock = field(default_factory=Lock)
 
@@ -282,7 +303,9 @@ class Fetch:
             for type_, tiers in self.tiers.items()
         }
         if self.repeats:
-            return {type_: self.tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
+            places = {type_: self.tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
+        if self.askers:
+            places = {type_: by_asker(of_type, self.askers) for type_, of_type in places.items()}
         return places
 
     def take_all(
@@ -354,3 +377,9 @@ class Fetch:
                 for tier, _, slot in self.tiers[type_].groups(of_type):
                     self.counts[type_, tier.name] += slot.numel()
                 self.counts[type_, "remote"] += of_type.remote_id.numel()
+
+    def count_fetched(self, number: Mapping[str | None, int]) -> None:
+        """Add the rows, by vertex type, that this rank got from other hosts."""
+        with self.counting:
+            for type_, of_type in number.items():
+                self.counts[type_, "fetched"] += of_type

@@ -49,7 +49,9 @@ class Tier:
         members: whose; slot i of every attribute is the row of ``members.ids[i]``. None: the part's, all of them.
         rows: attribute name -> source.
         on_device: a device reads the rows where they are; then each source is a :class:`TensorRows`.
-        memory: under which ``memory()`` counts the rows.
+        memory: under which ``memory()`` counts the rows; '' where another rank does.
+        apart: the rows lie on one of several devices that share them, see :mod:`salientpp.store.devices`; what a batch needs of all these is collected
+            first.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Tier:
     rows: Mapping[str, RowSource]
     on_device: bool
     memory: str
+    apart: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -210,7 +213,8 @@ class Tiers:
         """Bytes by kind of memory; ``cpu`` counts arrays that may be memory-mapped and shared, sources that do not say take none."""
         memory = {"gpu": 0, "cpu": 0, "cache": 0}
         for tier in self.all:
-            memory[tier.memory] += sum(getattr(source, "nbytes", 0) for source in tier.rows.values())
+            if tier.memory:
+                memory[tier.memory] += sum(getattr(source, "nbytes", 0) for source in tier.rows.values())
             if tier.members is not None:
                 memory[tier.name] += tier.members.words.nbytes
         return memory

@@ -1,0 +1,162 @@
+"""What does it save over a network that the ranks of a host share a cache and their requests? Writes results/hosts.json. As root, with iproute2.
+
+    python benchmarks/bench_hosts.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
+
+2 hosts of 2 ranks, emulated by network namespaces (benchmarks/cluster.py) with links of a set rate; ranks of a host talk past the link. The same
+batches in turns: private caches, one cache of the same memory per host, and that with each row fetched once a step. An epoch is timed twice: batches alone,
+and with a GraphSAGE that is trained on them. Bytes are those of the hosts' links, with all headers; rows from other hosts are counted by simulation
+where caches are private, since loaders count those of neighbours on the host too.
+
+All ranks share the cores of one machine: the network is slowed, computation is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cluster import Cluster, bytes_received, unavailable
+from common import write_results
+from torch_geometric.nn import GraphSAGE
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.analysis.host_volume import analyze_hosts
+from salientpp.datasets import load_dataset
+
+HOSTS, PER_HOST = 2, 2
+FANOUTS, BATCH = [15, 10, 5], 64
+ALPHAS = [0.0, 0.16, 0.32]
+WAYS: dict[str, dict[str, Any]] = {
+    "private": {"ranks_per_host": 1},
+    "shared": {"ranks_per_host": PER_HOST, "fetch_once": False},
+    "once": {"ranks_per_host": PER_HOST, "fetch_once": True},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="+")
+    parser.add_argument("--megabytes-per-second", type=float, default=25, help="of each link, each way")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--seed-fraction", type=float, default=1.0, help="of the training vertices")
+    arguments = parser.parse_args()
+    missing = unavailable()
+    if missing:
+        raise SystemExit(missing)
+    rows = []
+    for dataset in arguments.datasets:
+        data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
+        name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
+        if arguments.seed_fraction < 1:
+            data.train_mask &= (
+                torch.rand(data.num_nodes, generator=torch.Generator().manual_seed(0)) < arguments.seed_fraction
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            part = salientpp.partition(data, HOSTS * PER_HOST, Path(folder) / "parts", FANOUTS, BATCH)
+            counted = analyze_hosts(part, ranks_per_host=PER_HOST, replication_factors=ALPHAS, epochs=1)
+            private = {result.replication_factor: result.private_rows for result in counted.results}
+            with Cluster(HOSTS, arguments.megabytes_per_second * 1e6, PER_HOST) as cluster:
+                by_rank = cluster.run(measure, str(part.root), arguments.turns, arguments.hidden, seconds=3000)
+        for figures in zip(*by_rank, strict=True):
+            first = figures[0]
+            fetched = sum(of_rank["fetched"] for of_rank in figures)
+            row = {
+                "graph": name,
+                "alpha": first["alpha"],
+                "way": first["way"],
+                "rows_from_other_hosts": private[first["alpha"]] if first["way"] == "private" else fetched,
+                "megabytes": sum(of_rank["bytes"] for of_rank in figures[::PER_HOST]) / 1e6,
+                "seconds_fetching": max(of_rank["fetching"] for of_rank in figures),
+                "seconds_training": max(of_rank["training"] for of_rank in figures),
+            }
+            rows.append(row)
+            print(
+                f"{name:16} α = {row['alpha']:4} {row['way']:8} {row['rows_from_other_hosts']:12,.0f} rows {row['megabytes']:8.1f} MB "
+                f"{row['seconds_fetching']:6.2f} s fetching {row['seconds_training']:6.2f} s training",
+                flush=True,
+            )
+    write_results(
+        "hosts",
+        rows,
+        hosts=HOSTS,
+        ranks_per_host=PER_HOST,
+        fanouts=FANOUTS,
+        batch_size=BATCH,
+        megabytes_per_second=arguments.megabytes_per_second,
+        seed_fraction=arguments.seed_fraction,
+        turns=arguments.turns,
+        hidden=arguments.hidden,
+    )
+
+
+def measure(rank: int, root: str, turns: int, hidden: int) -> list[dict[str, Any]]:
+    part = salientpp.load(root)
+    torch.manual_seed(0)
+    features = part.num_features
+    model = GraphSAGE(features, hidden, num_layers=len(FANOUTS), out_channels=part.num_classes)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    found = []
+    for alpha in ALPHAS:
+        loaders = {
+            way: NeighborLoader(
+                part,
+                FANOUTS,
+                "train",
+                batch_size=BATCH,
+                shuffle=True,
+                seed=0,
+                num_workers=1,
+                replication_factor=alpha,
+                **options,
+            )
+            for way, options in WAYS.items()
+        }
+        figures: dict[str, dict[str, list[float]]] = {
+            way: {"fetching": [], "training": [], "bytes": [], "fetched": []} for way in WAYS
+        }
+        for turn in range(turns + 1):
+            for way, loader in loaders.items():
+                loader.set_epoch(0)  # the epoch that the analysis counts
+                loader.reset_stats()
+                dist.barrier()
+                before, started = bytes_received(), time.perf_counter()
+                for _ in loader:
+                    pass
+                fetched = loader.stats().rows_fetched
+                dist.barrier()
+                seconds, received = time.perf_counter() - started, bytes_received() - before
+                loader.set_epoch(0)
+                dist.barrier()
+                started = time.perf_counter()
+                for batch in loader:
+                    loss = torch.nn.functional.cross_entropy(
+                        parallel(batch.x, batch.edge_index)[: batch.batch_size], batch.y
+                    )
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                dist.barrier()
+                if turn:  # the first is warm-up
+                    taken = figures[way]
+                    taken["fetching"].append(seconds)
+                    taken["training"].append(time.perf_counter() - started)
+                    taken["bytes"].append(received)
+                    taken["fetched"].append(fetched)
+        found += [
+            {"alpha": alpha, "way": way, **{name: statistics.median(values) for name, values in taken.items()}}
+            for way, taken in figures.items()
+        ]
+    return found
+
+
+if __name__ == "__main__":
+    main()

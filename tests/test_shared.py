@@ -1,0 +1,141 @@
+"""Laws of the memory that the ranks of a host have in common: one copy, seen by all, and none left behind however its processes end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import distributed
+import pytest
+import torch
+
+from salientpp.comm import Comm
+from salientpp.store.shared import Block, CannotShare, Offer, mapped, shared_tensors, sharing
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+
+NUM_BYTES = 8 * 2**20
+
+
+def mapping(field: str, process: int | str = "self") -> int:
+    """Bytes of a field of /proc/PID/smaps over the mappings of blocks."""
+    total, is_block = 0, False
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            is_block = "memfd:salientpp" in line
+        elif is_block and words[0] == f"{field}:":
+            total += int(words[1]) * 1024
+    return total
+
+
+def blocks_of(processes: list[int]) -> list[int]:
+    """Those of these processes that still have a block mapped or open."""
+    found = []
+    for process in processes:
+        try:
+            names = [os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir()]
+            if mapping("Size", process) or any("memfd:salientpp" in name for name in names):
+                found.append(process)
+        except OSError:
+            pass  # it is gone
+    return found
+
+
+def test_a_block_is_mapped_by_its_offer_and_by_no_other():
+    with Block(100) as block:
+        block.memory[:] = torch.arange(100, dtype=torch.uint8)
+        other = mapped(block.offer)
+        assert torch.equal(other, torch.arange(100, dtype=torch.uint8))
+        other[3] = 77
+        assert block.memory[3] == 77
+        wrong = Offer(block.offer.process, block.offer.file, "00" * 16, 100)
+        with pytest.raises(CannotShare, match="is none of the ranks that it is said to be one of"):
+            mapped(wrong)
+        with pytest.raises(CannotShare, match="none of the ranks"):
+            mapped(Offer(block.offer.process, block.offer.file, block.offer.token, 99))
+    with pytest.raises(CannotShare, match="cannot be opened .* containers of their own"):
+        mapped(block.offer)
+    assert other[3] == 77, "who has it mapped keeps it"
+
+
+def _write_shares(rank: int, hosts: list[list[int]]) -> tuple[list, int, int]:
+    comm = Comm.create()
+    assert sharing(comm, [range(ranks[0], ranks[-1] + 1) for ranks in hosts]) is None
+    ours = next(ranks for ranks in hosts if rank in ranks)
+    host = comm.among(ours)
+    assert (host.rank, host.size) == (ours.index(rank), len(ours))
+    numbers, rows, empty = shared_tensors(
+        host, [((len(ours),), torch.int64), ((NUM_BYTES // 4,), torch.float32), ((0, 5), torch.bfloat16)]
+    )
+    assert empty.shape == (0, 5) and not rows.any()
+    numbers[host.rank] = 10 * rank
+    rows[host.rank :: host.size] = rank
+    host.gather_numbers([1])
+    assert (rows[: host.size].int().tolist(), float(rows.sum())) == (ours, sum(ours) * (NUM_BYTES // 4 / len(ours)))
+    seen = numbers.tolist(), mapping("Rss"), mapping("Pss")
+    host.gather_numbers([1])
+    return seen
+
+
+@pytest.mark.parametrize("hosts", [[[0, 1]], [[0, 1], [2, 3]], [[0], [1, 2, 3, 4]]], ids=["1x2", "2x2", "1+4"])
+def test_every_rank_of_a_host_sees_what_the_others_write_and_all_together_take_one_copy(hosts):
+    world = sum(map(len, hosts))
+    results = distributed.run(_write_shares, world, hosts)
+    for ranks in hosts:
+        for rank in ranks:
+            assert results[rank][0] == [10 * other for other in ranks]
+        proportional = sum(results[rank][2] for rank in ranks)
+        print("resident", [results[rank][1] for rank in ranks], "proportional", proportional)
+        assert NUM_BYTES <= proportional <= NUM_BYTES + 65536, "one copy, and a few pages"
+
+
+def _pretend(rank: int) -> str | None:
+    if rank == 1:  # as if it were another machine, where this number is nobody's, or another's
+        import salientpp.store.shared as shared
+
+        shared.mapped = _refuse
+    return sharing(Comm.create(), [range(2), range(2, 4)])
+
+
+def _refuse(offer: Offer) -> torch.Tensor:
+    return mapped(Offer(offer.process, offer.file, "ff" * 16, offer.num_bytes))
+
+
+def test_all_ranks_hear_that_one_cannot_share():
+    words = distributed.run(_pretend, 4)
+    assert len(set(words)) == 1 and "rank 1: process " in words[0] and "none of the ranks" in words[0]
+
+
+def _be_killed(rank: int, folder: str, victims: list[int]) -> str:
+    comm = Comm.create()
+    host = comm.among(range(comm.size))
+    (memory,) = shared_tensors(host, [((NUM_BYTES,), torch.uint8)])
+    memory[host.rank :: host.size] = 1
+    Path(folder, str(rank)).write_text(str(os.getpid()))
+    host.gather_numbers([1])
+    if rank in victims:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        host.gather_numbers([2])
+    except RuntimeError as error:
+        assert int(memory.sum()) == NUM_BYTES, "what was written is there"
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1, 2]], ids=str)
+def test_kill_9_of_one_or_of_all_leaves_no_memory_behind(tmp_path, victims):
+    before = set(os.listdir("/dev/shm"))
+    words = distributed.run(_be_killed, 3, str(tmp_path), victims, may_fail=True)
+    for rank in set(range(3)) - set(victims):
+        assert f"rank {victims[0]} went away" in words[rank]
+    processes = [int(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(processes) == 3
+    deadline = time.monotonic() + distributed.HANG
+    while blocks_of(processes) and time.monotonic() < deadline:
+        time.sleep(0.05)  # the last are still ending
+    assert blocks_of(processes) == []
+    assert set(os.listdir("/dev/shm")) <= before, "blocks have no names"
