@@ -144,6 +144,18 @@ def test_the_batches_of_a_round_do_not_depend_on_the_number_of_ranks(tmp_path, p
     assert len(whole[0]) > 1 and len(whole[0][0]) == slots
 
 
+@pytest.mark.parametrize("uneven", ["wrap", "exact"])
+def test_hosts_of_several_ranks_share_rows_and_change_no_batch(tmp_path, uneven):
+    root = directory(tmp_path / "parts", 6)
+    options = {"slots": 6, "uneven": uneven}
+    (alone,) = distributed.run(_rounds, 1, root, options)
+    # 4 ranks have 1 or 2 slots each; rows are fetched once per host and tick, also in ticks in which a rank has no batch.
+    hosts = {"ranks_per_host": 2, "replication_factor": 0.2}
+    ranks = distributed.run(_rounds, 4, root, {**options, **hosts})
+    assert [by_round([epochs[at] for epochs in ranks]) for at in range(2)] == alone
+    distributed.run(_side_by_side, 4, root, {**options, **hosts})
+
+
 def _plain(rank: int, root: str, options: dict) -> tuple[list, list, int]:
     loader = rank_loader(root, **options)
     given = [digest(batch) for batch in loader]
@@ -355,7 +367,8 @@ def test_any_number_of_ranks_takes_the_same_steps(tmp_path, joined):
 
 def _side_by_side(rank: int, root: str, options: dict) -> None:
     """A joined batch against the batches of its slots."""
-    apart, joined = (rank_loader(root, slots=4, join_slots=join, **options) for join in (False, True))
+    options = {"slots": 4, **options}
+    apart, joined = (rank_loader(root, join_slots=join, **options) for join in (False, True))
     part = salientpp.load(root)
     model = _model().eval()
     rounds, number = iter(apart.rounds()), 0
@@ -386,7 +399,7 @@ def _side_by_side(rank: int, root: str, options: dict) -> None:
         out = model(batch.x.double() / 300, batch.edge_index)[: batch.batch_size]
         single = [model(one.x.double() / 300, one.edge_index)[: one.batch_size] for one in batches]
         torch.testing.assert_close(out, torch.cat(single), rtol=0, atol=1e-12)
-    assert number == len(joined) and next(rounds, None) is None
+    assert number == len(joined) and not any(rounds), "after the last of this rank's batches there are empty rounds"
     assert joined.stats().rows_remote <= apart.stats().rows_remote
 
 

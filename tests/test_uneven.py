@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -204,6 +205,17 @@ def test_the_example_with_join_gives_every_seed_once(tmp_path):
     for epoch in range(2):
         given = torch.tensor([seed for epochs, _ in results for seed in epochs[epoch]])
         assert sorted(part.original_id(given).tolist()) == train.sort().values.tolist()
+
+
+def test_leaving_what_was_left_waits_for_nobody():
+    """The thread that answers the others may have the lock for as long as they wait for this one, as in Join."""
+    iterator = iter(NeighborLoader(random_data(), [2], [1, 2, 3], batch_size=2))
+    list(iterator)
+    with iterator._run._lock:
+        thread = threading.Thread(target=iterator.close)
+        thread.start()
+        thread.join(distributed.HANG)
+        assert not thread.is_alive()
 
 
 # --- what nobody asked for --------------------------------------------------------------------------------

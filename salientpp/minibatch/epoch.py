@@ -304,6 +304,8 @@ class Run:
 
     def leave(self) -> None:
         """Give no more batches; answer the other ranks, in the background, until all have left."""
+        if self._left:
+            return  # without the lock, which the answering thread has while it waits for ranks that may be waiting for this thread
         with self._lock:
             if self._left:
                 return
