@@ -71,15 +71,16 @@ class Cluster:
     Args:
         num_hosts: 1 to 200.
         bytes_per_second: of every link, each way; None: as fast as the machine can.
+        ranks_per_host: ranks that share a host and its link; what they send each other does not pass the link.
 
     Raises:
         RuntimeError: from ``__enter__``: the machine lacks something, in the words of the tool that said so.
     """
 
-    def __init__(self, num_hosts: int, bytes_per_second: float | None = None) -> None:
+    def __init__(self, num_hosts: int, bytes_per_second: float | None = None, ranks_per_host: int = 1) -> None:
         if not 1 <= num_hosts <= 200:
             raise ValueError(f"num_hosts must be 1 to 200, got {num_hosts}")
-        self.num_hosts = num_hosts
+        self.num_hosts, self.ranks_per_host = num_hosts, ranks_per_host
         self._bytes_per_second = bytes_per_second
         self._holders: list[subprocess.Popen] = []
         self._namespaces: list[int] = []  # a process in each: of the bridge, then of the hosts
@@ -110,6 +111,10 @@ class Cluster:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_holders": [], "_pools": []}
 
+    @property
+    def num_ranks(self) -> int:
+        return self.num_hosts * self.ranks_per_host
+
     # --- links --------------------------------------------------------------------------------------------
 
     def set_rate(self, bytes_per_second: float) -> None:
@@ -133,7 +138,7 @@ class Cluster:
     # --- ranks --------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = 600) -> list[Any]:
-        """What ``function(rank, *args)`` returned on every host; see :meth:`start`.
+        """What ``function(rank, *args)`` returned on every rank; see :meth:`start`.
 
         Raises:
             TimeoutError: a rank had not ended after ``seconds``; all were killed.
@@ -148,7 +153,7 @@ class Cluster:
         return [rank.result() for rank in ranks]
 
     def start(self, function: Callable[..., Any], *args: Any, seconds: float = 600) -> list[Future[Any]]:
-        """Start ``function(rank, *args)`` in a fresh process on every host, with one torch thread and a gloo group of all ranks.
+        """Start ``function(rank, *args)`` in fresh processes on every host, with one torch thread each and a gloo group of all ranks.
 
         The group's key-value store is on host 0. Ranks that ran before are killed.
 
@@ -158,7 +163,8 @@ class Cluster:
         self._end_ranks()
         context = multiprocessing.get_context("forkserver")
         self._pools = [
-            ProcessPoolExecutor(1, context, initializer=self.enter, initargs=(rank,)) for rank in range(self.num_hosts)
+            ProcessPoolExecutor(1, context, initializer=self.enter, initargs=(rank // self.ranks_per_host,))
+            for rank in range(self.num_ranks)
         ]
         return [pool.submit(_be_rank, self, rank, seconds, function, args) for rank, pool in enumerate(self._pools)]
 
@@ -233,7 +239,7 @@ def _be_rank(cluster: Cluster, rank: int, seconds: float, function: Callable[...
         "gloo",
         init_method=f"tcp://{_address(0)}:{_STORE_PORT}",
         rank=rank,
-        world_size=cluster.num_hosts,
+        world_size=cluster.num_ranks,
         timeout=timedelta(seconds=seconds),
     )
     try:

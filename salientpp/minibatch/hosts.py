@@ -115,7 +115,7 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
         warnings.warn(
             f"the ranks of a host do not share its memory: {trouble}. Each has a cache of its own; pass ranks_per_host=1 if that is meant",
             UserWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     return ()
 
