@@ -3,7 +3,7 @@
     python benchmarks/bench_hosts.py generated npz:GRAPH.npz [--hosts 2] [--ranks 2] [--rate 20e6]
 
 Emulated hosts (benchmarks/cluster.py: root and iproute2) with several ranks each, and a loader alone, without a model, in three ways of the same memory for
-cached rows: every rank by itself, one cache per host, and with that each row fetched once a round. Per epoch: what passed the links, by the kernel's own count,
+cached rows: every rank by itself, one cache per host, and with that each row fetched once a round. Per epoch of a few seeds: what passed the links, by the kernel's own count,
 and seconds, until the last rank had its last batch.
 """
 
@@ -27,7 +27,9 @@ from salientpp import NeighborLoader
 from salientpp.datasets import load_dataset
 
 GENERATED = "synthetic:num_vertices=200000,num_features=128"
-FANOUTS, BATCH = [15, 10, 5], 128
+FANOUTS, BATCH = [15, 10, 5], 64
+#: An epoch takes so many of a rank's seeds, chosen at random.
+SEEDS = 640
 ALPHAS = [0.16, 0.32]
 WAYS: dict[str, dict[str, Any]] = {
     "apart": {"ranks_per_host": 1},
@@ -47,11 +49,13 @@ def received() -> int:
 
 def measure(rank: int, root: str, per_host: int, way: str, alpha: float, epochs: int) -> dict[str, Any]:
     part = salientpp.load(root)
+    split = part.split("train")
+    seeds = split[torch.randperm(split.numel(), generator=torch.Generator().manual_seed(rank))[:SEEDS]].sort().values
     options = {"ranks_per_host": per_host, **WAYS[way]}
     loader = NeighborLoader(
         part,
         FANOUTS,
-        "train",
+        seeds,
         batch_size=BATCH,
         shuffle=True,
         seed=0,
@@ -132,7 +136,7 @@ def main() -> None:
                     )
                     print(rows[-1], flush=True)
                 assert len(digests) == 1, "the same batches in every way"
-    write_results("hosts", rows, fanouts=FANOUTS, batch_size=BATCH, epochs=arguments.epochs)
+    write_results("hosts", rows, fanouts=FANOUTS, batch_size=BATCH, seeds_per_rank=SEEDS, epochs=arguments.epochs)
 
 
 if __name__ == "__main__":
