@@ -1,10 +1,13 @@
-"""What does it save, live, that the ranks of a host share their rows, a cache and their requests? Writes results/hosts.json.
+"""What does it save over a network that the ranks of a host share a cache and their requests? Writes results/hosts.json. As root, with iproute2.
 
-    python benchmarks/bench_hosts.py generated npz:GRAPH.npz [--hosts 2] [--ranks 2] [--rate 20e6]
+    python benchmarks/bench_hosts.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
 
-Emulated hosts (benchmarks/cluster.py: root and iproute2) with several ranks each, and a loader alone, without a model, in three ways of the same memory for
-cached rows: every rank by itself, one cache per host, and with that each row fetched once a round. Per epoch of a few seeds: what passed the links, by the kernel's own count,
-and seconds, until the last rank had its last batch.
+2 hosts of 2 ranks, emulated by network namespaces (benchmarks/cluster.py) with links of a set rate; ranks of a host talk past the link. The same
+batches in turns: private caches, one cache of the same memory per host, and that with each row fetched once a step. An epoch is timed twice: batches alone,
+and with a GraphSAGE that is trained on them. Bytes are those of the hosts' links, with all headers; rows from other hosts are counted by simulation
+where caches are private, since loaders count those of neighbours on the host too.
+
+All ranks share the cores of one machine: the network is slowed, computation is not.
 """
 
 from __future__ import annotations
@@ -18,125 +21,141 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cluster import Cluster, unavailable
+from cluster import Cluster, bytes_received, unavailable
 from common import write_results
-from tqdm import tqdm
+from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.analysis.host_volume import analyze_hosts
 from salientpp.datasets import load_dataset
 
-GENERATED = "synthetic:num_vertices=200000,num_features=128"
+HOSTS, PER_HOST = 2, 2
 FANOUTS, BATCH = [15, 10, 5], 64
-#: An epoch takes so many of a rank's seeds, chosen at random.
-SEEDS = 640
-ALPHAS = [0.16, 0.32]
+ALPHAS = [0.0, 0.16, 0.32]
 WAYS: dict[str, dict[str, Any]] = {
-    "apart": {"ranks_per_host": 1},
-    "one cache per host": {"fetch_once": False},
-    "one cache, fetched once": {"fetch_once": True},
+    "private": {"ranks_per_host": 1},
+    "shared": {"ranks_per_host": PER_HOST, "fetch_once": False},
+    "once": {"ranks_per_host": PER_HOST, "fetch_once": True},
 }
-
-
-def received() -> int:
-    """Bytes that have come over this host's link."""
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
-        name, _, numbers = line.partition(":")
-        if name.strip() == "eth0":
-            return int(numbers.split()[0])
-    raise RuntimeError("this host has no eth0")
-
-
-def measure(rank: int, root: str, per_host: int, way: str, alpha: float, epochs: int) -> dict[str, Any]:
-    part = salientpp.load(root)
-    split = part.split("train")
-    seeds = split[torch.randperm(split.numel(), generator=torch.Generator().manual_seed(rank))[:SEEDS]].sort().values
-    options = {"ranks_per_host": per_host, **WAYS[way]}
-    loader = NeighborLoader(
-        part,
-        FANOUTS,
-        seeds,
-        batch_size=BATCH,
-        shuffle=True,
-        seed=0,
-        num_workers=1,
-        replication_factor=alpha,
-        **options,
-    )
-    seconds, link = [], []
-    for epoch in range(1 + epochs):
-        if epoch == 1:
-            loader.reset_stats()
-        dist.barrier()
-        before, started = received(), time.perf_counter()
-        for _ in loader:
-            pass
-        dist.barrier()
-        seconds.append(time.perf_counter() - started)
-        link.append(received() - before)
-    stats = loader.stats()
-    return {
-        "seconds": seconds[1:],
-        "link": link[1:],
-        "fetched": stats.rows_fetched / epochs,
-        "batches": stats.batches / epochs,
-        "digest": int(sum(int(batch.n_id.sum()) for batch in loader)),
-    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("datasets", nargs="+", help="'generated' or datasets")
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=2, help="of each host")
-    parser.add_argument("--rate", type=float, default=20e6, help="of a host's link, bytes per second")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("datasets", nargs="+")
+    parser.add_argument("--megabytes-per-second", type=float, default=25, help="of each link, each way")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--seed-fraction", type=float, default=1.0, help="of the training vertices")
     arguments = parser.parse_args()
     missing = unavailable()
-    if missing is not None:
+    if missing:
         raise SystemExit(missing)
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, dataset in enumerate(arguments.datasets):
-            data = load_dataset(
-                GENERATED if dataset == "generated" else dataset,
-                **({"undirected": True} if dataset.startswith("npz:") else {}),
+    for dataset in arguments.datasets:
+        data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
+        name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
+        if arguments.seed_fraction < 1:
+            data.train_mask &= (
+                torch.rand(data.num_nodes, generator=torch.Generator().manual_seed(0)) < arguments.seed_fraction
             )
-            if dataset != "generated":
-                data.x = (
-                    torch.arange(float(data.num_nodes)).view(-1, 1).repeat(1, 128)
-                )  # as wide as the generated graph's
-            root = Path(folder) / str(number)
-            salientpp.partition(data, arguments.hosts * arguments.ranks, root, FANOUTS, BATCH)
-            name = "generated" if dataset == "generated" else Path(dataset.partition(":")[2]).stem
-            for alpha in tqdm(ALPHAS, desc=name):
-                digests = set()
-                for way in WAYS:
-                    with Cluster(arguments.hosts, arguments.rate, arguments.ranks) as cluster:
-                        of_ranks = cluster.run(
-                            measure, str(root), arguments.ranks, way, alpha, arguments.epochs, seconds=1800
-                        )
-                    digests.add(tuple(each["digest"] for each in of_ranks))
-                    seconds = [max(of_epoch) for of_epoch in zip(*(each["seconds"] for each in of_ranks))]
-                    link = [sum(of_epoch) for of_epoch in zip(*(each["link"] for each in of_ranks[:: arguments.ranks]))]
-                    rows.append(
-                        {
-                            "graph": name,
-                            "hosts": arguments.hosts,
-                            "ranks_per_host": arguments.ranks,
-                            "bytes_per_second": arguments.rate,
-                            "alpha": alpha,
-                            "way": way,
-                            "rows_fetched": sum(each["fetched"] for each in of_ranks),
-                            "link_megabytes": round(statistics.median(link) / 1e6, 3),
-                            "seconds": round(statistics.median(seconds), 3),
-                            "seconds_least": round(min(seconds), 3),
-                            "seconds_most": round(max(seconds), 3),
-                        }
+        with tempfile.TemporaryDirectory() as folder:
+            part = salientpp.partition(data, HOSTS * PER_HOST, Path(folder) / "parts", FANOUTS, BATCH)
+            counted = analyze_hosts(part, ranks_per_host=PER_HOST, replication_factors=ALPHAS, epochs=1)
+            private = {result.replication_factor: result.private_rows for result in counted.results}
+            with Cluster(HOSTS, arguments.megabytes_per_second * 1e6, PER_HOST) as cluster:
+                by_rank = cluster.run(measure, str(part.root), arguments.turns, arguments.hidden, seconds=3000)
+        for figures in zip(*by_rank, strict=True):
+            first = figures[0]
+            fetched = sum(of_rank["fetched"] for of_rank in figures)
+            row = {
+                "graph": name,
+                "alpha": first["alpha"],
+                "way": first["way"],
+                "rows_from_other_hosts": private[first["alpha"]] if first["way"] == "private" else fetched,
+                "megabytes": sum(of_rank["bytes"] for of_rank in figures[::PER_HOST]) / 1e6,
+                "seconds_fetching": max(of_rank["fetching"] for of_rank in figures),
+                "seconds_training": max(of_rank["training"] for of_rank in figures),
+            }
+            rows.append(row)
+            print(
+                f"{name:16} α = {row['alpha']:4} {row['way']:8} {row['rows_from_other_hosts']:12,.0f} rows {row['megabytes']:8.1f} MB "
+                f"{row['seconds_fetching']:6.2f} s fetching {row['seconds_training']:6.2f} s training",
+                flush=True,
+            )
+    write_results(
+        "hosts",
+        rows,
+        hosts=HOSTS,
+        ranks_per_host=PER_HOST,
+        fanouts=FANOUTS,
+        batch_size=BATCH,
+        megabytes_per_second=arguments.megabytes_per_second,
+        seed_fraction=arguments.seed_fraction,
+        turns=arguments.turns,
+        hidden=arguments.hidden,
+    )
+
+
+def measure(rank: int, root: str, turns: int, hidden: int) -> list[dict[str, Any]]:
+    part = salientpp.load(root)
+    torch.manual_seed(0)
+    features = part.num_features
+    model = GraphSAGE(features, hidden, num_layers=len(FANOUTS), out_channels=part.num_classes)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    found = []
+    for alpha in ALPHAS:
+        loaders = {
+            way: NeighborLoader(
+                part,
+                FANOUTS,
+                "train",
+                batch_size=BATCH,
+                shuffle=True,
+                seed=0,
+                num_workers=1,
+                replication_factor=alpha,
+                **options,
+            )
+            for way, options in WAYS.items()
+        }
+        figures: dict[str, dict[str, list[float]]] = {
+            way: {"fetching": [], "training": [], "bytes": [], "fetched": []} for way in WAYS
+        }
+        for turn in range(turns + 1):
+            for way, loader in loaders.items():
+                loader.set_epoch(0)  # the epoch that the analysis counts
+                loader.reset_stats()
+                dist.barrier()
+                before, started = bytes_received(), time.perf_counter()
+                for _ in loader:
+                    pass
+                fetched = loader.stats().rows_fetched
+                dist.barrier()
+                seconds, received = time.perf_counter() - started, bytes_received() - before
+                loader.set_epoch(0)
+                dist.barrier()
+                started = time.perf_counter()
+                for batch in loader:
+                    loss = torch.nn.functional.cross_entropy(
+                        parallel(batch.x, batch.edge_index)[: batch.batch_size], batch.y
                     )
-                    print(rows[-1], flush=True)
-                assert len(digests) == 1, "the same batches in every way"
-    write_results("hosts", rows, fanouts=FANOUTS, batch_size=BATCH, seeds_per_rank=SEEDS, epochs=arguments.epochs)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                dist.barrier()
+                if turn:  # the first is warm-up
+                    taken = figures[way]
+                    taken["fetching"].append(seconds)
+                    taken["training"].append(time.perf_counter() - started)
+                    taken["bytes"].append(received)
+                    taken["fetched"].append(fetched)
+        found += [
+            {"alpha": alpha, "way": way, **{name: statistics.median(values) for name, values in taken.items()}}
+            for way, taken in figures.items()
+        ]
+    return found
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class Cluster:
     Args:
         num_hosts: 1 to 200.
         bytes_per_second: of every link, each way; None: as fast as the machine can.
-        ranks_per_host: ranks that share a host and its link; what they send each other does not pass the link.
+        ranks_per_host: ranks h R to h R + R - 1 are on host h, and talk to each other past the link.
 
     Raises:
         RuntimeError: from ``__enter__``: the machine lacks something, in the words of the tool that said so.
@@ -111,10 +111,6 @@ class Cluster:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_holders": [], "_pools": []}
 
-    @property
-    def num_ranks(self) -> int:
-        return self.num_hosts * self.ranks_per_host
-
     # --- links --------------------------------------------------------------------------------------------
 
     def set_rate(self, bytes_per_second: float) -> None:
@@ -153,7 +149,7 @@ class Cluster:
         return [rank.result() for rank in ranks]
 
     def start(self, function: Callable[..., Any], *args: Any, seconds: float = 600) -> list[Future[Any]]:
-        """Start ``function(rank, *args)`` in fresh processes on every host, with one torch thread each and a gloo group of all ranks.
+        """Start ``function(rank, *args)`` in a fresh process for every rank, with one torch thread and a gloo group of all ranks.
 
         The group's key-value store is on host 0. Ranks that ran before are killed.
 
@@ -163,8 +159,9 @@ class Cluster:
         self._end_ranks()
         context = multiprocessing.get_context("forkserver")
         self._pools = [
-            ProcessPoolExecutor(1, context, initializer=self.enter, initargs=(rank // self.ranks_per_host,))
-            for rank in range(self.num_ranks)
+            ProcessPoolExecutor(1, context, initializer=self.enter, initargs=(host,))
+            for host in range(self.num_hosts)
+            for _ in range(self.ranks_per_host)
         ]
         return [pool.submit(_be_rank, self, rank, seconds, function, args) for rank, pool in enumerate(self._pools)]
 
@@ -216,6 +213,13 @@ class Cluster:
         self._pools = []
 
 
+def bytes_received() -> int:
+    """What this process's host has received over its link so far, of all its ranks and with all headers."""
+    with open("/proc/self/net/dev") as devices:  # of the namespace of this thread's process
+        counts = next(line.split(":")[1] for line in devices if line.strip().startswith(_INTERFACE))
+    return int(counts.split()[0])
+
+
 def _address(host: int) -> str:
     return f"10.0.0.{1 + host}"
 
@@ -239,7 +243,7 @@ def _be_rank(cluster: Cluster, rank: int, seconds: float, function: Callable[...
         "gloo",
         init_method=f"tcp://{_address(0)}:{_STORE_PORT}",
         rank=rank,
-        world_size=cluster.num_ranks,
+        world_size=cluster.num_hosts * cluster.ranks_per_host,
         timeout=timedelta(seconds=seconds),
     )
     try:

@@ -570,6 +570,81 @@ def draw_types(result: dict) -> str:
     return "\n\n".join([title, table(header, lines), source(result)])
 
 
+def draw_host_volume(result: dict) -> str:
+    """Rows from other hosts over those with private caches, for each graph and shape."""
+    found = {
+        (row["graph"], row["hosts"], row["per_host"], row["alpha"]): row
+        for row in result["rows"]
+        if row["what"] == "hosts"
+    }
+    alphas = sorted({alpha for *_, alpha in found if alpha})
+    lines = []
+    for graph, hosts, per_host in dict.fromkeys(key[:3] for key in found):
+        cells = []
+        for alpha in alphas:
+            row = found[graph, hosts, per_host, alpha]
+            shares = (row[way] / row["private_rows"] for way in ("shared_rows", "fetched_once_rows"))
+            cells += [f"{row['private_rows']:,.0f}", *(f"{share:.2f}" for share in shares)]
+        bare = found[graph, hosts, per_host, 0.0]
+        once = bare["fetched_once_rows"] / bare["private_rows"]
+        lines.append([f"{graph}, {hosts} hosts of {per_host}", f"{bare['private_rows']:,.0f}", f"{once:.2f}", *cells])
+    title = (
+        f"**Rows from other hosts per epoch**, simulated, fanouts {result['fanouts']}, batches of {result['batch_size']}: with private caches, and relative to "
+        "that with one cache of the same memory per host, and with each row fetched once a step; without a cache, only the latter:"
+    )
+    header = [
+        "",
+        "no cache",
+        "once",
+        *(f"α = {alpha:g}, {way}" for alpha in alphas for way in ("private", "shared", "once")),
+    ]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
+def draw_joins(result: dict) -> str:
+    """What 16 parts on fewer ranks fetch, over a cut into just so many parts."""
+    found = {(row["what"], row["graph"], row.get("ranks"), row["alpha"]): row["shared_rows"] for row in result["rows"]}
+    alphas = sorted({alpha for *_, alpha in found})
+    shapes = dict.fromkeys((graph, ranks) for what, graph, ranks, _ in found if what == "16 parts joined")
+    lines = [
+        [
+            f"{graph}, {ranks} ranks",
+            *(
+                f"{found['16 parts joined', graph, ranks, alpha] / found['cut into as many', graph, ranks, alpha]:.2f}"
+                for alpha in alphas
+            ),
+        ]
+        for graph, ranks in shapes
+    ]
+    title = "**16 parts on fewer ranks**: rows fetched over those of a directory that was cut into just so many parts:"
+    return "\n\n".join([title, table(["", *(f"α = {alpha:g}" for alpha in alphas)], lines), source(result)])
+
+
+def draw_second_level(result: dict) -> str:
+    """A part for each host: its ranks split the seeds, or have parts of their own inside it."""
+    ways = {"hosts": "one cut", "a part per host, seeds split": "split", "a part per host, cut again": "again"}
+    found = {
+        (row["what"], row["graph"], row["hosts"], row["per_host"], row["alpha"]): row["fetched_once_rows"]
+        for row in result["rows"]
+        if row["what"] in ways
+    }
+    shapes = dict.fromkeys(key[1:4] for key in found)
+    alphas = sorted({alpha for *_, alpha in found})
+    lines = []
+    for graph, hosts, per_host in shapes:
+        cells = []
+        for alpha in alphas:
+            rows = [found[what, graph, hosts, per_host, alpha] for what in ways]
+            cells += [f"{rows[1] / rows[0]:.2f}", f"{rows[2] / rows[0]:.2f}"]
+        lines.append([f"{graph}, {hosts} hosts of {per_host}", *cells])
+    title = (
+        "**A part for each host**: rows that cross the network, each once a step, over those of one cut into as many parts as ranks: where a host's ranks "
+        "split the seeds of its part, and where METIS cuts the part again, one for each rank:"
+    )
+    header = ["", *(f"α = {alpha:g}, {way}" for alpha in alphas for way in ("split", "cut again"))]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 #: Marker -> the result file and how to draw it.
 DRAWN = {
     "demo": ("demo", draw_demo),
@@ -593,6 +668,9 @@ DRAWN = {
     "partitions": ("volume", draw_partitions),
     "oracle": ("oracle", draw_oracle),
     "types": ("types", draw_types),
+    "host_volume": ("host_volume", draw_host_volume),
+    "joins": ("host_volume", draw_joins),
+    "second_level": ("host_volume", draw_second_level),
 }
 
 

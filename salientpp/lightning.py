@@ -31,9 +31,6 @@ from salientpp.store.directory.opened import PartitionedGraph
 #: May be set on a sampler that is there, to draw otherwise from the same graph.
 _SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy"}
 
-#: Of a state, what differs between the ranks; Lightning keeps rank 0's for all.
-_OF_A_RANK = {"rank", "input_nodes"}
-
 
 class FollowingLoader:
     """A loader whose epochs and batches are those that a ``Trainer`` counts. It is no torch ``DataLoader``, so that Lightning leaves it as it is.
@@ -94,12 +91,7 @@ class FollowingLoader:
         """What Lightning keeps of a loader: what a loader must agree with that goes on. Empty if it has a sampler of the user's."""
         if not self.loader.has_state:
             return {}
-        state = self.loader.state_dict()
-        if state["fingerprint"]["world_size"] > 1:
-            state["fingerprint"] = {
-                name: value for name, value in state["fingerprint"].items() if name not in _OF_A_RANK
-            }
-        return state
+        return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Check that this loader can go on where another stopped, and take its seed.
@@ -108,9 +100,13 @@ class FollowingLoader:
             ValueError: other data or arguments; the text says what differs.
         """
         if state and self.loader.has_state:
-            own = self.loader.state_dict()["fingerprint"]
-            own = {name: own[name] for name in _OF_A_RANK if own["world_size"] > 1}
-            self.loader.load_state_dict({**state, "fingerprint": {**state["fingerprint"], **own}})
+            own = self.loader.state_dict()
+            if state.get("ranks", own["ranks"]) != own["ranks"] and not (state.get("joined") and own["joined"]):
+                raise ValueError(
+                    f"this checkpoint is of {state['ranks']} ranks and this run has {own['ranks']}: a Trainer counts the batches of one rank, which are "
+                    "as many on any number of ranks only with join_slots=True"
+                )
+            self.loader.load_state_dict({**state, "rank": own["rank"]})  # Lightning keeps rank 0's for all
 
 
 class _GraphData(pyg.LightningDataModule):

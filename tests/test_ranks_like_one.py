@@ -84,7 +84,7 @@ def check_batches(loader: Any, one: NeighborSampler, data: Any, draw: str, **giv
         if draw == "sample_from_edges":
             check_links(batch, mfg, inputs)
         number += 1
-    assert number == len(loader) and (number or not loader._schedule.seeds_per_rank[loader._schedule.rank])
+    assert number == len(loader) and (number or not sum(s.num_batches for s in loader._turns.schedules))
     return remote
 
 

@@ -36,11 +36,11 @@ def schedules(
     return [
         Schedule(
             num_seeds=seeds_of_parts[rank // ranks_per_part],
-            part_id=rank // ranks_per_part,
+            unit=rank // ranks_per_part,
             place=rank % ranks_per_part,
-            ranks_per_part=ranks_per_part,
-            seeds_per_rank=counts,
-            rank=rank,
+            slots_per_unit=ranks_per_part,
+            seeds_per_slot=counts,
+            slot=rank,
             batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -75,7 +75,7 @@ def test_the_ranks_of_a_part_share_its_seeds(seeds_of_parts, ranks_per_part, shu
     # Each rank's share is one place in `ranks_per_part` of one order of the part's seeds.
     ranks = schedules(seeds_of_parts, ranks_per_part, 4, "exact", shuffle=shuffle)
     for part_id, num_seeds in enumerate(seeds_of_parts):
-        shares = [flat(s.batches(0)) for s in ranks if s.part_id == part_id]
+        shares = [flat(s.batches(0)) for s in ranks if s.unit == part_id]
         assert sorted(sum(shares, [])) == list(range(num_seeds))
         assert [len(share) for share in shares] == [
             share_size(num_seeds, place, ranks_per_part) for place in range(ranks_per_part)
@@ -110,9 +110,9 @@ def test_exact_gives_every_seed_once(seeds_of_parts, ranks_per_part):
         ranks = schedules(seeds_of_parts, ranks_per_part, batch_size, "exact")
         for epoch in range(2):
             for part_id, num_seeds in enumerate(seeds_of_parts):
-                given = [i for s in ranks if s.part_id == part_id for i in flat(s.batches(epoch))]
+                given = [i for s in ranks if s.unit == part_id for i in flat(s.batches(epoch))]
                 assert sorted(given) == list(range(num_seeds))
-        assert [s.num_batches for s in ranks] == [math.ceil(n / batch_size) for n in ranks[0].seeds_per_rank]
+        assert [s.num_batches for s in ranks] == [math.ceil(n / batch_size) for n in ranks[0].seeds_per_slot]
 
 
 @GROUP
@@ -122,7 +122,7 @@ def test_wrap_gives_all_ranks_batches_of_the_same_sizes(seeds_of_parts, ranks_pe
         ranks = schedules(seeds_of_parts, ranks_per_part, batch_size, "wrap", drop_last=drop_last)
         sizes = [[len(batch) for batch in s.batches(0)] for s in ranks]
         assert all(size == sizes[0] for size in sizes)
-        most = max(ranks[0].seeds_per_rank)
+        most = max(ranks[0].seeds_per_slot)
         assert sum(sizes[0]) == (most // batch_size * batch_size if drop_last else most)
 
 
@@ -208,7 +208,7 @@ def test_an_epoch_is_a_pure_function_of_seed_and_epoch(seeds_of_parts, ranks_per
 
 def test_order_changes_with_the_epoch_the_seed_and_the_part():
     orders = {
-        (seed, epoch, s.part_id): tuple(flat(s.batches(epoch)))
+        (seed, epoch, s.unit): tuple(flat(s.batches(epoch)))
         for seed in (0, 1, 2)
         for epoch in (0, 1, 2)
         for s in schedules((50, 50), 1, 8, "exact", seed=seed)

@@ -240,7 +240,7 @@ def _count(
     """In how many batches of an epoch each vertex was, by type; 0 for those of the part."""
     counts = {type_: np.zeros(book.num_vertices, dtype=np.int32) for type_, book in books.items()}
     batches = schedule.batches(epoch)
-    advance = track(f"part {part_id} of {len(schedule.seeds_per_rank)}, epoch {epoch}", len(batches))
+    advance = track(f"part {part_id} of {len(schedule.seeds_per_slot)}, epoch {epoch}", len(batches))
     for index, positions in enumerate(batches):
         key = batch_key(seed, epoch, part_id, index)
         if isinstance(inputs, EdgeSamplerInput):

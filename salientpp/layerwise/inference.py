@@ -43,7 +43,7 @@ from salientpp.plan.accesses import count_accesses
 from salientpp.plan.arguments import as_integer
 from salientpp.plan.cache import Workload
 from salientpp.plan.placement import Placement
-from salientpp.plan.schedule import Schedule
+from salientpp.plan.schedule import Schedule, Turns
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: How loaders call the rows that go through the layers.
@@ -356,20 +356,21 @@ class LayerLoader(NeighborLoader):
             seed_columns=[],
         )
 
-    def _facts(self, source: BatchSource, num_seeds: int, *others: Any) -> Facts:
-        # What the ranks count is batches: they differ in size.
-        facts = super()._facts(source, len(self._call.steps.own_ranges), *others)
+    def _facts(self, source: BatchSource, seeds: list[list[Any]], *others: Any) -> Facts:
+        # What the ranks count is batches, each its own: they differ in size.
+        rank = self._comm.rank
+        facts = super()._facts(source, [[rank, rank + 1, len(self._call.steps.own_ranges), ""]], *others)
         return dataclasses.replace(facts, same={**facts.same, **self._call.steps.same})
 
-    def _make_schedule(self, prepared: Any, everyone: Sequence[Facts]) -> Schedule:
-        placement = self._call.steps.placement
-        return Ranges(
-            num_seeds=prepared.source.seeds.number,
-            part_id=placement.part_id,
-            place=placement.place,
-            ranks_per_part=placement.ranks_per_part,
-            seeds_per_rank=[facts.num_seeds for facts in everyone],
-            rank=self._comm.rank,
+    def _make_turns(self, placement: Placement, shuffle: bool) -> Turns:
+        rank, size = self._comm.rank, self._comm.size
+        schedule = Ranges(
+            num_seeds=self._source.seeds.number,
+            unit=rank,
+            place=0,
+            slots_per_unit=1,
+            seeds_per_slot=[self._seeds_by_part[other, other + 1][0] for other in range(size)],
+            slot=rank,
             batch_size=1,
             shuffle=False,
             drop_last=False,
@@ -377,6 +378,7 @@ class LayerLoader(NeighborLoader):
             seed=0,
             ranges=self._call.steps.own_ranges,
         )
+        return Turns([schedule], [range(other, other + 1) for other in range(size)])
 
     # --- the layer ------------------------------------------------------------------------------------------
 
@@ -419,7 +421,7 @@ class LayerLoader(NeighborLoader):
         if places == 1:
             return
         ranks_of_part = range(placement.rank - placement.place, placement.rank - placement.place + places)
-        for index in range(self._schedule.num_rounds):
+        for index in range(self._turns.num_rounds):
             batches = [
                 ranges[index * places + place] if index * places + place < len(ranges) else (0, 0)
                 for place in range(places)
@@ -442,7 +444,7 @@ class LayerLoader(NeighborLoader):
 
 @dataclass(frozen=True, eq=False)
 class Ranges(Schedule):
-    """The batches of this rank are given; ``seeds_per_rank`` counts batches.
+    """The batches of this rank are given; ``seeds_per_slot`` counts batches.
 
     Attributes:
         ranges: of the part's vertices.

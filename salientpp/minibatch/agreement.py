@@ -19,20 +19,17 @@ class Facts:
     Attributes:
         seed: given, or drawn for the case that rank 0 has none either.
         seed_is_given: by the user.
-        num_seeds: that this rank visits.
+        seeds: [first part, one past the last, number, digest] of the seeds that the rank has, of each of its parts, or of all these together. Ranks that
+            share a part have the same.
         fills_cache: it wants rows of others for a cache.
         same: name -> what all ranks must have the same.
-        part: that the rank serves.
-        inputs_digest: of the seeds, which the ranks of a part share.
     """
 
     seed: int
     seed_is_given: bool
-    num_seeds: int
+    seeds: list[list[Any]]
     fills_cache: bool
     same: dict[str, Any]
-    part: int
-    inputs_digest: str
 
 
 def exchange_facts(comm: Comm, facts: Facts | None, error: Exception | None) -> list[Facts]:
@@ -72,11 +69,12 @@ def _check_same(everyone: Sequence[Facts], of: str) -> None:
             raise ValueError(
                 f"all ranks must have the same seed, got {theirs} on rank 0 and {facts.seed} on rank {rank}{of}"
             )
-    leaders: dict[int, tuple[int, str]] = {}
+    leaders: dict[tuple[int, int], tuple[int, list[Any]]] = {}
     for rank, facts in enumerate(everyone):
-        leader, expected = leaders.setdefault(facts.part, (rank, facts.inputs_digest))
-        if facts.inputs_digest != expected:
-            raise ValueError(
-                f"the ranks of a part share its seeds, so all must give the same input_nodes, but rank {leader} and rank {rank}{of}, "
-                f"both of part {facts.part}, give different ones"
-            )
+        for first, last, *seeds in facts.seeds:
+            leader, expected = leaders.setdefault((first, last), (rank, seeds))
+            if seeds != expected:
+                raise ValueError(
+                    f"the ranks of a part share its seeds, so all must give the same input_nodes, but rank {leader} and rank {rank}{of}, "
+                    f"both of part {first}, give different ones"
+                )

@@ -19,19 +19,19 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.comm import Comm, RankFailure
 from salientpp.minibatch.direct import Direct
 from salientpp.minibatch.stages import LAST_STAGE, Finished, Request
-from salientpp.minibatch.state import Disagreement, Point, Progress, first_point
+from salientpp.minibatch.state import Disagreement, Point, Progress, Resume, first_point
 from salientpp.ops import join_key
 from salientpp.pipeline import Pipeline, StageError, Trace, traced
+from salientpp.plan.schedule import Turn
 from salientpp.processes import Lock, lazy
 
 
@@ -70,11 +70,13 @@ class RunContext:
         most_ahead: batches that are drawn ahead at once.
         transform: the user's, called with every batch.
         counters: of the loader.
-        positions: of the number of the epoch: positions of each batch's seeds.
-        num_rounds: batches of the rank that gives the most; None: as many as this one gives.
+        turns: of the number of the epoch: when it gives which batches.
+        num_ticks: how long every rank must answer the others; None: as many as this one has turns.
+        num_rounds: of an epoch; None: as many as it has turns.
+        slots: how many share the epoch's batches.
         seed: of the loader; loading a state may change it.
-        request: (epoch, index, positions) -> the batch, about to be drawn.
-        idle_request: (index, leaving) -> no batch, in a round in which others have some.
+        request: (epoch, turn) -> the batch, about to be drawn.
+        idle_request: (tick, leaving) -> no batch, in a tick in which others have some.
         new_pipeline: makes what carries requests to batches.
         deliver: the batch of what left the pipeline.
         trace: takes spans, if there is one.
@@ -87,10 +89,12 @@ class RunContext:
     most_ahead: int
     transform: Callable[[Any], Any] | None
     counters: Counters
-    positions: Callable[[int], list[Tensor]]
+    turns: Callable[[int], Sequence[Turn]]
+    num_ticks: Callable[[], int | None]
     num_rounds: Callable[[], int | None]
+    slots: Callable[[], int]
     seed: Callable[[], int]
-    request: Callable[[int, int, Tensor], Request]
+    request: Callable[[int, Turn], Request]
     idle_request: Callable[[int, bool], Request]
     new_pipeline: Callable[[], Pipeline | Direct]
     deliver: Callable[[Finished], Any]
@@ -105,22 +109,23 @@ class Run:
 
     Args:
         context: what it needs of the loader.
-        resume: batches that were given before, in a run that stopped; None: this epoch starts anew.
+        resume: where a run that stopped goes on; None: this epoch starts anew.
     """
 
     unfinished: ClassVar[weakref.WeakSet[Run]] = weakref.WeakSet()
 
-    def __init__(self, context: RunContext, epoch: int, resume: int | None = None) -> None:
+    def __init__(self, context: RunContext, epoch: int, resume: Resume | None = None) -> None:
         self._context = context
         self._epoch = epoch
         self._comm = context.comm
         self._pipeline = context.new_pipeline()
         self._ahead: deque[Request] = deque()
-        self._first = resume or 0  # batch to be given first
-        self._resumed = resume is not None
+        self._resume = resume
+        self._first = 0 if resume is None else resume.batches  # batch to be given first
         self._requested = self._first  # batches handed to the sampling threads
-        self._entered = self._first  # rounds entered into the pipeline
-        self._is_open = self._comm.size == 1 or self._rounds == 0
+        self._placed = self._first  # batches entered into the pipeline
+        self._entered = self._first  # ticks; of several ranks the first is agreed on, one alone has a batch in each
+        self._is_open = self._comm.size == 1 or self._ticks == 0
         self.progress = Progress(epoch, self._first)
         self._left = False
         self._all_left = False
@@ -132,27 +137,48 @@ class Run:
             self.unfinished.add(self)
 
     @lazy
-    def _positions(self) -> list[Tensor]:
+    def _turns(self) -> Sequence[Turn]:
         """Asked for by the first ``next()``, as torch does: until then a sampler may get another epoch."""
-        return self._context.positions(self._epoch)
+        return self._context.turns(self._epoch)
 
     @lazy
-    def _rounds(self) -> int:
-        number = self._context.num_rounds()
-        return len(self._positions) if number is None else number
+    def _ticks(self) -> int:
+        number = self._context.num_ticks()
+        return len(self._turns) if number is None else number
 
     def move_to(self, epoch: int) -> bool:
         """Be another epoch, from its first batch on, if no batch was asked for yet; whether it is that epoch now."""
         with self._lock:
-            begun = self._requested + self._entered > 2 * self._first or (self._comm.size > 1 and self._is_open)
+            begun = self._requested + self._placed > 2 * self._first or (self._comm.size > 1 and self._is_open)
             if self._left or begun or self._failure is not None:
                 return False
             if epoch != self._epoch:
-                self._epoch, self._first, self._resumed = epoch, 0, False
-                self._requested = self._entered = 0
+                self._epoch, self._first, self._resume = epoch, 0, None
+                self._requested = self._placed = self._entered = 0
                 self.progress.epoch, self.progress.batches = epoch, 0
-                self.__dict__.pop("_positions", None)
+                self.__dict__.pop("_turns", None)
             return True
+
+    def give_round(self) -> list[Data]:
+        """The next round's batches, none if this rank's slots have ended before others; StopIteration after the last round."""
+        progress = self.progress
+        if progress.rounds is None:
+            progress.rounds = 0 if self._resume is None else self._resume.round
+        if self._failure is not None:
+            raise self._failure
+        turns, number = self._context.drive(lambda: self._turns), self._context.num_rounds()
+        last = len(turns)
+        if progress.rounds == (last if number is None else number):
+            progress.ended = True
+            self.leave()
+            raise StopIteration
+        if progress.batches == last:
+            self.leave()  # others go on, and are answered meanwhile
+        batches = []
+        while progress.batches < last and turns[progress.batches].round == progress.rounds:
+            batches.append(self.give())
+        progress.rounds += 1
+        return batches
 
     def give(self) -> Data:
         """The next batch; StopIteration after the last."""
@@ -172,14 +198,14 @@ class Run:
     def _next_batch(self) -> Data:
         if self._failure is not None:
             raise self._failure
-        if self._left or self.progress.batches == len(self._positions):
-            self.progress.ended = self.progress.batches == len(self._positions)
+        if self._left or self.progress.batches == len(self._turns):
+            self.progress.ended = self.progress.batches == len(self._turns)
             self.leave()
             raise StopIteration
         started = time.perf_counter()
         finished = None
         while finished is None or finished.idle:
-            if self._entered == self._rounds and not self._pipeline.in_flight and self._is_open:
+            if self._entered == self._ticks and not self._pipeline.in_flight and self._is_open:
                 raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
             finished = self._tick()
         batch = self._transformed(finished, self._context.deliver(finished))
@@ -230,11 +256,13 @@ class Run:
         return finished
 
     def _open(self) -> None:
-        """Agree with the other ranks on the round to start with. Where they resume an epoch before this one, answer them in it first."""
-        start = self._first if self._first < len(self._positions) else self._rounds
-        resumed = self._resumed
+        """Agree with the other ranks on the tick to start with. Where they resume an epoch before this one, answer them in it first."""
+        start = self._turns[self._first].tick if self._first < len(self._turns) else self._ticks
+        resume = self._resume
+        resumed = 0 if resume is None else 2 if resume.by_round else 1
         while True:
-            numbers = [self._epoch, start, int(resumed), join_key(self._context.seed())]
+            numbers = [self._epoch, start, resumed, 0 if resume is None else resume.round, self._context.slots()]
+            numbers.append(join_key(self._context.seed()))
             try:
                 everyone = self._comm.gather_numbers(numbers)
             except BaseException as error:
@@ -242,7 +270,10 @@ class Run:
                 if isinstance(error, Exception):
                     raise self._failure from error
                 raise
-            points = [Point(epoch, first, bool(flag), key) for epoch, first, flag, key in everyone]
+            points = [
+                Point(epoch, first, flag > 0, key, number, flag == 2, slots)
+                for epoch, first, flag, number, slots, key in everyone
+            ]
             epoch, self._entered = first_point(points)
             if epoch == self._epoch:
                 self._is_open = True
@@ -253,21 +284,22 @@ class Run:
             while not behind._is_over():
                 self._comm.check_script()
                 behind._tick()
-            resumed = False
+            resumed = 0
 
     def _next_request(self) -> Request | None:
-        """The next round's batch; a rank without one of its own enters an empty one while others have some."""
-        if self._entered == self._rounds or self._all_left:
+        """The next tick's batch; a rank without one of its own enters an empty one while others have some."""
+        if self._entered == self._ticks or self._all_left:
             return None
-        index = self._entered
+        tick = self._entered
         self._entered += 1
-        if self._left or index >= len(self._positions):
-            return self._context.idle_request(index, True)
-        if index < self._first:
-            return self._context.idle_request(index, False)
-        while self._requested < len(self._positions) and len(self._ahead) < self._context.most_ahead:
-            self._ahead.append(self._context.request(self._epoch, self._requested, self._positions[self._requested]))
+        if self._left or self._placed == len(self._turns):
+            return self._context.idle_request(tick, True)
+        if tick < self._turns[self._placed].tick:
+            return self._context.idle_request(tick, False)
+        while self._requested < len(self._turns) and len(self._ahead) < self._context.most_ahead:
+            self._ahead.append(self._context.request(self._epoch, self._turns[self._requested]))
             self._requested += 1
+        self._placed += 1
         return self._ahead.popleft()
 
     def leave(self) -> None:
@@ -307,7 +339,7 @@ class Run:
     def check_thread(self) -> None:
         """Raise where another thread is in this epoch, which a new one would end."""
         is_free = self._left or self._user is threading.current_thread() or not self._user.is_alive()
-        if not is_free and self.progress.batches < len(self._positions):
+        if not is_free and self.progress.batches < len(self._turns):
             raise RuntimeError(
                 f"thread {self._user.name!r} is in epoch {self._epoch} of this loader, and on several ranks a loader gives one epoch at a time, in the "
                 "same order everywhere; share one iterator between the threads, close() it first, or make a loader for each thread"
@@ -315,7 +347,7 @@ class Run:
 
     def _is_over(self) -> bool:
         """Whether no other rank can want anything more in this epoch."""
-        done = self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._rounds or self._all_left)
+        done = self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._ticks or self._all_left)
         return self._comm.size == 1 or done or self._failure is not None
 
     def _answer(self) -> None:
@@ -367,6 +399,29 @@ class Epoch:
         # At interpreter exit a thread can no longer be started, and trying may block; then `_leave_at_exit` was before.
         if not sys.is_finalizing():
             self._run.leave()
+
+
+class Rounds(Epoch):
+    """What ``loader.rounds()`` returns: the same epoch, a round at a time."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._lock = Lock()
+        self._is_closed = False
+
+    def __iter__(self) -> Rounds:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            if self._is_closed:
+                raise StopIteration
+            return self._run.give_round()
+
+    def close(self) -> None:
+        """Leave the epoch early."""
+        self._is_closed = True
+        super().close()
 
 
 def _leave_at_exit() -> None:

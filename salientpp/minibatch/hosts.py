@@ -81,7 +81,7 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
     if comm.size == 1:
         checked_hosts(given)
         return ()
-    facts: dict[str, Any] = {"error": None, "given": None, "believed": None, "own_rows": own_rows}
+    facts: dict[str, Any] = {"error": None, "given": None, "believed": None, "own_rows": own_rows, "slots": num_slots}
     try:
         facts["given"] = checked_hosts(given)
         facts["believed"] = host_by_launcher(*group_rank())
@@ -98,7 +98,9 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
             )
     asked = everyone[0]["given"]
     sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
-    if max(sizes) == 1:
+    if (
+        max(sizes) == 1 or len({theirs["slots"] for theirs in everyone}) > 1
+    ):  # all hear of the latter when arguments are compared
         return ()
     # Not before: now every rank is here, and a host's copy on a disk of its own has what each of its ranks has added.
     there = parts_there(part.root)
@@ -151,7 +153,7 @@ def _trouble(
     for rank, has_own in enumerate(own_rows):
         if has_own:
             return f"rank {rank}{comm.of} has rows= of its own, which the other ranks of its host cannot read; leave rows out, or pass ranks_per_host=1"
-    num_parts = part.num_parts
+    num_parts = part.whole.num_parts
     try:
         placements = [Placement(rank, comm.size, num_parts, num_slots, sizes) for rank in range(comm.size)]
     except ValueError as error:

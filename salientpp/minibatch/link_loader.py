@@ -114,6 +114,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         ranks_per_host: int | Sequence[int] | None = None,
         fetch_once: bool | None = None,
         gpu_split: float = 0.0,
+        slots: int | None = None,
+        join_slots: bool = False,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -136,6 +138,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
             ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split,
+            slots=slots, join_slots=join_slots,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -152,7 +155,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             )
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         if isinstance(self.data, PartitionedGraph):
-            connected = connect_part(self.data, comm, self._ranks_by_host)
+            connected = connect_part(self.data, comm, self.slots, self._ranks_by_host)
             of_part = sampling.sampler_of_part(self.data)
             stored = part_edges(connected.own, connected.own_part, self.edge_label_index)
             label, time = stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
@@ -162,7 +165,10 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             assert seeds.start is not None  # edges have one
             in_order = connected.is_in_order and not self.gpu_split
             access = None if in_order else partial(access_of_part, connected, of_part, inputs, seeds.start)
-            seeds = dataclasses.replace(seeds, access_probability=access, split=stored.split)
+            # The graph's own edges are their targets' parts'.
+            book = connected.own.whole.books[None if stored.type_ is None else stored.type_[-1]]
+            part_of = None if stored.edge_id is None else partial(book.owner, inputs.col)
+            seeds = dataclasses.replace(seeds, access_probability=access, split=stored.split, part_of=part_of)
             return open_partition(
                 connected, of_part, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls
             )

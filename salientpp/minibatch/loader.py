@@ -15,6 +15,7 @@ import contextlib
 import contextvars
 import copy
 import dataclasses
+import hashlib
 import json
 import os
 import threading
@@ -36,7 +37,7 @@ from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
 from salientpp.minibatch.agreement import Facts, exchange_facts
 from salientpp.minibatch.builder import BatchBuilder
 from salientpp.minibatch.direct import BatchMaker, Direct, Made
-from salientpp.minibatch.epoch import Counters, Epoch, Run, RunContext
+from salientpp.minibatch.epoch import Counters, Epoch, Rounds, Run, RunContext
 from salientpp.minibatch.hosts import agree_on_hosts, checked_hosts
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
@@ -45,13 +46,22 @@ from salientpp.minibatch.seeds import scores_of_part
 from salientpp.minibatch.sharing import SharingStages
 from salientpp.minibatch.source import BatchSource, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled
-from salientpp.minibatch.state import Progress, check_state, data_digest, inputs_digest, make_state
+from salientpp.minibatch.state import (
+    Position,
+    Progress,
+    Resume,
+    check_state,
+    data_digest,
+    inputs_digest,
+    make_state,
+)
 from salientpp.minibatch.workers import SamplingWorkers
 from salientpp.ops import use_huge_pages
 from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.arguments import as_integer
 from salientpp.plan.cache import plan_caches
-from salientpp.plan.schedule import Schedule, batch_key, share_size
+from salientpp.plan.placement import Placement
+from salientpp.plan.schedule import Schedule, Turn, Turns, batch_key, share_size
 from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
@@ -177,15 +187,14 @@ class _Prepared:
     Attributes:
         cache: the user's.
         shuffle: the order of seeds is another in each epoch.
-        place, places: which of how many shares of its part's seeds this rank visits.
+        placement: whose slots draw from which parts; of processes that share an object, with it as the only part.
     """
 
     source: BatchSource
     facts: Facts
     cache: FeatureCache | TypedFeatureCache | None
     shuffle: bool
-    place: int
-    places: int
+    placement: Placement
 
 
 class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
@@ -211,7 +220,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._comm = self._connect(options)
         self._ranks_by_host: tuple[int, ...] = ()
         if isinstance(data, PartitionedGraph):
-            self._ranks_by_host = agree_on_hosts(self._comm, data, options.ranks_per_host, 0, bool(options.rows))
+            self._ranks_by_host = agree_on_hosts(
+                self._comm, data, options.ranks_per_host, as_integer(options.slots) or 0, bool(options.rows)
+            )
         else:
             checked_hosts(options.ranks_per_host)
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
@@ -233,11 +244,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self.seed = everyone[0].seed
         self._seed_is_given = prepared.facts.seed_is_given
         self._epoch_number = 0
-        self._resume: int | None = None  # batches of that epoch given before, by a loaded state
+        self._resume: Resume | None = None  # where that epoch goes on, by a loaded state
         self._progress: Progress | None = None  # of the epoch begun last
         self._calls = 0
         self._source = source = prepared.source
-        self._schedule = self._make_schedule(prepared, everyone)
+        self._placement, self._seeds_by_part = prepared.placement, _seeds_by_part(everyone)
+        self._turns = self._make_turns(prepared.placement, prepared.shuffle)
         try:
             self._topology = source.template.contents()  # what the tiers are made of, and the graph
             self._cache: FeatureCache | TypedFeatureCache = FeatureCache.empty()
@@ -265,7 +277,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             seed_columns=self._source.seed_columns,
             own=InPlace(BufferPool()) if on_host else Packed(self.device),
             served=InPlace(BufferPool()) if self._comm.device.type == "cpu" else Packed(self._comm.device),
-            repeats=getattr(self._source.sampler, "disjoint", False),
+            repeats=getattr(self._source.sampler, "disjoint", False) or self.join_slots,
         )
         self._builder = BatchBuilder(
             fetch=self._fetch,
@@ -358,37 +370,60 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
         exchange = source.exchange
         share = options.checked_share(partitioned, self._orders_itself)
-        placement = exchange.placement
-        place, places = share or (placement.place_of(placement.slots[0]), placement.slots_per_unit)
+        options.check_slots(partitioned)
+        placement = exchange.placement if share is None else Placement(*share, num_parts=1)
+        self._check_slots(source, placement)
         _check_cache(options.cache, source, exchange.part_id)
         if options.pad is not None:
             check_padding(self.data, source, getattr(self, "custom_cls", None))
-        facts = self._facts(
-            source, share_size(num_inputs, place, places), options.seed, shuffle, kwargs.get("generator")
-        )
-        return _Prepared(source, facts, options.cache, shuffle, place, places)
+        seeds = _seeds_of_parts(source, placement, partitioned)
+        facts = self._facts(source, seeds, options.seed, shuffle, kwargs.get("generator"))
+        return _Prepared(source, facts, options.cache, shuffle, placement)
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         """What to draw from; called once, inside the construction that all ranks share."""
         raise NotImplementedError
 
-    def _make_schedule(self, prepared: _Prepared, everyone: Sequence[Facts]) -> Schedule:
-        num_seeds, places = prepared.source.seeds.number, prepared.places
-        shared = self.share is not None  # among processes that this one does not talk to
-        return Schedule(
-            num_seeds=num_seeds,
-            part_id=prepared.source.exchange.placement.own_part,
-            place=prepared.place,
-            ranks_per_part=places,
-            seeds_per_rank=[share_size(num_seeds, i, places) for i in range(places)]
-            if shared
-            else [facts.num_seeds for facts in everyone],
-            rank=prepared.place if shared else self._comm.rank,
-            batch_size=self._mean_batch_size,
-            shuffle=prepared.shuffle,
-            drop_last=self.drop_last,
-            uneven=self.uneven,
-            seed=self.seed,
+    def _check_slots(self, source: BatchSource, placement: Placement) -> None:
+        if self.join_slots and self._has_hooks:
+            raise ValueError(
+                f"{type(self).__name__} overrides collate_fn or filter_fn, which make one batch of one slot; leave join_slots out, or pass transform="
+            )
+        if source.seeds.part_of is None and len(_units(placement)) > 1:
+            raise ValueError(
+                f"rank {placement.rank} has {len(placement.slots)} slots that draw from {len(_units(placement))} groups of parts, and seeds of your own do not "
+                "say which they are of; name a split, or start as many ranks as there are slots"
+            )
+
+    def _make_turns(self, placement: Placement, shuffle: bool) -> Turns:
+        """This rank's batches, and when it gives them."""
+        sizes = [_size_of(placement.parts_of_unit(unit), self._seeds_by_part) for unit in range(placement.num_units)]
+        per_unit = placement.slots_per_unit
+        counts = [share_size(size, place, per_unit) for size in sizes for place in range(per_unit)]
+        schedules = [
+            Schedule(
+                num_seeds=sizes[placement.unit_of(slot)],
+                unit=placement.unit_of(slot),
+                place=placement.place_of(slot),
+                slots_per_unit=per_unit,
+                seeds_per_slot=counts,
+                slot=slot,
+                batch_size=self._mean_batch_size,
+                shuffle=shuffle,
+                drop_last=self.drop_last,
+                uneven=self.uneven,
+                seed=self.seed,
+                kind="rank" if placement.num_slots == placement.world_size else "slot",
+            )
+            for slot in placement.slots
+        ]
+        # Processes that share an object do not wait for each other.
+        ranks = range(placement.world_size) if self.share is None else [placement.rank]
+        return Turns(
+            schedules,
+            [placement.slots_of(rank) for rank in ranks],
+            self.join_slots,
+            _positions_by_unit(self._source, placement),
         )
 
     @property
@@ -403,14 +438,19 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return self.batch_sampler
 
     def _facts(
-        self, source: BatchSource, num_seeds: int, seed: int | None, shuffle: bool, generator: torch.Generator | None
+        self,
+        source: BatchSource,
+        seeds: list[list[Any]],
+        seed: int | None,
+        shuffle: bool,
+        generator: torch.Generator | None,
     ) -> Facts:
         """What this rank tells the others."""
         settings = source.sampler.settings() if isinstance(source.sampler, NeighborSampler) else {}
         return Facts(
             seed=int(torch.randint(2**62, (), generator=generator)) if seed is None else seed,
             seed_is_given=seed is not None,
-            num_seeds=num_seeds,
+            seeds=seeds,
             fills_cache=self.replication_factor > 0,
             same={
                 "dataset": source.fingerprint,
@@ -423,6 +463,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "shuffle": shuffle,
                 "drop_last": bool(self.drop_last),
                 "uneven": self.uneven,
+                "slots": self.slots,
+                "join_slots": self.join_slots,
                 "depth": self.depth,
                 "dtype": str(self.dtype),
                 "gather": [
@@ -435,9 +477,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 ],
                 **self._facts_of_hosts(),
             },
-            part=source.exchange.placement.own_part,
-            # Ranks of one part split its seeds between them.
-            inputs_digest=inputs_digest(source.seeds.inputs) if source.exchange.placement.slots_per_unit > 1 else "",
         )
 
     def _facts_of_hosts(self) -> dict[str, Any]:
@@ -722,7 +761,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     # --- iteration ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._schedule.num_batches if self._orders_itself else len(self._given_batches)
+        return self._turns.num_batches if self._orders_itself else len(self._given_batches)
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: with the seed it fixes the order and all draws.
@@ -749,33 +788,90 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader is: plain values, for ``torch.save`` or JSON. Each rank saves its own; see :mod:`salientpp.minibatch.state`.
+        """Where this loader is: plain values, for ``torch.save`` or JSON; see :mod:`salientpp.minibatch.state`.
 
         Inside an epoch, and after leaving it early, it counts the batches that were given; after the end it is the start of the next.
         """
-        epoch, batches = self._epoch_number, self._resume or 0
-        if self._progress is not None and not self._progress.ended:
-            epoch, batches = self._progress.epoch, self._progress.batches
-        state = make_state(epoch, batches, self.seed, self._drive(getattr, self, "_fingerprint"))
+        epoch, resume, progress = self._epoch_number, self._resume or Resume(0, 0), self._progress
+        if progress is not None and not progress.ended:
+            epoch, resume = progress.epoch, Resume(progress.batches, self._round_after(progress.batches))
+            if progress.rounds is not None:  # whole rounds: of one that is under way nothing counts
+                turns = self._turns
+                batches = turns.batches_before(progress.rounds) if self._orders_itself else progress.rounds
+                resume = Resume(batches, progress.rounds)
+        position = Position(epoch, resume.batches, resume.round, self.seed, *self._identity)
+        state = make_state(position, self._drive(getattr, self, "_fingerprint"))
         if not self._orders_itself:
             state["sampler_epoch"] = getattr(self.sampler, "epoch", 0)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next ``iter(loader)`` go on where ``state_dict()`` was called; on several ranks every rank loads its own state.
+        """Let the next ``iter(loader)`` go on where ``state_dict()`` was called; on several ranks every rank loads a state.
 
-        A loader that was made without a seed takes the state's.
+        As many ranks, each with its own state, go on with the very next batch. Any other number of ranks, or all with the state of one, go on with the
+        first round that this one had not given whole; made without ``slots``, a loader takes the state's. So it does with the seed.
 
         Raises:
-            ValueError: the state is of other data, arguments or another rank, or none at all; the loader stays as it was.
+            ValueError: the state is of other data or arguments, or none at all; the loader stays as it was.
         """
-        given_seed = self.seed if self._seed_is_given else None
-        epoch, batches, seed = check_state(state, self._drive(getattr, self, "_fingerprint"), len(self), given_seed)
+        partitioned = isinstance(self.data, PartitionedGraph)
+        slots, ranks, rank, joined = self._identity
+        adopts = partitioned and self.slots is None
+        same: dict[str, Any] = {} if adopts else {"slots": slots}
+        # Processes that share an object do not agree on anything, so each goes on where it was itself.
+        same |= {} if partitioned else {"ranks": ranks, "rank": rank, "joined": joined}
+        same |= {"seed": self.seed} if self._seed_is_given else {}
+        found = check_state(state, self._drive(getattr, self, "_fingerprint"), same)
+        placement, turns = self._placement, self._turns
+        if found.slots != slots:
+            placement, turns = self._drive(self._with_slots, found.slots)
+        num_batches, num_rounds = turns.num_batches if self._orders_itself else len(self), turns.num_rounds
+        is_own = (found.ranks, found.rank, found.joined) == (ranks, rank, joined)
+        if not is_own and not 0 <= found.round <= num_rounds:
+            raise ValueError(f"cannot load this state: round must be in [0, {num_rounds}], got {found.round}")
+        if is_own and not 0 <= found.batches <= num_batches:
+            raise ValueError(f"cannot load this state: batches must be in [0, {num_batches}], got {found.batches}")
         if not self._orders_itself and hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(state.get("sampler_epoch", 0))
-        self.seed = seed
-        self._schedule = dataclasses.replace(self._schedule, seed=seed)
-        self._epoch_number, self._resume, self._progress = epoch, batches, None
+        self.seed = found.seed
+        schedules = [dataclasses.replace(schedule, seed=found.seed) for schedule in turns.schedules]
+        self._placement, self._turns = placement, dataclasses.replace(turns, schedules=schedules)
+        if not is_own:
+            resume = Resume(turns.batches_before(found.round), found.round, by_round=True)
+        elif found.batches < num_batches:
+            resume = Resume(found.batches, self._round_after(found.batches))
+        else:
+            resume = Resume(num_batches, max(found.round, self._round_after(num_batches)))
+        self._epoch_number, self._resume, self._progress = found.epoch, resume, None
+
+    @property
+    def _identity(self) -> tuple[int, int, int, bool]:
+        """Slots, ranks, this rank, and whether slots are joined: as a state has them."""
+        placement = self._placement
+        return placement.num_slots, placement.world_size, placement.rank, self.join_slots
+
+    def _round_after(self, batches: int) -> int:
+        return self._turns.round_after(batches) if self._orders_itself else batches
+
+    def _with_slots(self, slots: int) -> tuple[Placement, Turns]:
+        """What this rank gives if the epoch's batches belong to another number of slots.
+
+        Raises:
+            ValueError: then it would have other parts.
+        """
+        words = f"make the loader with slots={slots}"
+        try:
+            placement = dataclasses.replace(self._placement, num_slots=slots)
+            found = placement, self._make_turns(placement, self._turns.schedules[0].shuffle)
+        except ValueError as error:
+            raise ValueError(f"cannot load this state: it is of {slots} slots; {error}") from None
+        ranks = range(placement.world_size)
+        if [placement.parts_of(rank) for rank in ranks] != [self._placement.parts_of(rank) for rank in ranks]:
+            raise ValueError(
+                f"cannot load this state: it is of {slots} slots, by which the {len(ranks)} ranks would have other parts; {words}"
+            )
+        self._check_slots(self._source, placement)
+        return found
 
     @lazy
     def _fingerprint(self) -> dict[str, Any]:
@@ -786,14 +882,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             "dataset": self.data.fingerprint
             if partitioned
             else data_digest(self.data, sampler.arrays() if ours else []),
-            "input_nodes": inputs_digest(self._source.seeds.inputs),
+            "input_nodes": self._seeds_digest() if partitioned else inputs_digest(self._source.seeds.inputs),
             **(sampler.settings() if ours else {"neighbor_sampler": type(sampler).__name__}),
             "batch_size": self.batch_size,
-            "shuffle": self._schedule.shuffle,
+            "shuffle": self._turns.schedules[0].shuffle,
             "drop_last": self.drop_last,
             "uneven": self.uneven,
-            "world_size": self._comm.size if self.share is None else self.share[1],
-            "rank": self._schedule.rank,
             **({"rows": self._describe(self.rows)} if self.rows else {}),
             # Of an object in memory the digest knows times and weights; a directory has several attributes that may be meant.
             **(
@@ -801,6 +895,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             ),
             **({} if self._orders_itself else {"sampler": self._sampler_settings()}),
         }
+
+    def _seeds_digest(self) -> str:
+        """Of the seeds of all ranks together, so the same on each, and for every number of ranks."""
+        inputs = self._source.seeds.inputs
+        whole = hashlib.sha256(json.dumps(sorted(self._seeds_by_part.items())).encode()).hexdigest()[:16]
+        return whole if inputs.input_type is None else f"{inputs.input_type}: {whole}"
 
     def _sampler_settings(self) -> list[Any]:
         """Of a sampler of torch's whose order is known, what it depends on beside its epoch."""
@@ -818,10 +918,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         ]
 
     def _describe(self, names: Iterable[Any]) -> list[Any]:
-        """Plain values: dtype and shape of the rows of these attributes."""
+        """Plain values: dtype and shape of the rows of these attributes; of a part without how many these are."""
         columns = {name: name if isinstance(name, tuple) else (None, name) for name in names}
+        first = 1 if isinstance(self.data, PartitionedGraph) else 0
         return [
-            [str(name), str(self._source.rows_of(column).dtype), list(self._source.rows_of(column).shape)]
+            [str(name), str(self._source.rows_of(column).dtype), list(self._source.rows_of(column).shape[first:])]
             for name, column in columns.items()
         ]
 
@@ -829,6 +930,17 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return self._get_iterator()
 
     def _get_iterator(self) -> Iterator[Data]:  # type: ignore[override]
+        return Epoch(self._begin_epoch())
+
+    def rounds(self) -> Iterator[list[Data]]:
+        """An epoch as ``iter(loader)``, a round at a time: in round i the batches with number i of this rank's slots, in order.
+
+        Every rank gets as many rounds, so ranks with different numbers of slots may take a step together after each, as with gradients accumulated over the
+        batches. Under ``uneven='exact'`` a rank whose slots have ended gets empty lists. States count whole rounds.
+        """
+        return Rounds(self._begin_epoch())
+
+    def _begin_epoch(self) -> Run:
         self._comm.check_process()
         self._check_hooks()
         with self._lock:
@@ -842,7 +954,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._progress, self._resume = run.progress, None
             self._epoch_number += 1
             self._run = run
-            return Epoch(run)
+            return run
 
     def _run_context(self) -> RunContext:
         """What an epoch needs of this loader. It holds the loader, which must not hold it for longer than the epoch lasts."""
@@ -851,8 +963,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             most_ahead=1 + self.num_workers * (self.prefetch_factor or 2),
             transform=None if self._has_hooks else self._finishing,  # else filter_fn is where it is called
             counters=self._counters,
-            positions=self._positions,
-            num_rounds=self._num_rounds,
+            turns=self._of_epoch,
+            num_ticks=lambda: self._turns.num_ticks if self._orders_itself else None,
+            num_rounds=lambda: self._turns.num_rounds if self._orders_itself else None,
+            slots=lambda: self._placement.num_slots,
             seed=lambda: self.seed,
             request=self._request,
             idle_request=self._idle_request,
@@ -863,9 +977,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             on_end=self._forget_run,
             on_failure=self._note_failure,
         )
-
-    def _num_rounds(self) -> int | None:
-        return self._schedule.num_rounds if self._orders_itself else None
 
     def _forget_run(self, run: Run) -> None:
         """Undo the circle of loader and epoch, so that both go when the user lets go of them."""
@@ -895,25 +1006,30 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 self._comm.report_failure(f"rank {self._comm.rank} cannot begin an epoch: {error}")
                 raise
 
-    def _positions(self, epoch: int) -> list[Tensor]:
+    def _of_epoch(self, epoch: int) -> list[Turn]:
         """The epoch's batches, as positions among the seeds."""
         if self._orders_itself:
-            return self._schedule.batches(epoch)
-        return [
+            return self._turns.of_epoch(epoch)
+        batches = (
             _checked_positions(batch, self._source.seeds.number, "a batch of the sampler")
             for batch in self._given_batches
-        ]
+        )
+        return [Turn(index, index, [(0, batch)]) for index, batch in enumerate(batches)]
 
-    def _request(self, epoch: int, index: int, positions: Tensor) -> Request:
+    def _positions(self, epoch: int) -> list[Tensor]:
+        return [positions for turn in self._of_epoch(epoch) for _, positions in turn.pieces]
+
+    def _request(self, epoch: int, turn: Turn) -> Request:
+        pieces = [(positions, batch_key(self.seed, epoch, slot, turn.round)) for slot, positions in turn.pieces]
         if self._has_hooks:  # the user's code: in the user's thread
-            return Request(index, Undone(self._made_by_hooks, index, positions, self._key(epoch, index)))
-        return self._workers.request(index, positions, self._key(epoch, index), self.transform_sampler_output)
+            return Request(turn.tick, Undone(self._made_by_hooks, turn.tick, *pieces[0]))
+        return self._workers.request(turn.tick, pieces, self.transform_sampler_output)
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
         return Request(index, Undone(Sampled, index, self._fetch.look_up({}), leaving))
 
     def _key(self, epoch: int, index: int) -> int:
-        return batch_key(self.seed, epoch, self._schedule.rank, index)
+        return batch_key(self.seed, epoch, self._placement.slots[0], index)
 
     @property
     def _finishing(self) -> Callable[[Any], Any] | None:
@@ -927,11 +1043,16 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     @lazy
     def _padding(self) -> Padding:
         """With classes of sizes from a trial, which is a function of the seed."""
-        batches = self._schedule.batches(0)
-        batches = batches[:-1] or batches  # the last may be smaller
-        chosen = batches[:: -(-len(batches) // TRIAL) or 1]
+        turns = self._turns.of_epoch(0)
+        turns = turns[:-1] or turns  # the last may be smaller
+        chosen = turns[:: -(-len(turns) // TRIAL) or 1]
         trial = (
-            sizes_of(self._workers.draw(positions, self._key(TRIAL_EPOCH, i))) for i, positions in enumerate(chosen)
+            sizes_of(
+                self._workers.draw_joined(
+                    [(positions, batch_key(self.seed, TRIAL_EPOCH, slot, i)) for slot, positions in turn.pieces]
+                )
+            )
+            for i, turn in enumerate(chosen)
         )
         return Padding(self.data, self._source, Classes.of(trial, types_of(self.data)))
 
@@ -1022,6 +1143,44 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _units(placement: Placement) -> range:
+    """What a rank's slots draw from."""
+    return range(placement.unit_of(placement.slots[0]), placement.unit_of(placement.slots[-1]) + 1)
+
+
+def _seeds_of_parts(source: BatchSource, placement: Placement, partitioned: bool) -> list[list[Any]]:
+    """What :class:`Facts` says of a rank's seeds. Of an object in one process the digest is not asked for before there is a state."""
+    seeds, parts = source.seeds, placement.own_parts
+    if not partitioned:
+        return [[0, 1, seeds.number, ""]]
+    if seeds.part_of is None or len(parts) == 1:
+        return [[parts.start, parts.stop, seeds.number, inputs_digest(seeds.inputs)]]
+    part_of = seeds.part_of()
+    some = {part: (part_of == part).nonzero().flatten() for part in parts}
+    return [[part, part + 1, at.numel(), inputs_digest(seeds.inputs, at)] for part, at in some.items()]
+
+
+def _seeds_by_part(everyone: Sequence[Facts]) -> dict[tuple[int, int], tuple[int, str]]:
+    """Of the first part and one past the last: how many seeds, and their digest."""
+    return {(first, last): (number, words) for facts in everyone for first, last, number, words in facts.seeds}
+
+
+def _size_of(parts: range, seeds_by_part: Mapping[tuple[int, int], tuple[int, str]]) -> int:
+    """How many seeds these parts have."""
+    inside = [number for (first, last), (number, _) in seeds_by_part.items() if first in parts and last <= parts.stop]
+    return sum(inside)
+
+
+def _positions_by_unit(source: BatchSource, placement: Placement) -> dict[int, Tensor]:
+    """Where the seeds of each unit are among a rank's; nothing of a rank that has but one unit."""
+    units, part_of = _units(placement), source.seeds.part_of
+    if len(units) == 1 or part_of is None:
+        return {}
+    of = part_of()
+    parts = {unit: placement.parts_of_unit(unit) for unit in units}
+    return {unit: ((of >= own.start) & (of < own.stop)).nonzero().flatten() for unit, own in parts.items()}
 
 
 def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:

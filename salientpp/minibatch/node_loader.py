@@ -93,6 +93,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         fetch_once: the ranks of a host ask other hosts for one another, so that a row which several need in the same round crosses the network once.
             None: where hosts have several ranks, and rows do not travel over NCCL.
         gpu_split: in [0, 1]; of the rows on a device (``gpu_fraction``) this fraction is there for all ranks of its host, on each device others.
+        slots: how many share an epoch's batches, at least as many as ranks; any number of ranks gives the same batches of each. None: as many as ranks.
+        join_slots: give the batches that a rank's slots have in a round as one, their MFGs side by side; each remote row is fetched once.
         input_id, custom_cls: as in PyG's ``NodeLoader``.
 
     Raises:
@@ -141,6 +143,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         ranks_per_host: int | Sequence[int] | None = None,
         fetch_once: bool | None = None,
         gpu_split: float = 0.0,
+        slots: int | None = None,
+        join_slots: bool = False,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -160,8 +164,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
-            pad=pad,
-            ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split,
+            pad=pad, ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split, slots=slots, join_slots=join_slots,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -185,7 +188,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         _check_times(self.input_time, sampling)
         sampler = sampling.sampler_of_part(part)
-        connected = connect_part(part, comm, self._ranks_by_host)
+        connected = connect_part(part, comm, self.slots, self._ranks_by_host)
         inputs, split = part_nodes(connected.own, connected.own_part, self.input_nodes, self.input_time, self.input_id)
         start = partial(_start, inputs)
         seeds = Seeds(
@@ -197,6 +200,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             if connected.is_in_order and not self.gpu_split
             else partial(access_of_part, connected, sampler, inputs, start),
             split=split,
+            part_of=partial(connected.own.whole.books[inputs.input_type].owner, inputs.node),
             start=start,
         )
         return open_partition(connected, sampler, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls)

@@ -60,6 +60,8 @@ class Options:
     ranks_per_host: int | Sequence[int] | None = None
     fetch_once: bool | None = None
     gpu_split: float = 0.0
+    slots: int | None = None
+    join_slots: bool = False
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -121,8 +123,16 @@ class Options:
             )
         if self.fetch_once is not None and not isinstance(self.fetch_once, bool):
             raise ValueError(f"fetch_once must be True, False or None, got {self.fetch_once!r}")
+        slots = as_integer(self.slots)
+        if self.slots is not None and (slots is None or slots < 1):
+            raise ValueError(
+                f"slots must be an integer >= 1 (that share an epoch's batches) or None, got {self.slots!r}"
+            )
+        if not isinstance(self.join_slots, bool):
+            raise ValueError(f"join_slots must be True or False, got {self.join_slots!r}")
         return dataclasses.replace(
             self,
+            slots=slots,
             replication_factor=replication_factor,
             gpu_fraction=gpu_fraction,
             gpu_cache_bytes=gpu_cache_bytes,
@@ -168,6 +178,12 @@ class Options:
                 f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {self.timeout!r}"
             )
         return found
+
+    def check_slots(self, partitioned: bool) -> None:
+        """Raise ValueError where slots are asked for on an object that one process holds."""
+        if not partitioned and (self.slots is not None or self.join_slots):
+            name = "join_slots" if self.slots is None else "slots"
+            raise ValueError(f"{name}= is for a partitioned graph, whose ranks share an epoch's batches; leave it out")
 
     def checked_share(self, partitioned: bool, orders_itself: bool) -> tuple[int, int] | None:
         """Place and number of places of ``share``, or None without one.

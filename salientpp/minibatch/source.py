@@ -46,6 +46,7 @@ class Seeds:
         access_probability: of the batch size: how probably a batch needs each row; called if rows are to be kept on the device. None: rows
             are in that order.
         split: the name of the seeds, if they have one that means the same on every rank.
+        part_of: gives int64 [number], the stored part that has each seed; None of seeds that no part has, as pairs of vertices of the user's.
         start: of the batch size: per vertex type with seeds, how probably a batch has each vertex among them, a function of the number of
             vertices. Of a partitioned graph, whose cache is planned by it.
     """
@@ -56,6 +57,7 @@ class Seeds:
     add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
     access_probability: Callable[[int], Probability] | None
     split: str | None = None
+    part_of: Callable[[], Tensor] | None = None
     start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]] | None = None
 
 
@@ -186,18 +188,21 @@ class Connected:
         return held == parts and len(parts) == 1
 
 
-def connect_part(part: PartitionedGraph, comm: Comm, ranks_by_host: Sequence[int] = ()) -> Connected:
+def connect_part(
+    part: PartitionedGraph, comm: Comm, slots: int | None = None, ranks_by_host: Sequence[int] = ()
+) -> Connected:
     """What each rank has and visits.
 
     Args:
+        slots: that share an epoch's batches; None: as many as ranks.
         ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
 
     Raises:
-        ValueError: the ranks do not fit the parts, or this rank loaded another part.
+        ValueError: the ranks or slots do not fit the parts, or this rank loaded another part.
     """
     whole = part.whole
     try:
-        placement = Placement(comm.rank, comm.size, whole.num_parts, ranks_by_host=tuple(ranks_by_host))
+        placement = Placement(comm.rank, comm.size, whole.num_parts, slots or 0, tuple(ranks_by_host))
     except ValueError as error:
         raise ValueError(f"{part.root}: {error}") from None
     mine = placement.own_parts

@@ -3,12 +3,15 @@
 A **state** is a dict of plain values, so that ``torch.load(weights_only=True)`` and JSON give it back:
 
 * ``version``: of this format, and of what a seed draws;
-* ``epoch``, ``batches``: the epoch, and how many of its batches the user got (not those under way);
+* ``epoch``, ``batches``: the epoch, and how many of its batches the user got from this rank (not those under way);
+* ``round``: how many rounds of the epoch this rank has given whole (:mod:`salientpp.plan.schedule`): what a run with another number of ranks goes on from;
 * ``seed``: with the epoch it fixes the order of the seeds and all draws;
-* ``fingerprint``: what else decides which batches follow: data, seeds, sampling, batch size, ``shuffle``, ``drop_last``, ``uneven``,
-  number of ranks and rank. What changes no batch (workers, depth, caches, devices) is not in it.
+* ``slots``: how many share the epoch's batches;
+* ``ranks``, ``rank``, ``joined``: whose the state is, and whether its batches are rounds: what ``batches`` counts;
+* ``fingerprint``: what else decides which batches follow: data, seeds, sampling, batch size, ``shuffle``, ``drop_last``, ``uneven``.
+  What changes no batch (workers, depth, caches, devices, the number of ranks) is not in it.
 
-Nothing more is needed, since a batch is a pure function of (seed, epoch, rank, index). Ranks may have stopped at
+Nothing more is needed, since a batch is a pure function of (seed, epoch, slot, index). Ranks may have stopped at
 different points; :func:`first_point` says where they start together.
 """
 
@@ -25,7 +28,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 #: Another number wherever the fields, the order of seeds or the draws change.
-VERSION = 1
+VERSION = 2
 
 #: An attribute of a ``Data`` counts by dtype, shape and about this many of its entries: features may be larger than memory.
 _ENTRIES = 4096
@@ -33,42 +36,79 @@ _ENTRIES = 4096
 
 @dataclass
 class Progress:
-    """How far an epoch is: ``batches`` were given, and with ``ended`` the user was told that there are no more."""
+    """How far an epoch is: ``batches`` were given, and with ``ended`` the user was told that there are no more.
+
+    Who gets rounds has got so many ``rounds``; None: batches tell how many.
+    """
 
     epoch: int
     batches: int
     ended: bool = False
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where an epoch goes on: before the batch with number ``batches`` of this rank, in a round.
+
+    ``by_round``: because the state says so of the round, and not of this rank's batches.
+    """
+
+    batches: int
+    round: int
+    by_round: bool = False
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a rank wants to start: before batch ``start`` of ``epoch``; ``resumed`` if a loaded state says so.
+    """Where a rank wants to start: before tick ``start`` of ``epoch``; ``resumed`` if a loaded state says so.
 
-    ``seed_key`` stands for the seed. A rank without further batches in the epoch has the number of rounds as its ``start``.
+    ``seed_key`` stands for the seed. A rank without further batches in the epoch has the number of ticks as its ``start``. ``by_round``: it has the state
+    of another rank, or of another number of ranks, which says in which ``round`` to go on.
     """
 
     epoch: int
     start: int
     resumed: bool
     seed_key: int
+    round: int = 0
+    by_round: bool = False
+    slots: int = 0
 
 
 class Disagreement(RuntimeError):
     """The ranks cannot start an epoch together. Every rank raises it, with the same text."""
 
 
-def make_state(epoch: int, batches: int, seed: int, fingerprint: dict[str, Any]) -> dict[str, Any]:
+#: Of a state, beside ``version`` and ``fingerprint``: what must be an integer.
+_NUMBERS = ("epoch", "batches", "round", "seed", "slots", "ranks", "rank")
+
+
+@dataclass(frozen=True)
+class Position:
+    """What a state says beside its version and its fingerprint."""
+
+    epoch: int
+    batches: int
+    round: int
+    seed: int
+    slots: int
+    ranks: int
+    rank: int
+    joined: bool
+
+
+def make_state(position: Position, fingerprint: dict[str, Any]) -> dict[str, Any]:
     """The state of these values; the fingerprint is copied."""
-    return {"version": VERSION, "epoch": epoch, "batches": batches, "seed": seed, "fingerprint": dict(fingerprint)}
+    return {"version": VERSION, **vars(position), "fingerprint": dict(fingerprint)}
 
 
-def check_state(state: Any, fingerprint: dict[str, Any], num_batches: int, seed: int | None) -> tuple[int, int, int]:
-    """Epoch, batches and seed of a state that fits.
+def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -> Position:
+    """What a state says, if it fits.
 
     Args:
         fingerprint: this loader's.
-        num_batches: of this rank in an epoch.
-        seed: this loader's, if the user gave one.
+        same: what else must be as this loader has it, by the names of :class:`Position`.
 
     Raises:
         ValueError: it is no state, or one of another loader; the text says what differs.
@@ -79,14 +119,14 @@ def check_state(state: Any, fingerprint: dict[str, Any], num_batches: int, seed:
         raise ValueError(
             f"cannot load this state: expected version {VERSION}, got {state['version']!r}; use the salientpp that wrote it"
         )
-    for name in ("epoch", "batches", "seed"):
+    for name in _NUMBERS:
         if isinstance(state.get(name), bool) or not isinstance(state.get(name), int):
             raise ValueError(f"cannot load this state: {name} must be an integer, got {state.get(name)!r}")
+    if not isinstance(state.get("joined"), bool):
+        raise ValueError(f"cannot load this state: joined must be True or False, got {state.get('joined')!r}")
     if not isinstance(state.get("fingerprint"), dict):
         raise ValueError(f"cannot load this state: fingerprint must be a dict, got {_shown(state.get('fingerprint'))}")
-    expected, got = dict(fingerprint), dict(state["fingerprint"])
-    if seed is not None:
-        expected["seed"], got["seed"] = seed, state["seed"]
+    expected, got = {**fingerprint, **same}, {**state["fingerprint"], **{name: state[name] for name in same}}
     names = list(dict.fromkeys([*expected, *got]))
     wrong = [
         f"{name}: expected {expected.get(name)!r}, got {got.get(name)!r}"
@@ -95,12 +135,10 @@ def check_state(state: Any, fingerprint: dict[str, Any], num_batches: int, seed:
     ]
     if wrong:
         raise ValueError(
-            f"cannot load this state: it is of a loader with other data, arguments or rank ({'; '.join(wrong)}); "
+            f"cannot load this state: it is of a loader with other data or arguments ({'; '.join(wrong)}); "
             "make the loader as it was made then"
         )
-    if not 0 <= state["batches"] <= num_batches:
-        raise ValueError(f"cannot load this state: batches must be in [0, {num_batches}], got {state['batches']}")
-    return state["epoch"], state["batches"], state["seed"]
+    return Position(**{name: state[name] for name in (*_NUMBERS, "joined")})
 
 
 def _shown(value: Any) -> str:
@@ -110,22 +148,27 @@ def _shown(value: Any) -> str:
 
 
 def first_point(points: Sequence[Point]) -> tuple[int, int]:
-    """The epoch and round at which the ranks start together; a rank that is further answers the others up to its own point.
+    """The epoch and tick at which the ranks start together; a rank that is further answers the others up to its own point.
 
     Args:
         points: by rank.
 
     Raises:
-        Disagreement: some ranks resume and others do not; seeds differ; or epochs are further apart than loops that started together
-            can be: by one where all resume, else not at all.
+        Disagreement: some ranks resume and others do not; seeds or numbers of slots differ; epochs are further apart than loops that started together
+            can be: by one where all resume, else not at all; or a rank goes on from a round, and another from another one.
     """
     resumed = [rank for rank, point in enumerate(points) if point.resumed]
     if resumed and len(resumed) < len(points):
         fresh = next(rank for rank in range(len(points)) if rank not in resumed)
         raise Disagreement(
             f"all ranks or none must resume, but rank {resumed[0]} has loaded a state and rank {fresh} has not "
-            "(or left it with set_epoch); call load_state_dict on every rank, each with its own state"
+            "(or left it with set_epoch); call load_state_dict on every rank, each with its own state or all with one rank's"
         )
+    for rank, point in enumerate(points):
+        if point.slots != points[0].slots:
+            raise Disagreement(
+                f"all ranks must have the same slots, got {points[0].slots} on rank 0 and {point.slots} on rank {rank}; load states of one run"
+            )
     epochs = [point.epoch for point in points]
     first = min(epochs)
     furthest = epochs.index(max(epochs))
@@ -141,6 +184,14 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
         if point.seed_key != points[0].seed_key:
             raise Disagreement(
                 f"all ranks must have the same seed, but that of rank {rank} differs from rank 0's; load states of one run"
+            )
+    by_round = next((rank for rank, point in enumerate(points) if point.by_round), None)
+    for rank, point in enumerate(points):
+        ours = points[by_round] if by_round is not None else point
+        if (point.epoch, point.round) != (ours.epoch, ours.round):
+            raise Disagreement(
+                f"rank {by_round} has loaded the state of another rank, or of another number of ranks, and goes on with round {ours.round} of epoch "
+                f"{ours.epoch}, but rank {rank} with round {point.round} of epoch {point.epoch}; load the state of one and the same rank on every rank"
             )
     return first, min(point.start for point in points if point.epoch == first)
 
@@ -184,7 +235,7 @@ def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topol
     return whole.hexdigest()[:16]
 
 
-def inputs_digest(inputs: NodeSamplerInput | EdgeSamplerInput) -> str:
-    """16 hexadecimal digits for the seeds, with their times and labels, after their type if they have one."""
-    fields = [value for value in vars(inputs).values() if isinstance(value, Tensor)]
+def inputs_digest(inputs: NodeSamplerInput | EdgeSamplerInput, some: Tensor | None = None) -> str:
+    """16 hexadecimal digits for the seeds, or those at ``some`` positions, with their times and labels, after their type if they have one."""
+    fields = [value if some is None else value[some] for value in vars(inputs).values() if isinstance(value, Tensor)]
     return digest(*fields) if inputs.input_type is None else f"{inputs.input_type}: {digest(*fields)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from salientpp.minibatch.direct import BatchMaker
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.source import Seeds
 from salientpp.minibatch.stages import BatchStages, Request
+from salientpp.minibatch.union import disjoint_union
 from salientpp.pipeline import traced
 from salientpp.processes import Threads, Undone, after_fork
 
@@ -54,26 +55,27 @@ class SamplingWorkers:
         if self._initialiser is None or anew:
             self._initialiser = _OncePerThread(function)
 
-    def request(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Request:
+    def request(self, index: int, pieces: Sequence[tuple[Tensor, int]], transform: MfgTransform | None) -> Request:
         """Have batch ``index`` of an epoch drawn.
 
         Args:
-            positions: int64 [B], of its seeds.
-            key: of its draws.
+            pieces: int64 [B] positions of its seeds, and the key of its draws; of several the batches become one.
             transform: called with what was drawn.
         """
         submit: Callable[..., Any] = Undone if self._threads is None else self._threads.submit
-        return Request(index, submit(self._work, index, positions, key, transform))
+        return Request(index, submit(self._work, index, pieces, transform))
 
-    def _work(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Any:
+    def _work(self, index: int, pieces: Sequence[tuple[Tensor, int]], transform: MfgTransform | None) -> Any:
         if self._threads is not None and self._initialiser is not None:
             self._initialiser()
         with traced(self._stages.trace, f"worker: {threading.current_thread().name}", index):
-            return self.sample(index, positions, key, transform)
+            return self.sample(index, pieces, transform)
 
-    def sample(self, index: int, positions: Tensor, key: int, transform: MfgTransform | None) -> Any:
+    def sample(self, index: int, pieces: Sequence[tuple[Tensor, int]], transform: MfgTransform | None) -> Any:
         """Draw, in this thread, and make of it what a request hands on."""
-        return self.prepare(index, self.draw(positions, key), positions.numel(), transform)
+        return self.prepare(
+            index, self.draw_joined(pieces), sum(positions.numel() for positions, _ in pieces), transform
+        )
 
     def prepare(self, index: int, mfg: Any, num_seeds: int, transform: MfgTransform | None) -> Any:
         """What a request hands on, of a batch that was drawn."""
@@ -86,6 +88,14 @@ class SamplingWorkers:
             mfg.edge = _users_edge_ids(mfg.edge, permutation)
         make = self._maker.make if self._maker.fetch.is_local else self._stages.prepare
         return make(index, mfg, num_seeds)
+
+    def draw_joined(self, pieces: Sequence[tuple[Tensor, int]]) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of the seeds at these positions, each piece drawn by its key, as one."""
+        if len(pieces) == 1:
+            return self.draw(*pieces[0])
+        inputs = self._seeds.inputs
+        mfgs = [self.draw(positions, key) for positions, key in pieces]
+        return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
 
     def draw(self, positions: Tensor, key: int) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of the seeds at these positions; a sampler of the user's takes no key."""

@@ -1,0 +1,122 @@
+"""Train on as many machines as there are: a job that was stopped, or lost a machine, goes on with the same steps on another number of ranks.
+
+    salientpp partition synthetic parts-8 --parts 8                                                  # once
+    torchrun --nproc-per-node 8 examples/train_elastic.py parts-8 --slots 8                          # today 8 ranks
+    torchrun --nproc-per-node 3 examples/train_elastic.py parts-8 --slots 8                          # tomorrow 3
+    torchrun --nnodes 2:8 --max-restarts 5 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        examples/train_elastic.py parts-8 --slots 8                                                  # 2 to 8 hosts, as many as are left
+
+An epoch's batches belong to slots, and each rank has some of them. After every round, a batch of each slot, all ranks take one step with the mean of the slots'
+gradients, so any number of ranks takes the same steps, up to the order of sums. Rank 0 writes a checkpoint every few rounds; whoever starts reads it,
+on any number of ranks. Under SLURM a requeued job does the same (docs/slurm.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch_geometric.nn import GraphSAGE
+from train_sage import accuracy, add_training_arguments, forward
+
+import salientpp
+from salientpp import NeighborLoader
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="a dataset directory")
+    parser.add_argument(
+        "--slots", type=int, help="that share an epoch's batches; without it as many as there are parts"
+    )
+    parser.add_argument("--checkpoint", type=Path, default=Path("elastic.pt"), help="on a disk that all hosts share")
+    parser.add_argument("--every", type=int, default=20, help="rounds between checkpoints")
+    add_training_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def write_whole(file: Path, contents: dict) -> None:
+    """Write a checkpoint beside the last one and rename it: whoever reads finds a whole one."""
+    beside = file.with_name(f"{file.name}.writing")
+    with beside.open("wb") as out:
+        torch.save(contents, out)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(beside, file)
+
+
+def train(args: argparse.Namespace, device: torch.device) -> float:
+    """The test accuracy, the same on all ranks."""
+    torch.manual_seed(args.seed)  # all ranks begin with the same model
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    part = salientpp.load(args.dataset)
+    slots = args.slots or part.whole.num_parts
+    options = dict(num_neighbors=args.fanouts, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth)
+    options |= dict(seed=args.seed, device=device, gpu_fraction=args.beta)
+    options |= dict(slots=slots)
+    loader = NeighborLoader(part, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
+    # No dropout: its draws would be those of a rank, and not of a slot.
+    model = GraphSAGE(part.num_features, args.hidden, len(args.fanouts), part.num_classes).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    if args.checkpoint.exists():
+        saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])  # rank 0's, for every rank
+    state = loader.state_dict()
+    if rank == 0:
+        print(f"{size} ranks, {slots} slots, from epoch {state['epoch']}, round {state['round']}", flush=True)
+    for epoch in range(state["epoch"], args.epochs):
+        loader.set_epoch(epoch)
+        losses = torch.zeros(2, device=device)
+        for number, batches in enumerate(loader.rounds(), start=1):
+            optimizer.zero_grad(set_to_none=False)
+            for parameter in model.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            for batch in batches:
+                loss = F.cross_entropy(forward(model, batch), batch.y[: batch.batch_size])
+                (loss / slots).backward()  # adds to what the rank's other slots gave
+                losses += torch.stack([loss.detach(), torch.ones_like(loss)])
+            if size > 1:
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+            optimizer.step()
+            if number % args.every == 0:
+                save(args.checkpoint, model, optimizer, loader, rank)
+        save(args.checkpoint, model, optimizer, loader, rank)
+        if size > 1:
+            dist.all_reduce(losses)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {float(losses[0] / losses[1].clamp(min=1)):.4f}", flush=True)
+    test = NeighborLoader(part, input_nodes="test", uneven="exact", cache=loader.cache, **options)
+    test.set_epoch(0)
+    return accuracy(model, test, device)
+
+
+def save(
+    file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: NeighborLoader, rank: int
+) -> None:
+    """At the end of a round all ranks stand at the same point, so rank 0's state is every rank's."""
+    if rank == 0:
+        state = loader.state_dict()
+        write_whole(file, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": state})
+
+
+def main() -> None:
+    args = parse_arguments()
+    launch = salientpp.init_process_group()
+    test = train(args, launch.device)
+    if launch.rank == 0:
+        print(f"test accuracy {test:.3f}", flush=True)
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
