@@ -696,6 +696,7 @@ _DIFFERENT = {
     "dtype": (None, torch.float16, "dtype"),
     "gather": (("x",), ("x", "y"), "gather"),
     "seed": (1, 2, "seed"),
+    "ranks_per_host": (2, 1, "ranks_per_host"),
     "transform": (None, _same, None),
     "transform_sampler_output": (None, _same, None),
     "is_sorted": (False, True, None),
@@ -715,6 +716,8 @@ _DIFFERENT = {
     "generator": (None, "one", None),
     "in_order": (True, False, None),
     "pad": (None, "bucket", None),
+    "fetch_once": (None, False, None),
+    "gpu_split": (0.0, 0.5, None),
     "disjoint": (False, True, "disjoint"),
     "time_attr": (None, "y", "time_attr"),
 }

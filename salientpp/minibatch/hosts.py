@@ -81,7 +81,7 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
     if comm.size == 1:
         checked_hosts(given)
         return ()
-    facts: dict[str, Any] = {"error": None, "given": None, "believed": None, "own_rows": own_rows}
+    facts: dict[str, Any] = {"error": None, "given": None, "believed": None, "own_rows": own_rows, "slots": num_slots}
     try:
         facts["given"] = checked_hosts(given)
         facts["believed"] = host_by_launcher(*group_rank())
@@ -98,7 +98,9 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
             )
     asked = everyone[0]["given"]
     sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
-    if max(sizes) == 1:
+    if (
+        max(sizes) == 1 or len({theirs["slots"] for theirs in everyone}) > 1
+    ):  # all hear of the latter when arguments are compared
         return ()
     # Not before: now every rank is here, and a host's copy on a disk of its own has what each of its ranks has added.
     there = parts_there(part.root)
@@ -115,7 +117,7 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
         warnings.warn(
             f"the ranks of a host do not share its memory: {trouble}. Each has a cache of its own; pass ranks_per_host=1 if that is meant",
             UserWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     return ()
 

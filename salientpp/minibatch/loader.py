@@ -38,7 +38,7 @@ from salientpp.minibatch.agreement import Facts, exchange_facts
 from salientpp.minibatch.builder import BatchBuilder
 from salientpp.minibatch.direct import BatchMaker, Direct, Made
 from salientpp.minibatch.epoch import Counters, Epoch, Rounds, Run, RunContext
-from salientpp.minibatch.hosts import agree_on_hosts
+from salientpp.minibatch.hosts import agree_on_hosts, checked_hosts
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, check_padding, sizes_of, types_of
@@ -223,6 +223,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._ranks_by_host = agree_on_hosts(
                 self._comm, data, options.ranks_per_host, as_integer(options.slots) or 0, bool(options.rows)
             )
+        else:
+            checked_hosts(options.ranks_per_host)
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
         prepared, error = None, None
         try:
@@ -494,7 +496,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     @property
     def _fetches_once(self) -> bool:
         """Whether the ranks of a host ask other hosts for one another; the same on all ranks."""
-        return bool(self._ranks_by_host and self._source.travelling) and self.fetch_once is not False
+        if not self._ranks_by_host or not self._source.travelling:
+            return False
+        # Rows that arrive on a device would have to come back to the host to be passed on.
+        return self._comm.device.type == "cpu" if self.fetch_once is None else self.fetch_once
 
     def _splits_devices(self) -> bool:
         """Whether the devices of this host share rows; collective among its ranks."""
@@ -502,7 +507,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             return False
         trouble = reachable(self._host, self.device)
         if trouble is not None:
-            warnings.warn(f"gpu_split has no effect: {trouble}", UserWarning, stacklevel=6)
+            warnings.warn(f"gpu_split has no effect: {trouble}", UserWarning, stacklevel=5)
         return trouble is None
 
     @lazy

@@ -91,7 +91,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             once, share one cache, and fetch a row once in a round; α then counts per host. None: what torchrun or SLURM says, or 1 where neither speaks or
             memory cannot be shared. See :mod:`salientpp.plan.placement`.
         fetch_once: the ranks of a host ask other hosts for one another, so that a row which several need in the same round crosses the network once.
-            None: where hosts have several ranks.
+            None: where hosts have several ranks, and rows do not travel over NCCL.
         gpu_split: in [0, 1]; of the rows on a device (``gpu_fraction``) this fraction is there for all ranks of its host, on each device others.
         slots: how many share an epoch's batches, at least as many as ranks; any number of ranks gives the same batches of each. None: as many as ranks.
         join_slots: give the batches that a rank's slots have in a round as one, their MFGs side by side; each remote row is fetched once.
