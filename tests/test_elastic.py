@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
+import socket
+import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import distributed
 import pytest
 import torch
+from distributed import HANG
 from graphs import random_data
 
 import salientpp
@@ -111,3 +117,83 @@ def test_a_job_that_loses_a_rank_goes_on_without_it(root, tmp_path, sizes):
     ended = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["model"]
     for name, value in parameters.items():
         torch.testing.assert_close(ended[name], value, rtol=1e-4, atol=1e-5)
+
+
+JOB = """
+import os, sys, time
+from pathlib import Path
+sys.path[:0] = {folders!r}
+import test_elastic, train_elastic
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+test_elastic.watch(Path(f"{{attempt}}-{{rank}}-{{os.getpid()}}.jsonl"), int(rank), None)
+noted = train_elastic.forward
+def slowly(model, batch):
+    time.sleep(0.15)
+    return noted(model, batch)
+train_elastic.forward = slowly
+train_elastic.main()
+"""
+
+
+def _agent(number: int, port: int, root: str, folder: Path) -> subprocess.Popen:
+    """torchrun of one host of up to three; the first has the store."""
+    words = f"--nnodes 2:3 --nproc-per-node 1 --max-restarts 3 --monitor-interval 0.2 --rdzv-id job --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}"
+    words += f" --rdzv-conf last_call_timeout=3,is_host={int(number == 0)} job.py"
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", *words.split()]
+    with (folder / f"host-{number}.log").open("w") as log:
+        return subprocess.Popen(
+            [*command, *arguments(root, folder / "checkpoint.pt")],
+            cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+
+def _workers(agent: subprocess.Popen) -> list[int]:
+    tasks = Path(f"/proc/{agent.pid}/task").iterdir()
+    return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+
+
+@pytest.mark.faults
+def test_torchrun_goes_on_with_the_hosts_that_are_left(root, tmp_path):
+    batches, parameters, right = whole_run(root, tmp_path / "whole")
+    (tmp_path / "job.py").write_text(JOB.format(folders=[str(EXAMPLES), str(Path(__file__).parent)]))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    agents = []
+    try:
+        for number in range(3):
+            agents.append(_agent(number, port, root, tmp_path))
+            time.sleep(1)
+        _wait_for(lambda: (tmp_path / "checkpoint.pt").exists(), tmp_path)
+        lost = agents[2]
+        for pid in [lost.pid, *_workers(lost)]:
+            os.kill(pid, signal.SIGKILL)
+        _wait_for(lambda: "test accuracy" in _said(tmp_path), tmp_path)
+    finally:
+        for agent in agents:
+            # After the work the agents wait for the lost one for minutes.
+            pids = _workers(agent) if agent.poll() is None else []
+            for pid in [*pids, *([agent.pid] if agent.poll() is None else [])]:
+                os.kill(pid, signal.SIGKILL)
+            agent.wait()
+    starts = re.findall(r"(\d) ranks, 6 slots, from epoch (\d), round (\d)", _said(tmp_path))
+    assert starts[0] == ("3", "0", "0") and starts[-1][0] == "2"
+    done = int(starts[-1][1]) * ROUNDS + int(starts[-1][2])
+    again = {json.dumps(json.loads(line)[1:]) for file in tmp_path.glob("[1-9]-*.jsonl") for line in file.open()}
+    assert done >= 2 and set(batches[done * SLOTS :]) <= again <= set(batches)
+    ended = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["model"]
+    for name, value in parameters.items():
+        torch.testing.assert_close(ended[name], value, rtol=1e-4, atol=1e-5)
+    assert f"test accuracy {right:.3f}" in _said(tmp_path)
+
+
+def _said(folder: Path) -> str:
+    return "".join(file.read_text() for file in sorted(folder.glob("host-*.log")))
+
+
+def _wait_for(happened: Callable[[], bool], folder: Path) -> None:
+    deadline = time.monotonic() + HANG
+    while not happened():
+        assert time.monotonic() < deadline, _said(folder)
+        time.sleep(0.2)

@@ -690,6 +690,8 @@ _DIFFERENT = {
     "shuffle": (True, False, "shuffle"),
     "drop_last": (True, False, "drop_last"),
     "uneven": ("wrap", "exact", "uneven"),
+    "slots": (2, 4, "slots"),
+    "join_slots": (False, True, "join_slots"),
     "depth": (3, 4, "depth"),
     "dtype": (None, torch.float16, "dtype"),
     "gather": (("x",), ("x", "y"), "gather"),

@@ -376,7 +376,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         _check_cache(options.cache, source, exchange.part_id)
         if options.pad is not None:
             check_padding(self.data, source, getattr(self, "custom_cls", None))
-        seeds = _seeds_of_parts(source, placement, partitioned)
+        given = [getattr(self, name, None) for name in ("input_id", "input_time", "edge_label", "edge_label_time")]
+        split = source.seeds.split if all(value is None for value in given) else None
+        seeds = _seeds_of_parts(source, placement, split) if partitioned else [[0, 1, num_inputs, ""]]
         facts = self._facts(source, seeds, options.seed, shuffle, kwargs.get("generator"))
         return _Prepared(source, facts, options.cache, shuffle, placement)
 
@@ -1150,16 +1152,18 @@ def _units(placement: Placement) -> range:
     return range(placement.unit_of(placement.slots[0]), placement.unit_of(placement.slots[-1]) + 1)
 
 
-def _seeds_of_parts(source: BatchSource, placement: Placement, partitioned: bool) -> list[list[Any]]:
-    """What :class:`Facts` says of a rank's seeds. Of an object in one process the digest is not asked for before there is a state."""
+def _seeds_of_parts(source: BatchSource, placement: Placement, split: str | None) -> list[list[Any]]:
+    """What :class:`Facts` says of a rank's seeds; ``split`` if they are what the directory has under that name, and nothing else."""
     seeds, parts = source.seeds, placement.own_parts
-    if not partitioned:
-        return [[0, 1, seeds.number, ""]]
+
+    def words(at: Tensor | None) -> str:
+        return inputs_digest(seeds.inputs, at) if split is None else f"split {split}"
+
     if seeds.part_of is None or len(parts) == 1:
-        return [[parts.start, parts.stop, seeds.number, inputs_digest(seeds.inputs)]]
+        return [[parts.start, parts.stop, seeds.number, words(None)]]
     part_of = seeds.part_of()
     some = {part: (part_of == part).nonzero().flatten() for part in parts}
-    return [[part, part + 1, at.numel(), inputs_digest(seeds.inputs, at)] for part, at in some.items()]
+    return [[part, part + 1, at.numel(), words(at)] for part, at in some.items()]
 
 
 def _seeds_by_part(everyone: Sequence[Facts]) -> dict[tuple[int, int], tuple[int, str]]:
