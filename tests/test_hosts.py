@@ -216,6 +216,26 @@ def test_an_epoch_may_be_left_and_resumed_by_other_hosts(roots):
     distributed.run(leave_and_resume, 4, roots[4])
 
 
+def compare_slots(rank: int, root: str, hosts: list[int], slots: int) -> int:
+    part, number = salientpp.load(root), 0
+    for options in ({"slots": slots}, {"slots": slots, "join_slots": True, "replication_factor": 0.2}):
+        ours, theirs = (loader_of(part, given, **options) for given in (hosts, 1))
+        begin, end = ours._source.books[None].range_of(ours._source.exchange.part_id)
+        cached, remote = set(ours.cache.members.ids.tolist()), 0
+        for left, right in zip(ours.rounds(), theirs.rounds(), strict=True):
+            assert same([everything(batch) for batch in left], [everything(batch) for batch in right])
+            remote += sum(len({v for v in batch.n_id.tolist() if not begin <= v < end} - cached) for batch in left)
+            number += 1
+        assert ours.stats().rows_remote == remote
+    return number
+
+
+@pytest.mark.parametrize(("hosts", "slots"), [("2x2", 8), ("3-ranks-of-8-parts", 8), ("2x2-of-2-parts", 4)])
+def test_slots_and_hosts_have_nothing_to_do_with_each_other(roots, hosts, slots):
+    num_parts, per_host = HOSTS[hosts]
+    assert min(distributed.run(compare_slots, sum(per_host), roots[num_parts], per_host, slots)) > 0
+
+
 def plan(rank: int, root: str, hosts: list[int], policy: str) -> tuple[list[int], Any]:
     part = salientpp.load(root)
     loader = loader_of(part, hosts, replication_factor=0.3, policy=policy)

@@ -71,6 +71,7 @@ def _write_shares(rank: int, hosts: list[list[int]]) -> tuple[list, int, int]:
         host, [((len(ours),), torch.int64), ((NUM_BYTES // 4,), torch.float32), ((0, 5), torch.bfloat16)]
     )
     assert empty.shape == (0, 5) and not rows.any()
+    host.gather_numbers([0])
     numbers[host.rank] = 10 * rank
     rows[host.rank :: host.size] = rank
     host.gather_numbers([1])
