@@ -241,13 +241,14 @@ def test_ranks_stage_the_parts_that_they_serve(root, tmp_path):
         salientpp.load(copied).joined((0, 2, 5), 1).split("train")
 
 
-def _train(rank: int, root: str, epochs: int) -> float:
+def _train(rank: int, root: str, epochs: int, ranks_per_host: int = 1) -> float:
     """Accuracy on the test vertices after so many epochs, with the same global batch on any number of ranks."""
     part, world = salientpp.load(root), dist.get_world_size()
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
-    train = NeighborLoader(part, [4], "train", batch_size=48 // world, shuffle=True, seed=1)
+    hosts = {"ranks_per_host": ranks_per_host, "replication_factor": 0.1}
+    train = NeighborLoader(part, [4], "train", batch_size=48 // world, shuffle=True, seed=1, **hosts)
     for _ in range(epochs):
         for batch in train:
             mean = torch.zeros(batch.num_nodes, 8).index_reduce_(
@@ -272,8 +273,8 @@ def _train(rank: int, root: str, epochs: int) -> float:
     return float(right[0] / right[1])
 
 
-@pytest.mark.parametrize(("num_parts", "world"), [(4, 2), (8, 3)])
-def test_joined_parts_train_to_the_same_accuracy(tmp_path, num_parts, world):
+@pytest.mark.parametrize(("num_parts", "world", "ranks_per_host"), [(4, 2, 1), (8, 3, 1), (4, 4, 2), (8, 8, 4)])
+def test_any_placement_trains_to_the_same_accuracy(tmp_path, num_parts, world, ranks_per_host):
     data = random_data(800, 8000, seed=3)
     generator = torch.Generator().manual_seed(0)
     data.y = torch.randint(4, (800,), generator=generator)
@@ -284,7 +285,7 @@ def test_joined_parts_train_to_the_same_accuracy(tmp_path, num_parts, world):
     data.train_mask, data.val_mask, data.test_mask = draw < 0.5, (draw >= 0.5) & (draw < 0.6), draw >= 0.6
     salientpp.partition(data, num_parts, tmp_path / "d", [4], 16)
     one = distributed.run(_train, 1, str(tmp_path / "d"), 15)[0]
-    accuracies = distributed.run(_train, world, str(tmp_path / "d"), 15)
+    accuracies = distributed.run(_train, world, str(tmp_path / "d"), 15, ranks_per_host)
     assert len(set(accuracies)) == 1 and one > 0.7  # chance is 0.25
     # The standard error of a share of some 320 vertices is at most 0.028.
     assert abs(accuracies[0] - one) < 0.06
