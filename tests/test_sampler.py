@@ -267,7 +267,7 @@ def test_one_vertex_with_many_keys_draws_uniformly(degree, fanout):
     # As above, but only the key changes from draw to draw: raw successive numbers, and keys as the loader makes them.
     graph = Graph.from_edge_index(star(degree), degree + 1)
     num_subsets = {(2, 1): 2, (5, 3): 10}[degree, fanout]
-    for keys in (range(20000), (batch_key(seed=1, epoch=2, rank=3, index=i) for i in range(20000))):
+    for keys in (range(20000), (batch_key(seed=1, epoch=2, slot=3, index=i) for i in range(20000))):
         draws = np.array([draw(graph, long(0), [fanout], key)[2].tolist() for key in keys])
         p = reference.p_of_equal_counts(subsets(draws), num_subsets)
         assert p > FALSE_ALARM, p
@@ -543,7 +543,7 @@ def test_the_sampler_refuses_a_seed_out_of_range():
 
 
 def test_every_order_of_four_is_equally_likely():
-    for keys in (range(24000), (order_key(seed=5, epoch=e, part_id=0) for e in range(24000))):
+    for keys in (range(24000), (order_key(seed=5, epoch=e, unit=0) for e in range(24000))):
         p = reference.p_of_equal_counts((tuple(ops.permutation(4, key).tolist()) for key in keys), 24)
         assert p > FALSE_ALARM, p
 
@@ -651,7 +651,7 @@ def test_golden_values_of_a_sample():
 
 def test_golden_values_of_keys_and_orders():
     assert join_key(1, 2, 3) == -4870434905891912117
-    assert batch_key(seed=1, epoch=2, rank=3, index=4) == 3149489951934424438
-    assert order_key(seed=1, epoch=2, part_id=3) == 7606386750998325435
+    assert batch_key(seed=1, epoch=2, slot=3, index=4) == 3149489951934424438
+    assert order_key(seed=1, epoch=2, unit=3) == 7606386750998325435
     assert ops.permutation(10, 0).tolist() == [4, 9, 2, 5, 1, 7, 6, 0, 3, 8]
     assert ops.permutation(10, -4870434905891912117).tolist() == [9, 3, 4, 6, 2, 7, 0, 1, 8, 5]
