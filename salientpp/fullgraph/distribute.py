@@ -21,18 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.conv import APPNP, MessagePassing
 
 from salientpp.comm import RankFailure
-from salientpp.fullgraph.exchange import Flight, Ranks
+from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import linear_form, pair_of, refusals, source_names, with_helpers
+from salientpp.fullgraph.layouts import DistAdjacency, Layout, words_of_product
 from salientpp.fullgraph.local import LocalGraph, local
+from salientpp.fullgraph.measure import calibrate
 from salientpp.fullgraph.normalise import Helpers, batch_norm
 from salientpp.fullgraph.product import Operand, halo_operand
 from salientpp.store.directory.opened import PartitionedGraph
 
 
-def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph) -> DistributedModel:
+def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layout: str = "halo") -> DistributedModel:
     """A model that computes, for the vertices of this rank, what ``model`` computes on the whole graph. Collective.
 
     All parameters and buffers become those of rank 0. ``model`` itself is the one that is trained: it can be saved, and called on a whole graph, as before.
@@ -40,6 +42,9 @@ def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph) -> D
     Args:
         model: takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own that derive from ``MessagePassing``.
         part: of :func:`salientpp.fullgraph.local`, or a partitioned graph (then ``.graph`` of what is returned is the rank's part).
+        layout: where the entries of the graph's matrix lie, and what travels (:mod:`salientpp.fullgraph.layouts`): 'halo' for every layer; '1d', '1.5d',
+            '1.5d:c', '2d', '3d' and 'grid:RxC' where all layers sum, average or weigh their in-neighbours' rows, such as ``GCNConv``, ``SGConv``, ``GINConv``,
+            ``SAGEConv`` and ``APPNP`` (with the maximum: '1d', '1.5d' and grids); 'auto': the one whose words take the least time.
 
     Raises:
         ValueError: a layer cannot be distributed; the text names it and says why. Or the ranks have different models. On every rank.
@@ -49,7 +54,7 @@ def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph) -> D
         raise TypeError(
             f"part must be what salientpp.fullgraph.local or salientpp.load gives, got {type(part).__name__}"
         )
-    return DistributedModel(model, graph)
+    return DistributedModel(model, graph, layout)
 
 
 class DistributedModel(torch.nn.Module):
@@ -60,15 +65,17 @@ class DistributedModel(torch.nn.Module):
     Attributes:
         module: the model.
         graph: this rank's part.
+        layout: the one that is used.
     """
 
-    def __init__(self, module: torch.nn.Module, graph: LocalGraph) -> None:
+    def __init__(self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo") -> None:
         super().__init__()
-        self._agree(module, graph)
+        self._agree(module, graph, layout)
+        self.layout = fastest_layout(graph, _reductions(module)) if layout == "auto" else layout
         self.module = module
         self.graph = graph
         self._helpers = Helpers(graph)
-        self._operands: dict[Any, Operand] = {}
+        self._operands: dict[Any, Operand | DistAdjacency] = {}
         self._hop = 0
 
     @property
@@ -77,17 +84,18 @@ class DistributedModel(torch.nn.Module):
 
     # --- construction ---------------------------------------------------------------------------------------
 
-    def _agree(self, module: torch.nn.Module, graph: LocalGraph) -> None:
+    def _agree(self, module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
         """Every rank has the same model, which can be distributed; then rank 0's values everywhere."""
-        facts: dict[str, Any] = {"error": None, "tensors": []}
+        facts: dict[str, Any] = {"error": None, "tensors": [], "layout": ""}
         try:
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
-            self._check(module, graph)
+            self._check(module, graph, layout)
+            facts["layout"] = layout
             facts["tensors"] = [
                 f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(module).items()
             ]
-        except (TypeError, ValueError) as raised:
+        except Exception as raised:
             facts["error"] = f"{type(raised).__name__}: {raised}"
             graph.ranks.comm.gather_facts(facts)
             raise
@@ -101,14 +109,34 @@ class DistributedModel(torch.nn.Module):
                 raise ValueError(
                     f"all ranks must have the same model, but rank {rank}{of} and rank {graph.ranks.rank} differ in {', '.join(differing) or 'order'}"
                 )
+            if theirs["layout"] != layout:
+                raise ValueError(
+                    f"all ranks must have the same layout, got {layout!r} on rank {graph.ranks.rank} and {theirs['layout']!r} on rank {rank}{of}"
+                )
         with torch.no_grad():
             for tensor in _tensors(module).values():
                 _from_rank_0(tensor, graph.ranks)
 
-    def _check(self, module: torch.nn.Module, graph: LocalGraph) -> None:
+    def _check(self, module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
         found = [str(refusal) for refusal in refusals(module)]
         if found:
             raise ValueError(f"this model cannot be trained over ranks: {'; '.join(found)}")
+        if layout in ("auto", "halo"):
+            return
+        kind = Layout.of(layout, graph.ranks.size).kind
+        for path, reduce in _reductions(module).items():
+            if reduce is None:
+                raise ValueError(
+                    f"layout={layout!r} multiplies rows by a constant matrix, and {path} does more with its in-neighbours' rows; use layout='halo'"
+                )
+            if reduce == "max" and kind == "summa":
+                raise ValueError(
+                    f"layout={layout!r} adds up products, and {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
+                )
+        if graph.inner.numel():
+            raise ValueError(
+                f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
+            )
 
     # --- a step ---------------------------------------------------------------------------------------------
 
@@ -247,7 +275,7 @@ class DistributedModel(torch.nn.Module):
         found: dict[int, Tensor] = {}
         for alike, flight in flights:
             arrived = flight.rows()
-            widths = [table[0].numel() if table.size(0) else _width(table) for table in alike]
+            widths = [width_of(table) for table in alike]
             pieces = [arrived] if len(alike) == 1 else arrived.split(widths, 1)
             for table, piece in zip(alike, pieces, strict=True):
                 piece = piece.reshape(piece.size(0), *table.shape[1:])
@@ -260,17 +288,35 @@ class DistributedModel(torch.nn.Module):
         if form is None or not isinstance(edge_index, Tensor):
             return None
         weight = None if form.weight is None else given.get(form.weight)
-        if form.reduce == "max" or not (self._helpers.is_static(edge_index) and self._helpers.is_static(weight)):
-            return None
         source = pair_of(given.get("x"))[0]
-        if not isinstance(source, Tensor) or not source.is_floating_point():
+        is_halo = self.layout == "halo"
+        is_static = self._helpers.is_static(edge_index) and self._helpers.is_static(weight)
+        if not isinstance(source, Tensor) or not source.is_floating_point() or (is_halo and form.reduce == "max"):
             return None
+        if not is_static:
+            if is_halo:
+                return None
+            raise ValueError(
+                f"layout={self.layout!r} needs edges and weights that stay the same, and {type(conv).__name__} gets others at each step; give it "
+                "graph.edge_index and an attribute of the graph's edges, or use layout='halo'"
+            )
         rows = source.movedim(conv.node_dim, 0)
         key = (id(edge_index), id(weight), form.reduce, rows.dtype)
-        if key not in self._operands:
-            self._operands[key] = halo_operand(self.graph, edge_index, weight, form.reduce, rows.dtype)
-        hop = self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
-        out = self._operands[key].multiply(rows.flatten(1), hop)
+        operand = self._operands.get(key)
+        if operand is None:
+            operand = (
+                halo_operand(self.graph, edge_index, weight, form.reduce, rows.dtype)
+                if is_halo
+                else DistAdjacency.of(
+                    self.graph, self.layout, edge_index=edge_index, weight=weight, reduce=form.reduce, dtype=rows.dtype
+                )
+            )
+            self._operands[key] = operand
+        if isinstance(operand, Operand):
+            hop = self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
+            out = operand.multiply(rows.flatten(1), hop)
+        else:
+            out = operand.spmm(rows.flatten(1))
         return out.view(out.size(0), *rows.shape[1:]).movedim(0, conv.node_dim)
 
     # --- state ----------------------------------------------------------------------------------------------
@@ -284,11 +330,49 @@ class DistributedModel(torch.nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
 
-def _width(rows: Tensor) -> int:
-    width = 1
-    for size in rows.shape[1:]:
-        width *= size
-    return width
+def _reductions(module: torch.nn.Module) -> dict[str, str | None]:
+    """Of each message-passing layer, by its place and class, how it reduces rows that a matrix multiplies; None where it does something else."""
+    found: dict[str, str | None] = {}
+    for path, conv in module.named_modules():
+        if isinstance(conv, MessagePassing):
+            name = f"{type(conv).__name__} ({path})" if path else type(conv).__name__
+            form = linear_form(conv)
+            draws = isinstance(conv, APPNP) and conv.dropout > 0  # other weights at each step
+            found[name] = None if form is None or draws else form.reduce
+    return found
+
+
+def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> str:
+    """The layout whose words and exchanges take the least time on the slowest rank, by constants that are measured here. Collective.
+
+    Args:
+        reductions: of each layer: 'sum', 'mean', 'max', or None for one that is no product; then it is 'halo'.
+    """
+    ranks, size = graph.ranks, graph.ranks.size
+    if size == 1 or graph.inner.numel() or None in reductions.values():
+        return "halo"
+    x = graph.node_rows.get("x")
+    width = 64 if x is None else max(1, width_of(x))
+    route = graph.hops[0].route
+    halos = [numbers[0] for numbers in ranks.comm.gather_numbers([route.num_received])]
+    constants = calibrate(graph)
+    names = ["halo", "1d", *(f"grid:{rows}x{size // rows}" for rows in range(2, size) if size % rows == 0)]
+    names += [f"1.5d:{copies}" for copies in range(2, size) if size % copies**2 == 0]
+    names += [] if "max" in reductions.values() else ["2d", "3d"]
+    best, least = "halo", float("inf")
+    for name in names:
+        try:
+            form = Layout.of(name, size)
+        except ValueError:  # so many ranks are no square, or no cube
+            continue
+        words = [
+            words_of_product(name, graph.offsets, width, rank, halos[rank], graph.topology.num_edges)
+            for rank in range(size)
+        ]
+        seconds = max(words) * constants.word + form.num_exchanges * constants.exchange
+        if seconds < least:
+            best, least = name, seconds
+    return best
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:

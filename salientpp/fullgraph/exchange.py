@@ -84,7 +84,7 @@ class Ranks:
         """Start to exchange rows [sum(send_counts), ...]; counted under ``kind``."""
         come = sum(recv_counts) - recv_counts[self.rank]
         self.rows[kind] += come
-        self.received[kind] += come * rows[:1].numel() if rows.size(0) else come * _width(rows)
+        self.received[kind] += come * width_of(rows)
         return self.comm.all_to_all(rows.detach().to(self.comm.device).contiguous(), send_counts, recv_counts)
 
     def arrived(self, pending: Pending) -> Tensor:
@@ -123,7 +123,8 @@ class Ranks:
         return whole.view(values.shape)
 
 
-def _width(rows: Tensor) -> int:
+def width_of(rows: Tensor) -> int:
+    """Words of a row."""
     width = 1
     for size in rows.shape[1:]:
         width *= size

@@ -149,6 +149,12 @@ class LocalGraph:
         largest = int(y.max()) if y is not None and y.numel() and not y.is_floating_point() else -1
         return 1 + max(numbers[0] for numbers in self.ranks.comm.gather_numbers([largest]))
 
+    @property
+    def global_ids(self) -> Tensor:
+        """int64 [num_rows]: of the rows that edges can name; -1 for the row of a rank without vertices."""
+        none = torch.full((self.num_own - self.n_id.numel(),), -1)
+        return torch.cat([self.n_id, none, self.inner, self.outer])
+
     # --- rows -----------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
