@@ -66,6 +66,7 @@ class DistributedModel(torch.nn.Module):
         module: the model.
         graph: this rank's part.
         layout: the one that is used.
+        seen: of each hop of the last call, the words of a row, and whether its gradient goes back.
     """
 
     def __init__(self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo") -> None:
@@ -77,6 +78,7 @@ class DistributedModel(torch.nn.Module):
         self._helpers = Helpers(graph)
         self._operands: dict[Any, Operand | DistAdjacency] = {}
         self._hop = 0
+        self.seen: list[tuple[int, bool]] = []
 
     @property
     def ranks(self) -> Ranks:
@@ -133,7 +135,7 @@ class DistributedModel(torch.nn.Module):
                 raise ValueError(
                     f"layout={layout!r} adds up products, and {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
                 )
-        if graph.inner.numel():
+        if graph.is_planned:
             raise ValueError(
                 f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
             )
@@ -169,7 +171,7 @@ class DistributedModel(torch.nn.Module):
             raise ValueError(
                 f"the model's first argument must have a row for each of this rank's {graph.num_own} vertices (graph.x), got {shape}"
             )
-        if not graph.inner.numel():
+        if not graph.is_planned:
             return x
         if x is not graph.node_rows.get("x"):
             raise ValueError(
@@ -198,7 +200,7 @@ class DistributedModel(torch.nn.Module):
             module.__dict__[name] = value
 
         helpers = self._helpers.by_name()
-        self._hop = 0
+        self._hop, self.seen = 0, []
         parameters: list[tuple[dict[str, Any], str, Any]] = []
         try:
             for module in self.module.modules():
@@ -267,6 +269,7 @@ class DistributedModel(torch.nn.Module):
                 raise ValueError(
                     f"a layer must pass on one row for each of the {self.graph.num_inner} vertices here, got {list(table.shape)}"
                 )
+        self._see(sum(map(width_of, distinct)), any(table.requires_grad for table in distinct))
         flights: list[tuple[list[Tensor], Flight]] = []
         for kind in dict.fromkeys((table.dtype, table.requires_grad) for table in distinct):
             alike = [table for table in distinct if (table.dtype, table.requires_grad) == kind]
@@ -281,6 +284,13 @@ class DistributedModel(torch.nn.Module):
                 piece = piece.reshape(piece.size(0), *table.shape[1:])
                 found[id(table)] = self.graph.with_halo(table, hop, piece)
         return [found[id(table)] for table in tables]
+
+    def _see(self, width: int, backward: bool) -> None:
+        """Rows of this hop travel."""
+        if len(self.seen) == self._hop:
+            self.seen.append((0, False))
+        before, back = self.seen[self._hop]
+        self.seen[self._hop] = (before + width, back or backward)
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
         """The layer's aggregation as a sparse product, where it is one and its matrix does not change; None elsewhere."""
@@ -301,6 +311,7 @@ class DistributedModel(torch.nn.Module):
                 "graph.edge_index and an attribute of the graph's edges, or use layout='halo'"
             )
         rows = source.movedim(conv.node_dim, 0)
+        self._see(width_of(rows), rows.requires_grad)
         key = (id(edge_index), id(weight), form.reduce, rows.dtype)
         operand = self._operands.get(key)
         if operand is None:
@@ -349,7 +360,7 @@ def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> s
         reductions: of each layer: 'sum', 'mean', 'max', or None for one that is no product; then it is 'halo'.
     """
     ranks, size = graph.ranks, graph.ranks.size
-    if size == 1 or graph.inner.numel() or None in reductions.values():
+    if size == 1 or graph.is_planned or None in reductions.values():
         return "halo"
     x = graph.node_rows.get("x")
     width = 64 if x is None else max(1, width_of(x))

@@ -198,7 +198,7 @@ class DistAdjacency:
             raise ValueError(
                 f"reduce='max' takes no weights and goes with '1d', '1.5d' and 'grid:RxC', got layout={layout!r}{'' if weight is None else ' and weights'}"
             )
-        if graph.inner.numel() and form.kind != "halo":
+        if graph.is_planned and form.kind != "halo":
             raise ValueError(
                 f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
             )

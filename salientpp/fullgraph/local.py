@@ -60,6 +60,7 @@ class LocalGraph:
         n_id: int64, global ids of this rank's vertices.
         inner: int64 [r], global ids of others' vertices whose input rows are here, deepest first.
         depths: int64 [r]: how many layers of each are recomputed here, 0 for one that is only cached.
+        is_planned: some rank may keep vertices of others.
         outer: int64 [h], ascending, global ids of the other vertices of the halo.
         edge_index: int64 [2, e], see the module.
         e_id: int64 [e], the edges' ids.
@@ -75,6 +76,7 @@ class LocalGraph:
     splits: dict[str, Tensor]
     inner: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     depths: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    is_planned: bool = False
     n_id: Tensor = field(init=False)
     outer: Tensor = field(init=False)
     edge_index: Tensor = field(init=False)
@@ -212,7 +214,9 @@ class LocalGraph:
         """
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         if bool(((inner >= begin) & (inner < end)).any()) or inner.unique().numel() != inner.numel():
-            raise ValueError("inner must be ids of vertices of other ranks, each once")
+            text = "inner must be ids of vertices of other ranks, each once"
+            self.ranks.comm.report_failure(f"rank {self.ranks.rank}{self.ranks.comm.of}: {text}")
+            raise ValueError(text)
         order = depths.argsort(descending=True, stable=True)
         return LocalGraph(
             self.ranks,
@@ -223,6 +227,7 @@ class LocalGraph:
             self.splits,
             inner[order],
             depths[order],
+            is_planned=True,
         )
 
 
