@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import salientpp
+from salientpp.datasets import synthetic
 from salientpp.fullgraph import accuracy, distribute, local, loss_mean
 from salientpp.fullgraph.layouts import Layout, words_of_product
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 CLASSES, WIDTH = 7, 6
 
@@ -265,6 +269,21 @@ def test_training_goes_on_from_a_state_on_any_number_of_ranks_and_alone(tmp_path
     data = data_of(50)
     out = model(data.x, data.edge_index)
     assert float(F.cross_entropy(out[data.train_mask], data.y[data.train_mask])) == pytest.approx(straight[2], abs=1e-9)
+
+
+def example(rank: int, root: str, state: str, epochs: int) -> tuple[list[float], float]:
+    import train_full
+
+    return train_full.train(root, state, epochs, every=2)
+
+
+def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path):
+    salientpp.partition(synthetic(num_vertices=600, num_features=8), 2, tmp_path / "parts", [5, 5], 16)
+    paths = str(tmp_path / "parts"), str(tmp_path / "state.pt")
+    (losses, _), _ = distributed.run(example, 2, *paths, 4)
+    (more, score), _ = distributed.run(example, 2, *paths, 6)
+    assert len(losses) == 4 and len(more) == 2
+    assert more[-1] < losses[0] and 0 <= score <= 1
 
 
 def test_the_model_stays_as_it_is():
