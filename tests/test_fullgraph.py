@@ -179,7 +179,7 @@ def with_layouts(rank: int, size: int, layouts: list[str]) -> list[str]:
         expected = alone(data.x, data.edge_index)
         F.cross_entropy(expected[data.train_mask], data.y[data.train_mask]).backward()
         for layout in layouts:
-            if name == "max" and layout in ("2d", "3d"):
+            if name == "max" and layout in ("cover", "2d", "3d"):
                 continue
             model = distribute(network(name), part, layout=layout)
             out = model(part.x, part.edge_index)
@@ -195,7 +195,7 @@ def with_layouts(rank: int, size: int, layouts: list[str]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("size", "layouts"),
-    [(4, ["halo", "1d", "1.5d", "2d", "grid:2x2", "auto"]), (8, ["3d", "grid:2x4", "grid:4x2", "1.5d"])],
+    [(4, ["halo", "cover", "1d", "1.5d", "2d", "grid:2x2", "auto"]), (8, ["3d", "grid:2x4", "grid:4x2", "1.5d"])],
 )
 def test_models_over_every_layout_are_those_of_one_process(size, layouts):
     assert sum(distributed.run(with_layouts, size, size, layouts), []) == []

@@ -11,15 +11,16 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.fullgraph import DistAdjacency, local
+from salientpp.fullgraph.covers import minimum_cover
 from salientpp.fullgraph.layouts import Layout, words_of_product
 
 N, F = 48, 7
 LAYOUTS = {
-    1: ["halo", "1d", "1.5d:1", "2d", "3d", "grid:1x1"],
-    2: ["halo", "1d", "1.5d", "grid:1x2", "grid:2x1"],
-    3: ["halo", "1d", "grid:1x3", "grid:3x1", "1.5d:3"],
-    4: ["halo", "1d", "1.5d", "1.5d:4", "2d", "grid:2x2", "grid:4x1", "grid:1x4"],
-    8: ["halo", "1d", "1.5d", "1.5d:4", "3d", "grid:2x4", "grid:4x2", "grid:8x1"],
+    1: ["halo", "cover", "1d", "1.5d:1", "2d", "3d", "grid:1x1"],
+    2: ["halo", "cover", "1d", "1.5d", "grid:1x2", "grid:2x1"],
+    3: ["halo", "cover", "1d", "grid:1x3", "grid:3x1", "1.5d:3"],
+    4: ["halo", "cover", "1d", "1.5d", "1.5d:4", "2d", "grid:2x2", "grid:4x1", "grid:1x4"],
+    8: ["halo", "cover", "1d", "1.5d", "1.5d:4", "3d", "grid:2x4", "grid:4x2", "grid:8x1"],
 }
 EVEN = {size: [N * rank // size for rank in range(size + 1)] for size in LAYOUTS}
 UNEVEN = {
@@ -62,10 +63,9 @@ def compare(rank: int, size: int, offsets: list[int]) -> list[str]:
     x_here = part.x[:number]
     draw = torch.Generator().manual_seed(9)
     y = torch.randn(N, F, generator=draw).double()[own]
-    halos = part.hops[0].route.num_received
     for name in LAYOUTS[size]:
         for kind in ("sum", "weighted", "mean", "max"):
-            if kind == "max" and name in ("halo", "2d", "3d"):
+            if kind == "max" and name in ("halo", "cover", "2d", "3d"):
                 continue
             weight = part.edge_weight if kind == "weighted" else None
             operand = DistAdjacency.of(part, name, weight=weight, reduce="sum" if kind == "weighted" else kind)
@@ -73,7 +73,7 @@ def compare(rank: int, size: int, offsets: list[int]) -> list[str]:
             x = x_here.clone().requires_grad_()
             out = operand.spmm(x)
             words = {key: value for key, value in ranks.received.items() if "nonzeros" not in key}
-            if sum(words.values()) != words_of_product(name, offsets, F, rank, halos):
+            if sum(words.values()) != words_of_product(name, offsets, F, rank, operand.rows_received):
                 wrong.append(f"{name} moved {words}")
             (out * torch.arange(N * F).view(N, F)[own]).sum().backward()
             product, gradient = expected(data, kind)
@@ -124,8 +124,38 @@ def test_every_entry_has_one_holder_among_whose_block_it_is(size):
         for target in range(size):
             for source in range(size):
                 holder = form.holder(target, source)
-                if form.kind != "halo":
+                if form.kind not in ("halo", "cover"):
                     assert target in form.targets(holder) and source in form.sources(holder), name
+
+
+def matching_by_hand(edges: list[tuple[int, int]]) -> int:
+    """How many edges share no end, at most, by trying all."""
+    if not edges:
+        return 0
+    (a, b), others = edges[0], edges[1:]
+    apart = [(c, d) for c, d in others if c != a and d != b]
+    return max(matching_by_hand(others), 1 + matching_by_hand(apart))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_minimum_cover_covers_and_is_as_large_as_a_maximum_matching(seed):
+    draw = torch.Generator().manual_seed(seed)
+    left, right = torch.randint(3 + seed % 5, (2, 10), generator=draw)
+    lefts, rights = minimum_cover(left, right)
+    assert bool((torch.isin(left, lefts) | torch.isin(right, rights)).all())
+    pairs = sorted(set(zip(left.tolist(), right.tolist())))
+    assert lefts.numel() + rights.numel() == matching_by_hand(pairs)
+
+
+def count_rows(rank: int) -> tuple[int, int]:
+    part = local(graph(), offsets=UNEVEN[4])
+    return tuple(DistAdjacency.of(part, name).rows_received for name in ("cover", "halo"))
+
+
+def test_a_cover_takes_fewer_rows_than_the_halo():
+    found = distributed.run(count_rows, 4)
+    assert all(cover <= halo for cover, halo in found)
+    assert sum(cover for cover, _ in found) < sum(halo for _, halo in found)
 
 
 def count_nonzeros(rank: int, size: int, name: str) -> tuple[int, int]:
@@ -146,7 +176,7 @@ def test_nonzeros_of_summa_go_to_all_but_their_holder(size, name, side):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"layout": "2D"}, "layout must be one of 'halo', '1d'"),
+        ({"layout": "2D"}, "layout must be one of 'halo', 'cover', '1d'"),
         ({"layout": "grid:2x2"}, "is for 4 ranks, and there are 1"),
         ({"layout": "1.5d"}, "replicates rows 2 times, which must divide the number of ranks, 1"),
         ({"layout": "2d", "reduce": "max"}, "goes with '1d', '1.5d' and 'grid:RxC'"),

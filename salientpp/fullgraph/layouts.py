@@ -4,6 +4,7 @@ The rows of vertices always lie in one way: rank r has its vertices' rows, at fu
 for a product, is the layout:
 
 * ``halo``: a rank has the rows of the matrix for its vertices, and fetches those rows of others that they need.
+* ``cover``: the same, but that a rank sends, to each other, rows or sums of rows, whichever are fewer (:mod:`salientpp.fullgraph.covers`).
 * ``grid:RxC``: rank (i, j) = i C + j keeps the block of the i-th group of targets and the j-th group of sources, for good. Rows are gathered down the
   column, sums scattered along the row: ``n f (R - 1) / P + n f (C - 1) / P`` words come to a rank.
 * ``1d``: ``grid:Px1``, CAGNET's broadcast of all rows: ``(n - n_r) f``.
@@ -29,6 +30,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from salientpp.fullgraph.covers import CoverOperand, cover_operand
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import Operand, Sparse, halo_operand
@@ -41,7 +43,7 @@ class Layout:
 
     Attributes:
         name: as the user gives it.
-        kind: 'halo', 'grid', '1.5d' or 'summa'.
+        kind: 'halo', 'cover', 'grid', '1.5d' or 'summa'.
         rows, columns, layers: of the grid of ranks; of '1.5d' ``columns`` is c.
     """
 
@@ -58,9 +60,9 @@ class Layout:
         Raises:
             ValueError: there is none of this name, or it does not fit so many ranks.
         """
-        known = "'halo', '1d', '1.5d' (c = 2) or '1.5d:c', '2d', '3d', 'grid:RxC', 'auto'"
-        if name == "halo":
-            return cls(name, "halo")
+        known = "'halo', 'cover', '1d', '1.5d' (c = 2) or '1.5d:c', '2d', '3d', 'grid:RxC', 'auto'"
+        if name in ("halo", "cover"):
+            return cls(name, name)
         if name == "1d":
             return cls(name, "grid", size, 1)
         if found := re.fullmatch(r"grid:(\d+)x(\d+)", str(name)):
@@ -90,11 +92,11 @@ class Layout:
         """Exchanges of a product, one after the other; of each non-zero's broadcast three."""
         if self.kind == "summa":
             return 2 + 4 * self.columns + (self.layers > 1)
-        return {"halo": 1, "grid": 2, "1.5d": 3}[self.kind]
+        return {"halo": 1, "cover": 1, "grid": 2, "1.5d": 3}[self.kind]
 
     def holder(self, target: int, source: int) -> int:
         """The rank that keeps the entries between the vertices of two ranks."""
-        if self.kind == "halo":
+        if self.kind in ("halo", "cover"):
             return target
         if self.kind == "grid":
             return target // self.columns * self.columns + source % self.columns
@@ -156,6 +158,7 @@ class DistAdjacency:
     ) -> None:
         self.graph, self.layout, self.reduce = graph, layout, reduce
         self._halo: Operand | None = None
+        self._cover: CoverOperand | None = None
         self._sizes = [last - first for first, last in pairwise(graph.offsets)]
         if entries is not None:
             source, target, value = entries
@@ -194,7 +197,7 @@ class DistAdjacency:
         form = Layout.of(layout, graph.ranks.size)
         if reduce not in ("sum", "mean", "max"):
             raise ValueError(f"reduce must be 'sum', 'mean' or 'max', got {reduce!r}")
-        if reduce == "max" and (form.kind in ("summa", "halo") or weight is not None):
+        if reduce == "max" and (form.kind in ("summa", "halo", "cover") or weight is not None):
             raise ValueError(
                 f"reduce='max' takes no weights and goes with '1d', '1.5d' and 'grid:RxC', got layout={layout!r}{'' if weight is None else ' and weights'}"
             )
@@ -213,10 +216,21 @@ class DistAdjacency:
         value = torch.ones(edge_index.size(1), dtype=dtype) if weight is None else weight.detach().to(dtype)
         if reduce == "mean":
             value = value / torch.bincount(edge_index[1], minlength=graph.num_inner).clamp(min=1)[edge_index[1]]
+        if form.kind == "cover":
+            made = cls(graph, form, "sum", None)
+            made._cover = cover_operand(graph, edge_index, value)
+            made.num_values = edge_index.size(1)
+            return made
         return cls(graph, form, "max" if reduce == "max" else "sum", _dealt(graph, form, edge_index, value))
 
     def _sum(self, ranks: Sequence[int]) -> int:
         return sum(self._sizes[rank] for rank in ranks)
+
+    @property
+    def rows_received(self) -> int:
+        """Rows and sums that come in for a product under 'halo' and 'cover'."""
+        route = self._cover.route if self._cover is not None else self.graph.hops[0].route
+        return route.num_received
 
     # --- products -------------------------------------------------------------------------------------------
 
@@ -231,6 +245,9 @@ class DistAdjacency:
         if self._halo is not None:
             rows = torch.cat([x, x.new_zeros((graph.num_inner - x.size(0), x.size(1)))])
             return self._halo.multiply(rows, graph.hops[0])[: x.size(0)]
+        if self._cover is not None:
+            rows = torch.cat([x, x.new_zeros((graph.num_own - x.size(0), x.size(1)))])
+            return self._cover.multiply(rows)[: x.size(0)]
         own = x[:number]
         out = self._summa(own) if self.layout.kind == "summa" else self._grid(own)
         return torch.cat([out, out.new_zeros((x.size(0) - number, x.size(1)))]) if x.size(0) != number else out
@@ -405,13 +422,13 @@ def words_of_product(
     Args:
         offsets: the first vertex of each rank, and at the end N.
         width: columns of the rows, f.
-        halo: rows that the rank fetches under 'halo'.
+        halo: rows that the rank fetches under 'halo', or rows and sums under 'cover'.
         nonzeros: of the whole matrix.
     """
     size = len(offsets) - 1
     form = Layout.of(layout, size)
     sizes = [last - first for first, last in pairwise(offsets)]
-    if form.kind == "halo":
+    if form.kind in ("halo", "cover"):
         return halo * width
     of = lambda ranks: sum(sizes[each] for each in ranks)  # noqa: E731
     if form.kind == "grid":
