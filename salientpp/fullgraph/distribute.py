@@ -43,8 +43,8 @@ def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layo
         model: takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own that derive from ``MessagePassing``.
         part: of :func:`salientpp.fullgraph.local`, or a partitioned graph (then ``.graph`` of what is returned is the rank's part).
         layout: where the entries of the graph's matrix lie, and what travels (:mod:`salientpp.fullgraph.layouts`): 'halo' for every layer; 'cover', '1d',
-            '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' where all layers sum, average or weigh their in-neighbours' rows, such as ``GCNConv``, ``SGConv``, ``GINConv``,
-            ``SAGEConv`` and ``APPNP`` (with the maximum: '1d', '1.5d' and grids); 'auto': the one whose words take the least time.
+            '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' where all layers sum, average or weigh their in-neighbours' rows, such as ``GCNConv``, ``SGConv``,
+            ``GINConv``, ``SAGEConv`` and ``APPNP`` (with the maximum: '1d', '1.5d' and grids); 'auto': the one whose words take the least time.
 
     Raises:
         ValueError: a layer cannot be distributed; the text names it and says why. Or the ranks have different models. On every rank.
