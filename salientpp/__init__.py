@@ -9,6 +9,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
+    from salientpp.fullgraph.distribute import distribute
     from salientpp.graph.csc import Graph
     from salientpp.launch.preemption import Preemption
     from salientpp.launch.rendezvous import init_process_group
@@ -33,6 +34,7 @@ _MODULES = {
     "NeighborSampler": "minibatch.neighbor_sampler",
     "PartitionedGraph": "store.directory.opened",
     "Preemption": "launch.preemption",
+    "distribute": "fullgraph.distribute",
     "inclusion_probability": "plan.vip",
     "inference": "layerwise.inference",
     "init_process_group": "launch.rendezvous",
@@ -49,6 +51,7 @@ __all__ = [
     "NeighborSampler",
     "PartitionedGraph",
     "Preemption",
+    "distribute",
     "inclusion_probability",
     "inference",
     "init_process_group",

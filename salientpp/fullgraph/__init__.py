@@ -1,0 +1,22 @@
+"""How does a model train on a graph as a whole, over machines?"""
+
+from salientpp.fullgraph.distribute import DistributedModel, distribute
+from salientpp.fullgraph.layouts import DistAdjacency
+from salientpp.fullgraph.local import LocalGraph, local
+from salientpp.fullgraph.loss import accuracy, loss_mean
+from salientpp.fullgraph.measure import Constants, calibrate
+from salientpp.fullgraph.planner import Plan, plan_for
+
+__all__ = [
+    "Constants",
+    "DistAdjacency",
+    "DistributedModel",
+    "LocalGraph",
+    "Plan",
+    "accuracy",
+    "calibrate",
+    "distribute",
+    "local",
+    "loss_mean",
+    "plan_for",
+]

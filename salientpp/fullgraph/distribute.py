@@ -1,0 +1,403 @@
+"""How does an unchanged PyG model train on a graph that lies on several ranks?
+
+    part = salientpp.fullgraph.local(salientpp.load("parts-4"))
+    model = salientpp.distribute(model, part)
+    out = model(part.x, part.edge_index)            # this rank's vertices
+    loss = salientpp.fullgraph.loss_mean(cross_entropy(out[part.train_mask], part.y[part.train_mask], reduction="none"), part)
+    loss.backward()                                 # gradients as in one process with the whole graph, on every rank
+
+While ``forward`` runs, the layers' ``propagate`` and ``edge_updater`` fetch what edges from other ranks need
+(:mod:`salientpp.fullgraph.layers`), and the parameters are stand-ins whose gradients are summed over the ranks. All ranks call the model, and ``backward``,
+in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch_geometric.nn.conv import APPNP, MessagePassing
+
+from salientpp.comm import RankFailure
+from salientpp.fullgraph.exchange import Flight, Ranks, width_of
+from salientpp.fullgraph.layers import linear_form, pair_of, refusals, source_names, with_helpers
+from salientpp.fullgraph.layouts import DistAdjacency, Layout, words_of_product
+from salientpp.fullgraph.local import LocalGraph, local
+from salientpp.fullgraph.measure import calibrate
+from salientpp.fullgraph.normalise import Helpers, batch_norm
+from salientpp.fullgraph.product import Operand, halo_operand
+from salientpp.store.directory.opened import PartitionedGraph
+
+
+def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layout: str = "halo") -> DistributedModel:
+    """A model that computes, for the vertices of this rank, what ``model`` computes on the whole graph. Collective.
+
+    All parameters and buffers become those of rank 0. ``model`` itself is the one that is trained: it can be saved, and called on a whole graph, as before.
+
+    Args:
+        model: takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own that derive from ``MessagePassing``.
+        part: of :func:`salientpp.fullgraph.local`, or a partitioned graph (then ``.graph`` of what is returned is the rank's part).
+        layout: where the entries of the graph's matrix lie, and what travels (:mod:`salientpp.fullgraph.layouts`): 'halo' for every layer; 'cover', '1d',
+            '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' where all layers sum, average or weigh their in-neighbours' rows, such as ``GCNConv``, ``SGConv``,
+            ``GINConv``, ``SAGEConv`` and ``APPNP`` (with the maximum: '1d', '1.5d' and grids); 'auto': the one whose words take the least time.
+
+    Raises:
+        ValueError: a layer cannot be distributed; the text names it and says why. Or the ranks have different models. On every rank.
+    """
+    graph = local(part) if isinstance(part, PartitionedGraph) else part
+    if not isinstance(graph, LocalGraph):
+        raise TypeError(
+            f"part must be what salientpp.fullgraph.local or salientpp.load gives, got {type(part).__name__}"
+        )
+    return DistributedModel(model, graph, layout)
+
+
+class DistributedModel(torch.nn.Module):
+    """A model over ranks. Made by :func:`distribute`.
+
+    Its parameters are those of ``module``, and its state is that of ``module`` too: a checkpoint serves any number of ranks, and the plain model.
+
+    Attributes:
+        module: the model.
+        graph: this rank's part.
+        layout: the one that is used.
+        seen: of each hop of the last call, the words of a row, and whether its gradient goes back.
+    """
+
+    def __init__(self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo") -> None:
+        super().__init__()
+        self._agree(module, graph, layout)
+        self.layout = fastest_layout(graph, _reductions(module)) if layout == "auto" else layout
+        self.module = module
+        self.graph = graph
+        self._helpers = Helpers(graph)
+        self._operands: dict[Any, Operand | DistAdjacency] = {}
+        self._hop = 0
+        self.seen: list[tuple[int, bool]] = []
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.graph.ranks
+
+    # --- construction ---------------------------------------------------------------------------------------
+
+    def _agree(self, module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
+        """Every rank has the same model, which can be distributed; then rank 0's values everywhere."""
+        facts: dict[str, Any] = {"error": None, "tensors": [], "layout": ""}
+        try:
+            if not isinstance(module, torch.nn.Module):
+                raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+            self._check(module, graph, layout)
+            facts["layout"] = layout
+            facts["tensors"] = [
+                f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(module).items()
+            ]
+        except Exception as raised:
+            facts["error"] = f"{type(raised).__name__}: {raised}"
+            graph.ranks.comm.gather_facts(facts)
+            raise
+        everyone = graph.ranks.comm.gather_facts(facts)
+        for rank, theirs in enumerate(everyone):
+            of = graph.ranks.comm.of
+            if theirs["error"] is not None:
+                raise ValueError(f"rank {rank}{of} could not distribute its model: {theirs['error']}")
+            if theirs["tensors"] != facts["tensors"]:
+                differing = sorted(set(theirs["tensors"]) ^ set(facts["tensors"]))
+                raise ValueError(
+                    f"all ranks must have the same model, but rank {rank}{of} and rank {graph.ranks.rank} differ in {', '.join(differing) or 'order'}"
+                )
+            if theirs["layout"] != layout:
+                raise ValueError(
+                    f"all ranks must have the same layout, got {layout!r} on rank {graph.ranks.rank} and {theirs['layout']!r} on rank {rank}{of}"
+                )
+        with torch.no_grad():
+            for tensor in _tensors(module).values():
+                _from_rank_0(tensor, graph.ranks)
+
+    def _check(self, module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
+        found = [str(refusal) for refusal in refusals(module)]
+        if found:
+            raise ValueError(f"this model cannot be trained over ranks: {'; '.join(found)}")
+        if layout in ("auto", "halo"):
+            return
+        kind = Layout.of(layout, graph.ranks.size).kind
+        for path, reduce in _reductions(module).items():
+            if reduce is None:
+                raise ValueError(
+                    f"layout={layout!r} multiplies rows by a constant matrix, and {path} does more with its in-neighbours' rows; use layout='halo'"
+                )
+            if reduce == "max" and kind in ("summa", "cover"):
+                raise ValueError(
+                    f"layout={layout!r} adds up products, and {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
+                )
+        if graph.is_planned:
+            raise ValueError(
+                f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
+            )
+
+    # --- a step ---------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives for this rank's vertices.
+
+        Args:
+            x: [n, ...], rows of this rank's vertices; the others are as the model takes them, edges' rows in the order of ``graph.edge_index``.
+        """
+        try:
+            for refusal in refusals(self.module):  # some depend on the mode
+                raise ValueError(f"this model cannot be trained over ranks: {refusal}")
+            given = self._input(x)
+            trained = [value for value in self.module.parameters() if value.requires_grad]
+            stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.ranks.replicated(trained))}
+            with self._installed(stand_ins):
+                return self._trimmed(self.module(given, *args, **kwargs))
+        except RankFailure:
+            raise
+        except Exception as error:
+            self.ranks.comm.report_failure(
+                f"rank {self.ranks.rank}{self.ranks.comm.of} failed in the model's forward: {type(error).__name__}: {error}"
+            )
+            raise
+
+    def _input(self, x: Tensor) -> Tensor:
+        graph = self.graph
+        if not isinstance(x, Tensor) or x.dim() == 0 or x.size(0) != graph.num_own:
+            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(
+                f"the model's first argument must have a row for each of this rank's {graph.num_own} vertices (graph.x), got {shape}"
+            )
+        if not graph.is_planned:
+            return x
+        if x is not graph.node_rows.get("x"):
+            raise ValueError(
+                "with a plan that caches or recomputes, the model's first argument must be model.graph.x itself, whose rows do not change; got another tensor"
+            )
+        return graph.rows_of_inner("x")
+
+    def _trimmed(self, out: Any) -> Any:
+        """Without the rows of others' vertices."""
+        graph = self.graph
+        if not graph.inner.numel():
+            return out
+        if isinstance(out, Tensor):
+            return out[: graph.num_own] if out.dim() and out.size(0) == graph.num_inner else out
+        if isinstance(out, (tuple, list)):
+            return type(out)(map(self._trimmed, out))
+        return out
+
+    @contextlib.contextmanager
+    def _installed(self, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:
+        """While this lasts, the layers ask other ranks, and parameters are their stand-ins, given by ``id``."""
+        before: list[tuple[torch.nn.Module, str, Any]] = []
+
+        def put(module: torch.nn.Module, name: str, value: Callable[..., Any]) -> None:
+            before.append((module, name, module.__dict__.get(name)))
+            module.__dict__[name] = value
+
+        helpers = self._helpers.by_name()
+        self._hop, self.seen = 0, []
+        parameters: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for module in self.module.modules():
+                # torch.func.functional_call does the same, but loses a parameter of a module that stands in two places.
+                for name, value in module._parameters.items():
+                    if id(value) in stand_ins:
+                        parameters.append((module._parameters, name, value))
+                        module._parameters[name] = stand_ins[id(value)]  # type: ignore[assignment]
+                if isinstance(module, MessagePassing):
+                    put(module, "propagate", functools.partial(self._propagate, module, module.propagate))
+                    put(module, "edge_updater", functools.partial(self._edge_updater, module, module.edge_updater))
+                    for name, method in with_helpers(module, helpers).items():
+                        put(module, name, method)
+                elif isinstance(module, _BatchNorm):
+                    put(module, "forward", functools.partial(batch_norm, module, graph=self.graph))
+            yield
+        finally:
+            for owner, name, value in parameters:
+                owner[name] = value
+            for module, name, value in reversed(before):
+                if value is None:
+                    del module.__dict__[name]
+                else:
+                    module.__dict__[name] = value
+
+    # --- a layer --------------------------------------------------------------------------------------------
+
+    def _propagate(
+        self, conv: MessagePassing, original: Callable[..., Any], edge_index: Any, size: Any = None, **given: Any
+    ) -> Any:
+        out = self._product(conv, edge_index, given)
+        if out is None:
+            out = original(edge_index, size=self._size, **self._extended(conv, False, given))
+        self._hop += 1
+        return out
+
+    def _edge_updater(
+        self, conv: MessagePassing, original: Callable[..., Any], edge_index: Any, size: Any = None, **given: Any
+    ) -> Any:
+        return original(edge_index, size=self._size, **self._extended(conv, True, given))
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.graph.num_rows, self.graph.num_inner
+
+    def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments, those of sources with the rows of the halo; by one exchange for each dtype."""
+        given, names = dict(given), source_names(conv, edge_level)
+        pairs = {name: pair_of(given[name]) for name in names if given.get(name) is not None}
+        sources = {name: pair[0] for name, pair in pairs.items() if isinstance(pair[0], Tensor)}
+        rows = {name: source.movedim(conv.node_dim, 0) for name, source in sources.items()}
+        tables = self._with_halo(list(rows.values()))
+        for name, table in zip(rows, tables, strict=True):
+            given[name] = (table.movedim(0, conv.node_dim), pairs[name][1])
+        for name, value in given.items():
+            if name not in names and isinstance(value, (tuple, list)) and len(value) == 2:
+                given[name] = (None, value[1])  # looked up by targets alone: the sources' rows are not asked for
+        return given
+
+    def _with_halo(self, tables: Sequence[Tensor]) -> list[Tensor]:
+        """Each [num_inner, ...] as [num_rows, ...]."""
+        hop = self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
+        distinct = list({id(table): table for table in tables}.values())
+        for table in distinct:
+            if table.size(0) != self.graph.num_inner:
+                raise ValueError(
+                    f"a layer must pass on one row for each of the {self.graph.num_inner} vertices here, got {list(table.shape)}"
+                )
+        self._see(sum(map(width_of, distinct)), any(table.requires_grad for table in distinct))
+        flights: list[tuple[list[Tensor], Flight]] = []
+        for kind in dict.fromkeys((table.dtype, table.requires_grad) for table in distinct):
+            alike = [table for table in distinct if (table.dtype, table.requires_grad) == kind]
+            together = alike[0] if len(alike) == 1 else torch.cat([table.flatten(1) if table.dim() > 1 else table[:, None] for table in alike], 1)  # fmt: skip
+            flights.append((alike, self.ranks.start(together, hop.route)))
+        found: dict[int, Tensor] = {}
+        for alike, flight in flights:
+            arrived = flight.rows()
+            widths = [width_of(table) for table in alike]
+            pieces = [arrived] if len(alike) == 1 else arrived.split(widths, 1)
+            for table, piece in zip(alike, pieces, strict=True):
+                piece = piece.reshape(piece.size(0), *table.shape[1:])
+                found[id(table)] = self.graph.with_halo(table, hop, piece)
+        return [found[id(table)] for table in tables]
+
+    def _see(self, width: int, backward: bool) -> None:
+        """Rows of this hop travel."""
+        if len(self.seen) == self._hop:
+            self.seen.append((0, False))
+        before, back = self.seen[self._hop]
+        self.seen[self._hop] = (before + width, back or backward)
+
+    def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
+        """The layer's aggregation as a sparse product, where it is one and its matrix does not change; None elsewhere."""
+        form = linear_form(conv)
+        if form is None or not isinstance(edge_index, Tensor):
+            return None
+        weight = None if form.weight is None else given.get(form.weight)
+        source = pair_of(given.get("x"))[0]
+        is_halo = self.layout == "halo"
+        is_static = self._helpers.is_static(edge_index) and self._helpers.is_static(weight)
+        if not isinstance(source, Tensor) or not source.is_floating_point() or (is_halo and form.reduce == "max"):
+            return None
+        if not is_static:
+            if is_halo:
+                return None
+            raise ValueError(
+                f"layout={self.layout!r} needs edges and weights that stay the same, and {type(conv).__name__} gets others at each step; give it "
+                "graph.edge_index and an attribute of the graph's edges, or use layout='halo'"
+            )
+        rows = source.movedim(conv.node_dim, 0)
+        self._see(width_of(rows), rows.requires_grad)
+        key = (id(edge_index), id(weight), form.reduce, rows.dtype)
+        operand = self._operands.get(key)
+        if operand is None:
+            operand = (
+                halo_operand(self.graph, edge_index, weight, form.reduce, rows.dtype)
+                if is_halo
+                else DistAdjacency.of(
+                    self.graph, self.layout, edge_index=edge_index, weight=weight, reduce=form.reduce, dtype=rows.dtype
+                )
+            )
+            self._operands[key] = operand
+        if isinstance(operand, Operand):
+            hop = self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
+            out = operand.multiply(rows.flatten(1), hop)
+        else:
+            out = operand.spmm(rows.flatten(1))
+        return out.view(out.size(0), *rows.shape[1:]).movedim(0, conv.node_dim)
+
+    # --- state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own, which a model of one process can load."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load what the model's own ``state_dict`` gave, in this or any other number of ranks; every rank does."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+def _reductions(module: torch.nn.Module) -> dict[str, str | None]:
+    """Of each message-passing layer, by its place and class, how it reduces rows that a matrix multiplies; None where it does something else."""
+    found: dict[str, str | None] = {}
+    for path, conv in module.named_modules():
+        if isinstance(conv, MessagePassing):
+            name = f"{type(conv).__name__} ({path})" if path else type(conv).__name__
+            form = linear_form(conv)
+            draws = isinstance(conv, APPNP) and conv.dropout > 0  # other weights at each step
+            found[name] = None if form is None or draws else form.reduce
+    return found
+
+
+def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> str:
+    """The layout whose words and exchanges take the least time on the slowest rank, by constants that are measured here. Collective.
+
+    Args:
+        reductions: of each layer: 'sum', 'mean', 'max', or None for one that is no product; then it is 'halo'.
+    """
+    ranks, size = graph.ranks, graph.ranks.size
+    if size == 1 or graph.is_planned or None in reductions.values():
+        return "halo"
+    x = graph.node_rows.get("x")
+    width = 64 if x is None else max(1, width_of(x))
+    route = graph.hops[0].route
+    halos = [numbers[0] for numbers in ranks.comm.gather_numbers([route.num_received])]
+    constants = calibrate(graph)
+    names = ["halo", "1d", *(f"grid:{rows}x{size // rows}" for rows in range(2, size) if size % rows == 0)]
+    names += [f"1.5d:{copies}" for copies in range(2, size) if size % copies**2 == 0]
+    names += [] if "max" in reductions.values() else ["2d", "3d"]
+    best, least = "halo", float("inf")
+    for name in names:
+        try:
+            form = Layout.of(name, size)
+        except ValueError:  # so many ranks are no square, or no cube
+            continue
+        words = [
+            words_of_product(name, graph.offsets, width, rank, halos[rank], graph.topology.num_edges)
+            for rank in range(size)
+        ]
+        seconds = max(words) * constants.word + form.num_exchanges * constants.exchange
+        if seconds < least:
+            best, least = name, seconds
+    return best
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _from_rank_0(tensor: Tensor, ranks: Ranks) -> None:
+    """In place, rank 0's values."""
+    if ranks.size == 1 or not tensor.numel():
+        return
+    number = tensor.numel()
+    flat = tensor.detach().reshape(-1)
+    is_0 = ranks.rank == 0
+    sends = flat.repeat(ranks.size) if is_0 else flat[:0]
+    from_0 = [number if rank == 0 else 0 for rank in range(ranks.size)]
+    pending = ranks.begin(sends, [number if is_0 else 0] * ranks.size, from_0, "model")
+    tensor.copy_(ranks.arrived(pending).view(tensor.shape))

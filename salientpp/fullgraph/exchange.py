@@ -1,0 +1,221 @@
+"""How does a row of another rank take part in this rank's computation, and its gradient find the way back?
+
+A :class:`Route` says, once for all steps, which rows of this rank go to which rank and how many come from each. :meth:`Ranks.fetch` sends
+rows along it; its adjoint sends their gradients along the same route the other way, where they are added up. Every exchange is begun early
+and awaited late: what autograd does between the two, in either direction, happens while the rows travel.
+
+All ranks take part in every exchange, also those that neither send nor receive; so all must call the same model in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from salientpp.comm import Comm, Pending
+from salientpp.plan.placement import runs
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Which rows go where.
+
+    Attributes:
+        send: int64 [sum(send_counts)], rows of this rank, by receiver.
+        send_counts, recv_counts: rows to and from each rank.
+    """
+
+    send: Tensor
+    send_counts: Sequence[int]
+    recv_counts: Sequence[int]
+
+    @classmethod
+    def asking(cls, ranks: Ranks, wanted: Tensor, offsets: Sequence[int]) -> Route:
+        """The route that brings the rows ``wanted`` of all ranks. Collective.
+
+        Args:
+            wanted: ascending global ids, int64 [n]; of this rank's own rows none travels, so none may be among them.
+            offsets: the first global id of each rank, and at the end N.
+        """
+        bounds = torch.searchsorted(wanted, torch.tensor(offsets)).tolist()
+        recv_counts = [last - first for first, last in pairwise(bounds)]
+        size = ranks.size
+        send_counts = ranks.comm.all_to_all(torch.tensor(recv_counts), [1] * size, [1] * size).wait().tolist()
+        asked = ranks.comm.all_to_all(wanted, recv_counts, send_counts).wait()
+        return cls((asked - offsets[ranks.rank]).to(ranks.device), send_counts, recv_counts)
+
+    @property
+    def num_received(self) -> int:
+        return sum(self.recv_counts)
+
+
+@dataclass(eq=False)
+class Ranks:
+    """The ranks of a graph, what this one has sent to them, and differentiable collectives between them.
+
+    Attributes:
+        comm: their connections.
+        device: where rows are computed with.
+        received: words (elements) that came from other ranks, by what they were: 'forward', 'backward', 'gradients', 'sums' and others' names.
+        rows: rows that came from other ranks, by the same names.
+    """
+
+    comm: Comm
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
+    received: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        return self.comm.size
+
+    def begin(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str) -> Pending:
+        """Start to exchange rows [sum(send_counts), ...]; counted under ``kind``."""
+        come = sum(recv_counts) - recv_counts[self.rank]
+        self.rows[kind] += come
+        self.received[kind] += come * width_of(rows)
+        return self.comm.all_to_all(rows.detach().to(self.comm.device).contiguous(), send_counts, recv_counts)
+
+    def arrived(self, pending: Pending) -> Tensor:
+        return pending.wait().to(self.device)
+
+    # --- differentiable -------------------------------------------------------------------------------------
+
+    def start(self, rows: Tensor, route: Route, kind: str = "forward") -> Flight:
+        """Send rows [n, ...] along a route; :meth:`Flight.rows` waits for those that come."""
+        return Flight(self, rows, route, kind)
+
+    def fetch(self, rows: Tensor, route: Route, kind: str = "forward") -> Tensor:
+        """The rows [route.num_received, ...] that come along a route, by sender."""
+        return self.start(rows, route, kind).rows()
+
+    def total(self, values: Tensor, kind: str = "sums") -> Tensor:
+        """The sum of all ranks' ``values``, on every rank, bit for bit the same; its gradient is the sum of theirs."""
+        return _Total.apply(values, self, kind)
+
+    def replicated(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Parameters that all ranks have alike: the gradient of each is the sum over the ranks, on every rank, by one collective in the end."""
+        return _Replicated.apply(self, *parameters) if parameters else ()
+
+    def sum_up(self, values: Tensor, kind: str) -> Tensor:
+        """The sum of a tensor over the ranks: each sums a piece, in the order of the ranks, and gives it to the others."""
+        size = self.size
+        if size == 1:
+            return values.detach().clone()
+        flat = values.detach().reshape(-1)
+        bounds = runs(flat.numel(), size)
+        pieces = [last - first for first, last in pairwise(bounds)]
+        mine = pieces[self.rank]
+        addends = self.arrived(self.begin(flat, pieces, [mine] * size, kind)).view(size, mine)
+        summed = addends.sum(0)
+        whole = self.arrived(self.begin(summed.repeat(size), [mine] * size, pieces, kind))
+        return whole.view(values.shape)
+
+
+def width_of(rows: Tensor) -> int:
+    """Words of a row."""
+    width = 1
+    for size in rows.shape[1:]:
+        width *= size
+    return width
+
+
+class Flight:
+    """Rows under way along a route, and later their gradients the other way."""
+
+    def __init__(self, ranks: Ranks, rows: Tensor, route: Route, kind: str) -> None:
+        self.ranks, self.route, self.kind = ranks, route, kind
+        self.shape = rows.shape
+        self.like = rows.detach()[:0]
+        self.forth: Pending | None = None
+        self.back: Pending | None = None
+        self._token = _Start.apply(rows, self)
+
+    def rows(self) -> Tensor:
+        """Wait: [route.num_received, ...], by sender."""
+        return _Arrive.apply(self._token, self)
+
+
+class _Start(torch.autograd.Function):
+    """The rows leave. Backward, their gradients have arrived and are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, flight: Flight) -> Tensor:
+        ctx.flight = flight
+        route = flight.route
+        flight.forth = flight.ranks.begin(
+            rows.index_select(0, route.send), route.send_counts, route.recv_counts, flight.kind
+        )
+        return rows.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        flight = ctx.flight
+        assert flight.back is not None  # _Arrive.backward ran before
+        gradient = flight.ranks.arrived(flight.back)
+        flight.back = None
+        return gradient.new_zeros(flight.shape).index_add_(0, flight.route.send, gradient), None
+
+
+class _Arrive(torch.autograd.Function):
+    """The rows arrive. Backward, their gradients leave."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, flight: Flight) -> Tensor:
+        ctx.flight = flight
+        assert flight.forth is not None
+        rows = flight.ranks.arrived(flight.forth)
+        flight.forth = None
+        return rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        flight, route = ctx.flight, ctx.flight.route
+        kind = "backward" if flight.kind == "forward" else f"{flight.kind} backward"
+        flight.back = flight.ranks.begin(gradient, route.recv_counts, route.send_counts, kind)
+        return gradient.new_zeros(()), None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ranks: Ranks, kind: str) -> Tensor:
+        ctx.ranks, ctx.kind = ranks, kind
+        return ranks.sum_up(values, kind)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.ranks.sum_up(gradient, f"{ctx.kind} backward"), None, None
+
+
+class _Replicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.ranks = ranks
+        return tuple(parameter.detach() for parameter in parameters)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.ranks.size == 1:
+            return None, *gradients
+        summed: list[Tensor | None] = [None] * len(gradients)
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            at = [number for number, gradient in enumerate(gradients) if gradient.dtype == dtype]
+            whole = ctx.ranks.sum_up(torch.cat([gradients[number].reshape(-1) for number in at]), "gradients")
+            for number, piece in zip(at, whole.split([gradients[number].numel() for number in at]), strict=True):
+                summed[number] = piece.view(gradients[number].shape)
+        return None, *summed

@@ -1,0 +1,376 @@
+"""What does one rank hold of a graph on which all ranks train whole?
+
+A :class:`LocalGraph` is a rank's vertices with their rows, all edges into them, and the names that these edges have for the vertices of others. Its
+``edge_index`` is what a PyG layer takes: targets are 0 to n - 1, the rank's own vertices in order; sources are these too, and from n on the others' vertices
+that the edges come from (the halo), whose rows are on other ranks.
+
+A rank without vertices has one row all the same, of ones, in every table of rows: many layers cannot be called without any. No edge leads to it, no mask
+has it, and nobody asks for it.
+
+With a plan some vertices of the halo are kept here as well: the rank has their input rows (cached), and for those that it recomputes the edges into them. They
+follow the rank's own in every table of rows, those that are computed the farthest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from salientpp.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.fullgraph.exchange import Ranks, Route
+from salientpp.graph.csc import Graph
+from salientpp.plan.placement import runs
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.rows import take_rows
+
+#: What a Data calls its splits.
+_SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Hop:
+    """What a rank needs before the rows of one hop can be aggregated.
+
+    Attributes:
+        route: brings rows of the halo.
+        slots: int64 [route.num_received]: where each goes in the table of all rows that edges can name.
+    """
+
+    route: Route
+    slots: Tensor
+
+
+@dataclass(eq=False)
+class LocalGraph:
+    """One rank's part of a graph that is trained on as a whole. Made by :func:`local`.
+
+    Attributes:
+        ranks: all ranks, their collectives and counters.
+        topology: the whole graph, under global ids.
+        offsets: the first global id of each rank, and at the end N.
+        node_rows: name -> rows [n, ...] of this rank's vertices.
+        edge_columns: name -> rows [E, ...] of all edges, in the order of edge ids.
+        splits: name -> local numbers, int64, ascending.
+        n_id: int64, global ids of this rank's vertices.
+        inner: int64 [r], global ids of others' vertices whose input rows are here, deepest first.
+        depths: int64 [r]: how many layers of each are recomputed here, 0 for one that is only cached.
+        is_planned: some rank may keep vertices of others.
+        outer: int64 [h], ascending, global ids of the other vertices of the halo.
+        edge_index: int64 [2, e], see the module.
+        e_id: int64 [e], the edges' ids.
+        hops: what each hop fetches; the last serves all hops from there on.
+        whole_halo: brings rows of ``inner`` and ``outer``, whatever is cached.
+    """
+
+    ranks: Ranks
+    topology: Graph
+    offsets: tuple[int, ...]
+    node_rows: dict[str, Tensor]
+    edge_columns: dict[str, Tensor]
+    splits: dict[str, Tensor]
+    inner: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    depths: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    is_planned: bool = False
+    n_id: Tensor = field(init=False)
+    outer: Tensor = field(init=False)
+    edge_index: Tensor = field(init=False)
+    e_id: Tensor = field(init=False)
+    hops: list[Hop] = field(init=False)
+    whole_halo: Hop = field(init=False)
+
+    def __post_init__(self) -> None:
+        begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
+        self.n_id = torch.arange(begin, end)
+        if begin == end:
+            self.node_rows = {name: rows.new_ones((1, *rows.shape[1:])) for name, rows in self.node_rows.items()}
+        computed = torch.cat([self.n_id, self.inner[self.depths > 0]])
+        sources, target, e_id = edges_into(self.topology, computed)
+        target += self.num_own - self.n_id.numel()
+        others = sources[(sources < begin) | (sources >= end)].unique()
+        self.outer = others[~torch.isin(others, self.inner)]
+        self._place = _Places(begin, end, self.num_own, self.inner, self.outer)
+        self.edge_index = torch.stack([self._place(sources), target]).to(self.ranks.device)
+        self.e_id = e_id
+        self.hops = [self._hop(sources, target, hop) for hop in range(self._most_hops())]
+        halo = torch.cat([self.inner, self.outer]).sort().values
+        self.whole_halo = self._fetching(halo)
+        self._extra_rows: dict[str, Tensor] = {}
+        self._columns: dict[str, Tensor] = {}
+
+    def _most_hops(self) -> int:
+        """How many hops differ, on any rank."""
+        deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
+        return 1 + max(numbers[0] for numbers in self.ranks.comm.gather_numbers([deepest]))
+
+    def _hop(self, sources: Tensor, target: Tensor, hop: int) -> Hop:
+        """Rows that edges into the vertices that are to be right after this hop name, and that are not right here."""
+        size = self.num_own
+        is_wanted = torch.cat([torch.ones(size, dtype=torch.bool), self.depths > hop])
+        is_here = torch.cat([torch.ones(size, dtype=torch.bool), self.depths >= hop])
+        named = sources[is_wanted[target]].unique()
+        place = self._place(named)
+        known = torch.cat([is_here, torch.zeros(self.outer.numel(), dtype=torch.bool)])
+        return self._fetching(named[~known[place]])
+
+    def _fetching(self, wanted: Tensor) -> Hop:
+        route = Route.asking(self.ranks, wanted, self.offsets)
+        return Hop(route, self._place(wanted).to(self.ranks.device))
+
+    # --- sizes ----------------------------------------------------------------------------------------------
+
+    @property
+    def num_vertices(self) -> int:
+        """N, of the whole graph."""
+        return self.offsets[-1]
+
+    @property
+    def num_own(self) -> int:
+        """Rows of this rank in a table: one for each of its vertices, or the one row of a rank without any."""
+        return max(1, self.n_id.numel())
+
+    @property
+    def num_inner(self) -> int:
+        """Rows of a table that goes through the model here: this rank's own, and those kept of others."""
+        return self.num_own + self.inner.numel()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that edges can name."""
+        return self.num_inner + self.outer.numel()
+
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest label on any rank."""
+        y = self.node_rows.get("y")
+        largest = int(y.max()) if y is not None and y.numel() and not y.is_floating_point() else -1
+        return 1 + max(numbers[0] for numbers in self.ranks.comm.gather_numbers([largest]))
+
+    @property
+    def global_ids(self) -> Tensor:
+        """int64 [num_rows]: of the rows that edges can name; -1 for the row of a rank without vertices."""
+        none = torch.full((self.num_own - self.n_id.numel(),), -1)
+        return torch.cat([self.n_id, none, self.inner, self.outer])
+
+    # --- rows -----------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not there: rows of vertices, of edges, and masks of splits.
+        own = self.__dict__.get("node_rows", {})
+        if name in own:
+            return own[name]
+        if name in self.__dict__.get("edge_columns", {}):
+            if name not in self._columns:
+                self._columns[name] = take_rows(self.edge_columns[name], self.e_id).to(self.ranks.device)
+            return self._columns[name]
+        if name.endswith("_mask") and name.removesuffix("_mask") in self.__dict__.get("splits", {}):
+            mask = torch.zeros(self.num_own, dtype=torch.bool, device=self.ranks.device)
+            mask[self.splits[name.removesuffix("_mask")]] = True
+            return mask
+        known = [*own, *self.__dict__.get("edge_columns", {}), *(f"{s}_mask" for s in self.__dict__.get("splits", {}))]
+        raise AttributeError(
+            f"this graph has no {name!r}; it has edge_index, n_id{''.join(f', {word}' for word in known)}"
+        )
+
+    def rows_of_inner(self, name: str) -> Tensor:
+        """[num_inner, ...]: rows of this rank's vertices and of those kept of others, which are fetched once. Collective at the first call."""
+        if name not in self._extra_rows:
+            rows = self.node_rows[name]
+            route = Route.asking(self.ranks, self.inner.sort().values, self.offsets)
+            fetched = self.ranks.fetch(rows, route, "cached")
+            kept = fetched.new_empty(fetched.shape)
+            kept[self.inner.argsort().to(kept.device)] = fetched
+            self._extra_rows[name] = torch.cat([rows, kept])
+        return self._extra_rows[name]
+
+    @property
+    def edge_tensors(self) -> list[Tensor]:
+        """Rows of edges that were asked for."""
+        return list(self._columns.values())
+
+    def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
+        """The table [num_rows, ...] of which edges name rows: those of ``rows`` [num_inner, ...], and those that arrived in their slots."""
+        if not self.inner.numel():
+            return torch.cat([rows, arrived])  # the slots of all that is fetched, in order
+        empty = rows.new_zeros((self.outer.numel(), *rows.shape[1:]))
+        return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
+
+    def of_whole_halo(self, rows: Tensor) -> Tensor:
+        """The table [num_rows, ...] of rows that are right for this rank's own vertices; those of others come from their owners."""
+        arrived = self.ranks.fetch(rows, self.whole_halo.route, "normalisation")
+        return self.with_halo(rows, self.whole_halo, arrived)
+
+    def planned(self, inner: Tensor, depths: Tensor) -> LocalGraph:
+        """The same part, which keeps others' vertices too. Collective.
+
+        Args:
+            inner: int64 [r], global ids of vertices of other ranks.
+            depths: int64 [r], 0 where the input row is cached, l where l layers are recomputed.
+        """
+        begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
+        if bool(((inner >= begin) & (inner < end)).any()) or inner.unique().numel() != inner.numel():
+            text = "inner must be ids of vertices of other ranks, each once"
+            self.ranks.comm.report_failure(f"rank {self.ranks.rank}{self.ranks.comm.of}: {text}")
+            raise ValueError(text)
+        order = depths.argsort(descending=True, stable=True)
+        return LocalGraph(
+            self.ranks,
+            self.topology,
+            self.offsets,
+            self.node_rows,
+            self.edge_columns,
+            self.splits,
+            inner[order],
+            depths[order],
+            is_planned=True,
+        )
+
+
+class _Places:
+    """Local numbers of global ids: own, inner, outer."""
+
+    def __init__(self, begin: int, end: int, num_own: int, inner: Tensor, outer: Tensor) -> None:
+        self.begin, self.end = begin, end
+        known = torch.cat([inner, outer])
+        self.known, order = known.sort()
+        self.place = order + num_own
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        is_own = (ids >= self.begin) & (ids < self.end)
+        if not self.known.numel():
+            return ids - self.begin
+        at = torch.searchsorted(self.known, ids).clamp_(max=self.known.numel() - 1)
+        return torch.where(is_own, ids - self.begin, self.place[at])
+
+
+def edges_into(graph: Graph, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All edges into some vertices: their sources (global ids), their targets as positions in ``targets``, and their ids; int64 [e] each."""
+    first = graph.indptr[targets]
+    counts = graph.indptr[targets + 1] - first
+    target = torch.repeat_interleave(torch.arange(targets.numel()), counts)
+    start = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
+    position = start + torch.arange(target.numel())
+    e_id = position if graph.edge_id is None else graph.edge_id[position]
+    return graph.indices[position].to(torch.int64), target, e_id
+
+
+def local(
+    data: PartitionedGraph | Data,
+    *,
+    offsets: Sequence[int] | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    process_group: Any = None,
+    timeout: float | timedelta = DEFAULT_TIMEOUT,
+) -> LocalGraph:
+    """This rank's part of a graph that all ranks train on as a whole. Collective: every rank calls it.
+
+    Args:
+        data: a :class:`~salientpp.PartitionedGraph` of one type, or a PyG ``Data`` that every rank holds alike.
+        offsets: of a ``Data``: the first vertex of each rank, and at the end N; None: even ranges. Of a directory the parts say it.
+        device: where rows go; None: the CPU.
+        dtype: that ``x`` is converted to; None: as stored.
+        process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong, there are more ranks than parts, or ranks differ in what they gave; on every rank.
+    """
+    seconds = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    at = torch.device("cpu" if device is None else device)
+    error: Exception | None = None
+    if not isinstance(data, (PartitionedGraph, Data)):
+        error = TypeError(
+            f"data must be a PartitionedGraph (salientpp.load) or a PyG Data, got {type(data).__name__}; graphs of several types are not trained on whole: "
+            "convert a HeteroData with to_homogeneous()"
+        )
+    comm = Comm.create(process_group, seconds, at, error)
+    ranks = Ranks(comm, at)
+    opened: tuple[Any, ...] | None = None
+    facts: dict[str, Any] = {"error": None}
+    try:
+        opened = _of_directory(data, comm) if isinstance(data, PartitionedGraph) else _of_data(data, comm, offsets)
+        facts.update(
+            offsets=list(opened[1]),
+            edges=opened[0].num_edges,
+            x=_words_of(opened[2].get("x"), dtype),
+            rows=[*opened[2]],
+        )
+    except Exception as raised:
+        error = raised
+        facts["error"] = f"{type(raised).__name__}: {raised}"
+    everyone = comm.gather_facts(facts)
+    if error is not None:
+        raise error
+    for rank, theirs in enumerate(everyone):
+        if theirs["error"] is not None:
+            raise ValueError(f"rank {rank}{comm.of} could not open its part: {theirs['error']}")
+        for name, value in theirs.items():
+            if value != facts[name]:
+                raise ValueError(
+                    f"all ranks must open the same graph, got {name} {everyone[0][name]} on rank 0 and {value} on rank {rank}{comm.of}"
+                )
+    assert opened is not None
+    topology, bounds, rows, columns, splits = opened
+    rows = {name: value.to(at) for name, value in rows.items()}
+    if dtype is not None and "x" in rows:
+        rows["x"] = rows["x"].to(dtype)
+    return LocalGraph(ranks, topology, bounds, rows, columns, splits)
+
+
+def _words_of(x: Tensor | None, dtype: torch.dtype | None) -> str:
+    return "none" if x is None else f"rows of {dtype or x.dtype} {list(x.shape[1:])}"
+
+
+def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
+    if part.is_hetero:
+        raise ValueError(
+            f"{part.root} has several types of vertices; full-graph training is for graphs of one type: convert the HeteroData with to_homogeneous() and "
+            "partition that"
+        )
+    whole = part.whole
+    if comm.size > whole.num_parts:
+        raise ValueError(
+            f"{part.root} has {whole.num_parts} parts, and full-graph training gives each of the {comm.size} ranks its own; start at most "
+            f"{whole.num_parts} ranks, or partition into {comm.size} parts"
+        )
+    view = whole.joined(runs(whole.num_parts, comm.size), comm.rank)
+    begin, end = view.book.range_of(comm.rank)
+    splits = {
+        split: view.split(split, comm.rank) - begin for type_ in view.description.node_types for split in type_.splits
+    }
+    rows = {name: value.clone() for name, value in view.node_rows(comm.rank).items()}
+    offsets = tuple(view.book.offsets.tolist())
+    for value in rows.values():
+        if value.size(0) != end - begin:
+            raise ValueError(f"{part.root} must have {end - begin} rows in the part of rank {comm.rank}")
+    return view.graph, offsets, rows, dict(view.edge_rows()), splits
+
+
+def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any, ...]:
+    graph = Graph.from_data(data)
+    number, size = graph.num_vertices, comm.size
+    bounds = tuple(runs(number, size)) if offsets is None else tuple(int(each) for each in offsets)
+    if len(bounds) != size + 1 or bounds[0] != 0 or bounds[-1] != number or list(bounds) != sorted(bounds):
+        raise ValueError(
+            f"offsets must ascend from 0 to the {number} vertices, one for each of {size} ranks and one at the end, got {list(bounds)}"
+        )
+    begin, end = bounds[comm.rank : comm.rank + 2]
+    rows: dict[str, Tensor] = {}
+    columns: dict[str, Tensor] = {}
+    splits: dict[str, Tensor] = {}
+    for name, value in data.to_dict().items():
+        if not isinstance(value, Tensor) or not value.dim() or name in ("edge_index", "adj_t"):
+            continue
+        split = name.removesuffix("_mask")
+        if split in _SPLITS and name != split and value.dtype == torch.bool:
+            splits[split] = value[begin:end].nonzero().flatten()
+        elif data.is_node_attr(name):
+            rows[name] = value[begin:end].detach().clone()
+        elif data.is_edge_attr(name):
+            columns[name] = value.detach().cpu().contiguous()
+    return graph, bounds, rows, columns, splits

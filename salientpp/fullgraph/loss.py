@@ -1,0 +1,67 @@
+"""How is a loss over the training vertices of all ranks formed, and a score?
+
+Each rank has some of the training vertices, perhaps none. The mean over all of them is the sum of all ranks' losses, divided by how many there are in all.
+Its gradient on a rank is that of the rank's own share; a distributed model adds the ranks' gradients up. So the gradients are those of one process
+with the whole graph, without any factor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from salientpp.fullgraph.distribute import DistributedModel
+from salientpp.fullgraph.exchange import Ranks
+from salientpp.fullgraph.local import LocalGraph
+
+
+def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor | None = None) -> Tensor:
+    """The mean of all ranks' losses, the same number on every rank. Collective; call ``backward()`` of it on every rank.
+
+    Args:
+        losses: [m, ...], those of this rank's training vertices (``reduction="none"``); m may be 0.
+        of: the graph or the model.
+        weight: as ``losses``, or None: the mean is ``sum(weight * losses) / sum(weight)``.
+
+    Returns:
+        A scalar. Where there is no training vertex on any rank it is NaN, as torch's mean of nothing.
+    """
+    if not isinstance(losses, Tensor) or losses.dim() == 0:
+        raise ValueError(
+            "losses must be a tensor [m, ...], one loss for each of this rank's training vertices (reduction='none'), got "
+            f"{'a scalar' if isinstance(losses, Tensor) else type(losses).__name__}: means of ranks do not add up to the mean"
+        )
+    ranks = of.ranks
+    values = losses if weight is None else losses * weight
+    count = values.new_tensor(float(losses.numel())) if weight is None else weight.detach().sum().to(values.dtype)
+    return _Mean.apply(values.sum(), count, ranks)
+
+
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, count: Tensor, ranks: Ranks) -> Tensor:
+        both = ranks.sum_up(torch.stack([total.detach(), count]), "loss")
+        ctx.count = both[1]
+        return both[0] / both[1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient / ctx.count, None, None
+
+
+@torch.no_grad()
+def accuracy(prediction: Tensor, y: Tensor, of: LocalGraph | DistributedModel) -> float:
+    """The share of right predictions over all ranks. Collective.
+
+    Args:
+        prediction: [m] classes, or [m, C] scores.
+        y: [m] classes.
+    """
+    classes = prediction.argmax(-1) if prediction.dim() > 1 else prediction
+    right = torch.tensor([int((classes == y).sum()), y.numel()], dtype=torch.float64, device=of.ranks.device)
+    right, number = of.ranks.sum_up(right, "loss").tolist()
+    return right / number if number else float("nan")

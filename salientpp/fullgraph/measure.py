@@ -1,0 +1,73 @@
+"""How long do a word, an edge and a vertex take, on these machines?
+
+What layouts and plans are chosen by. Each rank measures for a fraction of a second, all at the same time as in training, and the slowest counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from salientpp.fullgraph.exchange import Route
+from salientpp.fullgraph.local import LocalGraph
+from salientpp.fullgraph.product import Sparse, multiplied
+
+#: Rows and columns of what is timed, and how often.
+_ROWS, _WIDTH, _TIMES = 4096, 64, 5
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Seconds, of a forward and of a backward step alike.
+
+    Attributes:
+        edge: to add a word along an edge (T_e).
+        vertex: to multiply and add for a word of a vertex's row and one of a layer's output (T_v).
+        word: for a word to come from another rank (T_c).
+        exchange: for an exchange of nothing.
+    """
+
+    edge: float
+    vertex: float
+    word: float
+    exchange: float
+
+
+def calibrate(graph: LocalGraph) -> Constants:
+    """The constants of these ranks, the same on each. Collective; takes a fraction of a second."""
+    ranks, size = graph.ranks, graph.ranks.size
+    dtype = graph.x.dtype if "x" in graph.node_rows and graph.x.is_floating_point() else torch.float32
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(_ROWS, _WIDTH, generator=draw).to(ranks.device, dtype)
+    ends = torch.randint(_ROWS, (2, 8 * _ROWS), generator=draw).to(ranks.device)
+    matrix = Sparse.of(ends[0], ends[1], rows.new_ones(ends.size(1)), (_ROWS, _ROWS)).forth
+    weight = rows[:_WIDTH].clone()
+    edge = _seconds(lambda: multiplied(matrix, rows), ranks.device) / (ends.size(1) * _WIDTH)
+    vertex = _seconds(lambda: rows @ weight, ranks.device) / (_ROWS * _WIDTH * _WIDTH)
+    exchange = word = 0.0
+    if size > 1:
+        each = _ROWS // size
+        every = torch.arange(each, device=ranks.device)
+        nothing, everything = (Route(every[:count].repeat(size), [count] * size, [count] * size) for count in (0, each))
+        with torch.no_grad():
+            exchange = _seconds(lambda: ranks.fetch(rows, nothing, "calibration"), ranks.device)
+            full = _seconds(lambda: ranks.fetch(rows, everything, "calibration"), ranks.device)
+        word = max(full - exchange, 0.0) / (each * (size - 1) * _WIDTH)
+    measured = ranks.comm.gather_numbers([int(1e15 * each) for each in (edge, vertex, word, exchange)])
+    edge, vertex, word, exchange = (max(column) / 1e15 for column in zip(*measured))
+    return Constants(edge, vertex, word, exchange)
+
+
+def _seconds(action: Callable[[], object], device: torch.device) -> float:
+    """The least of several."""
+    least = float("inf")
+    for _ in range(_TIMES):
+        begin = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        least = min(least, time.perf_counter() - begin)
+    return least

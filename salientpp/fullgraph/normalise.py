@@ -1,0 +1,123 @@
+"""How do the ranks normalise by what all of their vertices say together?
+
+Batch normalisation takes mean and variance over the vertices of all ranks, its own vertices from each: what a rank computes of others' vertices is normalised
+alike and counts nowhere. Symmetric normalisation (``gcn_norm``) takes degrees from the owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch_geometric import utils
+
+from salientpp.fullgraph.local import LocalGraph
+
+
+def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
+    """What ``norm(rows)`` gives where the rows [num_inner, C] of all ranks are one batch."""
+    if rows.dim() != 2 or rows.size(0) != graph.num_inner:
+        raise ValueError(
+            f"{type(norm).__name__} must get one row for each of the {graph.num_inner} vertices here, [{graph.num_inner}, C], got {list(rows.shape)}"
+        )
+    if not norm.training and norm.running_mean is not None:
+        return torch.nn.functional.batch_norm(
+            rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
+        )
+    own, number = rows[: graph.n_id.numel()], graph.num_vertices
+    if norm.training and number < 2:
+        raise ValueError(f"Expected more than 1 value per channel when training, got {number} vertices in all")
+    mean = graph.ranks.total(own.sum(0)) / number
+    variance = graph.ranks.total((own - mean).square().sum(0)) / number
+    if norm.training and norm.running_mean is not None and norm.running_var is not None:
+        with torch.no_grad():
+            if norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.add_(1)
+            part = norm.momentum
+            if part is None:
+                part = 1.0 / float(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0.0
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), part)
+            norm.running_var.lerp_((variance * number / (number - 1)).to(norm.running_var.dtype), part)
+    rows = (rows - mean) * (variance + norm.eps).rsqrt()
+    if norm.weight is not None:
+        rows = rows * norm.weight + norm.bias
+    return rows
+
+
+class Helpers:
+    """PyG's helper functions, for edges into the vertices of one rank.
+
+    Args:
+        graph: the rank's.
+    """
+
+    def __init__(self, graph: LocalGraph) -> None:
+        self._graph = graph
+        self._known: dict[Any, tuple[Tensor, Tensor]] = {}
+        self._static: list[Tensor] = []
+
+    def is_static(self, tensor: Tensor | None) -> bool:
+        """Whether a tensor is the graph's, or made from such, so that it is the same at every step on every rank."""
+        if tensor is None or tensor is self._graph.edge_index:
+            return True
+        return any(tensor is each for each in self._static) or any(
+            tensor is each for each in self._graph.edge_tensors if not each.requires_grad
+        )
+
+    def by_name(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "gcn_norm": self.gcn_norm,
+            "add_self_loops": self.add_self_loops,
+            "add_remaining_self_loops": self.add_remaining_self_loops,
+        }
+
+    def gcn_norm(
+        self,
+        edge_index: Any,
+        edge_weight: Tensor | None = None,
+        num_nodes: int | None = None,
+        improved: bool = False,
+        add_self_loops: bool = True,
+        flow: str = "source_to_target",
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As PyG's; weights of edges from the halo take the degrees that their sources have on their own ranks.
+
+        Of the graph's own edges, once for all steps.
+        """
+        graph = self._graph
+        is_static = self.is_static(edge_index) and self.is_static(edge_weight)
+        key = (id(edge_index), id(edge_weight), improved, add_self_loops, dtype)  # static tensors live as long as this
+        if is_static and key in self._known:
+            return self._known[key]
+        index, weight = edge_index, edge_weight
+        if add_self_loops:
+            index, weight = utils.add_remaining_self_loops(index, weight, 2.0 if improved else 1.0, graph.num_inner)
+        if weight is None:
+            weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
+        degree = utils.scatter(weight, index[1], 0, graph.num_inner, "sum")
+        root = degree.pow(-0.5)
+        root = root.masked_fill(root == float("inf"), 0)
+        root = graph.of_whole_halo(root)
+        weight = root[index[0]] * weight * root[index[1]]
+        if is_static:
+            self._known[key] = index, weight
+            self._static += [index, weight]
+        return index, weight
+
+    def add_self_loops(
+        self, edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
+    ) -> tuple[Tensor, Any]:
+        """As PyG's; without ``num_nodes``, of the vertices here."""
+        number = self._graph.num_inner if num_nodes is None else num_nodes
+        return utils.add_self_loops(edge_index, edge_attr, fill_value, number)
+
+    def add_remaining_self_loops(
+        self, edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
+    ) -> tuple[Tensor, Any]:
+        """As PyG's; without ``num_nodes``, of the vertices here."""
+        number = self._graph.num_inner if num_nodes is None else num_nodes
+        return utils.add_remaining_self_loops(edge_index, edge_attr, fill_value, number)

@@ -1,0 +1,402 @@
+"""Of each vertex of another rank: is its row fetched at every hop, is its input row kept here, or are some of its layers computed here again?
+
+A row that is needed at hop h (the h-th aggregation of the model) is here if the vertex is this rank's, or if h of its layers are computed here (none, at hop
+0, where the input row is cached); else it is fetched: ``w_h`` words, and as many of its gradient backward where the row depends on parameters. A vertex that
+is kept takes part in every layer's product with the weights, one that is recomputed has its edges aggregated, and whatever its in-neighbours' rows are that
+this needs must be here or be fetched too. So costs are **marginal**: what two recomputed vertices share is paid once. NeutronStar ("NeutronStar:
+distributed GNN training with hybrid dependency management", Wang et al., SIGMOD 2022) chooses between fetching and recomputing so.
+
+The choice of least cost is a minimum cut: what a vertex keeps is a chain of yes-or-no choices, a deeper one implies the shallower, and a fetch is paid where
+somebody needs a row and the choice to have it was not made. It is exact for up to some thousand choices; above, choices are made greedily, the best first.
+A memory budget is a price on memory, raised until the plan fits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from salientpp.fullgraph.distribute import DistributedModel
+from salientpp.fullgraph.local import LocalGraph, edges_into
+from salientpp.fullgraph.measure import Constants, calibrate
+from salientpp.graph.csc import Graph
+
+#: Choices up to which a minimum cut is looked for.
+_EXACT = 4000
+
+#: Halvings of the range of a price on memory.
+_PRICES = 24
+
+_FETCH = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Seconds of a step, per vertex of another rank.
+
+    Attributes:
+        widths: words of a row at each hop.
+        backward: whether a row's gradient goes back, at each hop.
+        constants: of the machines.
+    """
+
+    widths: Sequence[int]
+    backward: Sequence[bool]
+    constants: Constants
+
+    @property
+    def num_hops(self) -> int:
+        return len(self.widths)
+
+    def words(self, hop: int) -> int:
+        """Of a fetched row, and of its gradient."""
+        return self.widths[hop] * (2 if self.backward[hop] else 1)
+
+    def fetch(self, hop: int) -> float:
+        return self.words(hop) * self.constants.word
+
+    @property
+    def vertex(self) -> float:
+        """Of one that is kept: it goes through every layer's product with the weights, forward and twice backward."""
+        after = [*self.widths[1:], self.widths[-1]]
+        return sum(3 * a * b for a, b in zip(self.widths, after, strict=True)) * self.constants.vertex
+
+    @property
+    def edge(self) -> float:
+        """Of one into a recomputed vertex, which is aggregated at every hop, forward and backward."""
+        return 2 * sum(self.widths) * self.constants.edge
+
+    @property
+    def kept_words(self) -> int:
+        """Memory of a kept vertex: its rows at all hops."""
+        return sum(self.widths)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What one rank is to decide.
+
+    Attributes:
+        costs: of a step.
+        candidates: int64 [m], ascending: global ids of others' vertices that may be kept.
+        is_named: bool [m]: this rank's own vertices have edges from them.
+        sources: int64 [e], of the edges between candidates, as places in ``candidates``.
+        targets: int64 [e].
+        in_degree: int64 [m], all edges into each.
+    """
+
+    costs: Costs
+    candidates: Tensor
+    is_named: Tensor
+    sources: Tensor
+    targets: Tensor
+    in_degree: Tensor
+
+    @classmethod
+    def of(cls, graph: Graph, begin: int, end: int, costs: Costs) -> Problem:
+        """Of the rank that has the vertices ``begin`` to ``end - 1``: others' within as many hops as the model has."""
+        named = _others(edges_into(graph, torch.arange(begin, end))[0], begin, end)
+        found, latest = named, named
+        for _ in range(costs.num_hops - 1):
+            latest = _others(edges_into(graph, latest)[0], begin, end)
+            latest = latest[~torch.isin(latest, found)]
+            found = torch.cat([found, latest])
+        candidates = found.sort().values
+        sources, targets, _ = edges_into(graph, candidates)
+        is_candidate = torch.isin(sources, candidates)
+        place = torch.searchsorted(candidates, sources[is_candidate])
+        degrees = graph.indptr[candidates + 1] - graph.indptr[candidates]
+        # Repeated edges name a row once.
+        pairs = torch.stack([place, targets[is_candidate]]).unique(dim=1)
+        return cls(costs, candidates, torch.isin(candidates, named), pairs[0], pairs[1], degrees)
+
+    def fetched(self, depths: Tensor) -> list[Tensor]:
+        """Per hop, which candidates are fetched: bool [..., m].
+
+        Args:
+            depths: int64 [..., m]: -1 fetched at every hop, 0 cached, l where l layers are recomputed.
+        """
+        found = []
+        for hop in range(self.costs.num_hops):
+            named = self.is_named.expand(depths.shape).clone()
+            deep = (depths > hop)[..., self.targets].to(torch.uint8)
+            if self.sources.numel():
+                counts = torch.zeros(depths.shape, dtype=torch.uint8)
+                index = self.sources.expand(deep.shape)
+                named |= counts.scatter_reduce_(-1, index, deep, "amax").bool()
+            found.append(named & (depths < hop))
+        return found
+
+    def seconds(self, depths: Tensor) -> Tensor:
+        """float64 [...]: of a step, what depends on the plan."""
+        costs = self.costs
+        total = (depths >= 0).sum(-1) * costs.vertex
+        total = total + ((depths > 0) * self.in_degree).sum(-1) * costs.edge
+        for hop, fetched in enumerate(self.fetched(depths)):
+            total = total + fetched.sum(-1) * costs.fetch(hop)
+        return total.to(torch.float64)
+
+    def memory(self, depths: Tensor) -> Tensor:
+        """Words [...] that kept rows and edges take; an edge has three, its ends and its weight."""
+        return (depths >= 0).sum(-1) * self.costs.kept_words + ((depths > 0) * self.in_degree).sum(-1) * 3
+
+    # --- solutions ------------------------------------------------------------------------------------------
+
+    def pure(self, kind: str) -> Tensor:
+        """'fetch': nothing is kept; 'cache': the input rows that this rank's vertices name; 'recompute': all layers, so that nothing is fetched in a step."""
+        depths = torch.full_like(self.candidates, _FETCH)
+        if kind == "cache":
+            depths[self.is_named] = 0
+        elif kind == "recompute":
+            depths[self.is_named] = self.costs.num_hops - 1
+            for depth in range(self.costs.num_hops - 2, -1, -1):
+                needed = self.sources[depths[self.targets] == depth + 1]
+                depths[needed] = depths[needed].clamp(min=depth)
+        return depths
+
+    def solve(self, budget: float | None = None) -> Tensor:
+        """int64 [m]: depths of a plan that takes at most ``budget`` words of memory (None: any), and no longer than the pure plans that fit."""
+        is_exact = self.candidates.numel() * self.costs.num_hops <= _EXACT
+        plan = self._cut(0.0) if is_exact else self._greedy(budget)
+        if budget is not None and float(self.memory(plan)) > budget:
+            plan = self._within(budget)
+        fitting = [plan] + [
+            pure
+            for pure in map(self.pure, ("fetch", "cache", "recompute"))
+            if budget is None or float(self.memory(pure)) <= budget
+        ]
+        return min(fitting, key=lambda depths: float(self.seconds(depths)))
+
+    def _within(self, budget: float) -> Tensor:
+        """The plan of least cost at the lowest price of memory at which it fits, and what still fits beside it."""
+        low, high = 0.0, max(self.costs.fetch(hop) for hop in range(self.costs.num_hops)) * self.costs.num_hops
+        best = self.pure("fetch")
+        for _ in range(_PRICES):
+            price = (low + high) / 2
+            plan = self._cut(price)
+            if float(self.memory(plan)) <= budget:
+                best, high = plan, price
+            else:
+                low = price
+        return self._greedy(budget, best)
+
+    def _cut(self, price: float) -> Tensor:
+        """The depths of least cost, where a word of memory costs ``price`` seconds."""
+        costs, number, hops = self.costs, self.candidates.numel(), self.costs.num_hops
+        source, sink = 2 * number * hops, 2 * number * hops + 1
+        flow = _Flow(sink + 1)
+        keeps = lambda vertex, depth: vertex * hops + depth  # noqa: E731
+        needs = lambda vertex, hop: (number + vertex) * hops + hop  # noqa: E731
+        degrees, named = self.in_degree.tolist(), self.is_named.tolist()
+        infinite = float("inf")
+        for vertex in range(number):
+            flow.add(keeps(vertex, 0), sink, costs.vertex + price * costs.kept_words)
+            if hops > 1:
+                flow.add(keeps(vertex, 1), sink, degrees[vertex] * (costs.edge + 3 * price))
+            for depth in range(1, hops):
+                flow.add(keeps(vertex, depth), keeps(vertex, depth - 1), infinite)
+            for hop in range(hops):
+                flow.add(source if named[vertex] else needs(vertex, hop), keeps(vertex, hop), costs.fetch(hop))
+        for u, v in zip(self.sources.tolist(), self.targets.tolist()):
+            if not named[u]:
+                for hop in range(hops - 1):
+                    flow.add(keeps(v, hop + 1), needs(u, hop), infinite)
+        on_side = flow.cut(source, sink)
+        depths = [sum(on_side[keeps(vertex, depth)] for depth in range(hops)) - 1 for vertex in range(number)]
+        return torch.tensor(depths, dtype=torch.int64)
+
+    def _greedy(self, budget: float | None, start: Tensor | None = None) -> Tensor:
+        """Deepen one vertex by one layer, always the one that saves most, as long as one saves. A saving is worked out again when it comes first."""
+        costs, hops = self.costs, self.costs.num_hops
+        depths = (self.pure("fetch") if start is None else start).tolist()
+        degrees, named = self.in_degree.tolist(), self.is_named.tolist()
+        into: list[list[int]] = [[] for _ in depths]
+        uses = [[0] * hops for _ in depths]  # how many vertices name a row at each hop, this rank's own counting once
+        for u, v in zip(self.sources.tolist(), self.targets.tolist()):
+            into[v].append(u)
+            for hop in range(max(0, depths[v])):
+                uses[u][hop] += 1
+        for vertex, is_named in enumerate(named):
+            for hop in range(hops):
+                uses[vertex][hop] += is_named
+        spare = float("inf") if budget is None else budget - float(self.memory(torch.tensor(depths, dtype=torch.int64)))
+
+        def saving(v: int) -> tuple[float, int]:
+            """(seconds, words of memory) of one layer more."""
+            depth = depths[v] + 1
+            saved = costs.fetch(depth) if uses[v][depth] else 0.0
+            if depth == 0:
+                return saved - costs.vertex, costs.kept_words
+            # Its in-neighbours' rows are needed one hop before.
+            hop = depth - 1
+            more = sum(costs.fetch(hop) for u in into[v] if depths[u] < hop and not uses[u][hop])
+            edges = degrees[v] if depth == 1 else 0
+            return saved - more - edges * costs.edge, 3 * edges
+
+        heap = [(-saving(v)[0], v) for v, depth in enumerate(depths) if depth + 1 < hops]
+        heapq.heapify(heap)
+        while heap:
+            guessed, v = heapq.heappop(heap)
+            if depths[v] + 1 >= hops:
+                continue
+            now, words = saving(v)
+            if now <= 0 or words > spare:
+                continue
+            if heap and -now > heap[0][0] and -now != guessed:
+                heapq.heappush(heap, (-now, v))
+                continue
+            spare -= words
+            depths[v] += 1
+            if depths[v] > 0:
+                for u in into[v]:
+                    uses[u][depths[v] - 1] += 1
+                    if depths[u] + 1 < hops:
+                        heapq.heappush(heap, (-saving(u)[0], u))
+            if depths[v] + 1 < hops:
+                heapq.heappush(heap, (-saving(v)[0], v))
+        return torch.tensor(depths, dtype=torch.int64)
+
+
+def _others(ids: Tensor, begin: int, end: int) -> Tensor:
+    return ids[(ids < begin) | (ids >= end)].unique()
+
+
+class _Flow:
+    """A maximum flow (Dinic), and the cut that it shows."""
+
+    def __init__(self, number: int) -> None:
+        self.edges: list[list[int]] = [[] for _ in range(number)]
+        self.to: list[int] = []
+        self.left: list[float] = []
+
+    def add(self, begin: int, end: int, capacity: float) -> None:
+        for a, b, size in ((begin, end, capacity), (end, begin, 0.0)):
+            self.edges[a].append(len(self.to))
+            self.to.append(b)
+            self.left.append(size)
+
+    def cut(self, source: int, sink: int) -> list[bool]:
+        """Which nodes are on the source's side."""
+        finite = [size for size in self.left if size not in (0.0, float("inf"))]
+        least = 1e-12 * max(finite, default=1.0)
+        while True:
+            level = self._levels(source, least)
+            if level[sink] < 0:
+                return [each >= 0 for each in level]
+            at = [0] * len(self.edges)
+            while self._push(source, sink, level, at, least):
+                pass
+
+    def _levels(self, source: int, least: float) -> list[int]:
+        level = [-1] * len(self.edges)
+        level[source] = 0
+        waiting = deque([source])
+        while waiting:
+            node = waiting.popleft()
+            for edge in self.edges[node]:
+                if self.left[edge] > least and level[self.to[edge]] < 0:
+                    level[self.to[edge]] = level[node] + 1
+                    waiting.append(self.to[edge])
+        return level
+
+    def _push(self, source: int, sink: int, level: list[int], at: list[int], least: float) -> bool:
+        """Along one path; whether there was any."""
+        path: list[int] = []
+        node = source
+        while node != sink:
+            if at[node] == len(self.edges[node]):
+                if not path:
+                    return False
+                node = self.to[path.pop() ^ 1]
+                at[node] += 1
+                continue
+            edge = self.edges[node][at[node]]
+            if self.left[edge] > least and level[self.to[edge]] == level[node] + 1:
+                path.append(edge)
+                node = self.to[edge]
+            else:
+                at[node] += 1
+        size = min(self.left[edge] for edge in path)
+        for edge in path:
+            self.left[edge] -= size
+            self.left[edge ^ 1] += size
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What one rank keeps of others' vertices.
+
+    Attributes:
+        problem: that it solves.
+        depths: int64 [m], of the candidates; -1 fetched, 0 cached, l where l layers are recomputed.
+        graph: the rank's part without a plan.
+    """
+
+    problem: Problem
+    depths: Tensor
+    graph: LocalGraph = field(repr=False)
+
+    def apply(self) -> LocalGraph:
+        """The part under this plan, for :func:`salientpp.distribute`. Collective."""
+        kept = self.depths >= 0
+        return self.graph.planned(self.problem.candidates[kept], self.depths[kept])
+
+    def summary(self) -> dict[str, float]:
+        """What this rank is to expect of a step: rows and words that come in, vertices cached and recomputed, edges recomputed, words of memory, and the
+        seconds that depend on the plan."""
+        costs = self.problem.costs
+        rows = [int(fetched.sum()) for fetched in self.problem.fetched(self.depths)]
+        is_recomputed = self.depths > 0
+        return {
+            "rows": sum(rows),
+            "words": sum(number * width for number, width in zip(rows, costs.widths, strict=True)),
+            "words with gradients": sum(number * costs.words(hop) for hop, number in enumerate(rows)),
+            "cached vertices": int((self.depths == 0).sum()),
+            "recomputed vertices": int(is_recomputed.sum()),
+            "recomputed edges": int(self.problem.in_degree[is_recomputed].sum()),
+            "memory": int(self.problem.memory(self.depths)),
+            "seconds": float(self.problem.seconds(self.depths)),
+        }
+
+
+def plan_for(
+    model: DistributedModel,
+    *model_arguments: Tensor,
+    kind: str = "hybrid",
+    budget: float | None = None,
+    constants: Constants | None = None,
+) -> Plan:
+    """Decide for each vertex of other ranks whether its rows are fetched, cached or computed again. Collective.
+
+    Args:
+        model: of :func:`salientpp.distribute`, with layout='halo' and without a plan; it is called once, in evaluation mode, to see how wide rows are.
+        model_arguments: that it is called with; none: ``(graph.x, graph.edge_index)``.
+        kind: 'hybrid', or a pure plan: 'fetch', 'cache' or 'recompute'.
+        budget: words of memory for what is kept on this rank; None: any.
+        constants: of the machines; None: measured now.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+    if kind not in ("hybrid", "fetch", "cache", "recompute"):
+        raise ValueError(f"kind must be 'hybrid', 'fetch', 'cache' or 'recompute', got {kind!r}")
+    graph = model.graph
+    if graph.is_planned or model.layout != "halo":
+        raise ValueError("plan_for takes a model with layout='halo' and without a plan; distribute it again")
+    constants = calibrate(graph) if constants is None else constants
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()(*(model_arguments or (graph.x, graph.edge_index)))
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    costs = Costs([width for width, _ in model.seen], [backward for _, backward in model.seen], constants)
+    begin, end = graph.offsets[graph.ranks.rank : graph.ranks.rank + 2]
+    problem = Problem.of(graph.topology, begin, end, costs)
+    return Plan(problem, problem.solve(budget) if kind == "hybrid" else problem.pure(kind), graph)

@@ -1,0 +1,113 @@
+"""How is a linear aggregation computed while its rows are still on their way?
+
+Sums, means and weighted sums of in-neighbours are a product of a sparse matrix and the rows. Its columns fall into those whose rows are here and those
+whose rows travel: the product with the former runs between the start of the exchange and its end, forward and backward.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from salientpp.fullgraph.local import Hop, LocalGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """A constant sparse matrix, and its transpose for the way back.
+
+    Attributes:
+        forth, back: CSR.
+    """
+
+    forth: Tensor
+    back: Tensor
+
+    @classmethod
+    def of(cls, row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> Sparse:
+        """From coordinates; repeated ones add up."""
+        return cls(_csr(row, column, value, shape), _csr(column, row, value, (shape[1], shape[0])))
+
+    def __matmul__(self, rows: Tensor) -> Tensor:
+        return _Product.apply(rows, self)
+
+    @property
+    def num_values(self) -> int:
+        return self.forth.values().numel()
+
+
+def _csr(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> Tensor:
+    order = row.argsort(stable=True)
+    indptr = torch.zeros(shape[0] + 1, dtype=torch.int64, device=row.device)
+    indptr[1:] = torch.bincount(row, minlength=shape[0]).cumsum(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that CSR is in beta
+        return torch.sparse_csr_tensor(indptr, column[order], value[order], shape)
+
+
+def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:
+    """``matrix @ rows`` for a CSR matrix, also where either is empty."""
+    if not matrix.values().numel() or not rows.numel():
+        return rows.new_zeros((matrix.size(0), rows.size(1)))
+    return matrix @ rows
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, matrix: Sparse) -> Tensor:
+        ctx.matrix = matrix
+        return multiplied(matrix.forth, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return multiplied(ctx.matrix.back, gradient.contiguous()), None
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A rank's rows of a sparse matrix over the whole graph, in the local numbers of a :class:`LocalGraph`.
+
+    Attributes:
+        graph: the rank's.
+        inner: [num_inner, num_inner], of sources whose rows are in the table.
+        outer: [num_inner, outer], of the others.
+        held: the tensors that it was made of, so that they stay what they are.
+    """
+
+    graph: LocalGraph
+    inner: Sparse
+    outer: Sparse
+    held: tuple[Tensor | None, ...]
+
+    def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
+        """The rows [num_inner, f] of the product, of rows [num_inner, f] that are right here, and those that ``hop`` fetches."""
+        graph = self.graph
+        flight = graph.ranks.start(rows, hop.route)
+        if not graph.inner.numel():
+            near = self.inner @ rows
+            return near + self.outer @ flight.rows()
+        # What arrives may replace rows of the table, so both products come after it.
+        table = graph.with_halo(rows, hop, flight.rows())
+        return self.inner @ table[: graph.num_inner] + self.outer @ table[graph.num_inner :]
+
+
+def halo_operand(
+    graph: LocalGraph, edge_index: Tensor, weight: Tensor | None, reduce: str, dtype: torch.dtype
+) -> Operand:
+    """The matrix of edges with their weights; ``reduce`` is 'sum' or 'mean' (the sum divided by the number of edges)."""
+    source, target = edge_index
+    value = torch.ones(source.numel(), dtype=dtype, device=source.device) if weight is None else weight.to(dtype)
+    if reduce == "mean":
+        value = value / torch.bincount(target, minlength=graph.num_inner).clamp(min=1)[target]
+    is_inner = source < graph.num_inner
+    size = graph.num_inner
+    inner = Sparse.of(target[is_inner], source[is_inner], value[is_inner], (size, size))
+    is_outer = ~is_inner
+    outer = Sparse.of(target[is_outer], source[is_outer] - size, value[is_outer], (size, graph.outer.numel()))
+    return Operand(graph, inner, outer, (edge_index, weight))

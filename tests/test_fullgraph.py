@@ -1,0 +1,400 @@
+"""Laws of full-graph training: models, losses, words, states and failures on several ranks."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from graphs import random_data, real_data
+from torch import Tensor
+from torch_geometric.data import Data
+
+import salientpp
+from salientpp.datasets import synthetic
+from salientpp.fullgraph import accuracy, distribute, local, loss_mean
+from salientpp.fullgraph.layouts import Layout, words_of_product
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+
+CLASSES, WIDTH = 7, 6
+
+
+def data_of(num_vertices: int = 120, directed: bool = True) -> Data:
+    data = random_data(num_vertices, 5 * num_vertices, directed=directed)
+    draw = torch.Generator().manual_seed(1)
+    data.x = torch.randn(num_vertices, WIDTH, generator=draw).double() + F.one_hot(data.y % WIDTH, WIDTH)
+    data.edge_weight = torch.rand(data.num_edges, generator=draw).double() + 0.1
+    return data
+
+
+def network(name: str, columns: int = WIDTH, classes: int = CLASSES) -> torch.nn.Module:
+    torch.manual_seed(0)
+    made = {
+        "sage": lambda: pyg.GraphSAGE(columns, 16, 3, classes, norm="batch_norm", jk="cat"),
+        "gat": lambda: pyg.GAT(columns, 16, 3, classes, heads=2),
+        "gcn": lambda: pyg.GCN(columns, 16, 2, classes),
+        "gin": lambda: pyg.GIN(columns, 16, 2, classes),
+        "sgc": lambda: pyg.SGConv(columns, classes, K=2),
+        "appnp": lambda: pyg.Sequential(
+            "x, edge_index",
+            [(torch.nn.Linear(columns, classes), "x -> x"), (pyg.APPNP(3, 0.1), "x, edge_index -> x")],
+        ),
+        "max": lambda: pyg.GraphSAGE(columns, 16, 2, classes, aggr="max"),
+    }
+    return made[name]().double()
+
+
+def train_alone(model: torch.nn.Module, data: Data, epochs: int) -> list[float]:
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def train(model: Any, part: Any, epochs: int, optimizer: Any = None) -> list[float]:
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        out = model(part.x, part.edge_index)
+        mask = part.train_mask
+        loss = loss_mean(F.cross_entropy(out[mask], part.y[mask], reduction="none"), part)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+# --- training -----------------------------------------------------------------------------------------------
+
+
+def curves(rank: int, root: str, names: list[str], epochs: int) -> dict[str, Any]:
+    part = local(salientpp.load(root))
+    found: dict[str, Any] = {}
+    for name in names:
+        model = distribute(network(name, part.x.size(1), part.num_classes), part)
+        found[name] = train(model, part, epochs)
+        with torch.no_grad():
+            model.eval()
+            out = model(part.x, part.edge_index)
+        found[f"{name} accuracy"] = accuracy(out[part.val_mask], part.y[part.val_mask], part)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_losses_and_scores_of_a_directory_are_those_of_one_process(tmp_path, world_size):
+    data, names = data_of(), ["sage", "gat", "gcn"]
+    salientpp.partition(data, 4, tmp_path / "parts", [5, 5], 16)  # joined on fewer ranks
+    found = distributed.run(curves, world_size, str(tmp_path / "parts"), names, 4)
+    for name in names:
+        model = network(name)
+        expected = train_alone(model, data, 4)
+        prediction = model.eval()(data.x, data.edge_index).argmax(1)
+        right = (prediction == data.y)[data.val_mask].double().mean()
+        for rank, each in enumerate(found):
+            assert each[name] == pytest.approx(expected, abs=1e-9), (name, rank)
+            assert each[f"{name} accuracy"] == pytest.approx(float(right)), (name, rank)
+
+
+@pytest.mark.parametrize("name", ["debian_full", "facebook_pages"])
+def test_loss_curves_of_real_graphs_are_those_of_one_process(tmp_path, name):
+    data = real_data(name)
+    draw = torch.Generator().manual_seed(0)
+    data.x = torch.randn(data.num_nodes, 8, generator=draw).double()
+    salientpp.partition(data, 4, tmp_path / "parts", [5, 5, 5], 256)
+    found = distributed.run(curves, 4, str(tmp_path / "parts"), ["sage", "gat"], 2)
+    for model in ("sage", "gat"):
+        expected = train_alone(network(model, 8, int(data.y.max()) + 1), data, 2)
+        for each in found:
+            assert each[model] == pytest.approx(expected, abs=1e-6), model
+
+
+def several_splits(rank: int) -> tuple[float, int]:
+    """Two graphs in one, one to train on and one to test on."""
+    data = data_of(60)
+    both = Data(
+        x=torch.cat([data.x, -data.x]),
+        y=torch.cat([data.y, data.y]),
+        edge_index=torch.cat([data.edge_index, data.edge_index + 60], 1),
+        train_mask=torch.arange(120) < 60,
+        test_mask=torch.arange(120) >= 60,
+    )
+    part = local(both)
+    model = distribute(network("sage"), part)
+    losses = train(model, part, 2)
+    out = model.eval()(part.x, part.edge_index)
+    return losses[-1], int(accuracy(out[part.test_mask], part.y[part.test_mask], part) * 60 + 0.5)
+
+
+def test_one_graph_may_be_trained_on_and_another_tested():
+    assert len(set(distributed.run(several_splits, 2))) == 1
+
+
+def accumulated(rank: int) -> list[float]:
+    """Gradients of two losses, added up, and of their sum."""
+    part, norms = local(data_of()), []
+    for together in (True, False):
+        model = distribute(network("gcn"), part)
+        shares = [
+            loss_mean(F.cross_entropy(model(part.x, part.edge_index)[m], part.y[m], reduction="none"), part)
+            for m in (part.train_mask, part.val_mask)
+        ]
+        if together:
+            (shares[0] + shares[1]).backward()
+        else:
+            shares[1].backward()
+            shares[0].backward()
+        norms.append(sum(float(p.grad.norm()) for p in model.parameters()))
+    return norms
+
+
+def test_gradients_add_up_over_several_losses():
+    for together, apart in distributed.run(accumulated, 2):
+        assert together == pytest.approx(apart, abs=1e-10)
+
+
+# --- layouts ------------------------------------------------------------------------------------------------
+
+
+def with_layouts(rank: int, size: int, layouts: list[str]) -> list[str]:
+    data, wrong = data_of(50), []
+    part = local(data, offsets={4: [0, 9, 9, 31, 50], 8: [0, 4, 4, 11, 20, 30, 39, 45, 50]}[size])
+    begin, number = part.offsets[rank], part.n_id.numel()
+    for name in ("gcn", "gin", "sgc", "appnp", "sage", "max"):
+        alone = network(name)
+        expected = alone(data.x, data.edge_index)
+        F.cross_entropy(expected[data.train_mask], data.y[data.train_mask]).backward()
+        for layout in layouts:
+            if name == "max" and layout in ("cover", "2d", "3d"):
+                continue
+            model = distribute(network(name), part, layout=layout)
+            out = model(part.x, part.edge_index)
+            mask = part.train_mask
+            loss_mean(F.cross_entropy(out[mask], part.y[mask], reduction="none"), part).backward()
+            pairs = [(expected[begin : begin + number], out[:number])]
+            pairs += [(a.grad, b.grad) for a, b in zip(alone.parameters(), model.parameters())]
+            off = max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs)
+            if off > 1e-10:
+                wrong.append(f"{name} over {layout} is off by {off}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("size", "layouts"),
+    [(4, ["halo", "cover", "1d", "1.5d", "2d", "grid:2x2", "auto"]), (8, ["3d", "grid:2x4", "grid:4x2", "1.5d"])],
+)
+def test_models_over_every_layout_are_those_of_one_process(size, layouts):
+    assert sum(distributed.run(with_layouts, size, size, layouts), []) == []
+
+
+def words(rank: int, layout: str) -> tuple[dict[str, int], dict[str, int]]:
+    part = local(data_of(50))
+    model = distribute(pyg.GraphSAGE(WIDTH, 16, 3, CLASSES).double(), part, layout=layout)
+    part.ranks.received.clear()
+    out = model(part.x, part.edge_index)
+    forward = dict(part.ranks.received)
+    loss_mean(out.square(), part).backward()
+    route = part.hops[0].route
+    columns = WIDTH + 16 + 16
+    size, weights = part.ranks.size, sum(p.numel() for p in model.parameters())
+    if layout == "halo":
+        expected = {
+            "forward": columns * route.num_received,
+            # The first layer's rows are given, so nothing goes back.
+            "backward": (columns - WIDTH) * sum(route.send_counts),
+        }
+    else:
+        expected = {
+            "forward": sum(words_of_product(layout, part.offsets, f, rank) for f in (WIDTH, 16, 16)),
+        }
+    mine = (rank + 1) * weights // size - rank * weights // size
+    expected["gradients"] = mine * (size - 1) + weights - mine
+    return {key: forward.get(key, 0) if key == "forward" else part.ranks.received[key] for key in expected}, expected
+
+
+@pytest.mark.parametrize("layout", ["halo", "1d", "grid:2x2"])
+def test_a_step_moves_as_many_words_as_its_closed_form(layout):
+    for found, expected in distributed.run(words, 4, layout):
+        assert found == expected
+
+
+def test_a_layout_that_a_layer_cannot_have_is_refused_by_name():
+    part = local(data_of(50))
+    with pytest.raises(ValueError, match=r"layout='1d' multiplies rows by a constant matrix, and GATConv \(convs.0\)"):
+        distribute(network("gat"), part, layout="1d")
+    with pytest.raises(ValueError, match=r"layout='2d' adds up products, and SAGEConv \(convs.0\) takes the maximum"):
+        distribute(network("max"), part, layout="2d")
+    with pytest.raises(ValueError, match="layout must be one of"):
+        distribute(network("gcn"), part, layout="4d")
+    assert Layout.of("1d", 4) == Layout("1d", "grid", 4, 1)
+
+
+# --- states -------------------------------------------------------------------------------------------------
+
+
+def resumed(rank: int, folder: str, first: int, more: int) -> list[float]:
+    part = local(data_of(50))
+    model = distribute(network("sage"), part)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    path = Path(folder) / "state.pt"
+    if path.exists():
+        state = torch.load(path)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    losses = train(model, part, first, optimizer)
+    if rank == 0 and not path.exists():
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return losses + train(model, part, more, optimizer)
+
+
+def test_training_goes_on_from_a_state_on_any_number_of_ranks_and_alone(tmp_path):
+    straight = distributed.run(resumed, 2, str(tmp_path), 2, 2)[0]
+    assert distributed.run(resumed, 3, str(tmp_path), 0, 2)[0] == pytest.approx(straight[2:], abs=1e-9)
+    model = network("sage")
+    model.load_state_dict(torch.load(tmp_path / "state.pt")["model"])
+    data = data_of(50)
+    out = model(data.x, data.edge_index)
+    assert float(F.cross_entropy(out[data.train_mask], data.y[data.train_mask])) == pytest.approx(straight[2], abs=1e-9)
+
+
+def example(rank: int, root: str, state: str, epochs: int) -> tuple[list[float], float]:
+    import train_full
+
+    return train_full.train(root, state, epochs, every=2)
+
+
+def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path):
+    salientpp.partition(synthetic(num_vertices=600, num_features=8), 2, tmp_path / "parts", [5, 5], 16)
+    paths = str(tmp_path / "parts"), str(tmp_path / "state.pt")
+    (losses, _), _ = distributed.run(example, 2, *paths, 4)
+    (more, score), _ = distributed.run(example, 2, *paths, 6)
+    assert len(losses) == 4 and len(more) == 2
+    assert more[-1] < losses[0] and 0 <= score <= 1
+
+
+def test_the_model_stays_as_it_is():
+    data = data_of(50)
+    part, model = local(data), network("gat")
+    before = {name: dict(module.__dict__) for name, module in model.named_modules()}
+    expected = model(data.x, data.edge_index)
+    wrapped = distribute(model, part)
+    assert torch.allclose(wrapped(part.x, part.edge_index), expected)
+    with pytest.raises(ValueError, match="must have a row for each of this rank's 50 vertices"):
+        wrapped(part.x[:3], part.edge_index)
+    with pytest.raises(TypeError):
+        wrapped(part.x, part.edge_index, no_such_argument=1)
+    for name, module in model.named_modules():
+        assert module.__dict__.keys() == before[name].keys(), name
+        assert all(isinstance(p, torch.nn.Parameter) for p in module._parameters.values() if p is not None)
+    assert torch.equal(copy.deepcopy(model)(data.x, data.edge_index), model(data.x, data.edge_index))
+    assert list(wrapped.state_dict()) == list(model.state_dict())
+
+
+# --- failures -----------------------------------------------------------------------------------------------
+
+
+class Fails(torch.nn.Module):
+    def __init__(self, rank: int, kill: bool) -> None:
+        super().__init__()
+        self.conv = pyg.SAGEConv(WIDTH, WIDTH)
+        self.rank, self.kill, self.calls = rank, kill, 0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.calls += 1
+        x = self.conv(x, edge_index)
+        if self.rank == 1 and self.calls == 2:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise LookupError("the user's mistake")
+        return self.conv(x, edge_index)
+
+
+def failing(rank: int, kill: bool) -> None:
+    part = local(data_of(50), timeout=distributed.NEVER)
+    model = distribute(Fails(rank, kill).double(), part)
+    for _ in range(3):
+        loss_mean(model(part.x, part.edge_index).square(), part).backward()
+
+
+def test_what_fails_on_one_rank_ends_the_others_with_its_text():
+    first, second, third = distributed.run(failing, 3, False, may_fail=True)
+    assert second.kind == "LookupError"
+    for other in (first, third):
+        assert other.kind == "RankFailure"
+        assert "rank 1 failed in the model's forward: LookupError: the user's mistake" in other.text
+
+
+def test_a_killed_rank_is_named():
+    first, second, third = distributed.run(failing, 3, True, may_fail=True)
+    assert second.kind == "Died"
+    assert all(other.kind == "RankFailure" and "rank 1" in other.text for other in (first, third))
+
+
+def differing(rank: int, what: str) -> str:
+    try:
+        data = data_of(50)
+        if what == "graph" and rank == 1:
+            data = data_of(51)
+        part = local(data, offsets=[0, 9] if what == "offsets" and rank == 1 else None)
+        model: Any = pyg.GCN(WIDTH, 8 + (what == "model") * rank, 2, CLASSES)
+        if what == "layer" and rank == 1:
+            model = pyg.ChebConv(WIDTH, CLASSES, 2)
+        distribute(model, part, layout="1d" if what == "layout" and rank else "halo")
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("graph", "all ranks must open the same graph, got offsets [0, 25, 50]"),
+        ("offsets", "offsets must ascend from 0 to the 50 vertices"),
+        ("model", "all ranks must have the same model, but rank"),
+        ("layer", "ChebConv rescales by the largest weight"),
+        ("layout", "all ranks must have the same layout"),
+    ],
+)
+def test_ranks_that_differ_all_say_so(what, words):
+    for said in distributed.run(differing, 2, what):
+        assert words in said or words.replace("[0, 25, 50]", "[0, 25, 51]") in said, said
+
+
+def too_many(rank: int, root: str) -> str:
+    try:
+        local(salientpp.load(root))
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+def test_each_rank_needs_a_part_of_its_own(tmp_path):
+    salientpp.partition(data_of(50), 2, tmp_path / "parts", [5, 5], 16)
+    for said in distributed.run(too_many, 4, str(tmp_path / "parts")):
+        assert "has 2 parts, and full-graph training gives each of the 4 ranks its own; start at most 2 ranks" in said
+
+
+def test_a_loss_that_is_a_mean_already_is_refused():
+    part = local(data_of(50))
+    with pytest.raises(ValueError, match="losses must be a tensor"):
+        loss_mean(torch.tensor(1.0), part)
+    with pytest.raises(AttributeError, match="this graph has no 'weights'; it has edge_index, n_id, x, y, edge_weight"):
+        _ = part.weights
+    with pytest.raises(TypeError, match="data must be a PartitionedGraph"):
+        local(data_of(50).edge_index)
+    with pytest.raises(TypeError, match="part must be what salientpp.fullgraph.local or salientpp.load gives"):
+        distribute(network("gcn"), data_of(50))
