@@ -115,6 +115,7 @@ def measure(rank: int, root: str, turns: int, hidden: int) -> list[dict[str, Any
                 shuffle=True,
                 seed=0,
                 num_workers=1,
+                dtype=torch.float32,
                 replication_factor=alpha,
                 **options,
             )
