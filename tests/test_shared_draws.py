@@ -271,7 +271,8 @@ def test_a_loader_draws_as_its_sampler_and_pygs_loader_takes_it():
         mfg = one.sample_from_nodes(NodeSamplerInput(None, ids), batch_keys(3, 0, 0, index, 2).draws)
         assert torch.equal(batch.n_id, mfg.node) and torch.equal(batch.e_id, mfg.edge)
     given = NeighborLoader(data, [9], data.train_mask, neighbor_sampler=one, draw_block=2, **options)
-    assert all(torch.equal(a.n_id, b.n_id) for a, b in zip(given, loader, strict=True))
+    next(iter(given))
+    assert all(torch.equal(a.n_id, b.n_id) for a, b in zip(given, loader, strict=True))  # of the second epoch
     assert sum(1 for _ in PyGLoader(data, [4, 3], data.train_mask, neighbor_sampler=one, batch_size=16)) > 0
 
 
@@ -298,7 +299,7 @@ def test_batches_of_a_block_draw_alike_and_others_do_not(shared):
                 if len(a[place]) == [4, 3][place[0]]:
                     all_of[i // 3 == j // 3] += 1
                     equal[i // 3 == j // 3] += a[place] == b[place]
-        assert equal[True] == all_of[True] > 50
+        assert equal[True] == all_of[True] > 20
         assert equal[False] < 0.2 * all_of[False]
 
 
