@@ -75,7 +75,9 @@ def test_a_sample_equals_the_slow_reference(seed, budget):
 @pytest.mark.parametrize("links", [False, True], ids=["", "links"])
 def test_a_batch_of_many_blocks_with_hubs_and_long_lists_equals_the_slow_reference(links):
     data = random_data(3000, 40_000, directed=True)
-    hub = torch.stack([torch.arange(LONGEST + 1), torch.full((LONGEST + 1,), 7)])  # too long a list, and one that is not
+    hub = torch.stack(
+        [torch.arange(LONGEST + 1), torch.full((LONGEST + 1,), 7)]
+    )  # too long a list, and one that is not
     edge = torch.stack([torch.arange(LONGEST), torch.full((LONGEST,), 8)])
     keep = (data.edge_index[1] != 7) & (data.edge_index[1] != 8)
     data.edge_index = torch.cat([data.edge_index[:, keep], hub, edge], 1)
@@ -308,7 +310,9 @@ def test_a_block_of_one_batch_is_no_block():
     assert batch_keys(1, 2, 3, 4, 2).batch == batch_key(1, 2, 3, 4)
     assert batch_keys(1, 2, 3, 4, 2).draws == batch_keys(1, 2, 3, 5, 2).draws
     keys = {batch_keys(1, *key, 2).draws for key in itertools.product(range(3), range(3), (0, 2, 4))}
-    assert len(keys) == 27 and not keys & {batch_key(1, *key) for key in itertools.product(range(3), range(3), range(5))}
+    assert len(keys) == 27 and not keys & {
+        batch_key(1, *key) for key in itertools.product(range(3), range(3), range(5))
+    }
 
 
 def test_negative_examples_of_a_block_are_each_batchs_own():

@@ -363,7 +363,13 @@ class NeighborSampler(BaseSampler):
         if self.graph is not None and not self.disjoint and not induced and isinstance(seed, Tensor):
             return Sampler(self.graph, self._fanouts[0], self.replace, shared).sample(seed.to(torch.int64), key)
         sampler = TypedSampler(
-            self.as_typed(), self._fanouts, self.replace, self.disjoint, self.temporal_strategy == "last", induced, shared
+            self.as_typed(),
+            self._fanouts,
+            self.replace,
+            self.disjoint,
+            self.temporal_strategy == "last",
+            induced,
+            shared,
         )
         seeds = seed if isinstance(seed, dict) else {None: seed}
         times = seed_time if isinstance(seed_time, dict) or seed_time is None else {None: seed_time}

@@ -133,9 +133,7 @@ class Options:
             raise ValueError(f"join_slots must be True or False, got {self.join_slots!r}")
         draw_block = as_integer(self.draw_block)
         if draw_block is None or not 1 <= draw_block < 2**63:
-            raise ValueError(
-                f"draw_block must be an integer >= 1 (batches that draw alike), got {self.draw_block!r}"
-            )
+            raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {self.draw_block!r}")
         return dataclasses.replace(
             self,
             slots=slots,

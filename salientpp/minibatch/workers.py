@@ -56,7 +56,9 @@ class SamplingWorkers:
         if self._initialiser is None or anew:
             self._initialiser = _OncePerThread(function)
 
-    def request(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], transform: MfgTransform | None) -> Request:
+    def request(
+        self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], transform: MfgTransform | None
+    ) -> Request:
         """Have batch ``index`` of an epoch drawn.
 
         Args:
