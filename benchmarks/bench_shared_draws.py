@@ -2,8 +2,8 @@
 
     python benchmarks/bench_shared_draws.py [--graphs facebook_pages debian_full generated] [--data FOLDER] [--vertices 500000]
 
-For each graph, and each of no sharing, 'batch', and both with blocks: vertices and edges of a batch, CPU seconds to draw it, and how many distinct vertices a block of batches
-needs. Real graphs lie in the folder of `SALIENTPP_TEST_DATA`.
+For each graph, and each of no sharing, 'batch', and both with blocks: vertices and edges of a batch, CPU seconds to draw it, and how many distinct vertices a
+block of batches needs. Real graphs lie in the folder of `SALIENTPP_TEST_DATA`.
 """
 
 from __future__ import annotations

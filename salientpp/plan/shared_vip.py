@@ -10,13 +10,13 @@ and the hops of :mod:`salientpp.plan.vip` become
     p_h(u | r) = 1 - prod_{v lists u} (1 - q_{h-1}(v) g_h(v, r)),
     q_h(u | r) = p_h(u | r) (1 - sum_{j<h} q_j(u | r)),             q_h(u) = int_0^1 q_h(u | r) dr.
 
-A list that is too long to be shared draws u with f / d(v) whatever r is. The integral is a sum over a few r (Gauss and Legendre's, of r = s^2, since long lists decide at
-small r). Events are taken as independent otherwise, as there; parallel edges count as edges to vertices of their own.
+A list that is too long to be shared draws u with f / d(v) whatever r is. The integral is a sum over a few r (Gauss and Legendre's, of r = s^2, since long
+lists decide at small r). Events are taken as independent otherwise, as there; parallel edges count as edges to vertices of their own.
 
-**Blocks.** A block of b batches with the same numbers needs the rows that one batch of all its seeds needs: what v draws at a smaller fanout is part of what it draws at a larger
-one, so, if fanouts do not grow from hop to hop, the vertices of the block's batches together are those of that batch. Without shared numbers a vertex draws the same in all of a
-block's batches at one hop, and something else at another: then the block is a batch of all its seeds that may expand every vertex at every hop, 'hop' in
-:mod:`salientpp.plan.vip`.
+**Blocks.** A block of b batches with the same numbers needs the rows that one batch of all its seeds needs: what v draws at a smaller fanout is part of what
+it draws at a larger one, so, if fanouts do not grow from hop to hop and no list is too long, the vertices of the block's batches together are those of that
+batch. Without shared numbers a vertex draws the same in all of a block's batches at one hop, and something else at another: then the block is a batch of all
+its seeds that may expand every vertex at every hop, 'hop' in :mod:`salientpp.plan.vip`.
 """
 
 from __future__ import annotations
