@@ -23,8 +23,8 @@ namespace {
 
 constexpr int64_t kBlockVertices = 64;
 
-// Of lists that are read whole: the ids of a cache line, if they are the widest, and how many are prefetched. Beyond that
-// the processor has seen where it goes.
+// Of lists that are read whole: the ids of a cache line, if they are the widest, and how many are prefetched. Beyond
+// that the processor has seen where it goes.
 constexpr int64_t kLine = 64 / sizeof(int64_t);
 constexpr int64_t kMostAhead = 16 * kLine;
 
