@@ -248,6 +248,7 @@ def sample_neighbors(
     replace: bool = False,
     map_budget_bytes: int = MAP_BUDGET_BYTES,
     links: Tensor | None = None,
+    shared: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.minibatch.sampler`.
 
@@ -259,6 +260,8 @@ def sample_neighbors(
         batch_key: signed 64-bit key; with (hop, vertex) it fixes a vertex's draws.
         replace: draw with replacement.
         links: as :func:`csc_from_coo` makes them, read in place of ``indices`` and ``edge_id``, which is None then; or None.
+        shared: every neighbour has one number for the batch, and a vertex takes those with the smallest; without ``replace``. A list of more than
+            1,000 draws by itself.
 
     Returns:
         ``n_id`` int64 [n], seeds first, then in order of discovery; ``edge_index`` int64 [2, e], positions in
@@ -266,7 +269,7 @@ def sample_neighbors(
         ``num_sampled_edges`` int64 [hops].
     """
     return _ops.sample_neighbors(
-        indptr, indices, edge_id, seeds, list(fanouts), batch_key, replace, map_budget_bytes, links
+        indptr, indices, edge_id, seeds, list(fanouts), batch_key, replace, map_budget_bytes, links, shared
     )
 
 
@@ -292,6 +295,7 @@ def sample_typed_neighbors(
     last: bool = False,
     induced: bool = False,
     map_budget_bytes: int = MAP_BUDGET_BYTES,
+    shared: bool = False,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     """Sample over R relations between T types of vertices; see csrc/minibatch/sample_typed_neighbors.cpp.
 
@@ -308,6 +312,7 @@ def sample_typed_neighbors(
         last: draw from the latest ``fanout`` neighbours only.
         induced: give all edges between the sampled vertices.
         map_budget_bytes: as in :func:`sample_neighbors`, for all types together; disjoint trees have hash maps of their own.
+        shared: as in :func:`sample_neighbors`; a neighbour's number is the same for all trees and relations. Without ``edge_weight``.
 
     Returns:
         Per type ``n_id`` int64 [n], and with ``disjoint`` the tree of each; per relation
@@ -335,6 +340,7 @@ def sample_typed_neighbors(
         last,
         induced,
         map_budget_bytes,
+        shared,
     )
 
 
@@ -483,6 +489,7 @@ def _(
     replace: bool,
     map_budget_bytes: int,
     links: Tensor | None = None,
+    shared: bool = False,
 ) -> tuple[Tensor, ...]:
     n_id, e_id = _dynamic(seeds), _dynamic(seeds)
     hops = len(fanouts)
@@ -511,6 +518,7 @@ def _(
     last: bool,
     induced: bool,
     map_budget_bytes: int = MAP_BUDGET_BYTES,
+    shared: bool = False,
 ) -> tuple[list[Tensor] | Tensor, ...]:
     n_id = [_dynamic(type_seeds) for type_seeds in seeds]
     e_id = [_dynamic(relation) for relation in indptr]

@@ -103,6 +103,23 @@ def draw_positions(stream: Stream, degree: int, fanout: int, replace: bool) -> l
     return drawn
 
 
+def shared_key(batch_key: int, source_type: int = 0) -> int:
+    key = join_key(batch_key & _MASK, 0x736861726564)
+    return join_key(key, source_type) if source_type else key
+
+
+def draw_shared(key: int, ids: Sequence[int], fanout: int) -> list[int] | None:
+    """Places in a list of neighbours: the smallest numbers, of which parallel edges have one each; None where the vertex draws by itself."""
+    if not 0 < fanout < len(ids) <= 1000:
+        return None
+    numbers, seen = [], Counter()
+    for u in ids:
+        number = mix64((key + u * _GOLDEN) & _MASK)
+        numbers.append(join_key(number, seen[u]) if seen[u] else number)
+        seen[u] += 1
+    return sorted(sorted(range(len(ids)), key=lambda place: (numbers[place], place))[:fanout])
+
+
 def sample_neighbors(
     indptr: Sequence[int],
     indices: Sequence[int],
@@ -111,6 +128,7 @@ def sample_neighbors(
     fanouts: Sequence[int],
     batch_key: int,
     replace: bool = False,
+    shared: bool = False,
 ) -> tuple[list[int], list[list[int]], list[int], list[int], list[int]]:
     """The outputs of ``ops.sample_neighbors`` as lists."""
     n_id = list(seeds)
@@ -126,7 +144,10 @@ def sample_neighbors(
         for i in found_before:
             v = n_id[i]
             stream = Stream(mix64(hop_key ^ ((v * _GOLDEN) & _MASK)))
-            for place in draw_positions(stream, indptr[v + 1] - indptr[v], fanout, replace):
+            drawn = draw_shared(shared_key(batch_key), indices[indptr[v] : indptr[v + 1]], fanout) if shared else None
+            if drawn is None:
+                drawn = draw_positions(stream, indptr[v + 1] - indptr[v], fanout, replace)
+            for place in drawn:
                 e = indptr[v] + place
                 u = indices[e]
                 if u not in local:
@@ -206,6 +227,7 @@ def sample_typed_neighbors(
     disjoint: bool = False,
     last: bool = False,
     induced: bool = False,
+    shared: bool = False,
 ) -> tuple[list, list, list, list, list, list]:
     """The outputs of ``ops.sample_typed_neighbors`` as lists; ``fanouts`` per relation."""
     num_types = len(seeds)
@@ -234,7 +256,12 @@ def sample_typed_neighbors(
                 if last and now and fanout >= 0:
                     places = places[max(0, len(places) - fanout) :]
                 stream = Stream(mix64((join_key(key, tree[t][i]) if disjoint else key) ^ ((v * _GOLDEN) & _MASK)))
-                if relation.weight is None or not places:
+                agreed = None
+                if shared:
+                    agreed = draw_shared(shared_key(batch_key, s), [relation.indices[e] for e in places], fanout)
+                if agreed is not None:
+                    drawn = agreed
+                elif relation.weight is None or not places:
                     drawn = draw_positions(stream, len(places), fanout, replace)
                 else:
                     count = len(places) if fanout < 0 else fanout if replace else min(fanout, len(places))

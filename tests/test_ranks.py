@@ -692,6 +692,8 @@ _DIFFERENT = {
     "uneven": ("wrap", "exact", "uneven"),
     "slots": (2, 4, "slots"),
     "join_slots": (False, True, "join_slots"),
+    "shared_draws": (None, "batch", "shared_draws"),
+    "draw_block": (1, 4, "draw_block"),
     "depth": (3, 4, "depth"),
     "dtype": (None, torch.float16, "dtype"),
     "gather": (("x",), ("x", "y"), "gather"),

@@ -58,7 +58,8 @@ def check_batches(loader: Any, one: NeighborSampler, data: Any, draw: str, **giv
     begin_end = {type_: book.range_of(loader._source.exchange.part_id) for type_, book in loader.data.books.items()}
     for index, batch in enumerate(loader):
         inputs = loader._source.seeds.inputs[expected_positions[index]]
-        mfg = getattr(one, draw)(inputs, key=loader._key(epoch, index), **given)
+        keys = loader._keys(epoch, index)
+        mfg = getattr(one, draw)(inputs, key=keys.batch, draw_key=keys.draws, **given)
         for type_, n_id in by_type(mfg.node).items():
             store = store_of(batch, type_)
             assert torch.equal(store.n_id, n_id)

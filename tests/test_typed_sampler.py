@@ -127,6 +127,10 @@ OPTIONS = [
     {"time_attr": "edge_time", "replace": True, "weight_attr": "weight"},
     {"time_attr": "edge_time", "last": True, "weight_attr": "weight"},
     {"time_attr": "time", "weight_attr": "weight"},
+    {"shared": True},
+    {"shared": True, "disjoint": True, "induced": True},
+    {"shared": True, "time_attr": "time"},
+    {"shared": True, "time_attr": "edge_time", "last": True},
 ]
 EVERY_OPTION = pytest.mark.parametrize(
     "options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items()) or "plain"
@@ -159,6 +163,7 @@ def by_reference(sampler: TypedSampler, seeds: dict, key: int, seed_time: dict |
         disjoint=sampler.disjoint,
         last=sampler.last,
         induced=sampler.induced,
+        shared=sampler.shared,
     )
 
 

@@ -2,7 +2,8 @@
 // hop h expands the vertices first found at hop h - 1, and those only.
 //
 // Each vertex draws from a stream keyed by (batch key, hop, vertex), so its neighbours do not depend on which
-// other vertices are in the batch, on the thread or on the map in use. How it draws stands in draw.h. This is the
+// other vertices are in the batch, on the thread or on the map in use. How it draws stands in draw.h; draws that are
+// shared are keyed by (batch key, neighbour). This is the
 // kernel for one type of vertices and uniform draws; sample_typed_neighbors.cpp has the one for everything else.
 //
 // The loop is bound by cache misses, three per edge: the neighbour list, the neighbour, its map slot. So the
@@ -22,11 +23,17 @@ namespace {
 
 constexpr int64_t kBlockVertices = 64;
 
+// Of lists that are read whole: the ids of a cache line, if they are the widest, and how many are prefetched. Beyond
+// that the processor has seen where it goes.
+constexpr int64_t kLine = 64 / sizeof(int64_t);
+constexpr int64_t kMostAhead = 16 * kLine;
+
 // What a thread keeps between batches. It never influences a result.
 struct Scratch {
   StampMap stamp_map;
   HashMap hash_map;
   DrawnSet drawn;
+  SharedDraw shared;
   Buffer<int64_t> n_id;       // global ids in order of discovery
   Buffer<int64_t> edge;       // per sampled edge: its position in `indices`, or its id where that comes with the source
   Buffer<int32_t> source;     // per sampled edge: local id of its source
@@ -59,7 +66,9 @@ struct Links {
 
 template <class Lists, class Map>
 void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
-                 int64_t num_hops, uint64_t batch_key, bool replace) {
+                 int64_t num_hops, uint64_t batch_key, bool replace, bool shared) {
+  const uint64_t shared_key = SharedDraw::key_of(batch_key);
+  const auto source_at = [&](int64_t position) { return lists.source(position); };
   int64_t hop_begin = 0;
   for (int64_t hop = 0; hop < num_hops; ++hop) {
     const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
@@ -83,6 +92,10 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
               " neighbours, too many to draw all; use a fanout < 2^31");
         s.num_drawn.data()[i] = static_cast<int32_t>(count);
         block_edges += count;
+        if (shared && SharedDraw::applies(end - begin, count)) {
+          const int64_t last = std::min(end, begin + kMostAhead);
+          for (int64_t e = begin; e < last; e += kLine) lists.prefetch(e);
+        }
       }
       const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
       for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
@@ -102,8 +115,12 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         const int64_t begin = graph.indptr[vertex];
         const int64_t degree = graph.indptr[vertex + 1] - begin;
         const int64_t count = s.num_drawn.data()[i];
-        const Stream stream = vertex_stream(hop_key, vertex);
-        draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
+        if (shared && SharedDraw::applies(degree, count)) {
+          s.shared(shared_key, source_at, begin, degree, count, edge + at);
+        } else {
+          const Stream stream = vertex_stream(hop_key, vertex);
+          draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
+        }
         for (int64_t k = at; k < at + count; ++k) lists.prefetch(edge[k]);
         at += count;
       }
@@ -156,7 +173,8 @@ Tensor vector_of(const std::vector<int64_t>& values) {
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& edge_id, const Tensor& seeds,
     const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
-    const std::optional<Tensor>& links) {
+    const std::optional<Tensor>& links, bool shared) {
+  check(!shared || !replace, "shared draws are without replacement; pass replace=False");
   check_vector(indptr, ScalarType::Long, "indptr");
   check_index_vector(indices, "indices");
   check_vector(seeds, ScalarType::Long, "seeds");
@@ -204,7 +222,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     s.num_nodes.push_back(num_seeds);
     const auto expand = [&](const auto& lists) {
       expand_hops(s, map, graph, lists, fanouts.data(), static_cast<int64_t>(fanouts.size()),
-                  static_cast<uint64_t>(batch_key), replace);
+                  static_cast<uint64_t>(batch_key), replace, shared);
     };
     if (links)
       expand(Links{static_cast<const uint64_t*>(links->const_data_ptr())});

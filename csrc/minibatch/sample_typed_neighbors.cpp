@@ -10,6 +10,8 @@
 //   disjoint   every seed grows a tree of its own; a vertex is known by (tree, id).
 //   times      a tree sees a neighbour only if its time (or its edge's) is at most that of the tree's seed. Lists are
 //              sorted by time, so what a tree sees of a list is a prefix; the strategy 'last' draws from its end.
+//   shared     the neighbours' numbers decide (draw.h), keyed by (batch key, source type, neighbour): the same for all
+//              trees, and for all relations from a type.
 //   induced    in the end all edges between the vertices found, instead of those that were drawn.
 //
 // As in sample_neighbors.cpp the frontier is taken in blocks, and each block in phases that first prefetch what the
@@ -85,7 +87,7 @@ struct Relation {
 };
 
 struct Options {
-  bool replace, disjoint, last, induced;
+  bool replace, disjoint, last, induced, shared;
 };
 
 // What the vertices of a block draw from.
@@ -104,6 +106,7 @@ struct Scratch {
   std::vector<Relation> relations;
   DrawnSet drawn;
   WeightedDraw weighted;
+  SharedDraw shared;
   std::vector<int64_t> seed_time;  // per tree
   Block block;
 };
@@ -207,6 +210,34 @@ void draw_block(Scratch& s, const Relation& relation, int64_t fanout, uint64_t k
   }
 }
 
+// The same where draws are shared; lists that they do not apply to draw by themselves.
+template <class Index>
+void draw_shared_block(Scratch& s, const Relation& relation, const Index* indices, uint64_t key, uint64_t shared_key,
+                       const Options& options, int64_t* edge) {
+  VertexType& target = s.types[relation.target];
+  const Block& block = s.block;
+  const int64_t* n_id = target.n_id.data() + block.first;
+  const int32_t* tree = options.disjoint ? target.tree.data() + block.first : nullptr;
+  constexpr int64_t kMostLines = 16;  // of a list; beyond that the processor has seen where it goes
+  constexpr int64_t kLine = 64 / sizeof(Index);
+  for (int64_t i = 0; i < block.size; ++i) {
+    if (!SharedDraw::applies(block.end[i] - block.begin[i], block.count[i])) continue;
+    const int64_t end = std::min(block.end[i], block.begin[i] + kMostLines * kLine);
+    for (int64_t e = block.begin[i]; e < end; e += kLine) prefetch_read(&indices[e]);
+  }
+  const auto source_at = [&](int64_t position) { return static_cast<int64_t>(indices[position]); };
+  for (int64_t i = 0; i < block.size; ++i) {
+    const int64_t degree = block.end[i] - block.begin[i];
+    if (SharedDraw::applies(degree, block.count[i])) {
+      s.shared(shared_key, source_at, block.begin[i], degree, block.count[i], edge);
+    } else {
+      const uint64_t own = tree == nullptr ? key : join_key(key, static_cast<uint64_t>(tree[i]));
+      draw(vertex_stream(own, n_id[i]), block.begin[i], degree, block.count[i], false, s.drawn, edge);
+    }
+    edge += block.count[i];
+  }
+}
+
 // Gives the sources of the block's edges their local ids. `indices` has passed its check, the buffers have room.
 template <class Index, class Map>
 void insert_block(VertexType& source, Map& map, const Index* indices, const int64_t* edge, int64_t num_edges,
@@ -271,7 +302,7 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, c
 // Not inlined: where the scratch of the thread is would be looked up again and again.
 template <class Index>
 [[gnu::noinline]] void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout, uint64_t key,
-                              const Options& options) {
+                              uint64_t shared_key, const Options& options) {
   VertexType& target = s.types[relation.target];
   VertexType& source = s.types[relation.source];
   Block& block = s.block;
@@ -303,7 +334,10 @@ template <class Index>
     if (options.disjoint) source.tree.reserve(source.n_id.size() + num_edges);
     int64_t* edge = relation.edge.data() + edges_before;
     int32_t* row = relation.row.data() + edges_before;
-    draw_block(s, relation, fanout, key, options, edge);
+    if (options.shared)
+      draw_shared_block(s, relation, indices, key, shared_key, options, edge);
+    else
+      draw_block(s, relation, fanout, key, options, edge);
     uint64_t largest = 0;
     for (int64_t e = 0; e < num_edges; ++e) prefetch_read(&indices[edge[e]]);
     for (int64_t e = 0; e < num_edges; ++e) largest = std::max(largest, static_cast<uint64_t>(indices[edge[e]]));
@@ -438,7 +472,8 @@ TypedSample sample_typed_neighbors(
     const std::vector<std::optional<Tensor>>& node_time, const std::vector<Tensor>& seeds,
     const std::vector<std::optional<Tensor>>& seed_time, const std::vector<int64_t>& first_tree,
     const std::vector<int64_t>& fanouts, int64_t num_hops, int64_t batch_key, bool replace, bool disjoint, bool last,
-    bool induced, int64_t map_budget_bytes) {
+    bool induced, int64_t map_budget_bytes, bool shared) {
+  check(!shared || !replace, "shared draws are without replacement; pass replace=False");
   const size_t num_types = num_vertices.size();
   const size_t num_relations = indptr.size();
   check(node_time.size() == num_types && seeds.size() == num_types && seed_time.size() == num_types &&
@@ -460,7 +495,7 @@ TypedSample sample_typed_neighbors(
 
   static thread_local Scratch scratch;
   Scratch& s = scratch;
-  const Options options{replace, disjoint, last, induced};
+  const Options options{replace, disjoint, last, induced, shared};
   // Loaders of several graphs may take turns, so what the others keep stays.
   if (s.types.size() < num_types) s.types.resize(num_types);
   if (s.relations.size() < num_relations) s.relations.resize(num_relations);
@@ -513,6 +548,7 @@ TypedSample sample_typed_neighbors(
     }
     relation.weight = nullptr;
     if (edge_weight[r]) {
+      check(!shared, "shared draws are uniform; pass edge_weight[", r, "] = None");
       check_vector(*edge_weight[r], ScalarType::Double, "edge_weight");
       check(edge_weight[r]->numel() == relation.num_edges, "edge_weight[", r, "] must have ", relation.num_edges,
             " entries, got ", edge_weight[r]->numel());
@@ -577,6 +613,7 @@ TypedSample sample_typed_neighbors(
     type.num_nodes.push_back(num_seeds);
   }
 
+  const uint64_t shared_key = SharedDraw::key_of(static_cast<uint64_t>(batch_key));
   for (int64_t hop = 0; hop < num_hops; ++hop) {
     const uint64_t hop_key = join_key(static_cast<uint64_t>(batch_key), static_cast<uint64_t>(hop));
     for (size_t r = 0; r < num_relations; ++r) {
@@ -584,7 +621,9 @@ TypedSample sample_typed_neighbors(
       const int64_t before = relation.edge.size();
       const int64_t fanout = fanouts[r * static_cast<size_t>(num_hops) + static_cast<size_t>(hop)];
       const uint64_t key = r == 0 ? hop_key : join_key(hop_key, r);
-      dispatch_index(*relation.indices, [&](auto* sources) { expand(s, relation, sources, fanout, key, options); });
+      const uint64_t of_type = relation.source == 0 ? shared_key : join_key(shared_key, relation.source);
+      dispatch_index(*relation.indices,
+                     [&](auto* sources) { expand(s, relation, sources, fanout, key, of_type, options); });
       relation.num_sampled.push_back(relation.edge.size() - before);
     }
     for (VertexType& type : types) {

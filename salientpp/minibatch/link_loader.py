@@ -20,6 +20,7 @@ from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.minibatch.batch import add_link_attributes
 from salientpp.minibatch.loader import BatchLoader
+from salientpp.minibatch.neighbor_sampler import SharedDraws
 from salientpp.minibatch.options import Options, Pad, SamplingOptions, Uneven
 from salientpp.minibatch.seeds import checked_ends, edge_start, part_edges
 from salientpp.minibatch.source import (
@@ -59,7 +60,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             destinations for every edge.
         neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
         replication_factor, policy, cache, gather, gpu_fraction, gpu_cache_bytes, zero_copy, dtype, rows, device, depth, seed, uneven,
-            process_group, timeout, share, pad: as in :class:`~salientpp.NeighborLoader`, as are all others.
+            process_group, timeout, share, pad: as in :class:`~salientpp.NeighborLoader`, as are all others. Batches of a ``draw_block`` have
+            negative examples of their own.
 
     Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG. On a
     partitioned graph they are drawn from the vertices of all parts, as one process would draw them: most of their rows are remote, and no
@@ -116,6 +118,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         gpu_split: float = 0.0,
         slots: int | None = None,
         join_slots: bool = False,
+        shared_draws: SharedDraws = None,
+        draw_block: int = 1,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -132,13 +136,14 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         sampling = SamplingOptions(
             num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
             time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
+            shared_draws=shared_draws,
         )  # fmt: skip
         options = Options(
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
             ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split,
-            slots=slots, join_slots=join_slots,
+            slots=slots, join_slots=join_slots, draw_block=draw_block,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 

@@ -61,7 +61,7 @@ from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.arguments import as_integer
 from salientpp.plan.cache import plan_caches
 from salientpp.plan.placement import Placement
-from salientpp.plan.schedule import Schedule, Turn, Turns, batch_key, share_size
+from salientpp.plan.schedule import BatchKeys, Schedule, Turn, Turns, batch_keys, share_size
 from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
@@ -81,7 +81,7 @@ _LARGE_BYTES = 64 * 2**20
 _MOST_SEEDS = 2**31 - 1
 
 #: Of the draws of the batch that an overridden ``collate_fn`` is making; None: it is called by somebody else.
-_batch_key: contextvars.ContextVar[int | None] = contextvars.ContextVar("batch_key", default=None)
+_batch_keys: contextvars.ContextVar[BatchKeys | None] = contextvars.ContextVar("batch_keys", default=None)
 
 #: In the thread that drives a forked child's loaders, ``yes``.
 _driver_thread = threading.local()
@@ -369,6 +369,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if kwargs.get("batch_sampler") is None and (batch_size is None or not 1 <= batch_size <= _MOST_SEEDS):
             raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
         exchange = source.exchange
+        if options.draw_block != 1 and not isinstance(source.sampler, NeighborSampler):
+            raise ValueError(
+                f"draw_block is for draws by this package's sampler; got draw_block={options.draw_block} and neighbor_sampler of "
+                f"{type(source.sampler).__name__}, which takes no key; leave draw_block out"
+            )
         share = options.checked_share(partitioned, self._orders_itself)
         options.check_slots(partitioned)
         placement = exchange.placement if share is None else Placement(*share, num_parts=1)
@@ -460,7 +465,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "input_nodes": source.seeds.split or "ids or a mask",
                 "time_attr": self.time_attr,
                 "weight_attr": self.weight_attr,
+                "shared_draws": None,
                 **{name: bool(value) if name == "replace" else value for name, value in settings.items()},
+                "draw_block": self.draw_block,
                 "batch_size": self.batch_size,
                 "shuffle": shuffle,
                 "drop_last": bool(self.drop_last),
@@ -632,23 +639,23 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         with self._lock:
             self._calls += 1
             call = self._calls
-        key = self._key(-call, 0)  # epochs count up from 0, so the draws of calls are their own
-        return self._through_hooks(index, key) if self._has_hooks else self._batch_of(index, key)
+        keys = self._keys(-call, 0)  # epochs count up from 0, so the draws of calls are their own
+        return self._through_hooks(index, keys) if self._has_hooks else self._batch_of(index, keys)
 
     def collate_fn(self, index: Tensor | Sequence[int]) -> Any:
         """Makes a batch of positions, as PyG's: for subclasses, and for libraries that make a ``DataLoader`` of the parts of this one.
 
         With ``filter_per_worker=False`` it gives what was sampled, for :meth:`filter_fn`.
         """
-        key = _batch_key.get()
-        if key is None:
+        keys = _batch_keys.get()
+        if keys is None:
             # The draws are torch's: in worker processes the count of calls would begin anew in every epoch.
-            key = self._key(-int(torch.randint(2**62, 2**63 - 1, ())), 0)
+            keys = self._keys(-int(torch.randint(2**62, 2**63 - 1, ())), 0)
         if self.filter_per_worker is False:
-            return self._drive(self._draw, index, key)
+            return self._drive(self._draw, index, keys)
         if self._overrides("filter_fn"):
-            return self.filter_fn(self._drive(self._draw, index, key))
-        return self._batch_of(index, key)
+            return self.filter_fn(self._drive(self._draw, index, keys))
+        return self._batch_of(index, keys)
 
     def filter_fn(self, out: Any) -> Data | HeteroData:
         """The batch of what was sampled, as PyG's; a batch itself is given back.
@@ -688,24 +695,24 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "a single batch cannot be asked for on several ranks: the others would not answer; iterate instead"
             )
 
-    def _through_hooks(self, index: Any, key: int) -> Any:
+    def _through_hooks(self, index: Any, keys: BatchKeys) -> Any:
         """A batch by way of ``collate_fn`` and ``filter_fn``, one of which is overridden."""
-        token = _batch_key.set(key)
+        token = _batch_keys.set(keys)
         try:
             out = self.collate_fn(index)
             return self.filter_fn(out) if isinstance(out, (SamplerOutput, HeteroSamplerOutput)) else out
         finally:
-            _batch_key.reset(token)
+            _batch_keys.reset(token)
 
-    def _made_by_hooks(self, index: int, positions: Tensor, key: int) -> Made:
-        return Made(index, self._through_hooks(positions.tolist(), key), None, {}, {}, None, (0.0, 0.0))
+    def _made_by_hooks(self, index: int, positions: Tensor, keys: BatchKeys) -> Made:
+        return Made(index, self._through_hooks(positions.tolist(), keys), None, {}, {}, None, (0.0, 0.0))
 
-    def _batch_of(self, index: Any, key: int) -> Data:
-        return self._drive(lambda: self._filtered(self._draw(index, key)))
+    def _batch_of(self, index: Any, keys: BatchKeys) -> Data:
+        return self._drive(lambda: self._filtered(self._draw(index, keys)))
 
-    def _draw(self, index: Any, key: int) -> SamplerOutput | HeteroSamplerOutput:
+    def _draw(self, index: Any, keys: BatchKeys) -> SamplerOutput | HeteroSamplerOutput:
         self._check_is_alone()
-        return self._workers.draw(_checked_positions(index, self._source.seeds.number, "index"), key)
+        return self._workers.draw(_checked_positions(index, self._source.seeds.number, "index"), keys)
 
     def _filtered(self, mfg: SamplerOutput | HeteroSamplerOutput) -> Data | HeteroData:
         input_id = mfg.metadata[0] if mfg.metadata else None
@@ -890,6 +897,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             "shuffle": self._turns.schedules[0].shuffle,
             "drop_last": self.drop_last,
             "uneven": self.uneven,
+            # States of loaders without it do not name it.
+            **({"draw_block": self.draw_block} if self.draw_block != 1 else {}),
             **({"rows": self._describe(self.rows)} if self.rows else {}),
             # Of an object in memory the digest knows times and weights; a directory has several attributes that may be meant.
             **(
@@ -1022,7 +1031,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return [positions for turn in self._of_epoch(epoch) for _, positions in turn.pieces]
 
     def _request(self, epoch: int, turn: Turn) -> Request:
-        pieces = [(positions, batch_key(self.seed, epoch, slot, turn.round)) for slot, positions in turn.pieces]
+        pieces = [(positions, self._keys(epoch, turn.round, slot)) for slot, positions in turn.pieces]
         if self._has_hooks:  # the user's code: in the user's thread
             return Request(turn.tick, Undone(self._made_by_hooks, turn.tick, *pieces[0]))
         return self._workers.request(turn.tick, pieces, self.transform_sampler_output)
@@ -1030,8 +1039,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _idle_request(self, index: int, leaving: bool) -> Request:
         return Request(index, Undone(Sampled, index, self._fetch.look_up({}), leaving))
 
-    def _key(self, epoch: int, index: int) -> int:
-        return batch_key(self.seed, epoch, self._placement.slots[0], index)
+    def _keys(self, epoch: int, index: int, slot: int | None = None) -> BatchKeys:
+        """Of a batch of this slot; None: of the rank's first."""
+        slot = self._placement.slots[0] if slot is None else slot
+        return batch_keys(self.seed, epoch, slot, index, self.draw_block)
 
     @property
     def _finishing(self) -> Callable[[Any], Any] | None:
@@ -1051,7 +1062,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         trial = (
             sizes_of(
                 self._workers.draw_joined(
-                    [(positions, batch_key(self.seed, TRIAL_EPOCH, slot, i)) for slot, positions in turn.pieces]
+                    [(positions, self._keys(TRIAL_EPOCH, i, slot)) for slot, positions in turn.pieces]
                 )
             )
             for i, turn in enumerate(chosen)

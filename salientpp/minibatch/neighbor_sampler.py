@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from salientpp.plan.vip import check_fanouts
 
 _STRATEGIES = ("uniform", "last")
 
+#: In what the draws of a batch's vertices agree.
+SharedDraws = Literal["batch"] | None
+
 #: Joined with a batch's key for what is drawn beside neighbours: the negative examples.
 _NEGATIVES = 0x6E6567
 
@@ -60,6 +63,8 @@ class NeighborSampler(BaseSampler):
         share_memory: accepted; worker threads share memory anyway, and processes that fork do too.
         directed: deprecated; False means ``subgraph_type='induced'``.
         sample_direction: 'forward' draws sources of edges into a vertex, 'backward' targets of edges out of it.
+        shared_draws: None: every vertex draws by itself. 'batch': every neighbour has one number in a batch, and each vertex takes those with the
+            smallest, so that a batch has fewer vertices; see :class:`~salientpp.NeighborLoader`.
 
     Every call draws anew from torch's global generator, unless ``key`` is given.
 
@@ -82,6 +87,8 @@ class NeighborSampler(BaseSampler):
         share_memory: bool = False,
         directed: bool = True,
         sample_direction: str = "forward",
+        *,
+        shared_draws: SharedDraws = None,
     ) -> None:
         if not directed:
             warnings.warn(
@@ -120,7 +127,7 @@ class NeighborSampler(BaseSampler):
                 not disjoint and SubgraphType(getattr(subgraph_type, "value", subgraph_type)) != SubgraphType.induced
             )
             self.graph = Graph.from_data(data, is_sorted=is_sorted, linked=linked)
-        self._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy)
+        self._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, shared_draws)
 
     @classmethod
     def of(
@@ -132,13 +139,14 @@ class NeighborSampler(BaseSampler):
         replace: bool = False,
         disjoint: bool = False,
         temporal_strategy: str = "uniform",
+        shared_draws: SharedDraws = None,
     ) -> NeighborSampler:
         """A sampler of a :class:`~salientpp.Graph`, or of one with types, times or weights; shares its arrays."""
         sampler = cls.__new__(cls)
         sampler.sample_direction = "forward"
         sampler.graph = graph if isinstance(graph, Graph) else None
         sampler.typed_graph = graph if isinstance(graph, TypedGraph) else None
-        sampler._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy)
+        sampler._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, shared_draws)
         return sampler
 
     def _set_options(
@@ -148,6 +156,7 @@ class NeighborSampler(BaseSampler):
         replace: bool,
         disjoint: bool,
         temporal_strategy: str,
+        shared_draws: SharedDraws,
     ) -> None:
         if temporal_strategy not in _STRATEGIES:
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
@@ -158,7 +167,25 @@ class NeighborSampler(BaseSampler):
         self.replace = bool(replace)
         self.disjoint = bool(disjoint)
         self.temporal_strategy = temporal_strategy
+        self.shared_draws = shared_draws
+        self._check_shared_draws()
         self.keep_orig_edges = False
+
+    def _check_shared_draws(self) -> None:
+        if self.shared_draws not in (None, "batch"):
+            raise ValueError(f"shared_draws must be 'batch' or None, got {self.shared_draws!r}")
+        if self.shared_draws is None:
+            return
+        if self.replace:
+            raise ValueError(
+                f"shared_draws={self.shared_draws!r} excludes replace=True: a neighbour has one number in a batch, so it is drawn once; leave one of them out"
+            )
+        if self.typed_graph is not None and any(
+            relation.edge_weight is not None for relation in self.typed_graph.relations
+        ):
+            raise ValueError(
+                f"shared_draws={self.shared_draws!r} excludes weight_attr: shared draws are uniform; leave one of them out"
+            )
 
     # --- what it is, in PyG's words ------------------------------------------------------------------------
 
@@ -258,6 +285,8 @@ class NeighborSampler(BaseSampler):
             "subgraph_type": self.subgraph_type.value,
             "disjoint": self.disjoint,
             "temporal_strategy": self.temporal_strategy,
+            # States of loaders without it do not name it.
+            **({} if self.shared_draws is None else {"shared_draws": self.shared_draws}),
         }
 
     @property
@@ -268,19 +297,24 @@ class NeighborSampler(BaseSampler):
     # --- sampling -----------------------------------------------------------------------------------------
 
     def sample_from_nodes(
-        self, inputs: NodeSamplerInput, key: int | None = None
+        self, inputs: NodeSamplerInput, key: int | None = None, draw_key: int | None = None
     ) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of some vertices.
 
         Args:
             inputs: the seeds, with times and node type where there are any.
             key: 64-bit; fixes all draws. None draws one from torch's global generator.
+            draw_key: 64-bit; fixes the neighbours instead.
         """
-        key = _drawn(key)
+        key = _drawn(key if draw_key is None else draw_key)
         return self._finished(node_sample(inputs, lambda seed, seed_time: self._sample(seed, seed_time, key)))
 
     def sample_from_edges(
-        self, inputs: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, key: int | None = None
+        self,
+        inputs: EdgeSamplerInput,
+        neg_sampling: NegativeSampling | None = None,
+        key: int | None = None,
+        draw_key: int | None = None,
     ) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of the end points of some edges, and of negative examples.
 
@@ -288,8 +322,10 @@ class NeighborSampler(BaseSampler):
             inputs: the edges, with labels, times and edge type where there are any.
             neg_sampling: how many and which negative examples.
             key: as in :meth:`sample_from_nodes`; fixes the negative examples too.
+            draw_key: as there; ``key`` then fixes the negative examples.
         """
         key = _drawn(key)
+        draw_key = key if draw_key is None else draw_key
         clock = None if self.typed_graph is None else self.typed_graph.clock
         if inputs.time is not None and clock is not None:
             inputs = copy.copy(inputs)
@@ -299,7 +335,7 @@ class NeighborSampler(BaseSampler):
         negatives = None if neg_sampling is None else _KeyedNegatives(neg_sampling, ops.join_key(_NEGATIVES, key))
         out = edge_sample(
             inputs,
-            lambda seed, seed_time: self._sample(seed, seed_time, key, on_clock=True),
+            lambda seed, seed_time: self._sample(seed, seed_time, draw_key, on_clock=True),
             self.num_nodes,
             self.disjoint,
             self.node_time,
@@ -321,11 +357,19 @@ class NeighborSampler(BaseSampler):
     ) -> SamplerOutput | HeteroSamplerOutput:
         """By PyG's name, since PyG's bidirectional sampler calls it. ``on_clock``: the graph's clock has read the times."""
         key = _drawn(key)
+        self._check_shared_draws()  # `replace` may have been set since
+        shared = self.shared_draws is not None
         induced = self.subgraph_type == SubgraphType.induced
         if self.graph is not None and not self.disjoint and not induced and isinstance(seed, Tensor):
-            return Sampler(self.graph, self._fanouts[0], self.replace).sample(seed.to(torch.int64), key)
+            return Sampler(self.graph, self._fanouts[0], self.replace, shared).sample(seed.to(torch.int64), key)
         sampler = TypedSampler(
-            self.as_typed(), self._fanouts, self.replace, self.disjoint, self.temporal_strategy == "last", induced
+            self.as_typed(),
+            self._fanouts,
+            self.replace,
+            self.disjoint,
+            self.temporal_strategy == "last",
+            induced,
+            shared,
         )
         seeds = seed if isinstance(seed, dict) else {None: seed}
         times = seed_time if isinstance(seed_time, dict) or seed_time is None else {None: seed_time}

@@ -18,6 +18,7 @@ from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.minibatch.batch import add_node_attributes
 from salientpp.minibatch.loader import BatchLoader
+from salientpp.minibatch.neighbor_sampler import SharedDraws
 from salientpp.minibatch.options import Options, Pad, SamplingOptions, Uneven
 from salientpp.minibatch.seeds import check_one_per_seed, part_nodes, read_seeds, split_type
 from salientpp.minibatch.source import (
@@ -95,6 +96,11 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         gpu_split: in [0, 1]; of the rows on a device (``gpu_fraction``) this fraction is there for all ranks of its host, on each device others.
         slots: how many share an epoch's batches, at least as many as ranks; any number of ranks gives the same batches of each. None: as many as ranks.
         join_slots: give the batches that a rank's slots have in a round as one, their MFGs side by side; each remote row is fetched once.
+        shared_draws: None: every vertex draws its neighbours by itself. 'batch': every vertex t has one number r_t in a batch, the same for all hops, and
+            whoever lists t among more neighbours than its fanout takes those with the smallest r (LABOR-0), so that a batch has fewer vertices. Lists of
+            more than 1,000 draw by themselves. Not with ``replace`` or ``weight_attr``.
+        draw_block: so many batches of a slot that follow one another draw alike: a vertex that two of them expand at the same hop (with ``shared_draws``,
+            at any) draws the same neighbours in both. Whose own sampler draws has none.
         input_id, custom_cls: as in PyG's ``NodeLoader``.
 
     Raises:
@@ -145,6 +151,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         gpu_split: float = 0.0,
         slots: int | None = None,
         join_slots: bool = False,
+        shared_draws: SharedDraws = None,
+        draw_block: int = 1,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -159,12 +167,13 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         sampling = SamplingOptions(
             num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
             time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
+            shared_draws=shared_draws,
         )  # fmt: skip
         options = Options(
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
-            pad=pad, ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split, slots=slots, join_slots=join_slots,
+            pad=pad, ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split, slots=slots, join_slots=join_slots, draw_block=draw_block,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 

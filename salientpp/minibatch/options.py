@@ -19,7 +19,7 @@ from torch_geometric.sampler import BaseSampler
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT
-from salientpp.minibatch.neighbor_sampler import NeighborSampler
+from salientpp.minibatch.neighbor_sampler import NeighborSampler, SharedDraws
 from salientpp.plan.arguments import as_integer, as_real
 from salientpp.plan.cache import Policy, check_policy, check_replication_factor
 from salientpp.plan.schedule import UNEVEN
@@ -62,6 +62,7 @@ class Options:
     gpu_split: float = 0.0
     slots: int | None = None
     join_slots: bool = False
+    draw_block: int = 1
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -130,9 +131,13 @@ class Options:
             )
         if not isinstance(self.join_slots, bool):
             raise ValueError(f"join_slots must be True or False, got {self.join_slots!r}")
+        draw_block = as_integer(self.draw_block)
+        if draw_block is None or not 1 <= draw_block < 2**63:
+            raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {self.draw_block!r}")
         return dataclasses.replace(
             self,
             slots=slots,
+            draw_block=draw_block,
             replication_factor=replication_factor,
             gpu_fraction=gpu_fraction,
             gpu_cache_bytes=gpu_cache_bytes,
@@ -228,6 +233,7 @@ class SamplingOptions:
     is_sorted: bool
     directed: bool
     neighbor_sampler: BaseSampler | None
+    shared_draws: SharedDraws = None
 
     def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
         """A sampler over the topology of a partitioned graph, which every rank has whole.
@@ -248,6 +254,7 @@ class SamplingOptions:
             replace=self.replace,
             disjoint=self.disjoint,
             temporal_strategy=self.temporal_strategy,
+            shared_draws=self.shared_draws,
         )
 
     def sampler(self, data: Any, method: str) -> BaseSampler:
@@ -270,6 +277,7 @@ class SamplingOptions:
             weight_attr=self.weight_attr,
             is_sorted=self.is_sorted,
             directed=self.directed,
+            shared_draws=self.shared_draws,
         )
 
 

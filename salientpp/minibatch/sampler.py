@@ -5,7 +5,7 @@ neighbours, uniformly and without replacement (or with). The output is the messa
 PyG's types :class:`~torch_geometric.sampler.SamplerOutput` and :class:`~torch_geometric.sampler.HeteroSamplerOutput`.
 
 Everything random is a pure function of a key: :func:`salientpp.plan.schedule.batch_key` gives a batch's, and a vertex's draws
-depend on (batch key, hop, vertex) alone. So threads, depth, a resumed run or another host change nothing.
+depend on (batch key, hop, vertex) alone; where they are shared, on (batch key, neighbour). So threads, depth, a resumed run or another host change nothing.
 
 There are two: :class:`Sampler` for one type of vertices and uniform draws, which is the fastest, and :class:`TypedSampler` for
 everything else. Where both apply they draw the same.
@@ -33,11 +33,13 @@ class Sampler:
         graph: the topology, whole on every rank.
         fanouts: neighbours per vertex and hop, nearest the seeds first; -1 takes all.
         replace: draw with replacement.
+        shared: draws agree between vertices, see :class:`salientpp.NeighborLoader`.
     """
 
     graph: Graph
     fanouts: Sequence[int]
     replace: bool = False
+    shared: bool = False
 
     def sample(self, seeds: Tensor, key: int) -> SamplerOutput:
         """The MFG of ``seeds`` int64 [B]; a pure function of graph, fanouts, seeds and key.
@@ -59,6 +61,7 @@ class Sampler:
             key,
             self.replace,
             links=graph.links,
+            shared=self.shared,
         )
         return SamplerOutput(
             node=n_id,
@@ -81,6 +84,7 @@ class TypedSampler:
         disjoint: every seed grows a tree of its own. Times need it.
         last: of the neighbours that a tree may see, draw from the latest only.
         induced: give all edges between the sampled vertices (of a tree, and visible to it).
+        shared: draws agree between vertices, see :class:`salientpp.NeighborLoader`; of trees too.
     """
 
     graph: TypedGraph
@@ -89,6 +93,7 @@ class TypedSampler:
     disjoint: bool = False
     last: bool = False
     induced: bool = False
+    shared: bool = False
 
     def sample(
         self, seeds: Mapping[str | None, Tensor], key: int, seed_time: Mapping[str | None, Tensor] | None = None
@@ -141,6 +146,7 @@ class TypedSampler:
             disjoint=self.disjoint,
             last=self.last,
             induced=self.induced,
+            shared=self.shared,
         )
         nodes_per_hop, edges_per_hop = num_nodes.tolist(), num_edges.tolist()
         if graph.is_homogeneous:

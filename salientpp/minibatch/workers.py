@@ -21,6 +21,7 @@ from salientpp.minibatch.source import Seeds
 from salientpp.minibatch.stages import BatchStages, Request
 from salientpp.minibatch.union import disjoint_union
 from salientpp.pipeline import traced
+from salientpp.plan.schedule import BatchKeys
 from salientpp.processes import Threads, Undone, after_fork
 
 #: The user's ``transform_sampler_output``.
@@ -55,23 +56,25 @@ class SamplingWorkers:
         if self._initialiser is None or anew:
             self._initialiser = _OncePerThread(function)
 
-    def request(self, index: int, pieces: Sequence[tuple[Tensor, int]], transform: MfgTransform | None) -> Request:
+    def request(
+        self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], transform: MfgTransform | None
+    ) -> Request:
         """Have batch ``index`` of an epoch drawn.
 
         Args:
-            pieces: int64 [B] positions of its seeds, and the key of its draws; of several the batches become one.
+            pieces: int64 [B] positions of its seeds, and the keys of its draws; of several the batches become one.
             transform: called with what was drawn.
         """
         submit: Callable[..., Any] = Undone if self._threads is None else self._threads.submit
         return Request(index, submit(self._work, index, pieces, transform))
 
-    def _work(self, index: int, pieces: Sequence[tuple[Tensor, int]], transform: MfgTransform | None) -> Any:
+    def _work(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], transform: MfgTransform | None) -> Any:
         if self._threads is not None and self._initialiser is not None:
             self._initialiser()
         with traced(self._stages.trace, f"worker: {threading.current_thread().name}", index):
             return self.sample(index, pieces, transform)
 
-    def sample(self, index: int, pieces: Sequence[tuple[Tensor, int]], transform: MfgTransform | None) -> Any:
+    def sample(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], transform: MfgTransform | None) -> Any:
         """Draw, in this thread, and make of it what a request hands on."""
         return self.prepare(
             index, self.draw_joined(pieces), sum(positions.numel() for positions, _ in pieces), transform
@@ -89,18 +92,23 @@ class SamplingWorkers:
         make = self._maker.make if self._maker.fetch.is_local else self._stages.prepare
         return make(index, mfg, num_seeds)
 
-    def draw_joined(self, pieces: Sequence[tuple[Tensor, int]]) -> SamplerOutput | HeteroSamplerOutput:
-        """The MFG of the seeds at these positions, each piece drawn by its key, as one."""
+    def draw_joined(self, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of the seeds at these positions, each piece drawn by its keys, as one."""
         if len(pieces) == 1:
             return self.draw(*pieces[0])
         inputs = self._seeds.inputs
-        mfgs = [self.draw(positions, key) for positions, key in pieces]
+        mfgs = [self.draw(positions, keys) for positions, keys in pieces]
         return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
 
-    def draw(self, positions: Tensor, key: int) -> SamplerOutput | HeteroSamplerOutput:
+    def draw(self, positions: Tensor, keys: BatchKeys) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of the seeds at these positions; a sampler of the user's takes no key."""
         inputs, draw = _chosen(self._seeds.inputs, positions), self._seeds.draw
-        mfg = draw(inputs, key=key) if isinstance(self._sampler, NeighborSampler) else draw(inputs)
+        if not isinstance(self._sampler, NeighborSampler):
+            mfg = draw(inputs)
+        elif keys.draws == keys.batch:
+            mfg = draw(inputs, key=keys.batch)
+        else:
+            mfg = draw(inputs, key=keys.batch, draw_key=keys.draws)
         if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
             mfg.metadata = (inputs.input_id, inputs.time)
         return mfg

@@ -32,7 +32,7 @@ UNEVEN = ("wrap", "drop", "exact", "error")
 
 
 # One word per purpose, so that the order of an epoch and the draws of its batches are independent; 3 is plan.accesses'.
-_ORDER, _DRAWS = 1, 2
+_ORDER, _DRAWS, _BLOCK = 1, 2, 4
 
 
 def order_key(seed: int, epoch: int, unit: int) -> int:
@@ -43,6 +43,24 @@ def order_key(seed: int, epoch: int, unit: int) -> int:
 def batch_key(seed: int, epoch: int, slot: int, index: int) -> int:
     """The key of all draws of one batch."""
     return ops.join_key(_DRAWS, seed, epoch, slot, index)
+
+
+class BatchKeys(NamedTuple):
+    """What a batch's draws depend on.
+
+    Attributes:
+        batch: of what is its own, such as negative examples.
+        draws: of its neighbours, which a block of batches may have in common.
+    """
+
+    batch: int
+    draws: int
+
+
+def batch_keys(seed: int, epoch: int, slot: int, index: int, block: int = 1) -> BatchKeys:
+    """The keys of one batch, where ``block`` batches of a slot that follow one another draw alike."""
+    own = batch_key(seed, epoch, slot, index)
+    return BatchKeys(own, own if block == 1 else ops.join_key(_BLOCK, seed, epoch, slot, index // block))
 
 
 def share_size(num_seeds: int, place: int, num_shares: int) -> int:
