@@ -645,6 +645,29 @@ def draw_second_level(result: dict) -> str:
     return "\n\n".join([title, table(header, lines), source(result)])
 
 
+def draw_hosts(result: dict) -> str:
+    """Live, over emulated hosts: rows and seconds of an epoch by the way in which a host's ranks share."""
+    ways = {"private": "private caches", "shared": "one per host", "once": "fetched once"}
+    found = {(row["graph"], row["alpha"], row["way"]): row for row in result["rows"]}
+    lines = []
+    for graph, alpha in dict.fromkeys(key[:2] for key in found):
+        rows = [found[graph, alpha, way] for way in ways]
+        lines.append(
+            [
+                f"{graph}, α = {alpha:g}",
+                *(f"{row['rows_from_other_hosts']:,.0f}" for row in rows),
+                *(f"{row['seconds_fetching']:.2f} · {row['seconds_training']:.2f}" for row in rows),
+            ]
+        )
+    title = (
+        f"**{result['hosts']} hosts of {result['ranks_per_host']} ranks**, emulated, links of {result['megabytes_per_second']:g} MB/s, "
+        f"{result['seed_fraction']:.0%} of the training vertices, fanouts {result['fanouts']}, batches of {result['batch_size']}: rows from other hosts in an "
+        f"epoch, and its seconds, of batches alone · with a GraphSAGE of width {result['hidden']} that is trained on them:"
+    )
+    header = ["", *(f"rows, {way}" for way in ways.values()), *(f"s, {way}" for way in ways.values())]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 #: Marker -> the result file and how to draw it.
 DRAWN = {
     "demo": ("demo", draw_demo),
@@ -669,6 +692,7 @@ DRAWN = {
     "oracle": ("oracle", draw_oracle),
     "types": ("types", draw_types),
     "host_volume": ("host_volume", draw_host_volume),
+    "hosts": ("hosts", draw_hosts),
     "joins": ("host_volume", draw_joins),
     "second_level": ("host_volume", draw_second_level),
 }
