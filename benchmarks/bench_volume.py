@@ -1,24 +1,31 @@
-"""What do cache policies leave to fetch, on which graphs, against which oracle? Writes results/volume.json.
+"""What do cache policies leave to fetch, on which graphs, against which oracle? Writes results/volume.json and results/volume_ahead.json.
 
-    python benchmarks/bench_volume.py synthetic npz:GRAPH.npz ...
+    python benchmarks/bench_volume.py synthetic npz:GRAPH.npz ... [--only static|ahead]
 
-Directed graphs are made symmetric, as users of sampled training commonly do.
+Directed graphs are made symmetric, as users of sampled training commonly do. The second file has what is left of the static cache's rows and bytes by ranks
+that know their next batches, by draws that agree in blocks, and by rows that are sent narrower (`--ahead-epochs` of them, and K as the first of `--parts`).
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import write_results
 from torch import Tensor
+from torch_geometric.data import Data
 from tqdm import tqdm
 
 from salientpp.analysis.volume import analyze
 from salientpp.datasets import load_dataset
+from salientpp.graph.csc import Graph
+from salientpp.plan.layout import assign_for
+from salientpp.store.directory.contents import collect_splits
 
 FANOUTS = [[15, 10, 5], [20, 20, 20], [5, 5, 5]]
+BLOCK = 64
 ALPHAS = [0, 0.01, 0.05, 0.1, 0.16, 0.2, 0.5, 1]
 POLICIES = ["vip", "vip-hop", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"]
 
@@ -33,7 +40,73 @@ def main() -> None:
     parser.add_argument("datasets", nargs="+")
     parser.add_argument("--parts", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--ahead-epochs", type=int, default=2)
+    parser.add_argument("--only", choices=["static", "ahead"])
     arguments = parser.parse_args()
+    if arguments.only != "ahead":
+        _static(arguments)
+    if arguments.only != "static":
+        rows: list[dict[str, Any]] = []
+        for dataset in arguments.datasets:  # what is done is kept
+            rows += _ahead(dataset, arguments.parts[0], arguments.ahead_epochs)
+            write_results("volume_ahead", rows, fanouts=FANOUTS[0], block=BLOCK, epochs=arguments.ahead_epochs)
+
+
+def _load(dataset: str) -> tuple[Data, str]:
+    if dataset.startswith("npz:"):
+        return load_dataset(dataset, undirected=True), Path(dataset.partition(":")[2]).stem
+    return load_dataset(dataset), dataset
+
+
+def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
+    """What is fetched with each of the ways, one added to the other."""
+    data, name = _load(dataset)
+    _, _, batch_size = WORKLOADS[0]
+    graph = Graph.from_data(data)
+    splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
+    options: dict[str, Any] = dict(
+        splits=splits, seeds=splits["train"], num_neighbors=FANOUTS[0], batch_size=batch_size
+    )
+    method = assign_for(graph, parts, method="metis-vip", **options).assignment
+    del graph
+    rows: list[dict[str, Any]] = []
+    agree = dict(shared_draws="batch", draw_block=BLOCK)
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("lookahead='auto'", {}),
+        ("and blocks of draws", agree),
+        ("and rows as int8", {**agree, "send_as": {"x": "int8"}}),
+    ]
+    for way, draws in ways:
+        found = analyze(
+            data,
+            parts,
+            name=name,
+            method=method,
+            fanouts=FANOUTS[:1],
+            batch_size=batch_size,
+            replication_factors=[0.16, 0.32],
+            policies=["vip"],
+            epochs=epochs,
+            lookahead="auto",
+            **draws,
+        )
+        lines = [(way, found.lookahead)]
+        if not rows:
+            lines.insert(0, ("static VIP cache", found.results))
+        for words, volumes in lines:
+            for volume in volumes:
+                rows.append(
+                    {
+                        "dataset": name, "parts": parts, "batch_size": batch_size, "way": words, "alpha": volume.replication_factor,
+                        "row_bytes": found.row_bytes, "rows": volume.remote_rows_per_epoch, "bytes": volume.remote_bytes_per_epoch,
+                        "windows": getattr(volume, "windows", None), "steps": found.steps_per_epoch,
+                    }
+                )  # fmt: skip
+                print(rows[-1], flush=True)
+    return rows
+
+
+def _static(arguments: argparse.Namespace) -> None:
     rows, partitions = [], []
     plan = [
         (dataset, parts, workload, method)
@@ -43,8 +116,7 @@ def main() -> None:
         for method in ("metis-vip", "metis")
     ]
     for dataset, parts, (workload, share, batch_size), method in tqdm(plan):
-        data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
-        name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else dataset
+        data, name = _load(dataset)
         if share is not None:
             data.train_mask = first_seeds(data.train_mask, int(share * data.num_nodes))
         analysis = analyze(

@@ -84,6 +84,29 @@ def draw_volume(result: dict) -> str:
     return "\n\n".join([title, table(["graph and workload", "oracle", *policies], rows), source(result)])
 
 
+def draw_volume_ahead(result: dict) -> str:
+    """Rows and bytes of an epoch, and what they are of the static cache's, at each α."""
+    ways = list(dict.fromkeys(row["way"] for row in result["rows"]))
+    alphas = sorted({row["alpha"] for row in result["rows"]})
+    lines = []
+    for dataset in dict.fromkeys(row["dataset"] for row in result["rows"]):
+        for way in ways:
+            own = {row["alpha"]: row for row in result["rows"] if (row["dataset"], row["way"]) == (dataset, way)}
+            first = {row["alpha"]: row for row in result["rows"] if (row["dataset"], row["way"]) == (dataset, ways[0])}
+            cells = []
+            for alpha in alphas:
+                row, static = own[alpha], first[alpha]
+                cells += [
+                    f"{row['rows']:,.0f} ({row['rows'] / static['rows']:.3f})",
+                    f"{row['bytes'] / 1e6:,.1f} ({row['bytes'] / static['bytes']:.3f})",
+                ]
+            some = own[alphas[0]]
+            name = f"{dataset}, B = {some['batch_size']}, K = {some['parts']}" if way == ways[0] else ""
+            lines.append([name, way, *cells])
+    columns = [f"{what}, α = {alpha:g}" for alpha in alphas for what in ("rows", "MB")]
+    return "\n\n".join([table(["graph", "way", *columns], lines), source(result)])
+
+
 def draw_volume_summary(result: dict) -> str:
     cases = [counts for key, counts in by_case(result).items() if key[-1] > 0 and counts["oracle-heldout"] > 0]
     lines = []
@@ -251,16 +274,27 @@ def draw_parts(result: dict) -> str:
             f"{row['alpha']:g}",
             f"{row['cpu_ms_alone']:.2f}",
             f"{row['cpu_ms_parts']:.2f}",
+            f"{row['cpu_ms_network']:.2f}",
             f"{row['ratio']:.2f}×",
+            f"{(row['cpu_ms_parts'] - row['cpu_ms_network']) / row['cpu_ms_alone']:.2f}×",
             f"{row['remote_rows_per_batch']:,.0f}",
         ]
         for row in result["rows"]
     ]
     title = (
         f"**What partitioning adds**, CPU milliseconds per batch of {result['batch_size']} seeds: one process with the whole graph, and two ranks over "
-        "loopback with a part each, both ranks' CPU time over both ranks' batches:"
+        "loopback with a part each, both ranks' CPU time over both ranks' batches, and what gloo's threads have of it, which is the kernel copying bytes:"
     )
-    header = ["", "α", "one process", "two ranks", "ratio", "rows fetched per batch"]
+    header = [
+        "",
+        "α",
+        "one process",
+        "two ranks",
+        "of it network",
+        "ratio",
+        "without network",
+        "rows fetched per batch",
+    ]
     return "\n\n".join([title, table(header, lines), source(result)])
 
 
@@ -668,6 +702,74 @@ def draw_hosts(result: dict) -> str:
     return "\n\n".join([title, table(header, lines), source(result)])
 
 
+def draw_convert(result: dict) -> str:
+    found = {(row["edges_asked"], row["step"]): row for row in result["rows"]}
+    lines = []
+    for asked in dict.fromkeys(row["edges_asked"] for row in result["rows"]):
+        for step in ("generate", "convert npz", "convert text", "in memory"):
+            row = found[asked, step]
+            ratio = (
+                [f"{row['cpu_seconds_of_in_memory']:.1f}×", f"{row['peak_of_in_memory']:.2f}×"]
+                if step.startswith("convert")
+                else ["", ""]
+            )
+            lines.append(
+                [
+                    f"{row['edges'] / 1e6:.1f} M edges, {step}",
+                    "" if row["raw_bytes"] is None else f"{row['raw_bytes'] / 1e6:,.0f}",
+                    f"{row['seconds']:.1f} · {row['cpu_seconds']:.1f}",
+                    f"{row['edges'] / row['cpu_seconds'] / 1e6:.2f}",
+                    f"{row['peak_bytes'] / 1e6:,.0f}",
+                    f"{row['above_start_bytes'] / 1e6:,.0f}",
+                    *ratio,
+                ]
+            )
+    header = ["", "raw MB", "s · CPU s", "M edges per CPU s", "peak MB", "of these, not there at the start"]
+    title = (
+        f"**Generating and converting** with `memory={result['memory']}`, undirected, average degree {result['degree']}; the archive has {result['features']} "
+        "float16 columns, the text edges alone; *in memory* is `load_dataset` of the archive and its neighbour lists; ratios are to it:"
+    )
+    return "\n\n".join([title, table([*header, "CPU ratio", "peak ratio"], lines), source(result)])
+
+
+def draw_partition(result: dict) -> str:
+    lines = [
+        [
+            f"{row['edges'] / 1e6:.1f} M edges, {row['method']}",
+            f"{row['seconds']:.1f} · {row['cpu_seconds']:.1f}",
+            f"{row['peak_bytes'] / 1e6:,.0f}",
+            f"{row['edge_cut_fraction']:.1%}",
+            f"{row['largest_load']:.3f}",
+        ]
+        for row in result["rows"]
+    ]
+    header = ["", "s · CPU s", "MB beside the graph", "edges cut", "largest load / mean"]
+    title = f"**Partitioners**, {result['parts']} parts, on generated graphs that are mapped; two threads, of which METIS uses one:"
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
+def draw_mapped(result: dict) -> str:
+    disk = {row["row_bytes"]: row["bytes_read"] / row["seconds"] for row in result["rows"] if row["way"] == "disk"}
+    names = {"kernel": "the row kernel", "torch": "torch's index_select", "disk": "pages with pread, 32 threads"}
+    lines = [
+        [
+            f"rows of {row['row_bytes']:,} bytes, {names[row['way']]}",
+            f"{1e3 * row['seconds']:,.0f} · {1e3 * row['cpu_seconds']:,.0f}",
+            f"{row['bytes_read'] / 1e6:,.0f}",
+            f"{row['bytes_read'] / row['seconds'] / 1e6:,.0f}",
+            f"{result['rows_per_turn'] / row['seconds'] / 1e3:,.0f}",
+            f"{row['bytes_read'] / row['seconds'] / disk[row['row_bytes']]:.2f}",
+        ]
+        for row in result["rows"]
+    ]
+    title = (
+        f"**Rows that are not in memory**: {result['rows_per_turn']:,} random rows of a mapped file of {result['gigabytes']:g} GiB, "
+        "half of which is in the page cache:"
+    )
+    header = ["", "ms · CPU ms", "MB read", "MB read a second", "thousand rows a second", "of the disk's own speed"]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 #: Marker -> the result file and how to draw it.
 DRAWN = {
     "demo": ("demo", draw_demo),
@@ -685,6 +787,7 @@ DRAWN = {
     "long": ("long", draw_long),
     "cuda": ("cuda", draw_cuda),
     "volume": ("volume", draw_volume),
+    "volume_ahead": ("volume_ahead", draw_volume_ahead),
     "volume_summary": ("volume", draw_volume_summary),
     "volume_exceptions": ("volume", draw_volume_exceptions),
     "volume_all": ("volume", draw_volume_all),
@@ -694,6 +797,9 @@ DRAWN = {
     "host_volume": ("host_volume", draw_host_volume),
     "hosts": ("hosts", draw_hosts),
     "joins": ("host_volume", draw_joins),
+    "convert": ("convert", draw_convert),
+    "partition": ("partition", draw_partition),
+    "mapped": ("mapped", draw_mapped),
     "second_level": ("host_volume", draw_second_level),
 }
 

@@ -5,6 +5,7 @@ python benchmarks/draw_paper.py
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,48 @@ def draw_table1(result: Row) -> str:
     title = (
         f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles); each step keeps those before it, and α stands for feature caching. "
         f"Feature memory is of all hosts, over one copy. Rows and bytes are exactly as predicted in {exact} of {len(result['rows'])} lines."
+    )
+    return "\n\n".join([title, table(header, lines), draw_rates(result), source(result)])
+
+
+def draw_lookahead(result: Row) -> str:
+    lines = []
+    for (graph, hosts), rows in cases(result["rows"]).items():
+        full = rows[0]
+        for row in rows:
+            spread = row["seconds"]
+            shares = [own / others for own, others in zip(row["seconds_by_turn"], full["seconds_by_turn"], strict=True)]
+            lines.append(
+                [
+                    f"{graph}, {hosts} hosts: {short(row)}" + (f", W = {row['lookahead']}" if row["lookahead"] else ""),
+                    f"{spread['median']:.2f} ({spread['low']:.2f} to {spread['high']:.2f})",
+                    f"{spread['median'] / seconds(full):.2f}",
+                    f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})",
+                    f"{row['remote_rows']:,.0f}",
+                    f"{row['predicted_rows']:,.0f}",
+                    f"{row['bytes'] / 1e6:,.1f}",
+                    f"{row['feature_bytes'] / row['partitioned_bytes']:.3f}",
+                ]
+            )
+    header = [
+        "",
+        "seconds per epoch",
+        "over full replication",
+        "turn by turn",
+        "rows fetched",
+        "as predicted",
+        "MB fetched",
+        "feature memory",
+    ]
+    # Of rows, a mean over epochs in two orders of adding.
+    exact = sum(
+        abs(row["remote_rows"] - row["predicted_rows"]) < 1e-6 and row["bytes"] == row["predicted_bytes"]
+        for row in result["rows"]
+    )
+    title = (
+        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles) that follow one which is not timed; turn by turn: the median of the shares of "
+        "full replication's epoch in the same turn (smallest and largest). Rows and bytes, the mean of all epochs, are exactly as predicted in "
+        f"{exact} of {len(result['rows'])} lines."
     )
     return "\n\n".join([title, table(header, lines), draw_rates(result), source(result)])
 
@@ -356,6 +399,7 @@ DRAWN = {
     "figure4": ("paper_steps", draw_figure4),
     "figure5": ("paper_steps", draw_figure5),
     "figure8": ("paper_steps", draw_figure8),
+    "lookahead": ("paper_lookahead", draw_lookahead),
     "figure7": ("paper_alpha", draw_figure7),
     "figure9": ("paper_slow", draw_figure9),
     "figure6": ("paper_device", draw_figure6),

@@ -6,6 +6,7 @@
 
     steps       Table 1, Figures 4, 5 and 8: full replication, partitioned, pipelined, cached; on every graph, with every number of hosts
     alpha       Figure 7: over the replication factor; generated graph, 4 hosts
+    lookahead   beyond the paper: α = 0.32 with batches known ahead, and with draws that agree; on every graph, with more than 2 hosts
     slow        Figure 9: VIP by formula and by simulation, over the replication factor, with a network of half the rate
     device      Figure 6: rows copied from host to device over the GPU fraction, in VIP order and in the file's
     accuracy    test accuracy of several ranks and of one with the same global batch
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -67,7 +68,9 @@ SLOW_ALPHAS = [0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
 BETAS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
 #: The rate of the links is corrected until the ratio of communication to computation is this close to the wanted one.
 MOST_CORRECTIONS, CLOSE_ENOUGH = 5, 0.03
-TABLES = ["steps", "alpha", "slow", "device", "accuracy"]
+#: Of the table of lookahead: batches known ahead, and how many draw alike.
+BLOCK = 64
+TABLES = ["steps", "alpha", "lookahead", "slow", "device", "accuracy"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,9 @@ class Configuration:
     replication_factor: float
     depth: int = 10
     policy: str = "vip"
+    lookahead: int | str = 0
+    shared_draws: str | None = None
+    draw_block: int = 1
 
     def loader(self, part: salientpp.PartitionedGraph) -> NeighborLoader:
         return NeighborLoader(
@@ -92,7 +98,15 @@ class Configuration:
             replication_factor=self.replication_factor,
             depth=self.depth,
             policy=self.policy,
+            lookahead=self.lookahead,
+            shared_draws=self.shared_draws,
+            draw_block=self.draw_block,
         )
+
+    @property
+    def draws(self) -> dict[str, Any]:
+        """What decides which vertices batches have."""
+        return {"shared_draws": self.shared_draws, "draw_block": self.draw_block}
 
 
 def full_replication(num_hosts: int) -> Configuration:
@@ -106,6 +120,17 @@ def the_steps(num_hosts: int) -> list[Configuration]:
         Configuration("partitioned features", 0.0, depth=1),
         Configuration("pipelined communication", 0.0),
         *(Configuration("feature caching", alpha) for alpha in PAPERS_ALPHAS),
+    ]
+
+
+def the_lookahead(num_hosts: int) -> list[Configuration]:
+    shared: dict[str, Any] = {"shared_draws": "batch", "draw_block": BLOCK}
+    return [
+        full_replication(num_hosts),
+        replace(full_replication(num_hosts), step="full replication, shared draws", **shared),
+        Configuration("feature caching", 0.32),
+        Configuration("lookahead", 0.32, lookahead="auto"),
+        Configuration("lookahead, shared draws", 0.32, lookahead=BLOCK, **shared),
     ]
 
 
@@ -159,18 +184,20 @@ def measure(
     turns: int,
     ratio: float,
     slowdown: float,
+    untimed: int,
 ) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """Find the rate, then train with every configuration in turn; facts, and by configuration what each turn measured."""
+    """Find the rate, then train with every configuration in turn; facts, and by configuration what each turn measured, the ``untimed`` first."""
     part = salientpp.load(root)
     trainer = Trainer(part, hidden)
     loaders = [
         configuration.loader(part) for configuration in configurations
     ]  # caches are filled while the network is fast
     facts = calibrate(rank, cluster, part, trainer, ratio, slowdown)
-    for loader in loaders:
-        trainer.train(loader, most_batches=3)
+    for loader, configuration in zip(loaders, configurations):
+        if not configuration.lookahead:  # what a cache that looks ahead has depends on all that it was used for
+            trainer.train(loader, most_batches=3)
     measured: list[list[dict[str, Any]]] = [[] for _ in configurations]
-    for turn in range(turns):
+    for turn in range(untimed + turns):
         for loader, results in zip(loaders, measured):
             loader.reset_stats()
             loader.set_epoch(turn)
@@ -297,12 +324,22 @@ def timed(
     configurations: list[Configuration],
     arguments: argparse.Namespace,
     slowdown: float = 1,
+    untimed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """A row for every configuration."""
+    """A row for every configuration; rows are counted in ``untimed`` epochs before those that are timed too."""
     root, hidden = datasets.root(graph, num_hosts), HIDDEN.get(name_of(graph), HIDDEN_OTHERS)
     with Cluster(num_hosts) as cluster:
         by_rank = cluster.run(
-            measure, cluster, root, hidden, configurations, arguments.turns, arguments.ratio, slowdown, seconds=1500
+            measure,
+            cluster,
+            root,
+            hidden,
+            configurations,
+            arguments.turns,
+            arguments.ratio,
+            slowdown,
+            untimed,
+            seconds=1500,
         )
     facts = by_rank[0][0]
     print(
@@ -310,30 +347,27 @@ def timed(
         flush=True,
     )
     part = salientpp.load(root)
-    counted = analyze(
-        part,
-        fanouts=[FANOUTS],
-        batch_size=BATCH_SIZE,
-        epochs=arguments.turns,
-        seed=SEED,
-        replication_factors=[c.replication_factor for c in configurations],
-        policies=sorted({c.policy for c in configurations}),
-    )
-    predicted = {(v.policy, v.replication_factor): v.remote_rows_per_epoch for v in counted.results}
+    predicted = count_rows(part, configurations, untimed + arguments.turns)
+    row_bytes = 4 * part.num_features
     for index, configuration in enumerate(configurations):
-        ranks = [measured[index] for _, measured in by_rank]
-        rows = statistics.mean(sum(turn["rows_remote"] for turn in turns) for turns in zip(*ranks))
+        of_rank = [measured[index] for _, measured in by_rank]
+        ranks = [turns[untimed:] for turns in of_rank]
+        rows = statistics.mean(sum(turn["rows_remote"] for turn in turns) for turns in zip(*of_rank))
+        by_turn = [max(turn["seconds"] for turn in turns) for turns in zip(*ranks)]
         row = {
             "graph": name_of(graph),
             "hosts": num_hosts,
             "hidden": hidden,
             **asdict(configuration),
-            "seconds": spread([max(turn["seconds"] for turn in turns) for turns in zip(*ranks)]),
+            "seconds": spread(by_turn),
+            "seconds_by_turn": by_turn,
             "remote_rows": rows,
-            "predicted_rows": predicted[configuration.policy, configuration.replication_factor],
-            "bytes": mean_of(ranks, "bytes_received") * num_hosts,
-            "predicted_bytes": predicted_bytes(counted.row_bytes, rows, num_hosts, facts["batches_per_epoch"]),
-            "feature_bytes": sum(turns[0]["memory"]["cpu"] + turns[0]["memory"]["cache"] for turns in ranks),
+            "predicted_rows": predicted[configuration],
+            "bytes": mean_of(of_rank, "bytes_received") * num_hosts,
+            "predicted_bytes": predicted_bytes(row_bytes, rows, num_hosts, facts["batches_per_epoch"]),
+            "feature_bytes": sum(
+                turns[0]["memory"].get(tier, 0) for turns in ranks for tier in ("cpu", "cache", "lookahead")
+            ),
             "partitioned_bytes": sum(turns[0]["memory"]["cpu"] for turns in ranks),
             "seconds_waiting": mean_of(ranks, "seconds_waiting"),
             "seconds_by_stage": {
@@ -348,6 +382,37 @@ def timed(
             flush=True,
         )
         yield row
+
+
+def count_rows(
+    part: salientpp.PartitionedGraph, configurations: list[Configuration], epochs: int
+) -> dict[Configuration, float]:
+    """By configuration, how many rows an epoch fetches, counted without a network; the mean over the first ``epochs``."""
+    found: dict[Configuration, float] = {}
+    for configuration in configurations:
+        if configuration in found:
+            continue
+        alike = [
+            other
+            for other in configurations
+            if (other.draws, other.lookahead) == (configuration.draws, configuration.lookahead)
+        ]
+        counted = analyze(
+            part,
+            fanouts=[FANOUTS],
+            batch_size=BATCH_SIZE,
+            epochs=epochs,
+            seed=SEED,
+            replication_factors=[other.replication_factor for other in alike],
+            policies=sorted({other.policy for other in alike}),
+            lookahead=configuration.lookahead or None,
+            **configuration.draws,
+        )
+        rows = {(v.policy, v.replication_factor): v.remote_rows_per_epoch for v in counted.results}
+        if configuration.lookahead:
+            rows = {("vip", v.replication_factor): v.remote_rows_per_epoch for v in counted.lookahead}
+        found |= {other: rows[other.policy, other.replication_factor] for other in alike}
+    return found
 
 
 def mean_of(ranks: list[list[dict[str, Any]]], name: str) -> float:
@@ -371,6 +436,16 @@ def run_steps(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[st
 def run_alpha(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     configurations = [full_replication(4), *(Configuration("feature caching", alpha) for alpha in ALPHAS)]
     return list(timed(datasets, arguments.graphs[0], 4, configurations, arguments))
+
+
+def run_lookahead(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    return [
+        row
+        for graph in arguments.graphs
+        for num_hosts in arguments.hosts
+        if num_hosts > 2  # with fewer the network does not bind
+        for row in timed(datasets, graph, num_hosts, the_lookahead(num_hosts), arguments, untimed=1)
+    ]
 
 
 def run_slow(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -467,7 +542,9 @@ def main() -> None:
         metavar="GRAPH",
         help="generated, npz:FILE, ...; alpha and slow take the first",
     )
-    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 8], help="of steps; the others take 4")
+    parser.add_argument(
+        "--hosts", type=int, nargs="+", default=[2, 4, 8], help="of steps and lookahead; the others take 4"
+    )
     parser.add_argument("--turns", type=int, default=3, help="epochs of each configuration, taking turns")
     parser.add_argument("--ratio", type=float, default=2.1, help="communication without a cache over computation")
     parser.add_argument("--epochs", type=int, default=5, help="of accuracy")

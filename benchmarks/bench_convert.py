@@ -1,0 +1,128 @@
+"""What does converting and generating cost, beside reading the same file whole? Writes results/convert.json.
+
+    python benchmarks/bench_convert.py [--edges 1000000 ... 50000000] [--memory 1GB] [--folder DIR]
+
+For each size a process of its own generates a graph (``salientpp.datasets.generate``), from which raw files are made: an .npz archive with a shuffled edge
+list, each pair once, 64 float16 columns, labels and splits; and a text file with the same edges. Then, each in a process of its own: ``convert`` of the
+archive and of the text, with ``undirected=True``; and the way in memory, ``load_dataset`` of the archive and its neighbour lists (``Graph.from_data``). Time
+is that of the calls, without imports, on the clock and of the CPU. Memory is the largest resident set (VmHWM), and that less what the process had before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import reset_peak, resident_bytes, write_results
+
+from salientpp.datasets import convert, generate, load_dataset
+from salientpp.graph.csc import Graph
+
+DEGREE, FEATURES = 20, 64
+STEPS = ("generate", "raw files", "convert npz", "convert text", "in memory")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--edges", type=int, nargs="+", default=[1_000_000, 5_000_000, 20_000_000, 50_000_000])
+    parser.add_argument("--memory", default="1GB")
+    parser.add_argument("--folder", help="where files are written and removed (a temporary folder)")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the step, in the process of its own
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(arguments.one, Path(arguments.folder), arguments.edges[0], arguments.memory)))
+        return
+    rows = []
+    for edges in arguments.edges:
+        folder = Path(tempfile.mkdtemp(prefix="salientpp-convert-", dir=arguments.folder))
+        try:
+            found = {}
+            for step in STEPS:
+                options = ["--one", step, "--folder", folder, "--edges", edges, "--memory", arguments.memory]
+                done = subprocess.run([sys.executable, __file__, *map(str, options)], capture_output=True, text=True)
+                if done.returncode:
+                    raise RuntimeError(f"{step} of {edges} edges failed: {done.stderr}")
+                if step == "raw files":
+                    continue
+                found[step] = json.loads(done.stdout.splitlines()[-1])
+            for step, row in found.items():
+                rows.append({"edges_asked": edges, "step": step, **row})
+                if step.startswith("convert"):
+                    peer = found["in memory"]
+                    rows[-1]["seconds_of_in_memory"] = row["seconds"] / peer["seconds"]
+                    rows[-1]["cpu_seconds_of_in_memory"] = row["cpu_seconds"] / peer["cpu_seconds"]
+                    rows[-1]["peak_of_in_memory"] = row["peak_bytes"] / peer["peak_bytes"]
+                    rows[-1]["arrays_of_in_memory"] = row["above_start_bytes"] / peer["above_start_bytes"]
+                print(rows[-1], flush=True)
+        finally:
+            shutil.rmtree(folder)
+    write_results("convert", rows, memory=arguments.memory, degree=DEGREE, features=FEATURES)
+
+
+def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
+    """One row, in a process that has done nothing else."""
+    if step == "raw files":
+        write_raw(folder)
+        return {}
+    reset_peak()
+    before, started, cpu = resident_bytes(), time.perf_counter(), time.process_time()
+    if step == "generate":
+        generate(
+            folder / "g", num_vertices=edges // DEGREE, average_degree=DEGREE, num_features=FEATURES, memory=memory
+        )
+    elif step == "in memory":
+        data = load_dataset(f"npz:{folder / 'raw.npz'}", undirected=True)
+        num_edges = Graph.from_data(data).num_edges
+    else:
+        raw = "npz:raw.npz" if step == "convert npz" else "edges:raw.tsv,num_vertices={}"
+        kind, _, file = raw.format(edges // DEGREE).partition(":")
+        convert(f"{kind}:{folder / file}", folder / step, undirected=True, memory=memory)
+    seconds, cpu, peak = time.perf_counter() - started, time.process_time() - cpu, resident_bytes(peak=True)
+    if step != "in memory":
+        root = folder / ("g" if step == "generate" else step)
+        manifest = json.loads((root / "manifest.json").read_text())
+        num_edges = manifest["edge_types"][0]["num_edges"]
+    read = {"convert npz": "raw.npz", "convert text": "raw.tsv", "in memory": "raw.npz"}.get(step)
+    return {
+        "vertices": edges // DEGREE,
+        "edges": num_edges,
+        "raw_bytes": (folder / read).stat().st_size if read else None,
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "edges_per_second": num_edges / seconds,
+        "peak_bytes": peak,
+        "above_start_bytes": peak - before,
+    }
+
+
+def write_raw(folder: Path) -> None:
+    """The files that a user might have: each pair once, in any order and direction."""
+    data = load_dataset(f"converted:{folder / 'g'}")
+    indptr, indices = data.adj_t.crow_indices(), data.adj_t.col_indices().numpy()
+    target = np.repeat(np.arange(data.num_nodes, dtype=np.int32), indptr.diff().numpy())
+    once = np.flatnonzero(indices < target)
+    rng = np.random.default_rng(0)
+    rng.shuffle(once)
+    edges = np.stack([indices[once], target[once]])
+    turned = rng.random(edges.shape[1]) < 0.5
+    edges[:, turned] = edges[::-1, turned]
+    splits = {f"{split}_idx": data[f"{split}_mask"].nonzero().flatten().numpy() for split in ("train", "val", "test")}
+    np.savez(folder / "raw.npz", edge_index=edges.astype(np.int64), x=data.x.numpy(), y=data.y.numpy(), **splits)
+    with (folder / "raw.tsv").open("w") as file:
+        for first in range(0, edges.shape[1], 10**6):
+            file.write("".join(f"{u}\t{v}\n" for u, v in edges[:, first : first + 10**6].T.tolist()))
+    del data
+    shutil.rmtree(folder / "g")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    main()

@@ -1,0 +1,189 @@
+"""What does it save that ranks know their next batches? Writes results/lookahead.json.
+
+    python benchmarks/bench_lookahead.py [--graphs facebook_pages:16 debian_full:64 generated:64] [--data FOLDER] [--vertices 100000]
+
+By simulation, which counts the very rows that a run fetches: rows per epoch over those of the static VIP cache, at equal memory (the ids of the window
+included), over K = 4 parts. For each graph with its batch size, with draws of its own for every batch and with shared draws in blocks. And CPU time per batch
+of a loader on two ranks, all threads of both together, with and without, in whole epochs (`--only cpu` for this alone, which is printed and not written).
+Real graphs, made symmetric, lie in the folder of `SALIENTPP_TEST_DATA`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from common import generated, write_results
+from torch_geometric.data import Data
+
+import salientpp
+from salientpp.analysis.volume import Analysis, analyze
+from salientpp.datasets.load import load_dataset
+from salientpp.graph.csc import Graph
+from salientpp.plan.layout import assign_for
+from salientpp.store.directory.contents import collect_splits
+
+FANOUTS, PARTS = [15, 10, 5], 4
+ALPHAS = [0.05, 0.16, 0.32, 1]
+WINDOWS: list[Any] = [16, 64, "auto"]
+BLOCK = 64
+TURNS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", nargs="+", default=["facebook_pages:16", "debian_full:64", "generated:64"])
+    parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
+    parser.add_argument("--vertices", type=int, default=100_000, help="of the generated graph")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--only", choices=["cpu"])
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    times: list[dict[str, Any]] = []
+    for entry in arguments.graphs:
+        name, _, batch_size = entry.partition(":")
+        data = (
+            generated(arguments.vertices, 20, 64)
+            if name == "generated"
+            else load_dataset(f"npz:{Path(arguments.data) / name}.npz", undirected=True)
+        )
+        if arguments.only:
+            _times(data, name, int(batch_size))
+            continue
+        static: list[Any] = []  # rows without lookahead and without sharing
+        options: dict[str, Any] = {"method": _assignment(data, int(batch_size)), "batch_size": int(batch_size)}
+        for shared, block in ((None, 1), ("batch", BLOCK)):
+            for window in WINDOWS:
+                found = analyze(
+                    data,
+                    PARTS,
+                    name=name,
+                    fanouts=[FANOUTS],
+                    replication_factors=ALPHAS,
+                    policies=["vip"],
+                    epochs=arguments.epochs,
+                    shared_draws=shared,
+                    draw_block=block,
+                    lookahead=window,
+                    **options,
+                )
+                static = static or [volume.remote_rows_per_epoch for volume in found.results]
+                rows += _shares(found, static, window)
+        times += _times(data, name, int(batch_size))
+        write_results(  # after each graph: what is done is kept
+            "lookahead", rows, fanouts=FANOUTS, parts=PARTS, block=BLOCK, epochs=arguments.epochs, cpu_per_batch=times
+        )
+
+
+def _assignment(data: Data, batch_size: int) -> torch.Tensor:
+    graph = Graph.from_data(data)
+    splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
+    options: dict[str, Any] = dict(splits=splits, seeds=splits["train"], num_neighbors=FANOUTS, batch_size=batch_size)
+    return assign_for(graph, PARTS, method="metis-vip", **options).assignment
+
+
+def _shares(analysis: Analysis, static: list[Any], window: Any) -> list[dict[str, Any]]:
+    found = []
+    for own, volume, ahead in zip(static, analysis.results, analysis.lookahead, strict=True):
+        rows = None if ahead.refused else ahead.remote_rows_per_epoch
+        found.append(
+            {
+                "graph": analysis.dataset,
+                "row_bytes": analysis.row_bytes,
+                "batch_size": analysis.batch_size,
+                "shared_draws": analysis.draws.shared_draws,
+                "draw_block": analysis.draws.draw_block,
+                "lookahead": window,
+                "alpha": ahead.replication_factor,
+                "windows": ahead.windows,
+                "slots": ahead.slots,
+                "static_rows": own,
+                "static_rows_of_these_draws": volume.remote_rows_per_epoch,
+                "rows": rows,
+                "share": None if rows is None or not own else rows / own,
+                "forecast_share": ahead.predicted_share,
+                "best_share": ahead.best_share,
+                "reach": ahead.reach,
+            }
+        )
+    shares = ", ".join(f"α={r['alpha']:g} " + (f"{r['share']:.3f}" if r["share"] else "–") for r in found)
+    draws = analysis.draws.shared_draws
+    print(
+        f"{analysis.dataset:15} batch {analysis.batch_size:3} shared {draws!s:5} W {window!s:4}: {shares}", flush=True
+    )
+    return found
+
+
+# --- CPU time -----------------------------------------------------------------------------------------------
+
+
+def _times(data: Data, name: str, batch_size: int, alpha: float = 0.16) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "parts"
+        salientpp.partition(data, 2, root, FANOUTS, batch_size)
+        mp.spawn(_run, (str(root), folder, batch_size, alpha), nprocs=2)
+        found = torch.load(Path(folder) / "times")
+    for each in found:
+        print(
+            f"{name:15} shared {each['shared_draws']!s:5} W={each['lookahead']!s:4} {each['cpu_ms']:.2f} CPU ms per batch, ratio {each['ratio']:.2f}",
+            flush=True,
+        )
+    return [{"graph": name, "batch_size": batch_size, "alpha": alpha, "ranks": 2, **each} for each in found]
+
+
+def _run(rank: int, root: str, folder: str, batch_size: int, alpha: float) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    part = salientpp.load(root)
+    options: dict[str, Any] = dict(batch_size=batch_size, shuffle=True, seed=1, replication_factor=alpha, num_workers=1)
+    loaders = {
+        (shared, window): salientpp.NeighborLoader(
+            part, FANOUTS, "train", lookahead=window, shared_draws=shared, draw_block=block, **options
+        )
+        for shared, block in ((None, 1), ("batch", BLOCK))
+        for window in (0, 4, 16, "auto")
+    }
+    seconds: dict[Any, list[float]] = {key: [] for key in loaders}
+    for turn in range(TURNS + 1):  # they take turns, so that a slow minute hits all; the first is warm-up
+        for key, loader in loaders.items():
+            dist.barrier()
+            begin = time.process_time()
+            number = sum(
+                1 for _ in loader
+            )  # a whole epoch: the window goes on into the next, so none of it is drawn for nothing
+            of_ranks = torch.tensor(time.process_time() - begin, dtype=torch.float64)
+            dist.all_reduce(of_ranks)
+            loader.reset_stats()
+            if turn:
+                seconds[key].append(float(of_ranks) / (2 * number))
+    if rank == 0:
+        found = []
+        for (shared, window), own in seconds.items():
+            ratios = [mine / without for mine, without in zip(own, seconds[shared, 0], strict=True)]
+            found.append(
+                {
+                    "shared_draws": shared,
+                    "draw_block": 1 if shared is None else BLOCK,
+                    "lookahead": window,
+                    "cpu_ms": 1e3 * statistics.median(own),
+                    "least_cpu_ms": 1e3 * min(own),
+                    "ratio": statistics.median(ratios),
+                }
+            )
+        torch.save(found, f"{folder}/times")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

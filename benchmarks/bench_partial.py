@@ -1,0 +1,103 @@
+"""What does it save that owners sum up neighbours of the last hop? Writes results/partial.json.
+
+    python benchmarks/bench_partial.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
+
+By simulation, which counts the very rows, sums and bytes that loaders with partial_aggregation fetch (--epochs epochs of the training split, policy
+vip, metis-vip). Beside them what choosing costs: CPU time of one batch's plan and of drawing it, in one thread.
+
+Directed graphs are made symmetric, as users of sampled training commonly do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import write_results
+from tqdm import tqdm
+
+from salientpp.analysis.volume import Parted, analyze, open_graph, part_graph
+from salientpp.datasets import load_dataset
+from salientpp.minibatch.sampler import Sampler
+from salientpp.plan.sums import Wire
+from salientpp.store.sums import sums_of
+from salientpp.store.tiers import Tier, Tiers
+
+FANOUTS = [[25], [15, 10], [15, 10, 5]]
+ALPHAS = [0, 0.16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="+")
+    parser.add_argument("--parts", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=256)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    costs: list[dict[str, Any]] = []
+    for dataset in tqdm(arguments.datasets):
+        data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
+        name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
+        unparted = open_graph(data, arguments.parts, name, "train")
+        assert not isinstance(unparted, Parted)  # it is a Data
+        parted = part_graph(
+            unparted, "metis-vip", FANOUTS[-1], arguments.batch_size, 0, lambda what, total: lambda: None
+        )
+        assignment = torch.empty_like(parted.original_id)
+        assignment[parted.original_id] = parted.book.owner(torch.arange(parted.book.num_vertices))
+        analysis = analyze(
+            data,
+            arguments.parts,
+            name=name,
+            method=assignment,
+            fanouts=FANOUTS,
+            batch_size=arguments.batch_size,
+            replication_factors=ALPHAS,
+            policies=["vip"],
+            epochs=arguments.epochs,
+            partial=True,
+        )
+        labels = {
+            "graph": name, "vertices": analysis.num_vertices, "edges": analysis.num_edges, "row_bytes": analysis.row_bytes
+        }  # fmt: skip
+        whole = {(v.fanouts, v.replication_factor): v.remote_rows_per_epoch for v in analysis.results}
+        for volume in analysis.partial:
+            rows_without = whole[volume.fanouts, volume.replication_factor]
+            rows.append({**labels, **volume.to_dict(), "rows_without": rows_without})
+            print(
+                f"{name:16} {volume.fanouts!s:12} α={volume.replication_factor:<5g} rows {rows_without:12,.0f} -> {volume.rows_per_epoch:12,.0f} "
+                f"and {volume.sums_per_epoch:12,.0f} sums; bytes {volume.bytes_without:15,.0f} -> {volume.bytes_per_epoch:15,.0f}: {1 / volume.share:.2f}x",
+                flush=True,
+            )
+        costs += [{**labels, **cost(parted, fanouts, arguments.batch_size)} for fanouts in FANOUTS]
+        for of_fanouts in costs[-len(FANOUTS) :]:
+            print(of_fanouts, flush=True)
+    write_results(
+        "partial", rows, costs=costs, parts=arguments.parts, batch_size=arguments.batch_size, epochs=arguments.epochs
+    )
+
+
+def cost(parted: Parted, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
+    """CPU seconds to draw a batch of part 0 and to choose its sums, without a cache: medians."""
+    sampler = Sampler(parted.graph, fanouts)
+    tiers = Tiers(parted.book, 0, Tier("cpu", None, {}, False, ""))
+    wire = Wire(parted.row_bytes, 4)
+    seeds = parted.seeds[0][torch.randperm(parted.seeds[0].numel(), generator=torch.Generator().manual_seed(0))]
+    seconds: list[tuple[float, float]] = []
+    for key in range(repeats):
+        started = time.thread_time()
+        mfg = sampler.sample(seeds[:batch_size], key)
+        drawn = time.thread_time()
+        sums_of(mfg, tiers, wire)
+        seconds.append((drawn - started, time.thread_time() - drawn))
+    draw, choose = (sorted(each)[repeats // 2] for each in zip(*seconds))
+    return {"fanouts": fanouts, "draw_cpu_seconds": draw, "choose_cpu_seconds": choose, "batch_edges": mfg.row.numel()}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
