@@ -12,16 +12,30 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("check_csc(Tensor indptr, Tensor indices) -> ()");
   // plan
   m.def("inclusion_probability(Tensor indptr, Tensor out_indptr, Tensor out_indices, Tensor seeds, Tensor seed_offsets, int[] fanouts, int batch_size, bool frontier, bool include_seeds, bool replace) -> Tensor");
+  m.def("symmetrise(Tensor indptr, Tensor indices, Tensor? weight_by_target=None, Tensor? weight_of_each=None) -> (Tensor indptr, Tensor indices, Tensor weight)");
   m.def("rebalance_parts(Tensor indptr, Tensor indices, Tensor assignment, Tensor weights, Tensor limits, int num_parts, int sweeps, Tensor? edge_weights=None) -> Tensor");
   m.def("keep_heaviest_edges(Tensor indptr, Tensor indices, int most, Tensor? edge_weights=None) -> Tensor");
   m.def("sum_over_lists(Tensor indptr, Tensor indices, Tensor value) -> Tensor");
+  m.def("code_ids(Tensor ids, int num_ids, int but_from=0, int but_to=0) -> Tensor");
+  m.def("ids_of_list(Tensor list, int num_ids) -> Tensor");
+  m.def("link_lists(Tensor[] lists, int heads, int num_ids) -> Tensor[]");
+  m.def("fill_slots(Tensor ids, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> ()");
+  m.def("note_uses(Tensor list, int batch, int num_ids, Tensor slot_id, Tensor(a!) slot_key, Tensor table) -> ()");
+  m.def("plan_batch(Tensor remote_id, Tensor links, int batch, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> (Tensor hit_place, Tensor hit_slot, Tensor fetched_place, Tensor admitted_row, Tensor admitted_slot)");
+  m.def("plan_sums(Tensor row, Tensor col, Tensor owner, int first, int num_parts, int row_bytes, int id_bytes) -> (Tensor kept_vertex, Tensor kept_edge, Tensor kept_row, Tensor target, Tensor size, Tensor source, Tensor groups, Tensor sources)");
   // store
   m.def("pack_id_set(Tensor ids, int num_ids) -> Tensor");
   m.def("look_up(Tensor n_id, Tensor offsets, int part_id, Tensor[] local_sets, Tensor[] remote_sets) -> (Tensor[] position, Tensor[] slot, Tensor remote_counts)");
+  m.def("take_hits(Tensor remote_position, Tensor remote_id, Tensor offsets, Tensor hit_place) -> (Tensor hit_position, Tensor position, Tensor id, Tensor counts)");
   m.def("gather_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index) -> ()");
+  m.def("reduce_rows(Tensor source, Tensor source_index, Tensor size, Tensor(a!) out, int reduction) -> ()");
+  m.def("encode_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
+  m.def("decode_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
+  m.def("round_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
   // minibatch
   m.def("permutation(int size, int key) -> Tensor");
   m.def("sample_neighbors(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, Tensor? links=None, bool shared=False) -> (Tensor n_id, Tensor edge_index, Tensor e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
+  m.def("sample_vertices(Tensor indptr, Tensor indices, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, bool shared=False) -> Tensor");
   m.def("sample_typed_neighbors(Tensor[] indptr, Tensor[] indices, Tensor?[] edge_id, Tensor?[] edge_weight, Tensor?[] edge_time, int[] source_type, int[] target_type, int[] num_vertices, Tensor?[] node_time, Tensor[] seeds, Tensor?[] seed_time, int[] first_tree, int[] fanouts, int num_hops, int batch_key, bool replace, bool disjoint, bool last, bool induced, int map_budget_bytes=536870912, bool shared=False) -> (Tensor[] n_id, Tensor[] tree, Tensor[] edge_index, Tensor[] e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
   m.def("to_bidirectional(Tensor row, Tensor col, Tensor rev_row, Tensor rev_col, Tensor? edge_id, Tensor? rev_edge_id) -> (Tensor edge_index, Tensor edge_id)");
   // memory

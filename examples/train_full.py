@@ -2,6 +2,7 @@
 
     salientpp partition synthetic:num_vertices=20000,num_features=32 parts-2 --parts 2
     torchrun --nproc-per-node 2 examples/train_full.py parts-2 state.pt
+    salientpp slurm --parts 2 -- examples/train_full.py parts-2 state.pt | sbatch
 
 No vertex is sampled: each epoch is one step, whose loss and gradients are those of one process with the whole graph. The checkpoint is that of the plain
 model; another number of ranks can go on from it, and so can a process by itself.
@@ -56,7 +57,8 @@ def train(root: str, checkpoint: str, epochs: int = 20, every: int = 10) -> tupl
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    salientpp.init_process_group()  # of torchrun's ranks, or srun's
     train(*sys.argv[1:3])
-    dist.barrier()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

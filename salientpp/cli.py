@@ -56,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} had been written" if written else "nothing was written"
-        terminal.complain(
-            f"salientpp{command}: interrupted; {'the copy is not complete' if command == ' stage' else done}"
-        )
+        left = {" stage": "the copy is not complete"}
+        left |= dict.fromkeys((" convert", " generate"), "the same command goes on after the last step that was done")
+        terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")
         return 130
 
 
@@ -73,8 +73,8 @@ def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[st
 
 _DATASETS = (
     "synthetic[:num_vertices=N,...], synthetic-mag[:num_papers=P,...] (several types), npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save "
-    "wrote), python:MODULE:FUNCTION (a function of yours that returns one), pyg-partition:DIR or glt-partition:DIR[,y=FILE,train=FILE,...] (what PyG's or "
-    "GLT's partitioner wrote), or a name of the Open Graph Benchmark"
+    "wrote), python:MODULE:FUNCTION (a function of yours that returns one), converted:DIR (what `salientpp convert` wrote), pyg-partition:DIR or "
+    "glt-partition:DIR[,y=FILE,train=FILE,...] (what PyG's or GLT's partitioner wrote), or a name of the Open Graph Benchmark"
 )
 
 
@@ -101,7 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument(
         "--partition",
         metavar="HOW",
-        help="metis-vip (default), metis, random, given (that of pyg-partition: or glt-partition:, their default), or an .npy file of part ids [N]",
+        help="metis-vip (default), metis, kaminpar-vip, kaminpar (an extra), random, given (that of pyg-partition: or glt-partition:, their default), or an "
+        ".npy file of part ids [N]",
     )
     cut.add_argument(
         "--fanouts",
@@ -130,6 +131,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="node or edge times: lists are stored in their order, and node times whole, so that ranks with a copy of their part alone can draw by them",
     )
+    cut.add_argument(
+        "--store-as",
+        type=_store_as,
+        action="append",
+        metavar="[TYPE:]NAME=FORMAT",
+        help="store the rows of a node attribute in fewer bytes: fp16, bf16, fp8, int8, int4, or with a scale for every B values int8/B, int4/B, as in "
+        "--store-as x=int8; may be given several times. What is lost is shown",
+    )
     cut.add_argument("--tolerance", type=float, default=0.05, help="allowed excess of a part over the mean (0.05)")
     cut.add_argument("--seed", type=int, default=0, help="of METIS or of the random assignment (0)")
     cut.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
@@ -149,8 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "--partition",
         metavar="HOW",
-        help="metis-vip (default), metis, random, given (that of pyg-partition: or glt-partition:, their default), or an .npy file of part ids; a dataset "
-        "directory is partitioned already",
+        help="metis-vip (default), metis, kaminpar-vip, kaminpar (an extra), random, given (that of pyg-partition: or glt-partition:, their default), or an "
+        ".npy file of part ids; a dataset directory is partitioned already",
     )
     cost.add_argument(
         "--fanouts",
@@ -196,6 +205,31 @@ def _parser() -> argparse.ArgumentParser:
         "--ranks-per-part", type=int, metavar="G", help="ranks that share a part and split its seeds (1)"
     )
     hosts.add_argument("--parts-per-rank", type=int, metavar="M", help="parts that a rank serves as one, at most (1)")
+    ahead = cost.add_argument_group(
+        "batches that are known, draws that agree, and sums in the place of rows",
+        "As the loaders' arguments of these names; for uniform draws from one type of vertices.",
+    )
+    ahead.add_argument(
+        "--lookahead",
+        type=_lookahead,
+        metavar="W",
+        help="count also the rows that ranks fetch which know their next W batches, a number or auto (auto is forecast in any case)",
+    )
+    ahead.add_argument("--shared-draws", metavar="HOW", help="batch: the vertices of a batch draw alike")
+    ahead.add_argument(
+        "--partial",
+        action="store_true",
+        default=None,
+        help="count also the rows and sums that machines fetch whose loaders have partial_aggregation: owners sum up neighbours of the last hop",
+    )
+    ahead.add_argument("--draw-block", type=int, metavar="B", help="so many batches of a machine draw alike (1)")
+    cost.add_argument(
+        "--send-as",
+        type=_store_as,
+        action="append",
+        metavar="[TYPE:]x=FORMAT",
+        help="count bytes and caches of rows that travel in this format, as the loaders' send_as (what a directory stores narrower travels so in any case)",
+    )
     ways = cost.add_argument_group(
         "ways to draw, on a dataset directory",
         "As the loaders' arguments of these names. With one of them, or with several types of vertices, rows are counted type by type, for the "
@@ -226,6 +260,64 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--seed", type=int, default=0, help="of batches and partition (0)")
     cost.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
     cost.set_defaults(run=_heavy("analyze"))
+
+    turn = commands.add_parser(
+        "convert",
+        help="turn a graph that outgrows memory into files that are mapped",
+        description="Read a graph in pieces, sort its edges outside memory, and write it as files that partition and analyze map: converted:DIR. A run "
+        "that was stopped goes on where it was when the same command is given again.",
+    )
+    turn.add_argument(
+        "source",
+        help="npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save wrote), a name of the Open Graph Benchmark, or "
+        "edges:FILES[,x=FILES,y=FILES,train=FILES,val=FILES,test=FILES,num_vertices=N,skip=LINES]: text, .npy or .parquet, with wildcards",
+    )
+    turn.add_argument("root", type=Path, help="the directory to write")
+    turn.add_argument("--memory", default="4GB", metavar="BYTES", help="to have resident at most, as in 512MiB (4GB)")
+    turn.add_argument(
+        "--undirected",
+        action=argparse.BooleanOptionalAction,
+        help="every edge in both directions, each pair once; or edges as they are stored (as the dataset defines it)",
+    )
+    turn.add_argument("--deduplicate", action="store_true", help="each pair once")
+    turn.add_argument(
+        "--dtype",
+        type=_assignment,
+        action="append",
+        default=[],
+        metavar="NAME=FORMAT",
+        help="store an attribute as fp64, fp32, fp16, bf16 or fp8, as in --dtype x=fp16; may be given several times (as it comes)",
+    )
+    turn.add_argument("--finite", action="store_true", help="refuse NaN and infinity in attributes")
+    turn.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
+    turn.add_argument(
+        "--overwrite", action="store_true", help="replace a converted graph, or a conversion that was begun"
+    )
+    turn.set_defaults(run=_heavy("convert"))
+
+    make = commands.add_parser(
+        "generate",
+        help="generate a graph of any size as files that are mapped",
+        description="Generate an undirected graph with a power law of degrees, communities and labels that a GNN can learn, and write it as "
+        "`salientpp convert` does: converted:DIR. The same arguments give the same files, whatever memory there is.",
+    )
+    make.add_argument("root", type=Path, help="the directory to write")
+    make.add_argument("--num-vertices", type=int, required=True, metavar="N", help="number of vertices")
+    make.add_argument("--average-degree", type=float, default=20.0, metavar="D", help="directed edges per vertex (20)")
+    make.add_argument("--num-features", type=int, default=128, metavar="F", help="columns of x (128)")
+    make.add_argument("--num-classes", type=int, default=16, metavar="Q", help="labels (16)")
+    make.add_argument("--community-size", type=int, default=1000, metavar="S", help="vertices in a community (1000)")
+    make.add_argument("--homophily", type=float, default=0.8, help="share of edges within a class (0.8)")
+    make.add_argument("--locality", type=float, default=0.7, help="share of these within a community (0.7)")
+    make.add_argument("--exponent", type=float, default=2.5, help="of the power law (2.5)")
+    make.add_argument("--train-fraction", type=float, default=0.01, help="of the vertices (0.01)")
+    make.add_argument(
+        "--dtype", default="fp16", metavar="FORMAT", help="of the features: fp64, fp32, fp16, bf16 or fp8 (fp16)"
+    )
+    make.add_argument("--seed", type=int, default=0, help="of all that is drawn (0)")
+    make.add_argument("--memory", default="4GB", metavar="BYTES", help="to have resident at most, as in 512MiB (4GB)")
+    make.add_argument("--overwrite", action="store_true", help="replace a converted graph, or one that was begun")
+    make.set_defaults(run=_heavy("generate"))
 
     info = commands.add_parser(
         "info", help="describe a dataset directory", description="Describe a dataset directory and check its files."
@@ -335,6 +427,15 @@ def _heavy(command: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
+def _lookahead(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of batches or auto, got {text!r}") from None
+
+
 def _fanouts(text: str) -> list[int]:
     try:
         return [int(entry) for entry in text.split(",")]
@@ -347,6 +448,22 @@ def _fanouts(text: str) -> list[int]:
 def _seeds(text: str) -> str | tuple[str, str]:
     type_, colon, split = text.rpartition(":")
     return (type_, split) if colon else text
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"expected a name and a value such as x=fp16, got {text!r}")
+    return name, value
+
+
+def _store_as(text: str) -> tuple[str | tuple[str, str], str]:
+    """An attribute, or (type, attribute), and a format."""
+    name, equals, format = text.rpartition("=")
+    if not equals or not name or not format:
+        raise argparse.ArgumentTypeError(f"expected an attribute and a format such as x=int8, got {text!r}")
+    type_, colon, attribute = name.rpartition(":")
+    return ((type_, attribute) if colon else name), format
 
 
 def _numbers(text: str) -> list[float]:

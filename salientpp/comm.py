@@ -280,15 +280,40 @@ class Comm:
         groups.held.append(work)
         return Pending(self, recv, work)
 
-    def gather_facts(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's ``facts`` (JSON values), by rank; blocks. For agreement at construction, not for data."""
+    def gather_facts(
+        self,
+        facts: dict[str, Any],
+        error: Exception | None = None,
+        task: str = "make its loader",
+        kind: type[Exception] = ValueError,
+    ) -> list[dict[str, Any]]:
+        """Every rank's ``facts`` (JSON values), by rank; blocks. For agreement at construction, not for data.
+
+        Args:
+            error: why this rank could not do its ``task``.
+            kind: of another rank's error here.
+
+        Raises:
+            Exception: ``error`` itself; of this ``kind``, what the first rank says that has one, on every rank that has none.
+        """
+        if self.size > 1:
+            told = [None if error is None else f"{type(error).__name__}: {error}", facts]
+            text = torch.frombuffer(bytearray(json.dumps(told, default=repr).encode()), dtype=torch.uint8)
+            lengths = [length for (length,) in self.gather_numbers([text.numel()])]
+            answers = self.all_to_all(text.repeat(self.size), [text.numel()] * self.size, lengths).wait()
+            self._clean_up()
+            everyone = [json.loads(bytes(piece.tolist())) for piece in answers.split(lengths)]
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None  # else this frame and the traceback would hold each other
         if self.size == 1:
             return [facts]
-        text = torch.frombuffer(bytearray(json.dumps(facts, default=repr).encode()), dtype=torch.uint8)
-        lengths = [length for (length,) in self.gather_numbers([text.numel()])]
-        everyone = self.all_to_all(text.repeat(self.size), [text.numel()] * self.size, lengths).wait()
-        self._clean_up()
-        return [json.loads(bytes(piece.tolist())) for piece in everyone.split(lengths)]
+        for rank, (words, _) in enumerate(everyone):
+            if words is not None:
+                raise kind(f"rank {rank}{self.of} could not {task}: {words}")
+        return [theirs for _, theirs in everyone]
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's ``numbers`` (equally many, 64 bits), by rank; blocks."""

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 from torch_geometric.data import HeteroData
@@ -28,13 +37,19 @@ from salientpp.analysis import report
 from salientpp.analysis.host_volume import HostAnalysis, analyze_hosts
 from salientpp.analysis.typed_volume import TypedAnalysis, analyze_typed, typed_csv, typed_table
 from salientpp.analysis.volume import DEFAULT_POLICIES, Track, check_request
+from salientpp.analysis.volume import Draws as DrawsThatAgree
 from salientpp.analysis.volume import analyze as analyze_graph
+from salientpp.datasets import convert as convert_graph
+from salientpp.datasets import generate as generate_graph
 from salientpp.datasets import load_dataset
+from salientpp.datasets.converted.convert import Track as StepTrack
+from salientpp.datasets.converted.directory import read_converted
 from salientpp.datasets.load import is_partition, load_given
 from salientpp.files import write_whole
 from salientpp.launch.environment import detect
 from salientpp.plan.placement import parts_of
 from salientpp.plan.vip import check_fanouts
+from salientpp.store.directory.description import VertexType
 from salientpp.store.directory.local_copy import stage as copy_parts
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph, load
@@ -69,6 +84,7 @@ def partition(arguments: argparse.Namespace) -> int:
             seeds=arguments.seeds,
             replicate=() if arguments.replicate_none else arguments.replicate,
             time_attr=arguments.time_attr,
+            store_as=dict(arguments.store_as) if arguments.store_as else None,
             tolerance=arguments.tolerance,
             seed=arguments.seed,
             overwrite=arguments.overwrite,
@@ -93,6 +109,14 @@ def analyze(arguments: argparse.Namespace) -> int:
     is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
     if arguments.parts is None and not is_directory:
         raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
+    draws = DrawsThatAgree(
+        arguments.shared_draws, 1 if arguments.draw_block is None else arguments.draw_block, arguments.lookahead
+    ).checked()
+    agreeing = _agreeing(arguments)
+    if agreeing and (_hosts(arguments) or _draws(arguments)):
+        raise ValueError(
+            f"{', '.join(agreeing)}: counted for plain draws and a rank per machine; leave out {', '.join([*_hosts(arguments), *_draws(arguments)])}"
+        )
     track_on = _progress()
     if _hosts(arguments):
         with track_on as track:
@@ -108,6 +132,11 @@ def analyze(arguments: argparse.Namespace) -> int:
         )
     if is_directory:
         part = load(arguments.dataset)
+        if part.is_hetero and agreeing:
+            raise ValueError(
+                f"{', '.join(agreeing)}: counted for one type of vertices, and {arguments.dataset} has several; leave it out, and see what a loader with it "
+                "fetches: loader.stats().by_type after an epoch, on as many ranks as there are parts, which may all be on this machine"
+            )
         if part.is_hetero or _draws(arguments):
             with track_on as track:
                 counted = _analyze_typed(arguments, part, track)
@@ -149,17 +178,29 @@ def analyze(arguments: argparse.Namespace) -> int:
             seeds=arguments.seeds,
             seed=arguments.seed,
             predict_only=arguments.predict_only,
+            shared_draws=draws.shared_draws,
+            draw_block=draws.draw_block,
+            lookahead=draws.lookahead,
+            send_as=_send_as(arguments),
+            partial=bool(arguments.partial),
             track=track,
         )
     lines: list[RenderableType] = [
         f"{analysis.num_vertices:,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, "
-        f"{analysis.row_bytes:,} bytes per row"
+        f"{analysis.row_bytes:,} bytes per row" + (f" sent as {analysis.send_as}" if analysis.send_as else "")
     ]
     for fanouts in dict.fromkeys(volume.fanouts for volume in analysis.results):
-        lines += [report.volume_table(analysis, fanouts), report.device_table(analysis, fanouts)]
+        lines += [
+            report.volume_table(analysis, fanouts),
+            report.lookahead_table(analysis, fanouts),
+            *([report.partial_table(analysis, fanouts)] if analysis.partial else []),
+            report.device_table(analysis, fanouts),
+        ]
     if len(analysis.recommendations) > 1:
         lines.append(report.mean_table(analysis))
     lines += map(str, analysis.recommendations)
+    lines += report.lookahead_advice(analysis)
+    lines += report.partial_advice(analysis)
     write = {
         "json": lambda path: _write_json(path, analysis.to_dict()),
         "csv": lambda path: write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
@@ -241,6 +282,16 @@ def _draws(arguments: argparse.Namespace) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, False)]
 
 
+def _agreeing(arguments: argparse.Namespace) -> list[str]:
+    """The options that were given of those about batches that are known, draws that agree, and sums."""
+    names = ("lookahead", "shared_draws", "draw_block", "partial")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+
+
+def _send_as(arguments: argparse.Namespace) -> dict[Any, str] | None:
+    return dict(arguments.send_as) if arguments.send_as else None
+
+
 def _hosts(arguments: argparse.Namespace) -> list[str]:
     """The options that were given of those about hosts."""
     names = ("ranks_per_host", "ranks_per_part", "parts_per_rank")
@@ -284,6 +335,7 @@ def _analyze_hosts(arguments: argparse.Namespace, method: Any, is_directory: boo
         seeds=arguments.seeds,
         seed=arguments.seed,
         predict_only=arguments.predict_only,
+        send_as=_send_as(arguments),
         track=track,
     )
 
@@ -329,6 +381,7 @@ def _analyze_typed(arguments: argparse.Namespace, part: PartitionedGraph, track:
         neg_sampling=negatives,
         seed=arguments.seed,
         predict_only=arguments.predict_only,
+        send_as=_send_as(arguments),
         track=track,
         time_attr=arguments.time_attr,
         weight_attr=arguments.weight_attr,
@@ -337,6 +390,96 @@ def _analyze_typed(arguments: argparse.Namespace, part: PartitionedGraph, track:
         temporal_strategy="last" if arguments.last else "uniform",
         edge_label_time=arguments.edge_label_time,
     )
+
+
+def convert(arguments: argparse.Namespace) -> int:
+    """``salientpp convert``."""
+    if len(dict(arguments.dtype)) != len(arguments.dtype):
+        raise ValueError("--dtype names an attribute twice")
+    with warnings.catch_warnings(), _progress_of_steps() as track:
+        warnings.showwarning = lambda message, *rest: terminal.complain(f"salientpp convert: {message}")
+        convert_graph(
+            arguments.source,
+            arguments.root,
+            memory=arguments.memory,
+            undirected=arguments.undirected,
+            deduplicate=arguments.deduplicate,
+            dtype=dict(arguments.dtype),
+            finite=arguments.finite,
+            data=arguments.data,
+            overwrite=arguments.overwrite,
+            track=track,
+        )
+    _show_converted(arguments.root)
+    return 0
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    """``salientpp generate``."""
+    names = ("num_vertices", "average_degree", "num_features", "num_classes", "community_size", "homophily", "locality")
+    more = ("exponent", "train_fraction", "dtype", "seed", "memory", "overwrite")
+    with _progress_of_steps() as track:
+        generate_graph(arguments.root, track=track, **{name: getattr(arguments, name) for name in (*names, *more)})
+    _show_converted(arguments.root)
+    return 0
+
+
+@contextlib.contextmanager
+def _progress_of_steps() -> Iterator[StepTrack]:
+    """A bar for every step, with rate and time left, and a line when it begins where stderr is no terminal."""
+    screen = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+    ) as progress:
+        bar = progress.add_task("", rate="")
+        started = time.perf_counter()
+
+        def track(step: str, total: int, unit: str) -> Callable[[int], None]:
+            begun = time.perf_counter()
+            terminal.complain(f"{begun - started:7.1f} s  {step}")
+            progress.reset(bar, description=terminal.printable(step), total=max(1, total), rate="")
+
+            def on_done(done: int) -> None:
+                seconds = max(1e-9, time.perf_counter() - begun)
+                progress.update(bar, completed=done, rate=f"{done / seconds / 1e6:.1f} M {unit}/s")
+
+            return on_done
+
+        yield track
+
+
+def _show_converted(root: Path) -> None:
+    manifest = read_converted(root)
+    total = sum(entry["bytes"] for entry in manifest["files"].values())
+    grid = Table.grid(padding=(0, 2))
+    facts = [("converted graph", f"{root}, {total / 1e6:,.1f} MB; its name as a dataset is converted:{root}")]
+    for number, vertices in enumerate(manifest["node_types"]):
+        columns = []
+        for name in vertices["columns"]:
+            entry = manifest["files"][f"n{number}.{name}.npy"]
+            shape = entry["shape"][1:]
+            columns.append(f"{name} {entry['torch_dtype']}{f' {shape}' if shape else ''}")
+        facts.append(
+            (
+                "vertices" if vertices["name"] is None else f"vertices {vertices['name']}",
+                f"{vertices['num_vertices']:,}; {', '.join(columns) or 'no attributes'}",
+            )
+        )
+    for edges in manifest["edge_types"]:
+        name = "edges" if edges["name"] is None else f"edges {' '.join(edges['name'])}"
+        facts.append((name, f"{edges['num_edges']:,}"))
+    for name, value in facts:
+        grid.add_row(terminal.printable(name), terminal.printable(value))
+    terminal.show(grid)
 
 
 def info(arguments: argparse.Namespace) -> int:
@@ -377,7 +520,7 @@ def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
                 f"--partition given is for datasets that are partitioned, pyg-partition:DIR and glt-partition:DIR, got {dataset}"
             )
         return None
-    if text in ("metis", "metis-vip", "random"):
+    if text in ("metis", "metis-vip", "kaminpar", "kaminpar-vip", "random"):
         return text
     try:
         if Path(text).exists() and not Path(text).is_file():
@@ -386,7 +529,7 @@ def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
         return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
-            f"--partition must be metis, metis-vip, given, random or an .npy file of part ids, got {text} ({error})"
+            f"--partition must be metis, metis-vip, kaminpar, kaminpar-vip, given, random or an .npy file of part ids, got {text} ({error})"
         ) from None
 
 
@@ -402,6 +545,12 @@ def _description(part: PartitionedGraph) -> list[RenderableType]:
     if not part.is_hetero:
         columns = [*described.node_types[0].attributes.items(), *described.edge_types[0].attributes.items()]
         facts.append(("attributes", _columns(columns)))
+    facts += [
+        (f"{'' if type_.name is None else f'{type_.name} '}{name}", _narrower(type_, name))
+        for type_ in described.node_types
+        for name, entry in type_.attributes.items()
+        if "stored_as" in entry
+    ]
     if described.time_attr is not None:
         facts.append(("lists ascend by", repr(described.time_attr)))
     facts += [
@@ -433,6 +582,16 @@ def _description(part: PartitionedGraph) -> list[RenderableType]:
             terminal.printable(name), f"{relation.num_edges:,}", terminal.printable(_columns(columns)), splits or "none"
         )
     return [grid, vertices, edges, _table_of_parts(part)]
+
+
+def _narrower(type_: VertexType, name: str) -> str:
+    """How the rows of an attribute are stored narrower."""
+    narrow, stored = type_.narrow(name), type_.attributes[name]["stored_as"]
+    assert narrow is not None  # the manifest says so
+    return (
+        f"stored as {narrow.format}: {narrow.row_bytes:,} bytes a row, not {narrow.wide_bytes:,}; largest error {stored['largest_error']:.3g}, "
+        f"root mean square {stored['relative_rms_error']:.2%} of the values'"
+    )
 
 
 def _columns(columns: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

@@ -127,6 +127,22 @@ def inclusion_probability(
     )
 
 
+def symmetrise(
+    indptr: Tensor, indices: Tensor, weight_by_target: Tensor | None = None, weight_of_each: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The undirected graph without loops in which one edge stands for all between two vertices, in the lists of both.
+
+    Args:
+        weight_by_target: int64 [N] >= 1, what each edge into a vertex weighs; or
+        weight_of_each: int32 or int64 [E] >= 1; 1 each without both.
+
+    Returns:
+        ``indptr`` int64 [N + 1]; ``indices`` [E'] of the dtype that was given, ascending in each list; ``weight`` [E'], what the edges that an entry stands
+        for weigh together, int32 where all fit. It is empty where no weights are given and all entries stand for as many edges.
+    """
+    return _ops.symmetrise(indptr, indices, weight_by_target, weight_of_each)
+
+
 def rebalance_parts(
     indptr: Tensor,
     indices: Tensor,
@@ -147,7 +163,7 @@ def keep_heaviest_edges(indptr: Tensor, indices: Tensor, most: int, edge_weights
     Args:
         indptr, indices: each edge in the lists of both its ends, without repeats.
         most: >= 1. A vertex of no more edges keeps them all.
-        edge_weights: int64 [E], the same at both ends; None means 1 each. A hash of the ends decides among equals.
+        edge_weights: int32 or int64 [E], the same at both ends; None means 1 each. A hash of the ends decides among equals.
     """
     return _ops.keep_heaviest_edges(indptr, indices, most, edge_weights)
 
@@ -155,6 +171,85 @@ def keep_heaviest_edges(indptr: Tensor, indices: Tensor, most: int, edge_weights
 def sum_over_lists(indptr: Tensor, indices: Tensor, value: Tensor) -> Tensor:
     """``out[v]`` = the sum of ``value`` float64 over ``indices[indptr[v]:indptr[v + 1]]``, float64 [N]."""
     return _ops.sum_over_lists(indptr, indices, value)
+
+
+def code_ids(ids: Tensor, num_ids: int, but_from: int = 0, but_to: int = 0) -> Tensor:
+    """The distinct of the ``ids`` int64 [n], in any order, as a list of 5 to 7 bits an id, uint8; but for those in [but_from, but_to).
+
+    Ids are in [0, num_ids), of fewer than 2**31.
+    """
+    return _ops.code_ids(ids, num_ids, but_from, but_to)
+
+
+def ids_of_list(list: Tensor, num_ids: int) -> Tensor:
+    """The ids of a list that :func:`code_ids` made, int64 [n], ascending."""
+    return _ops.ids_of_list(list, num_ids)
+
+
+def link_lists(lists: Sequence[Tensor], heads: int, num_ids: int) -> list[Tensor]:
+    """For every id of each of the first ``heads`` lists, in ascending order, how many lists later it comes next, int16; 0: in none of these."""
+    return _ops.link_lists(lists, heads, num_ids)
+
+
+def fill_slots(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
+    """Let the first slots hold the distinct ``ids`` int64 and the others nothing, with no batch known.
+
+    Args:
+        prior: float32 [N], how probably a batch needs each id.
+        slot_id, slot_key: int32 [C] and int16 [C], written.
+        table: int16 (for C < 2**16) or int32, more than C entries, written.
+    """
+    _ops.fill_slots(ids, prior, slot_id, slot_key, table)
+
+
+def note_uses(list: Tensor, batch: int, num_ids: int, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
+    """Let slots whose next use is not known have it at ``batch``, if their ids are in the list. Lists come in the order of their batches."""
+    _ops.note_uses(list, batch, num_ids, slot_id, slot_key, table)
+
+
+def plan_batch(
+    remote_id: Tensor,
+    links: Tensor,
+    batch: int,
+    prior: Tensor,
+    slot_id: Tensor,
+    slot_key: Tensor,
+    table: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Which rows of a batch the slots have, and which of the others enter; see :mod:`salientpp.plan.lookahead`.
+
+    Args:
+        remote_id: int64 [n], distinct ids of [0, N).
+        links: int16 [n], for the same ids in ascending order, as :func:`link_lists` gives them.
+        batch: its number; those of known batches are at most 2**15 - 1 larger.
+        prior, slot_id, slot_key, table: as in :func:`fill_slots`; the last three are brought up to date.
+
+    Returns:
+        Five int64 vectors: ``hit_place`` (ascending, in ``remote_id``) and ``hit_slot``, ``fetched_place`` (ascending), and for what enters
+        ``admitted_row`` (which of the fetched) and ``admitted_slot``.
+    """
+    return _ops.plan_batch(remote_id, links, batch, prior, slot_id, slot_key, table)
+
+
+def plan_sums(
+    row: Tensor, col: Tensor, owner: Tensor, first: int, num_parts: int, row_bytes: int, id_bytes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Which rows of a batch's deepest hop are fetched, and which are replaced by sums; see :mod:`salientpp.plan.sums`.
+
+    Args:
+        row, col: int64 [e], the edges of that hop as positions in the batch; ``col`` in [0, first), and does not decrease.
+        owner: int64 [d], for the batch's vertices first, ..., first + d - 1 the part that their rows would be fetched from; -1: from none.
+        first: the vertices that were found before.
+        num_parts: K, at most 2**20.
+        row_bytes: of a row, and of a sum.
+        id_bytes: of an id that is sent, and of the size of a group.
+
+    Returns:
+        Eight int64 vectors. ``kept_vertex``, ascending in [0, d), and ``kept_edge``, ascending in [0, e): what stays in the batch; ``kept_row``, the
+        sources of these edges, renumbered. By owner, and then by target: ``target`` (a position in the batch) and ``size`` of each sum, and, of all
+        their sizes together, ``source`` in [0, d). ``groups`` and ``sources`` [K]: how many of these each part has.
+    """
+    return _ops.plan_sums(row, col, owner, first, num_parts, row_bytes, id_bytes)
 
 
 # --- store -----------------------------------------------------------------------------------------------
@@ -189,6 +284,22 @@ def look_up(
     return _ops.look_up(n_id, offsets, part_id, local_sets, remote_sets)
 
 
+def take_hits(
+    remote_position: Tensor, remote_id: Tensor, offsets: Tensor, hit_place: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What is left to fetch of a batch's remote rows, where some of them are found in a cache.
+
+    Args:
+        remote_position, remote_id: int64 [n], places in the batch, and global ids.
+        offsets: int64 [K + 1], the partition book.
+        hit_place: int64 [h], which of the n are found, ascending.
+
+    Returns:
+        ``remote_position[hit_place]``; of the others, in their order, ``remote_position`` and ``remote_id``; and int64 [K], how many of these each part owns.
+    """
+    return _ops.take_hits(remote_position, remote_id, offsets, hit_place)
+
+
 def gather_rows(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
     """``out[out_index] = source[source_index]`` along dimension 0, for rows of any dtype and shape.
 
@@ -204,6 +315,55 @@ def gather_rows(source: Tensor, source_index: Tensor, out: Tensor, out_index: Te
     if source.dtype not in _KNOWN_DTYPES and source.dtype == out.dtype:
         source, out = _as_bytes(source), _as_bytes(out)
     _ops.gather_rows(source, source_index, out, out_index)
+
+
+def reduce_rows(source: Tensor, source_index: Tensor, size: Tensor, out: Tensor, reduction: int) -> None:
+    """``out[i]`` = the sum, mean or maximum of ``size[i]`` of the rows ``source[source_index]``, which follow one another; zeros of none.
+
+    Args:
+        source: contiguous [S, ...], float32, float64, float16 or bfloat16; may be memory-mapped.
+        source_index: int32 or int64 [n], in [0, S).
+        size: int64 [m], >= 0; adds up to n.
+        out: contiguous [m, ...] of the same dtype and row shape, written in place.
+        reduction: 0 the sum, 1 the mean, 2 the maximum, of which a NaN is one. Rows of 16 bits are added up in 32.
+
+    Raises:
+        RuntimeError: an index is out of range or shapes do not fit; then nothing was written.
+    """
+    _ops.reduce_rows(source, source_index, size, out, reduction)
+
+
+def encode_rows(
+    source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None, format: int, block: int
+) -> None:
+    """``out[out_index] = encode(source[source_index])``, see :mod:`salientpp.store.narrow`.
+
+    Args:
+        source: contiguous [S, ...], float32, float64, float16 or bfloat16; may be memory-mapped.
+        source_index: int32 or int64 [n], in [0, S).
+        out: contiguous uint8 [O, W], written in place.
+        out_index: int64 [n], in [0, O); None means 0, 1, ..., n - 1.
+        format: the place in :data:`salientpp.store.narrow.FORMATS`.
+        block: of integers, how many values share a scale and an offset; 0: all of a row.
+
+    Raises:
+        RuntimeError: an index is out of range or shapes do not fit; then nothing was written.
+    """
+    _ops.encode_rows(source, source_index, out, out_index, format, block)
+
+
+def decode_rows(
+    source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None, format: int, block: int
+) -> None:
+    """``out[out_index] = decode(source[source_index])``: the reverse of :func:`encode_rows`, from uint8 [S, W] to [O, ...]."""
+    _ops.decode_rows(source, source_index, out, out_index, format, block)
+
+
+def round_rows(
+    source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None, format: int, block: int
+) -> None:
+    """``out[out_index] = decode(encode(source[source_index]))``, of one dtype and row size, in one pass."""
+    _ops.round_rows(source, source_index, out, out_index, format, block)
 
 
 #: What every libtorch of the stable ABI can pass to a kernel; others are passed as bytes.
@@ -271,6 +431,20 @@ def sample_neighbors(
     return _ops.sample_neighbors(
         indptr, indices, edge_id, seeds, list(fanouts), batch_key, replace, map_budget_bytes, links, shared
     )
+
+
+def sample_vertices(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    fanouts: Sequence[int],
+    batch_key: int,
+    replace: bool = False,
+    map_budget_bytes: int = MAP_BUDGET_BYTES,
+    shared: bool = False,
+) -> Tensor:
+    """The ``n_id`` of :func:`sample_neighbors`, int64 [n]; in less time, as no edges are kept."""
+    return _ops.sample_vertices(indptr, indices, seeds, list(fanouts), batch_key, replace, map_budget_bytes, shared)
 
 
 def sample_typed_neighbors(
@@ -431,6 +605,14 @@ def _(
     return indptr.new_empty([seed_offsets.shape[0] - 1, indptr.shape[0] - 1], dtype=torch.float32)
 
 
+@torch.library.register_fake("salientpp::symmetrise")
+def _(
+    indptr: Tensor, indices: Tensor, weight_by_target: Tensor | None = None, weight_of_each: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    entries = torch.library.get_ctx().new_dynamic_size()
+    return torch.empty_like(indptr), indices.new_empty([entries]), indices.new_empty([entries], dtype=torch.int32)
+
+
 @torch.library.register_fake("salientpp::rebalance_parts")
 def _(
     indptr: Tensor,
@@ -455,6 +637,55 @@ def _(indptr: Tensor, indices: Tensor, value: Tensor) -> Tensor:
     return value.new_empty([indptr.shape[0] - 1])
 
 
+@torch.library.register_fake("salientpp::code_ids")
+def _(ids: Tensor, num_ids: int, but_from: int = 0, but_to: int = 0) -> Tensor:
+    return ids.new_empty([torch.library.get_ctx().new_dynamic_size()], dtype=torch.uint8)
+
+
+@torch.library.register_fake("salientpp::ids_of_list")
+def _(list: Tensor, num_ids: int) -> Tensor:
+    return _dynamic(list)
+
+
+@torch.library.register_fake("salientpp::link_lists")
+def _(lists: Sequence[Tensor], heads: int, num_ids: int) -> Sequence[Tensor]:
+    return [_dynamic(lists[0]).to(torch.int16) for _ in range(heads)]
+
+
+@torch.library.register_fake("salientpp::fill_slots")
+def _(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("salientpp::note_uses")
+def _(list: Tensor, batch: int, num_ids: int, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("salientpp::plan_batch")
+def _(
+    remote_id: Tensor,
+    links: Tensor,
+    batch: int,
+    prior: Tensor,
+    slot_id: Tensor,
+    slot_key: Tensor,
+    table: Tensor,
+) -> tuple[Tensor, ...]:
+    hit, fetched, admitted = _dynamic(remote_id), _dynamic(remote_id), _dynamic(remote_id)
+    return hit, torch.empty_like(hit), fetched, admitted, torch.empty_like(admitted)
+
+
+@torch.library.register_fake("salientpp::plan_sums")
+def _(
+    row: Tensor, col: Tensor, owner: Tensor, first: int, num_parts: int, row_bytes: int, id_bytes: int
+) -> tuple[Tensor, ...]:
+    edge, target, groups = _dynamic(row), _dynamic(row), row.new_empty([num_parts])
+    return (
+        _dynamic(row), edge, torch.empty_like(edge), target, torch.empty_like(target), _dynamic(row), groups, torch.empty_like(groups)
+    )  # fmt: skip
+
+
 @torch.library.register_fake("salientpp::pack_id_set")
 def _(ids: Tensor, num_ids: int) -> Tensor:
     return _dynamic(ids)
@@ -468,8 +699,31 @@ def _(
     return position, [torch.empty_like(group) for group in position], n_id.new_empty([offsets.shape[0] - 1])
 
 
+@torch.library.register_fake("salientpp::take_hits")
+def _(remote_position: Tensor, remote_id: Tensor, offsets: Tensor, hit_place: Tensor) -> tuple[Tensor, ...]:
+    left = remote_id.shape[0] - hit_place.shape[0]
+    return (
+        torch.empty_like(hit_place),
+        remote_id.new_empty([left]),
+        remote_id.new_empty([left]),
+        remote_id.new_empty([offsets.shape[0] - 1]),
+    )
+
+
 @torch.library.register_fake("salientpp::gather_rows")
 def _(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
+    return None
+
+
+@torch.library.register_fake("salientpp::reduce_rows")
+def _(source: Tensor, source_index: Tensor, size: Tensor, out: Tensor, reduction: int) -> None:
+    return None
+
+
+@torch.library.register_fake("salientpp::encode_rows")
+@torch.library.register_fake("salientpp::decode_rows")
+@torch.library.register_fake("salientpp::round_rows")
+def _(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None, format: int, block: int) -> None:
     return None
 
 
@@ -494,6 +748,20 @@ def _(
     n_id, e_id = _dynamic(seeds), _dynamic(seeds)
     hops = len(fanouts)
     return n_id, e_id.new_empty([2, e_id.shape[0]]), e_id, seeds.new_empty([hops + 1]), seeds.new_empty([hops])
+
+
+@torch.library.register_fake("salientpp::sample_vertices")
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    fanouts: list[int],
+    batch_key: int,
+    replace: bool,
+    map_budget_bytes: int,
+    shared: bool = False,
+) -> Tensor:
+    return _dynamic(seeds)
 
 
 @torch.library.register_fake("salientpp::sample_typed_neighbors")

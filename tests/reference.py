@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -22,6 +23,71 @@ FALSE_ALARM = 1e-6
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+# --- rows in fewer bytes ----------------------------------------------------------------------------------
+
+
+def narrow_row(row: np.ndarray, format: str) -> bytes:
+    """A row of float32 [D] encoded: scale and offset of every block, codes, zeros up to a multiple of 4 bytes."""
+    f = np.float32
+    kind, _, block = format.partition("/")
+    if kind == "fp16":
+        data = row.astype(np.float16).tobytes()
+    elif kind == "bf16":
+        bits = [int(bits) for bits in row.view(np.uint32)]
+        # The nearest of the upper halves, ties to the even one.
+        data = b"".join(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).to_bytes(2, "little") for bits in bits)
+    elif kind == "fp8":
+        largest = max([abs(value) for value in row], default=f(0))
+        scale, times = (largest / f(448), f(448) / largest) if largest >= f(1e-30) else (f(0), f(0))
+        sign = [0 if times == 0 else int(np.signbit(value)) << 7 for value in row]
+        codes = [_nearest8(float(abs(value * times))) for value in row]
+        data = f(scale).tobytes() + bytes(s | c for s, c in zip(sign, codes))
+    else:
+        levels, size = (255 if kind == "int8" else 15), int(block or 0) or max(1, len(row))
+        header, codes = b"", []
+        for first in range(0, max(1, len(row)), size):
+            values = row[first : first + size]
+            low, high = (min(values), max(values)) if len(values) else (f(0), f(0))
+            width = high - low
+            scale, times = (width / f(levels), f(levels) / width) if width >= f(1e-30) else (f(0), f(0))
+            header += scale.tobytes() + (low + f(0)).tobytes()
+            codes += [int((value - low) * times + f(0.5)) for value in values]
+        if kind == "int4":
+            codes += [0] * (len(codes) % 2)
+            codes = [low | high << 4 for low, high in zip(codes[::2], codes[1::2])]
+        data = header + bytes(codes)
+    return data + bytes(-len(data) % 4)
+
+
+#: The values of 8-bit floats (e4m3) by code, without the sign.
+FLOAT8 = [(code % 8) * 2.0**-9 if code < 8 else (1 + code % 8 / 8) * 2.0 ** (code // 8 - 7) for code in range(127)]
+
+
+def _nearest8(value: float) -> int:
+    """The code of the nearest, of two the even one."""
+    return min(range(127), key=lambda code: (abs(FLOAT8[code] - value), code % 2))
+
+
+def wide_row(data: bytes, num_columns: int, format: str) -> np.ndarray:
+    """float32 [D] of an encoded row."""
+    f = np.float32
+    kind, _, block = format.partition("/")
+    if kind == "fp16":
+        return np.frombuffer(data, np.float16)[:num_columns].astype(f)
+    if kind == "bf16":
+        return (np.frombuffer(data, np.uint16)[:num_columns].astype(np.uint32) << 16).view(f)
+    if kind == "fp8":
+        (scale,) = np.frombuffer(data[:4], f)
+        codes = data[4 : 4 + num_columns]
+        return np.array([f(FLOAT8[code & 127] * (-1 if code & 128 else 1)) * scale for code in codes], f)
+    size = int(block or 0) or max(1, num_columns)
+    num_blocks = max(1, -(-num_columns // size))
+    steps, codes = np.frombuffer(data[: 8 * num_blocks], f).reshape(-1, 2), list(data[8 * num_blocks :])
+    if kind == "int4":
+        codes = [code for both in codes for code in (both & 15, both >> 4)]
+    return np.array([f(codes[i]) * steps[i // size, 0] + steps[i // size, 1] for i in range(num_columns)], f)
 
 
 # --- random numbers: the recipe in the head of csrc/random.h ----------------------------------------------
@@ -504,3 +570,61 @@ def p_of_hypergeometric(hits: np.ndarray, degree: int, fanout: int, marked: int)
     low, high = keep[0], keep[-1]
     merge = lambda a: np.concatenate([[a[: low + 1].sum()], a[low + 1 : high], [a[high:].sum()]])  # noqa: E731
     return float(stats.chisquare(merge(counts), merge(expected)).pvalue)
+
+
+class LookaheadReference:
+    """What a cache that knows the next batches keeps, with lists and loops; see :mod:`salientpp.plan.lookahead`."""
+
+    def __init__(self, window: int, slots: int, prior: Any, members: Any) -> None:
+        self.window, self.prior = window, prior.tolist()
+        self.ids = [*members.tolist(), *[-1] * (slots - members.numel())]
+
+    def _level(self, v: int) -> int:
+        """16 to a factor of two, linear between powers of two; the last is for those that are never expected."""
+        p = self.prior[v]
+        if p <= 0:
+            return 1023
+        mantissa, exponent = math.frexp(p)  # p = mantissa * 2**exponent, mantissa in [1/2, 1)
+        return max(0, min(1022, math.floor(16 * (-(2 * mantissa - 1) - (exponent - 1)))))
+
+    def plan(self, ids: list[int], known: list[set[int]]) -> tuple[list[tuple[int, int]], list[int], dict[int, int]]:
+        """Hits as (place, slot), fetched places, and which of the fetched rows enter which slots."""
+
+        def rank(v: int) -> tuple[int, int]:
+            if v < 0:
+                return 2, 0
+            return next(((0, j) for j, batch in enumerate(known) if v in batch), (1, self._level(v)))
+
+        at = {v: slot for slot, v in enumerate(self.ids) if v >= 0}
+        hits = [(place, at[v]) for place, v in enumerate(ids) if v in at]
+        fetched = [place for place, v in enumerate(ids) if v not in at]
+        # Whoever comes first stays: by rank; of equals those that are there, the higher slot first, and then the lower id.
+        there = [(rank(v), 0, -slot, slot) for slot, v in enumerate(self.ids)]
+        arrived = [(rank(ids[place]), 1, ids[place], row) for row, place in enumerate(fetched)]
+        stay = sorted(there + arrived)[: len(self.ids)]
+        entering = sorted((of for of in stay if of[1] == 1), key=lambda of: of[2])
+        leaving = sorted(set(range(len(self.ids))) - {of[3] for of in stay if of[1] == 0})
+        admitted = {}
+        for slot, (_, _, v, row) in zip(leaving, entering, strict=True):
+            self.ids[slot], admitted[slot] = v, row
+        return hits, fetched, admitted
+
+
+def fewest_bytes(
+    row: Sequence[int], col: Sequence[int], owner: Sequence[int], first: int, row_bytes: int, id_bytes: int
+) -> int:
+    """What the cheapest choice of rows and sums takes, by trying all sets of rows; see :mod:`salientpp.plan.sums`."""
+    edges = [(s - first, (c, owner[s - first])) for s, c in zip(row, col) if s >= first and owner[s - first] >= 0]
+    sources = sorted({s for s, _ in edges})
+    return min(
+        bytes_of_choice(edges, set(sent), row_bytes, id_bytes)
+        for number in range(len(sources) + 1)
+        for sent in itertools.combinations(sources, number)
+    )
+
+
+def bytes_of_choice(edges: Sequence[tuple[int, Any]], sent: set[int], row_bytes: int, id_bytes: int) -> int:
+    """With the rows of these sources sent, and of all other edges (source, group) the sums."""
+    summed = [(s, group) for s, group in edges if s not in sent]
+    answers = len(sent) + len({group for _, group in summed})
+    return row_bytes * answers + id_bytes * (answers + len(summed))

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "processes": set(),
     "comm": {"processes"},
     "pipeline": set(),
+    "nn": set(),
     "launch": {"files"},
     "graph": {"ids", "ops", "processes"},
     "plan": {"ids", "ops", "graph"},
@@ -52,7 +53,7 @@ MAY_IMPORT = {
         "minibatch.neighbor_sampler",
         "minibatch.seeds",
     },
-    "datasets": {"ids", "ops", "graph", "plan", "store", "minibatch.sampler"},
+    "datasets": {"ids", "ops", "files", "graph", "plan", "store", "minibatch.sampler"},
 }
 MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli", "commands"}
 COMPILED = "_C"  # the extension; ops alone loads it

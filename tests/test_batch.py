@@ -7,7 +7,9 @@ must be equal attribute by attribute, in the same order, and what one refuses th
 from __future__ import annotations
 
 import functools
+import gc
 import random
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -631,11 +633,15 @@ def test_other_positions_are_refused(index, words):
             loader(index)
 
 
-def test_a_samplers_positions_are_checked_too():
+def test_a_samplers_positions_are_checked_too(monkeypatch):
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     with pytest.raises(
         ValueError, match=r"a batch of the sampler must hold positions of seeds in \[0, 4\), got 9 at place 1"
     ):
         list(NeighborLoader(graph(), [2], torch.arange(4), batch_sampler=[[0, 9]]))
+    gc.collect()
+    assert not unraisable, "the epoch that nobody got ends in silence"
 
 
 # --- anything that a Data can hold ------------------------------------------------------------------------

@@ -104,6 +104,34 @@ def test_a_directory_is_analyzed_for_the_workload_that_it_was_ordered_for(capsys
     assert (plain["batch_size"], plain["seeds"], plain["results"][0]["fanouts"]) == (1024, "train", [15, 10, 5])
 
 
+def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir):
+    call = [
+        "analyze",
+        str(dataset_dir),
+        "--fanouts=5,5",
+        "--batch-size=64",
+        "--replication-factors=0,.2",
+        "--policies=vip",
+        "--epochs=1",
+    ]
+    assert cli.main([*call, "--partial", "--json", str(tmp_path / "a.json")]) == 0
+    shown, figures = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
+    assert "sums in the place of rows" in shown and "partial_aggregation leaves" in shown
+    bare, cached = figures["partial"]
+    assert (
+        bare["replication_factor"] == 0 and cached["bytes_per_epoch"] < bare["bytes_per_epoch"] < bare["bytes_without"]
+    )
+    assert bare["bytes_without"] == figures["results"][0]["remote_rows_per_epoch"] * (figures["row_bytes"] + 4)
+    assert cli.main([*call, "--json", str(tmp_path / "b.json")]) == 0
+    assert json.loads((tmp_path / "b.json").read_text())["partial"] == [] and "sums" not in capsys.readouterr().out
+    assert cli.main([*call, "--partial", "--predict-only"]) == 2
+    assert "leave predict_only out" in capsys.readouterr().err
+    assert cli.main([*call, "--partial", "--send-as", "x=int8"]) == 2
+    assert "send_as has them travel otherwise; leave one of them out" in capsys.readouterr().err
+    assert cli.main([*call, "--partial", "--replace"]) == 2
+    assert "--partial: counted for plain draws" in capsys.readouterr().err
+
+
 def test_a_graph_without_features_is_analyzed(capsys, tmp_path):
     np.savez(tmp_path / "bare.npz", edge_index=np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
     arguments = (f"npz:{tmp_path / 'bare.npz'}", "--parts", 2, "--partition", "random", "--batch-size", 2)
@@ -255,6 +283,27 @@ def test_a_mistake_about_types_is_one_line_and_writes_nothing(capsys, monkeypatc
     np.save("parts.npy", np.zeros(603, dtype=np.int64))
     assert text in mistake(capsys, "partition", MAG, tmp_path / "d", "--parts", 2, *options)
     assert not (tmp_path / "d").exists()
+
+
+def test_rows_are_stored_narrower_and_what_is_lost_is_shown(capsys, tmp_path):
+    wide = "synthetic:num_vertices=300,num_features=40"
+    code, out, _ = run(capsys, "partition", wide, tmp_path / "d", "--parts", 2, "--store-as", "x=int8")
+    assert code == 0
+    part = salientpp.load(tmp_path / "d")
+    stored = part.manifest["node_types"][0]["attributes"]["x"]["stored_as"]
+    words = f"stored as int8: 48 bytes a row, not {part.description.node_types[0].narrow('x').wide_bytes}"
+    assert words in " ".join(out.split()) and 0 < stored["relative_rms_error"] < 0.02
+    assert f"root mean square {stored['relative_rms_error']:.2%} of the values'" in " ".join(out.split())
+    code, info, _ = run(capsys, "info", tmp_path / "d")
+    assert code == 0 and words in " ".join(info.split()) and "format version 3" in info
+    code, said, _ = run(capsys, "analyze", tmp_path / "d", "--predict-only", "--replication-factors", "0,.1")
+    assert code == 0 and "48 bytes per row" in said
+    text = mistake(capsys, "partition", MAG, tmp_path / "e", "--parts", 2, "--store-as", "author:x=int4")
+    assert "store_as must name node attributes" in text and "got ('author', 'x')" in text
+    for wrong in ("x", "=int8", "x="):
+        with pytest.raises(SystemExit) as end:
+            run(capsys, "partition", DATASET, tmp_path / "e", "--parts", 2, f"--store-as={wrong}")
+        assert end.value.code == 2 and "expected an attribute and a format such as x=int8" in capsys.readouterr().err
 
 
 def test_a_homogeneous_graph_has_no_types_to_name(capsys, tmp_path):
@@ -520,7 +569,7 @@ def test_the_help_of_a_subcommand_explains_every_argument(capsys, command):
     ("command", "options"),
     [
         ("partition", "dataset root --parts --partition --fanouts --batch-size --tolerance --seed --data --overwrite"),
-        ("partition", "--seeds --replicate --replicate-none --time-attr"),
+        ("partition", "--seeds --replicate --replicate-none --time-attr --store-as"),
         ("info", "root --verify"),
     ],
 )

@@ -24,8 +24,9 @@ from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.utils import is_undirected, to_undirected
 
 from salientpp import datasets
-from salientpp.datasets import load_dataset, ogb, synthetic
+from salientpp.datasets import convert, load_dataset, ogb, synthetic
 from salientpp.datasets.generated import power_law_weights
+from salientpp.graph.csc import Graph
 from salientpp.plan.undirected import symmetric_closure
 
 # A directed graph that fits in the head: a reciprocal pair 0-1, a self-loop at 2, and vertex 4 alone.
@@ -762,6 +763,20 @@ def test_the_arrays_are_those_of_ogbs_own_loader_and_its_cache_is_never_in_the_w
                 assert np.array_equal(data[f"{ours}_mask"].nonzero().flatten(), theirs.get_idx_split()[part])
 
 
+@pytest.mark.parametrize("undirected", [None, True, False])
+@pytest.mark.parametrize("name", ["ogbn-arxiv", "ogbn-products", "ogbn-papers100M"])
+def test_ogb_datasets_convert_to_what_they_load_as(ogb_root, tmp_path, name, undirected):
+    given = {} if undirected is None else {"undirected": undirected}
+    expected = load_dataset(name, root=ogb_root, **given)
+    convert(name, tmp_path / "c", data=ogb_root, memory="8GB", **given)
+    converted = load_dataset(f"converted:{tmp_path / 'c'}")
+    assert set(converted.keys()) - {"adj_t"} == set(expected.keys()) - {"edge_index"}
+    for key in set(expected.keys()) - {"edge_index", "num_nodes"}:
+        assert converted[key].dtype == expected[key].dtype and torch.equal(converted[key], expected[key]), key
+    graphs = [Graph.from_data(data) for data in (converted, expected)]
+    assert torch.equal(graphs[0].indptr, graphs[1].indptr) and torch.equal(graphs[0].indices, graphs[1].indices)
+
+
 def test_nothing_is_printed_on_standard_output(ogb_root, capsys):
     load_dataset("ogbn-arxiv", root=ogb_root)
     assert capsys.readouterr().out == ""
@@ -794,8 +809,8 @@ def test_download_fetches_and_unpacks_when_permitted(ogb_root, tmp_path, monkeyp
     published, root = tmp_path / "published", tmp_path / "data"
     shutil.copytree(ogb_root / "ogbn_arxiv", published / "arxiv")
     shutil.make_archive(str(published / "arxiv"), "zip", published, "arxiv")
-    meta = {**ogb._ogb_meta("ogbn-arxiv"), "url": (published / "arxiv.zip").as_uri()}
-    monkeypatch.setattr(ogb, "_ogb_meta", lambda name: meta)
+    meta = {**ogb.ogb_meta("ogbn-arxiv"), "url": (published / "arxiv.zip").as_uri()}
+    monkeypatch.setattr(ogb, "ogb_meta", lambda name: meta)
     data = load_dataset("ogbn-arxiv:download=true", root=root)
     assert edge_list(data) == list(zip(*EDGES.tolist()))
     assert [path.name for path in root.iterdir()] == ["ogbn_arxiv"]

@@ -282,11 +282,9 @@ def _wrong_group(rank: int, root: str, what: str) -> str:
     ours, others = groups[rank // 2], groups[1 - rank // 2]
     part = salientpp.load(root, process_group=ours)
     wrong = {"type": "the first two", "other": others, "size": 2}[what]
-    started = time.monotonic()
     try:
-        _loader(part, process_group=wrong if rank == 1 else ours, timeout=60)
+        _loader(part, process_group=wrong if rank == 1 else ours, timeout=distributed.NEVER)
     except (ValueError, RuntimeError) as error:
-        assert time.monotonic() - started < 30, "told at once"
         return f"{type(error).__name__}: {error}"
     return "made"
 

@@ -78,7 +78,7 @@ def compare(rank: int, root: str, hosts: list[int]) -> list[dict]:
     part = salientpp.load(root)
     found = []
     for options in ({}, {"replication_factor": 0.3}, {"replication_factor": 0.3, "depth": 1, "gpu_fraction": 0.3}):
-        for fetch_once in (None, False):
+        for fetch_once in (True, False):
             shared = loader_of(part, hosts, fetch_once=fetch_once, **options)
             batches = epoch_of(shared, part)
             alone = loader_of(part, 1, **options)
@@ -152,7 +152,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 def compare_kinds(rank: int, root: str, typed: bool) -> int:
     part = salientpp.load(root)
-    common = {"batch_size": BATCH, "shuffle": True, "seed": 3, "replication_factor": 0.2}
+    common = {"batch_size": BATCH, "shuffle": True, "seed": 3, "replication_factor": 0.2, "fetch_once": True}
     if typed:
         paper, edges = {"input_nodes": ("paper", "train")}, {"edge_label_index": ("author", "writes", "paper")}
         cases = [
@@ -391,8 +391,8 @@ def refused(rank: int, root: str, given: list[Any], options: list[dict]) -> str:
         ([2, 2, 2, "two"], [{}], r"ranks_per_host must be how many ranks each host has, .* got 'two'"),
         ([2, 1], [{}], r"all ranks must have the same ranks_per_host, got 2 on rank 0 and 1 on rank 1"),
         ([2], [{}, {"replication_factor": 0.1}], r"all ranks must have the same replication_factor, got 0.0 on rank 0 and 0.1 on rank 1"),
-        ([2], [{}, {"fetch_once": False}], r"all ranks must have the same fetch_once, got None on rank 0 and False on rank 1"),
-        ([2], [{"fetch_once": 1}], r"fetch_once must be True, False or None, got 1"),
+        ([2], [{}, {"fetch_once": True}], r"all ranks must have the same fetch_once, got False on rank 0 and True on rank 1"),
+        ([2], [{"fetch_once": 1}], r"fetch_once must be True or False, got 1"),
     ],
 )  # fmt: skip
 def test_hosts_that_are_wrong_are_refused_on_every_rank(roots, given, options, words):

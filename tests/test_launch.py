@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,7 @@ import salientpp
 from salientpp import cli
 from salientpp.launch import rendezvous
 from salientpp.launch.environment import Launch, LaunchError, detect, first_host, tasks_per_host
+from salientpp.launch.meeting import meet
 from salientpp.launch.sbatch import Batch, Partitioning, script
 
 TORCHRUN = {
@@ -328,6 +330,7 @@ def test_a_process_of_its_own_gets_no_group(monkeypatch):
     for name in list(os.environ):
         if name.startswith("SLURM") or name in TORCHRUN:
             monkeypatch.delenv(name)
+    assert salientpp.NeighborLoader  # PyG's import sets a variable of torch's
     before = dict(os.environ)
     assert salientpp.init_process_group() == Launch("none")
     assert not dist.is_initialized() and dict(os.environ) == before
@@ -466,7 +469,7 @@ def test_scripts_ask_for_what_was_given_and_read_well(tmp_path, launcher, first,
     assert text.splitlines()[1 : 1 + len(directives)] == [f"#SBATCH {directive}" for directive in directives], (
         "sbatch reads them before the first command"
     )
-    assert f"--cpus-per-task={cpus} --kill-on-bad-exit=1" in text
+    assert f"--ntasks-per-node={tasks} --cpus-per-task={cpus} \\\n        --kill-on-bad-exit=1" in text
     file = tmp_path / "script"
     file.write_text(text)
     subprocess.run(["bash", "-n", file], check=True)
@@ -497,16 +500,18 @@ def run_script(tmp_path: Path, batch: Batch, **environ: str) -> dict[str, list[l
     return calls
 
 
+@pytest.mark.parametrize("hosts", [4, 3])  # as asked for, and requeued with fewer
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_arguments_of_the_training_arrive_as_they_were(tmp_path, launcher):
-    calls = run_script(tmp_path, replace(BATCH, launcher=launcher), SLURM_JOB_ID="12", SLURM_NNODES="4")
+def test_arguments_of_the_training_arrive_as_they_were(tmp_path, launcher, hosts):
+    calls = run_script(tmp_path, replace(BATCH, launcher=launcher), SLURM_JOB_ID="12", SLURM_NNODES=str(hosts))
     assert list(calls) == ["srun"] and len(calls["srun"]) == 1
     words = calls["srun"][0]
+    assert f"--ntasks={2 * hosts if launcher == 'srun' else hosts}" in words
     assert words[-len(COMMAND) :] == COMMAND
     assert ("torch.distributed.run" in words) == (launcher == "torchrun")
     if launcher == "torchrun":
         assert {
-            "--nnodes=4",
+            f"--nnodes={hosts}",
             "--nproc-per-node=2",
             f"--rdzv-endpoint={socket.gethostname()}:4242",
             "--rdzv-id=12-0",
@@ -599,3 +604,73 @@ def test_dashes_alone_are_no_value(capsys, option):
     with pytest.raises(SystemExit) as end:
         cli.main(["slurm", f"{option}=--", "--", "t.py", "--x=--"])
     assert end.value.code == 2 and f"argument {option}: expected a value, got '--'" in capsys.readouterr().err
+
+
+# --- a store that knows earlier starts --------------------------------------------------------------------
+
+
+def _together(ranks: dict[int, float], world_size: int, port: int, seconds: float = NEVER) -> dict[int, str]:
+    """What ranks that come after so many seconds find: the prefix of their start, or the error."""
+    found = {}
+
+    def come(rank: int, delay: float) -> None:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        time.sleep(delay)
+        try:
+            mine = meet(store, rank, world_size, timedelta(seconds=seconds))
+            mine.set(f"here/{rank}", "")
+            found[rank] = ("", mine)
+        except TimeoutError as error:
+            found[rank] = (str(error), None)
+
+    threads = [threading.Thread(target=come, args=item) for item in ranks.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG)
+        assert not thread.is_alive()
+    keys = [f"here/{rank}" for rank in range(world_size)]
+    return {rank: text or str(store.check(keys)) for rank, (text, store) in found.items()}
+
+
+def test_ranks_meet_those_of_their_own_start_whoever_comes_first():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for world_size, late in [(3, None), (3, 0), (3, 1), (2, 1), (2, 0), (4, 3), (1, None)]:
+        delays = {rank: 0.4 if rank == late else 0.0 for rank in range(world_size)}
+        # Keys of the starts before are still there, and none of them is seen.
+        assert _together(delays, world_size, server.port) == dict.fromkeys(range(world_size), "True")
+
+
+def test_a_start_that_was_ended_in_mid_meeting_is_not_taken_for_the_next():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ended = _together({0: 0.0, 2: 0.0}, 3, server.port, seconds=0.5)
+    assert ended == {0: "rank 1 did not come", 2: "rank 0 did not come, or not all others"}
+    assert _together({1: 0.0}, 3, server.port, seconds=0.5) == {1: "rank 0 did not come, or not all others"}
+    assert _together({0: 0.3, 1: 0.0, 2: 0.5}, 3, server.port) == dict.fromkeys(range(3), "True")
+
+
+def test_under_torchruns_agent_a_second_meeting_does_not_read_the_first_ones_addresses(monkeypatch, tmp_path):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agent = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for world_size in (3, 2):
+        found = as_tasks(_meet_at_agent, world_size, tmp_path, **agent, WORLD_SIZE=str(world_size))
+        assert found == [2**world_size - 1] * world_size
+
+
+def _meet_at_agent():
+    environ = dict(os.environ, RANK=os.environ["SLURM_PROCID"], LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    os.environ.update({name: value for name, value in environ.items() if not name.startswith("SLURM")})
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        del os.environ[name]
+    return _meet_once()
+
+
+def test_the_error_of_an_agents_store_names_the_rank_that_did_not_come(monkeypatch):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    words = dict(
+        RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=server.port
+    )
+    for name, value in {**words, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(LaunchError, match=r"rank 0 of 2 on .* could not connect to the others .*: rank 1 did not come"):
+        salientpp.init_process_group(timeout=timedelta(seconds=0.3))

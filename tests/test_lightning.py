@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from graphs import random_data
+from test_examples import CLASSES, WIDTH, plain
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GraphSAGE, HeteroConv, SAGEConv
 
@@ -176,6 +177,50 @@ def test_the_same_training_as_with_pygs_on_data(tmp_path):
     ]
     assert runs[0] == runs[1]
     assert runs[0][:2] == (8, {"train": 8, "val": 10, "test": 3})
+
+
+class Scored(Homogeneous):
+    """Dropout and batch normalisation in training; a share of right predictions, over all seeds, in validation and tests."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        torchmetrics = pytest.importorskip("torchmetrics")
+        self.gnn = GraphSAGE(width, 32, 2, classes, dropout=0.5, norm=torch.nn.BatchNorm1d(32))
+        self.right = torch.nn.ModuleDict(
+            {kind: torchmetrics.Accuracy(task="multiclass", num_classes=classes) for kind in ("val", "test")}
+        )
+
+    def training_step(self, batch, index):
+        return self.loss(batch)
+
+    def score(self, kind: str, batch) -> None:
+        size = batch.batch_size
+        self.right[kind](self.gnn(batch.x, batch.edge_index)[:size], batch.y[:size])
+        self.log(kind, self.right[kind], on_step=False, on_epoch=True, batch_size=size)
+
+    def validation_step(self, batch, index):
+        self.score("val", batch)
+
+    def test_step(self, batch, index):
+        self.score("test", batch)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def test_the_best_checkpoint_is_as_good_as_with_pygs(tmp_path):
+    pytest.importorskip("pyg_lib")
+    data, scores = plain(), {}
+    for name, class_ in {"ours": LightningNodeData, "pyg": PygNodeData}.items():
+        torch.manual_seed(3)
+        best = ModelCheckpoint(tmp_path / name, monitor="val", mode="max")
+        runner = trainer(tmp_path, max_epochs=3, callbacks=[best], enable_checkpointing=True)
+        module = class_(data, num_neighbors=[10, 5], batch_size=128)
+        runner.fit(Scored(WIDTH, CLASSES), module)
+        (found,) = runner.test(ckpt_path="best", datamodule=module, verbose=False)
+        scores[name] = found["test"]
+    print(scores)
+    assert min(scores.values()) > 0.8 and abs(scores["ours"] - scores["pyg"]) < 0.12
 
 
 def test_the_same_training_as_with_pygs_on_hetero_data(tmp_path):

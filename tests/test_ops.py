@@ -6,7 +6,12 @@ What a kernel computes is tested beside the module that uses it; here is what ha
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import re
+import resource
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +39,13 @@ INDPTR, INDICES = long(0, 2, 3, 3), ints(1, 2, 0)
 OUT_INDPTR, OUT_INDICES = ops.transpose_csc(INDPTR, INDICES)
 BIG = Graph.from_edge_index(random_data(80, 400, seed=3, directed=True).edge_index, 80)
 BIG_OUT = BIG.transpose()
+
+
+def slots() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a cache with two rows of nine, in three slots."""
+    made = torch.empty(3, dtype=torch.int32), torch.empty(3, dtype=torch.int16), torch.empty(5, dtype=torch.int16)
+    ops.fill_slots(long(5, 2), torch.full((9,), 0.5), *made)
+    return made
 
 
 # --- schemas, fake kernels --------------------------------------------------------------------------------
@@ -72,6 +84,12 @@ CASES = {
         lambda: (INDPTR, OUT_INDPTR, OUT_INDICES, NONE, long(0), [2], 1, True, False, False),
         lambda: (long(0), long(0), NONE, NONE, long(0, 0), [2], 1, True, False, False),
     ],
+    "symmetrise": [
+        lambda: (INDPTR, INDICES, None, None),
+        lambda: (INDPTR, INDICES.long(), long(3, 1, 2), None),
+        lambda: (INDPTR, INDICES, None, ints(*range(1, 1 + INDICES.numel()))),
+        lambda: (long(0), NONE, None, None),
+    ],
     "rebalance_parts": [
         lambda: (INDPTR, INDICES, long(0, 0, 1), torch.ones(3, 1, dtype=torch.int64), long(2), 2, 3, None),
         lambda: (INDPTR, INDICES, long(0, 0, 0), torch.ones(3, 2, dtype=torch.int64), long(2, 3), 2, 0, long(1, 5, 1)),
@@ -87,6 +105,26 @@ CASES = {
         lambda: (BIG.indptr, BIG.indices.long(), torch.rand(80, dtype=torch.float64)),
         lambda: (long(0), NONE, torch.rand(0, dtype=torch.float64)),
     ],
+    "code_ids": [
+        lambda: (long(9, 3, 3, 70), 100, 0, 0),
+        lambda: (long(9, 3, 70), 100, 3, 10),
+        lambda: (NONE, 0, 0, 0),
+        lambda: (torch.arange(50), 50, 0, 0),
+    ],
+    "ids_of_list": [lambda: (ops.code_ids(long(5, 2), 9), 9), lambda: (ops.code_ids(NONE, 0), 0)],
+    "link_lists": [
+        lambda: ([ops.code_ids(long(5, 2), 9), ops.code_ids(long(2), 9), ops.code_ids(long(5), 9)], 2, 9),
+        lambda: ([ops.code_ids(NONE, 0)], 0, 0),
+    ],
+    "fill_slots": [
+        lambda: (long(5, 2), torch.rand(9), ints(0, 0, 0), ints(0, 0, 0).short(), torch.empty(5, dtype=torch.int16)),
+        lambda: (NONE, torch.rand(0), ints(), ints().short(), torch.empty(1, dtype=torch.int32)),
+    ],
+    "note_uses": [lambda: (ops.code_ids(long(5, 7), 9), 3, 9, *slots())],
+    "plan_batch": [
+        lambda: (long(7, 5, 1), torch.tensor([0, 2, 1], dtype=torch.int16), 1, torch.full((9,), 0.5), *slots()),
+        lambda: (NONE, NONE.short(), 0, torch.rand(9), *slots()),
+    ],
     "pack_id_set": [lambda: (long(0, 31, 32, 99), 100), lambda: (NONE, 100), lambda: (NONE, 0), lambda: (long(0), 1)],
     "look_up": [
         lambda: (
@@ -99,6 +137,11 @@ CASES = {
         lambda: (long(5, 0, 9, 4, 2), long(0, 3, 6, 10), 0, [], [NONE]),
         lambda: (NONE, long(0, 3, 6, 10), 2, [NONE, NONE], []),
         lambda: (long(1, 0), long(0, 2), 0, [], []),
+    ],
+    "take_hits": [
+        lambda: (long(9, 0, 4), long(1, 8, 5), long(0, 3, 6, 10), long(0, 2)),
+        lambda: (long(9, 0, 4), long(1, 8, 5), long(0, 3, 6, 10), NONE),
+        lambda: (NONE, NONE, long(0, 3), NONE),
     ],
     "use_huge_pages": [
         lambda: (torch.zeros(5),),
@@ -214,6 +257,29 @@ CASES = {
         lambda: (torch.rand(4), NONE, torch.zeros(0), None),
         lambda: (torch.rand(0, 2), NONE, torch.zeros(3, 2), NONE),
     ],
+    "encode_rows": [
+        lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 12, dtype=torch.uint8), None, 3, 0),
+        lambda: (torch.rand(4, 2, 3).double(), long(3), torch.zeros(5, 12, dtype=torch.uint8), long(4), 2, 0),
+        lambda: (torch.rand(0, 5), NONE, torch.zeros(0, 28, dtype=torch.uint8), None, 4, 2),
+    ],
+    "decode_rows": [
+        lambda: (torch.zeros(2, 12, dtype=torch.uint8), ints(1, 0), torch.rand(2, 3), None, 3, 0),
+        lambda: (torch.zeros(5, 12, dtype=torch.uint8), long(4), torch.rand(4, 2, 3).half(), long(3), 0, 0),
+    ],
+    "round_rows": [
+        lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 3), None, 3, 0),
+        lambda: (torch.rand(4, 5).bfloat16(), long(3), torch.zeros(5, 5).bfloat16(), long(4), 4, 2),
+    ],
+    "plan_sums": [
+        lambda: (long(2, 3, 4, 0, 3, 4), long(0, 0, 0, 0, 1, 1), long(1, 1, -1), 2, 2, 100, 4),
+        lambda: (long(1, 2, 3, 4), long(0, 0, 0, 0), long(0, 0, 0, 1), 1, 3, 64, 8),
+        lambda: (NONE, NONE, NONE, 0, 1, 0, 1),
+    ],
+    "reduce_rows": [
+        lambda: (torch.rand(4, 3), long(0, 1, 3), long(2, 1), torch.zeros(2, 3), 0),
+        lambda: (torch.rand(4, 3).half(), ints(0, 1, 3), long(0, 3), torch.zeros(2, 3).half(), 1),
+        lambda: (torch.rand(4, dtype=torch.float64), NONE, NONE, torch.zeros(0, dtype=torch.float64), 2),
+    ],
     "permutation": [lambda: (5, 1), lambda: (0, -1), lambda: (1, 2**63 - 1)],
     "sample_neighbors": [
         lambda: (INDPTR, INDICES, None, long(0), [2, 1], 7, False, ops.MAP_BUDGET_BYTES),
@@ -224,7 +290,17 @@ CASES = {
         lambda: (INDPTR, INDICES, None, long(2), [2], 7, False, ops.MAP_BUDGET_BYTES),
         lambda: (INDPTR, INDICES, None, long(2), [], 7, False, ops.MAP_BUDGET_BYTES),
     ],
+    "sample_vertices": [
+        lambda: (INDPTR, INDICES, long(0), [2, 1], 7, False, ops.MAP_BUDGET_BYTES),
+        lambda: (INDPTR, INDICES.long(), long(0, 1, 1), [-1, 2], -7, True, 0),
+        lambda: (BIG.indptr, BIG.indices, torch.arange(20), [3, 2, 2], 1, False, ops.MAP_BUDGET_BYTES, True),
+        lambda: (INDPTR, INDICES, NONE, [2], 7, False, ops.MAP_BUDGET_BYTES),
+    ],
 }
+
+
+#: These write to an argument, and say so in their schemas.
+WRITERS = {"gather_rows", "reduce_rows", "encode_rows", "decode_rows", "round_rows"}
 
 
 def test_every_operator_is_checked_here():
@@ -239,14 +315,19 @@ def test_schema_and_fake_kernel_agree_with_the_kernel(name, arguments):
     torch.library.opcheck(getattr(torch.ops.salientpp, name).default, arguments())
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - {"gather_rows"}))
+@pytest.mark.parametrize("name", sorted(set(CASES) - WRITERS))
 def test_operators_leave_their_inputs_alone(name):
     for arguments in CASES[name]:
         given = arguments()
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in given]
-        getattr(torch.ops.salientpp, name)(*given)
-        for a, b in zip(given, before):
-            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        operator = getattr(torch.ops.salientpp, name)
+        operator(*given)
+        written = [
+            argument.alias_info is not None and argument.alias_info.is_write
+            for argument in operator.default._schema.arguments
+        ]
+        for a, b, is_written in zip(given, before, written):
+            assert is_written or (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
 
 
 @pytest.mark.parametrize("num_vertices", [0, 1, 5])
@@ -279,6 +360,57 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(
         a.flatten().view(torch.uint8), b.flatten().view(torch.uint8)
     )
+
+
+def _evicted(path: Path) -> torch.Tensor:
+    """The rows of a file, mapped anew, none of which is in memory."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        map_ = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    rows = torch.frombuffer(map_, dtype=torch.uint8).view(-1, 256)
+    there = (ctypes.c_ubyte * (rows.nbytes // mmap.PAGESIZE))()
+    asked = ctypes.CDLL(None).mincore(ctypes.c_void_p(rows.data_ptr()), ctypes.c_size_t(rows.nbytes), there)
+    if asked != 0 or sum(there) > len(there) // 50:
+        pytest.skip("this file system keeps files in memory")
+    return rows
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are asked for on Linux")
+@pytest.mark.parametrize("how", ["gathered", "decoded"])
+def test_of_rows_that_are_not_in_memory_no_more_is_read_than_the_pages_that_hold_them(tmp_path, how):
+    path, rng = tmp_path / "rows", np.random.default_rng(0)
+    values = rng.integers(
+        0, 120, (400_000, 256), dtype=np.uint8
+    )  # 102 MB; as 16-bit floats no NaN, which differs from itself
+    with path.open("wb") as file:
+        values.tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+    index = torch.from_numpy(rng.integers(0, len(values), 4000))
+
+    def taken(piece: int) -> tuple[torch.Tensor, int]:
+        """The rows, and how many bytes the disk read."""
+        rows = _evicted(path)
+        out = (
+            torch.empty(index.numel(), 128, dtype=torch.float32)
+            if how == "decoded"
+            else torch.empty(index.numel(), 256, dtype=torch.uint8)
+        )
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+        for part, to in zip(index.split(piece), out.split(piece)):
+            if how == "decoded":
+                ops.decode_rows(rows, part, to, None, 0, 0)
+            else:
+                ops.gather_rows(rows, part, to, None)
+        return out, (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before) * 512
+
+    one_by_one, _ = taken(100)  # too few at a time to look for
+    together, alone = taken(index.numel())
+    expected = torch.from_numpy(values[index.numpy()])
+    assert torch.equal(together, expected.view(torch.float16).float() if how == "decoded" else expected)
+    assert torch.equal(one_by_one, together)
+    pages = torch.unique(index * 256 // mmap.PAGESIZE).numel() * mmap.PAGESIZE
+    assert alone < 1.2 * pages, "no neighbours"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -445,6 +577,27 @@ def test_pack_id_set_refuses_ids_in_the_last_words_unused_bits(bad_id):
 @pytest.mark.parametrize(
     "change, text",
     [
+        (dict(hit_place=long(1, 1)), r"hit_place must ascend in \[0, 3\), got 1 at 1"),
+        (dict(hit_place=long(0, 3)), r"hit_place must ascend in \[0, 3\), got 3 at 1"),
+        (dict(hit_place=long(-1)), r"hit_place must ascend in \[0, 3\), got -1 at 0"),
+        (dict(remote_id=long(1, 10, 5)), r"remote_id\[1\] must be in \[0, 10\), got 10"),
+        (dict(remote_position=long(1)), "remote_position must have one entry per id, expected 3, got 1"),
+        (dict(offsets=long(10)), r"offsets must have num_parts \+ 1 >= 2 entries, got 1"),
+    ],
+)
+def test_take_hits_refuses_with_words(change, text):
+    arguments = dict(
+        remote_position=long(9, 0, 4), remote_id=long(1, 8, 5), offsets=long(0, 3, 6, 10), hit_place=long(0, 2)
+    )
+    if "remote_id" in change:
+        arguments["hit_place"] = NONE
+    with pytest.raises(RuntimeError, match=text):
+        ops.take_hits(**arguments | change)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
         (dict(n_id=long(0, 10)), r"n_id\[1\] must be in \[0, 10\), got 10"),
         (dict(n_id=long(-1)), r"n_id\[0\] must be in \[0, 10\), got -1"),
         (dict(n_id=long(-(2**63)), part_id=1), r"n_id\[0\] must be in \[0, 10\), got -9223372036854775808"),
@@ -529,8 +682,12 @@ SAMPLE = dict(indptr=INDPTR, indices=INDICES, edge_id=None, seeds=long(0), fanou
 )
 @pytest.mark.parametrize("budget", [ops.MAP_BUDGET_BYTES, 0], ids=["stamp_map", "hash_map"])
 def test_sample_neighbors_refuses_with_words(change, text, budget):
+    given = SAMPLE | change
     with pytest.raises(RuntimeError, match=text):
-        ops.sample_neighbors(**(SAMPLE | change), map_budget_bytes=budget)
+        ops.sample_neighbors(**given, map_budget_bytes=budget)
+    if given.pop("edge_id") is None and given.pop("links", None) is None:
+        with pytest.raises(RuntimeError, match=text):
+            ops.sample_vertices(**given, map_budget_bytes=budget)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ N = 250
 def packed(loader: NeighborLoader, serves: bool = False) -> NeighborLoader:
     """Let a loader on the CPU put its batches together as for a device; with ``serves`` the rows for other ranks too."""
     loader._fetch.own = Packed(loader.device)
-    loader._fetch.served = Packed(loader.device) if serves else InPlace()
+    loader._fetch.served = Packed(loader.device, decodes=False) if serves else InPlace(decodes=False)
     return loader
 
 

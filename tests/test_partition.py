@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peers import real_graph
 from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph
+from salientpp.plan import kaminpar as parhip
 from salientpp.plan import partition
 from salientpp.plan.partition import assign_parts
 
@@ -46,8 +51,7 @@ def make_skewed(seed: int) -> tuple[Graph, dict[str, Tensor]]:
 
 
 def symmetric(graph: Graph) -> tuple[Tensor, Tensor, Tensor | None]:
-    indptr, indices, weight = partition._symmetrise(graph, None)
-    return torch.from_numpy(indptr), torch.from_numpy(indices), None if weight is None else torch.from_numpy(weight)
+    return partition._symmetrise(graph, None)
 
 
 def count_cut(graph: Graph, assignment: Tensor) -> int:
@@ -133,6 +137,61 @@ def test_the_weight_of_an_undirected_edge_is_what_its_directed_edges_cost_at_the
         assert weight.tolist() == [19 * scale, 19 * scale, 7 * scale, 7 * scale]
 
 
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=40),
+    kind=st.sampled_from(["none", "by target", "of each", "large"]),
+    index=st.sampled_from([torch.int32, torch.int64]),
+    seed=st.integers(0, 99),
+)
+def test_the_symmetrised_graph_is_that_of_sums_over_pairs(pairs, kind, index, seed):
+    graph = make_graph(pairs, 7)
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.cat(
+        [
+            int(graph.indptr[v]) + torch.randperm(int(graph.indptr[v + 1] - graph.indptr[v]), generator=rng)
+            for v in range(7)
+        ]
+    )
+    indices = graph.indices[order].to(index)  # lists in any order
+    target = torch.arange(7).repeat_interleave(graph.indptr.diff())
+    weight, given_weights = torch.ones(indices.numel(), dtype=torch.int64), {}
+    if kind == "by target":
+        by_target = torch.randint(1, 9, (7,), generator=rng)
+        weight, given_weights = by_target[target], {"weight_by_target": by_target}
+    elif kind != "none":
+        weight = torch.randint(1, 9 if kind == "of each" else 2**40, (indices.numel(),), generator=rng)
+        given_weights = {"weight_of_each": weight.int() if kind == "of each" else weight}
+    expected: Counter[tuple[int, int]] = Counter()
+    for v, u, w in zip(target.tolist(), indices.tolist(), weight.tolist()):
+        if u != v:
+            expected[v, u] += w
+            expected[u, v] += w
+    indptr, found, sums = ops.symmetrise(graph.indptr, indices, **given_weights)
+    assert found.dtype == index
+    owner = torch.arange(7).repeat_interleave(indptr.diff())
+    assert list(zip(owner.tolist(), found.tolist())) == sorted(expected)
+    if sums.numel():
+        assert sums.tolist() == [expected[pair] for pair in sorted(expected)]
+        assert sums.dtype == (torch.int32 if max(expected.values()) < 2**31 else torch.int64)
+    else:
+        assert not expected or (kind == "none" and len(set(expected.values())) == 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weight_by_target": [1, 0]}, "weights of edges must be >= 1, got 0 for edge 0"),
+        ({"weight_by_target": [1]}, "weight_by_target must have one entry per vertex, expected 2, got 1"),
+        ({"weight_of_each": [1, 1]}, "weight_of_each must have one entry per edge, expected 1, got 2"),
+        ({"weight_of_each": [2**61]}, "the edge weights sum to more than 2^60; scale them down"),
+        ({"weight_by_target": [1, 1], "weight_of_each": [1]}, "weight_by_target and weight_of_each exclude each other"),
+    ],
+)
+def test_weights_that_cannot_be_summed_are_refused(change, words):
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        ops.symmetrise(torch.tensor([0, 0, 1]), torch.tensor([0]), **{k: torch.tensor(v) for k, v in change.items()})
+
+
 def test_edges_of_one_weight_need_no_weights():
     indptr, indices, weight = partition._symmetrise(make_graph([(0, 1), (1, 0), (1, 2), (2, 1)], 3), None)
     assert (indptr.tolist(), indices.tolist(), weight) == ([0, 1, 3, 4], [1, 0, 2, 1], None)
@@ -192,7 +251,7 @@ def test_a_thinned_graph_is_parted_as_well_and_within_the_limits(monkeypatch):
 
     def counting(indptr, indices, weight):
         thin = original(indptr, indices, weight)
-        kept.append(thin[1].size / indices.size)
+        kept.append(thin[1].numel() / indices.numel())
         return thin
 
     monkeypatch.setattr(partition, "_thin", counting)
@@ -411,8 +470,11 @@ def test_the_kernel_refuses_what_it_cannot_read(name, value, words):
         ({"num_parts": 2.0}, "num_parts must be an integer >= 1, got 2.0"),
         ({"num_parts": True}, "num_parts must be an integer >= 1, got True"),
         ({"num_parts": 6}, "num_parts must be at most the number of vertices, 5, got 6: some parts would be empty"),
-        ({"method": "spectral"}, "method must be 'metis', 'random' or a tensor of part ids, got 'spectral'"),
-        ({"method": [0, 1]}, r"method must be 'metis', 'random' or a tensor of part ids, got \[0, 1\]"),
+        (
+            {"method": "spectral"},
+            "method must be 'metis', 'kaminpar', 'random' or a tensor of part ids, got 'spectral'",
+        ),
+        ({"method": [0, 1]}, r"method must be 'metis', 'kaminpar', 'random' or a tensor of part ids, got \[0, 1\]"),
         ({"tolerance": -0.1}, "tolerance must be a number >= 0, got -0.1; 0.05 allows 5 % above the mean"),
         ({"tolerance": float("nan")}, "tolerance must be a number >= 0, got nan"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
@@ -439,6 +501,47 @@ def test_wrong_arguments_are_refused_in_words(arguments, words):
 def test_an_empty_graph_is_refused():
     with pytest.raises(ValueError, match="the graph must have at least one vertex to be partitioned, got 0"):
         assign_parts(make_graph([], 0), 1)
+
+
+def test_without_kaminpar_the_error_names_the_ways_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kaminpar", None)
+    with pytest.raises(ImportError, match=r"pip install salientpp\[kaminpar\]`, or use method='metis'"):
+        assign_parts(make_graph([(0, 1), (1, 0)], 2), 2, method="kaminpar")
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_file_for_kaminpar_holds_the_graph_and_its_weights(tmp_path, weighted):
+    kaminpar = pytest.importorskip("kaminpar")
+    graph, _ = make_skewed(0)
+    indptr, indices, weights = symmetric(graph)
+    vertex_weights = torch.arange(graph.num_vertices) + 3
+    parhip.write_parhip(tmp_path / "g", indptr, indices, weights if weighted else None, vertex_weights)
+    read = kaminpar.load_graph(str(tmp_path / "g"), kaminpar.GraphFileFormat.PARHIP, compress=True)
+    assert (read.n(), read.m(), read.is_edge_weighted()) == (graph.num_vertices, indices.numel(), weighted)
+    for vertex in range(0, graph.num_vertices, 97):
+        entries = slice(int(indptr[vertex]), int(indptr[vertex + 1]))
+        of_each = weights[entries].tolist() if weighted else [1] * (entries.stop - entries.start)
+        assert sorted(read.neighbors(vertex)) == sorted(zip(indices[entries].tolist(), of_each))
+        assert read.node_weight(vertex) == vertex + 3
+
+
+def test_kaminpar_keeps_to_the_limits_and_cuts_no_more_than_metis_does_by_much():
+    pytest.importorskip("kaminpar")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        graph, seed_sets = make_skewed(2)
+        parts = {
+            method: assign_parts(graph, 4, method=method, seed_sets=seed_sets, seed=3)
+            for method in ("metis", "kaminpar")
+        }
+        again = assign_parts(graph, 4, method="kaminpar", seed_sets=seed_sets, seed=3)
+    finally:
+        torch.set_num_threads(threads)
+    found = parts["kaminpar"]
+    assert torch.equal(found.assignment, again.assignment), "one thread, one seed, one answer"
+    assert max(found.balance.values()) <= 1.05 + 0.01
+    assert found.edge_cut <= 1.2 * parts["metis"].edge_cut
 
 
 def test_without_pymetis_the_error_names_the_ways_out(monkeypatch):

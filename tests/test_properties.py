@@ -256,6 +256,8 @@ def test_any_sample_obeys_the_hops_and_equals_the_reference(graph, data, fanouts
     )
     assert (out.node.tolist(), [out.row.tolist(), out.col.tolist()], out.edge.tolist()) == expected[:3]
     assert (out.num_sampled_nodes, out.num_sampled_edges) == expected[3:]
+    vertices = ops.sample_vertices(graph.indptr, graph.indices, seeds, fanouts, key, replace)
+    assert vertices.tolist() == expected[0], "the same draws without their edges"
 
 
 STAR_LEAVES = 10**6
@@ -813,6 +815,21 @@ def test_the_tier_of_any_id_equals_the_reference(data, sizes):
     for tier, at, row in zip(("gpu", "cpu", "cache", "others"), position, slot, strict=True):
         assert list(zip(at.tolist(), row.tolist())) == want[tier], tier
     assert counts.tolist() == [len(owner) for owner in want["remote"]]
+
+
+@given(st.data())
+def test_what_is_left_to_fetch_is_what_is_not_found(data):
+    num_vertices, size = data.draw(st.integers(1, 60)), data.draw(st.integers(0, 40))
+    cuts = sorted(data.draw(st.lists(st.integers(0, num_vertices), max_size=40)))
+    offsets = torch.tensor([0, *cuts, num_vertices])
+    remote_id = data.draw(ids_below(num_vertices, size))
+    position = data.draw(ids_below(100, remote_id.numel()))[: remote_id.numel()]
+    remote_id = remote_id[: position.numel()]
+    found = torch.tensor(data.draw(st.lists(st.booleans(), min_size=position.numel(), max_size=position.numel())), dtype=torch.bool)  # fmt: skip
+    hit_position, left, ids, counts = ops.take_hits(position, remote_id, offsets, found.nonzero().flatten())
+    assert hit_position.equal(position[found]) and left.equal(position[~found]) and ids.equal(remote_id[~found])
+    for part_id, count in enumerate(counts.tolist()):
+        assert count == int(((ids >= offsets[part_id]) & (ids < offsets[part_id + 1])).sum())
 
 
 @given(st.integers(0, 300), keys)

@@ -574,7 +574,7 @@ def _transform_raises(rank: int, root: str, failing: int, workers: int) -> tuple
             raise ZeroDivisionError("division by zero")
         return batch.n_id
 
-    loader = _loader(root, transform=transform, num_workers=workers, timeout=60, batch_size=4)
+    loader = _loader(root, transform=transform, num_workers=workers, timeout=distributed.NEVER, batch_size=4)
     given, iterator = 0, iter(loader)
     try:
         for n_id in iterator:
@@ -592,38 +592,34 @@ def _transform_raises(rank: int, root: str, failing: int, workers: int) -> tuple
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_transform_that_raises_ends_every_rank_with_rank_batch_and_stage(tmp_path, workers):
-    started = time.monotonic()
     results = distributed.run(_transform_raises, 3, _partition(tmp_path / "parts", 3), 1, workers)
     text = "rank 1, batch 2, stage assemble: division by zero"
     assert results[1] == (2, text, "ZeroDivisionError", text)
     assert text in results[0][1] and text in results[2][1]
-    assert time.monotonic() - started < 40, "without the time-out"
 
 
 # --- mistakes before the ranks have met ---------------------------------------------------------------------
 
 
-def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> tuple[str, float]:
+def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> str:
     part = salientpp.load(root)
     options = {
         "batch_size": BATCH,
-        "timeout": 120,
+        "timeout": distributed.NEVER,  # what it waits for never comes in time
         "input_nodes": "train",
         "num_neighbors": FANOUTS,
         "data": part,
         **wrong.get(rank, {}),
     }
-    started = time.monotonic()
     try:
         getattr(salientpp, options.pop("loader", "NeighborLoader"))(**options)
         text = "made"
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-    seconds = time.monotonic() - started
     # Afterwards the ranks are in step again.
-    loader = _loader(root, timeout=60)
+    loader = _loader(root)
     assert sum(1 for _ in loader) == len(loader) > 0
-    return text, seconds
+    return text
 
 
 _MISTAKES = [
@@ -657,19 +653,18 @@ _MISTAKES = [
 ]
 
 
-def _make_all(rank: int, root: str, mistakes: list, culprit: int) -> list[tuple[str, float]]:
+def _make_all(rank: int, root: str, mistakes: list, culprit: int) -> list[str]:
     return [_make_with(rank, root, name, {culprit: dict(wrong)}) for name, wrong, _ in mistakes]
 
 
 @pytest.mark.parametrize(("world", "culprit"), [(2, 1), (3, 0)])
 def test_a_mistake_in_any_argument_of_one_rank_is_told_to_all_at_once(tmp_path, world, culprit):
-    results = distributed.run(_make_all, world, _partition(tmp_path / "parts", world), _MISTAKES, culprit, seconds=200)
+    results = distributed.run(_make_all, world, _partition(tmp_path / "parts", world), _MISTAKES, culprit)
     for index, (name, _, text) in enumerate(_MISTAKES):
-        for rank, (got, seconds) in enumerate(result[index] for result in results):
-            print(name, rank, got, f"{seconds:.2f}")
+        for rank, got in enumerate(result[index] for result in results):
+            print(name, rank, got)
             assert text in got, name
             assert rank == culprit or got.startswith(f"ValueError: rank {culprit} could not make its loader: "), name
-            assert seconds < 30, name
 
 
 # --- what must agree ----------------------------------------------------------------------------------------
@@ -694,7 +689,9 @@ _DIFFERENT = {
     "join_slots": (False, True, "join_slots"),
     "shared_draws": (None, "batch", "shared_draws"),
     "draw_block": (1, 4, "draw_block"),
+    "send_as": ({}, {"send_as": {"x": "fp16"}}, "send_as"),
     "depth": (3, 4, "depth"),
+    "partial_aggregation": (None, "sum", "partial_aggregation"),
     "dtype": (None, torch.float16, "dtype"),
     "gather": (("x",), ("x", "y"), "gather"),
     "seed": (1, 2, "seed"),
@@ -718,8 +715,9 @@ _DIFFERENT = {
     "generator": (None, "one", None),
     "in_order": (True, False, None),
     "pad": (None, "bucket", None),
-    "fetch_once": (None, False, None),
+    "fetch_once": (False, True, None),
     "gpu_split": (0.0, 0.5, None),
+    "lookahead": (0, 3, None),
     "disjoint": (False, True, "disjoint"),
     "time_attr": (None, "y", "time_attr"),
 }

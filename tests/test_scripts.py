@@ -235,17 +235,20 @@ def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
 
 
 def test_ctrl_c_on_a_script_that_has_ended_and_still_answers_ends_all_ranks(tmp_path):
-    """Rank 0's script is over; Ctrl-C ends its wait for the slow rank 1."""
+    """Rank 0's script is over; Ctrl-C ends its wait for the slow rank 1, which has half a minute of batches left."""
     body = (
-        MAKE
+        MAKE.replace("batch_size=8", "batch_size=1")
         + """
-import threading, signal
-for index, batch in enumerate(loader):
+import threading
+def interrupt():
+    threading.main_thread().join()  # the interpreter waits for threads
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGINT)
+for batch in loader:
     if rank == 0:
-        threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt).start()
         break
-    if index < 8:
-        time.sleep(1.5)
+    time.sleep(0.5)
 """
     )
     over, slow = _run_script(tmp_path, body)
@@ -304,7 +307,7 @@ if rank == 0:
     if pid == 0:
         end()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    print(status, time.monotonic() - started < 30)
+    print(status, time.monotonic() - started < 120)
 print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
 """
     )
@@ -319,7 +322,7 @@ print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
 )
 def test_a_rank_that_is_killed_is_noticed_at_once_though_its_child_lives(tmp_path, start):
     body = (
-        MAKE.replace("timeout=60", "timeout=100")
+        MAKE
         + FORK
         + f"""
 import signal
@@ -333,7 +336,7 @@ try:
     for _ in range(1000):
         list(loader)
 except RuntimeError as error:
-    print(time.monotonic() - started < 60, "rank 0 went away" in str(error))
+    print(time.monotonic() - started < 90, "rank 0 went away" in str(error))
 """
     )
     killed, other = _run_script(tmp_path, body, seconds=300)

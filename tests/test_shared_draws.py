@@ -67,6 +67,8 @@ def test_a_sample_equals_the_slow_reference(seed, budget):
         out = ops.sample_neighbors(
             graph.indptr, graph.indices, edge_id, seeds, fanouts, seed, False, budget, shared=True
         )
+        vertices = ops.sample_vertices(graph.indptr, graph.indices, seeds, fanouts, seed, False, budget, shared=True)
+        assert torch.equal(vertices, out[0])
         arrays = graph.indptr.tolist(), graph.indices.tolist(), None if edge_id is None else edge_id.tolist()
         want = reference.sample_neighbors(*arrays, seeds.tolist(), fanouts, seed, shared=True)
         assert as_lists(out) == list(want)

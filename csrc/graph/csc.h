@@ -16,13 +16,26 @@ inline void accumulate(int64_t* indptr, int64_t num_vertices) {
 // Raises unless these are the arrays of a CSC matrix of N columns and N rows.
 void check_csc(const Tensor& indptr, const Tensor& indices);
 
-// The weights of the edges, in list order; null without any.
-inline const int64_t* edge_weights_data(const std::optional<Tensor>& edge_weights, int64_t num_edges) {
-  if (!edge_weights) return nullptr;
-  check_vector(*edge_weights, ScalarType::Long, "edge_weights");
-  check(edge_weights->numel() == num_edges, "edge_weights must have one entry per edge, expected ", num_edges, ", got ",
-        edge_weights->numel());
-  return int64_data(*edge_weights);
-}
+// The weights of the edges, int32 or int64 in list order; 1 each without any.
+class EdgeWeights {
+ public:
+  EdgeWeights(const std::optional<Tensor>& weights, int64_t num_edges, const char* name) {
+    if (!weights) return;
+    check_index_vector(*weights, name);
+    check(weights->numel() == num_edges, name, " must have one entry per edge, expected ", num_edges, ", got ",
+          weights->numel());
+    if (weights->scalar_type() == ScalarType::Int)
+      narrow_ = static_cast<const int32_t*>(weights->const_data_ptr());
+    else
+      wide_ = int64_data(*weights);
+  }
+
+  explicit operator bool() const { return narrow_ != nullptr || wide_ != nullptr; }
+  int64_t operator[](int64_t e) const { return narrow_ != nullptr ? narrow_[e] : wide_ != nullptr ? wide_[e] : 1; }
+
+ private:
+  const int32_t* narrow_ = nullptr;
+  const int64_t* wide_ = nullptr;
+};
 
 }  // namespace salientpp

@@ -6,6 +6,9 @@
 // shared are keyed by (batch key, neighbour). This is the
 // kernel for one type of vertices and uniform draws; sample_typed_neighbors.cpp has the one for everything else.
 //
+// A cache that looks ahead wants the vertices of batches to come and nothing else: `sample_vertices` takes the same way
+// and keeps no edges.
+//
 // The loop is bound by cache misses, three per edge: the neighbour list, the neighbour, its map slot. So the
 // frontier is taken in blocks, and each block in phases that first prefetch what the next phase reads.
 #include <algorithm>
@@ -64,7 +67,10 @@ struct Links {
   int64_t id(int64_t position) const { return static_cast<int64_t>(links[position] >> 32); }
 };
 
-template <class Lists, class Map>
+// What is kept of a batch: everything, or its vertices.
+enum class Keep { kAll, kVertices };
+
+template <Keep keep, class Lists, class Map>
 void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
                  int64_t num_hops, uint64_t batch_key, bool replace, bool shared) {
   const uint64_t shared_key = SharedDraw::key_of(batch_key);
@@ -74,7 +80,7 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
     const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
     const int64_t fanout = fanouts[hop];
     const int64_t hop_end = s.n_id.size();
-    const int64_t edges_before = s.edge.size();
+    [[maybe_unused]] const int64_t edges_before = s.edge.size();
     s.num_drawn.reserve(hop_end);
     s.num_drawn.set_size(hop_end);
 
@@ -100,13 +106,13 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
       const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
       for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
 
-      const int64_t first = s.edge.size();
+      const int64_t first = s.edge.size();  // 0 where no edges are kept
       s.edge.reserve(first + block_edges);
-      s.source.reserve(first + block_edges);
+      if constexpr (keep == Keep::kAll) s.source.reserve(first + block_edges);
       s.n_id.reserve(s.n_id.size() + block_edges);
       map.reserve(s.n_id.size() + block_edges);
       int64_t* edge = s.edge.data() + first;
-      int32_t* source = s.source.data() + first;
+      [[maybe_unused]] int32_t* source = s.source.data() + first;
       const int64_t* n_id = s.n_id.data();
 
       int64_t at = 0;
@@ -138,15 +144,21 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         const int64_t local_id = map.insert(vertex, size);
         found[size] = vertex;
         size += local_id == size;
-        source[k] = static_cast<int32_t>(local_id);
-        edge[k] = lists.id(edge[k]);
+        if constexpr (keep == Keep::kAll) {
+          source[k] = static_cast<int32_t>(local_id);
+          edge[k] = lists.id(edge[k]);
+        }
       }
       s.n_id.set_size(size);
-      s.edge.set_size(first + block_edges);
-      s.source.set_size(first + block_edges);
+      if constexpr (keep == Keep::kAll) {
+        s.edge.set_size(first + block_edges);
+        s.source.set_size(first + block_edges);
+      }
     }
-    s.num_edges.push_back(s.edge.size() - edges_before);
-    s.num_nodes.push_back(s.n_id.size() - hop_end);
+    if constexpr (keep == Keep::kAll) {
+      s.num_edges.push_back(s.edge.size() - edges_before);
+      s.num_nodes.push_back(s.n_id.size() - hop_end);
+    }
     hop_begin = hop_end;
   }
 }
@@ -170,26 +182,21 @@ Tensor vector_of(const std::vector<int64_t>& values) {
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
-    const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& edge_id, const Tensor& seeds,
-    const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
-    const std::optional<Tensor>& links, bool shared) {
+// Draws a batch into the scratch of this thread.
+template <Keep keep>
+Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& links,
+                    const Tensor& seeds, const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace,
+                    int64_t map_budget_bytes, bool shared) {
   check(!shared || !replace, "shared draws are without replacement; pass replace=False");
   check_vector(indptr, ScalarType::Long, "indptr");
   check_index_vector(indices, "indices");
   check_vector(seeds, ScalarType::Long, "seeds");
   check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
   const Topology graph{int64_data(indptr), indptr.numel() - 1, indices.numel()};
-  if (edge_id) {
-    check_vector(*edge_id, ScalarType::Long, "edge_id");
-    check(edge_id->numel() == graph.num_edges, "edge_id must have one entry per edge, expected ", graph.num_edges,
-          ", got ", edge_id->numel());
-  }
   if (links) {
     check_vector(*links, ScalarType::Long, "links");
     check(links->numel() == graph.num_edges, "links must have one entry per edge, expected ", graph.num_edges, ", got ",
           links->numel());
-    check(!edge_id, "edge_id must be None where there are links, which hold the ids");
   }
   for (size_t hop = 0; hop < fanouts.size(); ++hop) {
     check(fanouts[hop] >= -1, "fanouts[", hop, "] must be >= 0, or -1 for all neighbours, got ", fanouts[hop]);
@@ -221,8 +228,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     s.n_id.set_size(num_seeds);
     s.num_nodes.push_back(num_seeds);
     const auto expand = [&](const auto& lists) {
-      expand_hops(s, map, graph, lists, fanouts.data(), static_cast<int64_t>(fanouts.size()),
-                  static_cast<uint64_t>(batch_key), replace, shared);
+      expand_hops<keep>(s, map, graph, lists, fanouts.data(), static_cast<int64_t>(fanouts.size()),
+                        static_cast<uint64_t>(batch_key), replace, shared);
     };
     if (links)
       expand(Links{static_cast<const uint64_t*>(links->const_data_ptr())});
@@ -237,7 +244,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
           " vertices; use a smaller batch_size or smaller fanouts");
     run(s.hash_map);
   }
+  return s;
+}
 
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
+    const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& edge_id, const Tensor& seeds,
+    const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
+    const std::optional<Tensor>& links, bool shared) {
+  if (edge_id) {
+    check_index_vector(indices, "indices");
+    check_vector(*edge_id, ScalarType::Long, "edge_id");
+    check(edge_id->numel() == indices.numel(), "edge_id must have one entry per edge, expected ", indices.numel(),
+          ", got ", edge_id->numel());
+    check(!links, "edge_id must be None where there are links, which hold the ids");
+  }
+  Scratch& s =
+      draw_batch<Keep::kAll>(indptr, indices, links, seeds, fanouts, batch_key, replace, map_budget_bytes, shared);
   const int64_t num_sampled = s.edge.size();
   Tensor n_id = new_vector(s.n_id.size(), ScalarType::Long);
   std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
@@ -267,8 +289,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
   return {n_id, edge_index, e_id, vector_of(s.num_nodes), vector_of(s.num_edges)};
 }
 
+Tensor sample_vertices(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
+                       const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
+                       bool shared) {
+  Scratch& s = draw_batch<Keep::kVertices>(indptr, indices, std::nullopt, seeds, fanouts, batch_key, replace,
+                                           map_budget_bytes, shared);
+  Tensor n_id = new_vector(s.n_id.size(), ScalarType::Long);
+  std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
+  return n_id;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
   m.impl("sample_neighbors", TORCH_BOX(&sample_neighbors));
+  m.impl("sample_vertices", TORCH_BOX(&sample_vertices));
 }
 
 }  // namespace

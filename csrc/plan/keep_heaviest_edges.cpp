@@ -19,13 +19,13 @@ namespace {
 using Rank = std::pair<int64_t, uint64_t>;  // weight, then hash; the same seen from both ends
 
 template <class Index>
-void keep_edges(const int64_t* indptr, const Index* indices, const int64_t* edge_weights, int64_t num_vertices,
+void keep_edges(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_vertices,
                 int64_t most, bool* keep) {
   constexpr int64_t kGrain = 4096;
   const auto rank = [&](int64_t v, int64_t e) {
     const auto u = static_cast<int64_t>(indices[e]);
     const auto low = static_cast<uint64_t>(std::min(u, v)), high = static_cast<uint64_t>(std::max(u, v));
-    return Rank{edge_weights == nullptr ? 1 : edge_weights[e], join_key(join_key(0, low), high)};
+    return Rank{edge_weights[e], join_key(join_key(0, low), high)};
   };
   // The lowest rank that a vertex keeps.
   std::vector<Rank> least(static_cast<size_t>(num_vertices), {std::numeric_limits<int64_t>::min(), 0});
@@ -58,7 +58,7 @@ Tensor keep_heaviest_edges(const Tensor& indptr, const Tensor& indices, int64_t 
   const int64_t num_vertices = indptr.numel() - 1;
   const int64_t* ptr = int64_data(indptr);
   check_offsets(indptr, indices.numel(), "indptr", "indices");
-  const int64_t* edge_weight = edge_weights_data(edge_weights, indices.numel());
+  const EdgeWeights edge_weight(edge_weights, indices.numel(), "edge_weights");
   Tensor keep = new_vector(indices.numel(), ScalarType::Bool);
   dispatch_index(indices, [&](auto* sources) {
     for (int64_t e = 0; e < indices.numel(); ++e) {

@@ -30,7 +30,7 @@ constexpr int64_t kMostWeight = int64_t{1} << 61;
 template <class Index>
 class Rebalancer {
  public:
-  Rebalancer(const int64_t* indptr, const Index* indices, const int64_t* edge_weights, int64_t num_vertices,
+  Rebalancer(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_vertices,
              const int64_t* weights, const int64_t* limits, int64_t num_constraints, int64_t num_parts, int64_t* part)
       : indptr_(indptr),
         indices_(indices),
@@ -166,7 +166,7 @@ class Rebalancer {
   int64_t& load(int64_t p, int64_t c) { return load_[static_cast<size_t>(p * num_constraints_ + c)]; }
   int64_t& links(int64_t p) { return links_[static_cast<size_t>(p)]; }
   int64_t weight(int64_t v, int64_t c) const { return weights_[v * num_constraints_ + c]; }
-  int64_t edge_weight(int64_t e) const { return edge_weights_ == nullptr ? 1 : edge_weights_[e]; }
+  int64_t edge_weight(int64_t e) const { return edge_weights_[e]; }
 
   double excess(int64_t c, int64_t total) const {
     if (total <= limits_[c]) return 0.0;
@@ -267,7 +267,7 @@ class Rebalancer {
 
   const int64_t* indptr_;
   const Index* indices_;
-  const int64_t* edge_weights_;  // null: 1 each
+  EdgeWeights edge_weights_;
   int64_t n_;
   const int64_t* weights_;  // [N, C]
   const int64_t* limits_;   // [C]
@@ -280,7 +280,7 @@ class Rebalancer {
 
 // The kernel reads and writes through these arrays, so none may lie.
 template <class Index>
-void check_problem(const int64_t* indptr, const Index* indices, const int64_t* edge_weights, int64_t num_edges,
+void check_problem(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_edges,
                    int64_t num_vertices, const int64_t* assignment, const int64_t* weights, const int64_t* limits,
                    int64_t num_constraints, int64_t num_parts) {
   check(indptr[0] == 0 && indptr[num_vertices] == num_edges, "indptr must run from 0 to the number of indices, ",
@@ -295,7 +295,7 @@ void check_problem(const int64_t* indptr, const Index* indices, const int64_t* e
   for (int64_t e = 0; e < num_edges; ++e) {
     check(indices[e] >= 0 && indices[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ",
           indices[e]);
-    if (edge_weights == nullptr) continue;
+    if (!edge_weights) continue;
     check(edge_weights[e] >= 1, "edge_weights[", e, "] must be >= 1, got ", edge_weights[e]);
     // The cost of a move is a difference of two sums, to which each edge adds twice more.
     check(!__builtin_add_overflow(total, edge_weights[e], &total) && total <= kMostWeight,
@@ -334,7 +334,7 @@ Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor
   check(num_parts >= 1, "num_parts must be >= 1, got ", num_parts);
   check(num_parts < (int64_t{1} << 31), "num_parts must be < 2^31, got ", num_parts);
   check(sweeps >= 0, "sweeps must be >= 0, got ", sweeps);
-  const int64_t* edge_weight = edge_weights_data(edge_weights, indices.numel());
+  const EdgeWeights edge_weight(edge_weights, indices.numel(), "edge_weights");
 
   Tensor out = new_vector(num_vertices, ScalarType::Long);
   int64_t* part = mutable_int64_data(out);

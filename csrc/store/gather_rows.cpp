@@ -3,6 +3,8 @@
 
 #include "check.h"
 #include "memory.h"
+#include "store/places.h"
+#include "store/read_ahead.h"
 
 namespace salientpp {
 namespace {
@@ -27,29 +29,14 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
   const int64_t num_rows = source_index.numel();
   const int64_t source_rows = source.size(0);
   const int64_t out_rows = out.size(0);
-  if (out_index) {
-    check_vector(*out_index, ScalarType::Long, "out_index");
-    check(out_index->numel() == num_rows, "out_index must have one entry per row, expected ", num_rows, ", got ",
-          out_index->numel());
-  } else {
-    check(out_rows >= num_rows, "out must have at least ", num_rows, " rows, got ", out_rows);
-  }
+  const int64_t* target = check_places(num_rows, out, out_index);
   const char* from = static_cast<const char*>(source.const_data_ptr());
   char* to = static_cast<char*>(out.mutable_data_ptr());
-  const int64_t* target = out_index ? int64_data(*out_index) : nullptr;
   const int64_t source_bytes = source_rows * row_bytes, out_bytes = out_rows * row_bytes;
-  const bool overlap = source_bytes > 0 && out_bytes > 0 && from < to + out_bytes && to < from + source_bytes;
-  check(!overlap, "out must not overlap source in memory");
+  check_apart(from, source_bytes, to, out_bytes);
 
   dispatch_index(source_index, [&](auto* index) {
-    // Every index is checked before the first byte moves, so an error leaves `out` as it was.
-    for (int64_t i = 0; i < num_rows; ++i) {
-      check(index[i] >= 0 && index[i] < source_rows, "source_index[", i, "] must be in [0, ", source_rows, "), got ",
-            index[i]);
-      if (target)
-        check(target[i] >= 0 && target[i] < out_rows, "out_index[", i, "] must be in [0, ", out_rows, "), got ",
-              target[i]);
-    }
+    check_rows(index, num_rows, source_rows, target, out_rows);
     if (row_bytes == 0) return;  // then there may be no memory to copy from or to
     const auto copy = [&](int64_t first, int64_t last, auto bytes) {
       constexpr int64_t kLine = 64, kWide = 2048, kCachedBytes = int64_t{1} << 20;
@@ -91,7 +78,7 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
     };
     constexpr int64_t kGrainBytes = int64_t{1} << 20;
     const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, row_bytes));
-    torch::stable::parallel_for(0, num_rows, grain, copy_range);
+    for_rows_at(from, source_rows, row_bytes, index, num_rows, grain, copy_range);
   });
 }
 

@@ -110,6 +110,27 @@ std::vector<IdSet> open_sets(const std::vector<Tensor>& sets, int64_t num_ids, c
   return opened;
 }
 
+// The K + 1 bounds of K parts.
+const int64_t* check_book(const Tensor& offsets) {
+  check_vector(offsets, ScalarType::Long, "offsets");
+  const int64_t num_parts = offsets.numel() - 1;
+  check(num_parts >= 1, "offsets must have num_parts + 1 >= 2 entries, got ", offsets.numel());
+  const int64_t* offset = int64_data(offsets);
+  check(offset[0] == 0, "offsets[0] must be 0, got ", offset[0]);
+  for (int64_t p = 0; p < num_parts; ++p)
+    check(offset[p] <= offset[p + 1], "offsets must not decrease, got ", offset[p + 1], " after ", offset[p]);
+  return offset;
+}
+
+int32_t owner_of(int64_t vertex, const int64_t* offset, int64_t num_parts) {
+  constexpr int64_t kCountedParts = 32;
+  if (num_parts > kCountedParts)
+    return static_cast<int32_t>(std::upper_bound(offset, offset + num_parts + 1, vertex) - offset - 1);
+  int32_t part = 0;  // comparing with every bound beats a search whose branches no predictor wins
+  for (int64_t p = 1; p < num_parts; ++p) part += vertex >= offset[p];
+  return part;
+}
+
 // Every id goes to the first set that has it: local ids to one of local_sets or else to the rows of the part, others to
 // one of remote_sets or else to their owner. The groups come in this order, each as (position in the batch, slot).
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tensor& n_id, const Tensor& offsets,
@@ -117,14 +138,9 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
                                                                      const std::vector<Tensor>& local_sets,
                                                                      const std::vector<Tensor>& remote_sets) {
   check_vector(n_id, ScalarType::Long, "n_id");
-  check_vector(offsets, ScalarType::Long, "offsets");
+  const int64_t* offset = check_book(offsets);
   const int64_t num_parts = offsets.numel() - 1;
-  check(num_parts >= 1, "offsets must have num_parts + 1 >= 2 entries, got ", offsets.numel());
   check(part_id >= 0 && part_id < num_parts, "part_id must be in [0, ", num_parts, "), got ", part_id);
-  const int64_t* offset = int64_data(offsets);
-  check(offset[0] == 0, "offsets[0] must be 0, got ", offset[0]);
-  for (int64_t p = 0; p < num_parts; ++p)
-    check(offset[p] <= offset[p + 1], "offsets must not decrease, got ", offset[p + 1], " after ", offset[p]);
   const int64_t num_vertices = offset[num_parts];
   const int64_t begin = offset[part_id];
   const int64_t end = offset[part_id + 1];
@@ -203,17 +219,8 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   std::fill(counts, counts + num_parts, 0);
   static thread_local std::vector<int32_t> owner;
   owner.resize(std::max(owner.size(), static_cast<size_t>(num_remote)));
-  constexpr int64_t kCountedParts = 32;
-  const auto owner_of = [&](int64_t vertex) {
-    if (num_parts > kCountedParts) {
-      return static_cast<int32_t>(std::upper_bound(offset, offset + num_parts + 1, vertex) - offset - 1);
-    }
-    int32_t part = 0;  // comparing with every bound beats a search whose branches no predictor wins
-    for (int64_t p = 1; p < num_parts; ++p) part += vertex >= offset[p];
-    return part;
-  };
   for (int64_t i = 0; i < num_remote; ++i) {
-    owner[static_cast<size_t>(i)] = owner_of(remote.row[static_cast<size_t>(i)]);
+    owner[static_cast<size_t>(i)] = owner_of(remote.row[static_cast<size_t>(i)], offset, num_parts);
     ++counts[owner[static_cast<size_t>(i)]];
   }
   std::vector<int64_t> next(static_cast<size_t>(num_parts), 0);
@@ -231,9 +238,44 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   return {positions, slots, remote_counts};
 }
 
+// What remains to be fetched of a batch's remote rows, in their order, where those at `hit_place` are found here.
+std::tuple<Tensor, Tensor, Tensor, Tensor> take_hits(const Tensor& remote_position, const Tensor& remote_id,
+                                                     const Tensor& offsets, const Tensor& hit_place) {
+  check_vector(remote_position, ScalarType::Long, "remote_position");
+  check_vector(remote_id, ScalarType::Long, "remote_id");
+  check_vector(hit_place, ScalarType::Long, "hit_place");
+  const int64_t* offset = check_book(offsets);
+  const int64_t num_parts = offsets.numel() - 1, size = remote_id.numel(), num_hits = hit_place.numel();
+  check(remote_position.numel() == size, "remote_position must have one entry per id, expected ", size, ", got ",
+        remote_position.numel());
+  const int64_t *from = int64_data(remote_position), *id = int64_data(remote_id), *hit = int64_data(hit_place);
+  for (int64_t i = 0; i < num_hits; ++i)
+    check(hit[i] < size && hit[i] >= (i == 0 ? 0 : hit[i - 1] + 1), "hit_place must ascend in [0, ", size, "), got ",
+          hit[i], " at ", i);
+  Tensor hit_position = new_vector(num_hits, ScalarType::Long);
+  Tensor position = new_vector(size - num_hits, ScalarType::Long);
+  Tensor fetched_id = new_vector(size - num_hits, ScalarType::Long);
+  Tensor fetched_counts = new_vector(num_parts, ScalarType::Long);
+  int64_t *found = mutable_int64_data(hit_position), *to = mutable_int64_data(position);
+  int64_t *fetched = mutable_int64_data(fetched_id), *counts = mutable_int64_data(fetched_counts);
+  std::fill(counts, counts + num_parts, 0);
+  for (int64_t k = 0, i = 0; k <= num_hits; ++k, ++i) {
+    for (const int64_t end = k < num_hits ? hit[k] : size; i < end; ++i) {
+      check(id[i] >= 0 && id[i] < offset[num_parts], "remote_id[", i, "] must be in [0, ", offset[num_parts], "), got ",
+            id[i]);
+      *to++ = from[i];
+      *fetched++ = id[i];
+      ++counts[owner_of(id[i], offset, num_parts)];
+    }
+    if (k < num_hits) *found++ = from[hit[k]];
+  }
+  return {hit_position, position, fetched_id, fetched_counts};
+}
+
 STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
   m.impl("pack_id_set", TORCH_BOX(&pack_id_set));
   m.impl("look_up", TORCH_BOX(&look_up));
+  m.impl("take_hits", TORCH_BOX(&take_hits));
 }
 
 }  // namespace

@@ -135,12 +135,14 @@ def analyze_hosts(
     seeds: str | None = None,
     seed: int = 0,
     predict_only: bool = False,
+    send_as: Mapping[Any, str] | None = None,
     track: Track = no_track,
 ) -> HostAnalysis:
     """Count and forecast the rows that cross the network per epoch, where hosts have several ranks or ranks several parts; of the policy 'vip'.
 
     Args:
-        data, parts, name, method, batch_size, replication_factors, epochs, seeds, seed, predict_only, track: as in :func:`~salientpp.analysis.volume.analyze`.
+        data, parts, name, method, batch_size, replication_factors, epochs, seeds, seed, predict_only, send_as, track: as in
+            :func:`~salientpp.analysis.volume.analyze`.
         ranks: W; None: as many as parts.
         ranks_per_host: of every host, or a number for each.
         fanouts: nearest the seeds first.
@@ -153,7 +155,7 @@ def analyze_hosts(
     seeds = own["seeds"] if seeds is None else seeds
     chosen = own["num_neighbors"] if fanouts is None else fanouts
     ((chosen,), _) = check_request([chosen], batch_size, replication_factors, ["vip"], epochs, predict_only)
-    source = open_graph(data.whole if isinstance(data, PartitionedGraph) else data, parts, name, seeds)
+    source = open_graph(data.whole if isinstance(data, PartitionedGraph) else data, parts, name, seeds, send_as)
     num_parts = source.book.num_parts if isinstance(source, Parted) else source.parts
     ranks = num_parts if ranks is None else ranks
     placements = placed(ranks, num_parts, ranks_per_host)
@@ -163,7 +165,7 @@ def analyze_hosts(
     del source
     offsets = placements[0].own_offsets
     if directory is not None:  # whose joined parts have probabilities that are kept
-        view = open_graph(directory.joined(offsets, None), None, name, seeds)
+        view = open_graph(directory.joined(offsets, None), None, name, seeds, send_as)
         assert isinstance(view, Parted)  # a directory comes in parts
     else:
         view = parted.joined(offsets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from pathlib import Path
 
 from rich import box
@@ -38,11 +39,90 @@ def volume_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
     table.add_row("cache per machine", *(_bytes(own[alpha].cache_bytes, analysis) for alpha in alphas))
     if analysis.epochs:
         table.add_row("vip, rows counted", *(_short(own[alpha].remote_rows_per_epoch) for alpha in alphas))
+        if analysis.row_bytes:
+            sent = [own[alpha].remote_bytes_per_epoch or 0 for alpha in alphas]
+            table.add_row("  bytes", *map(_short, sent))
+            table.add_row("  bytes a step", *(_short(each / max(1, analysis.steps_per_epoch)) for each in sent))
     table.add_row("vip, rows forecast", *(_short(own[alpha].predicted_rows_per_epoch) for alpha in alphas))
     if analysis.epochs:
         table.add_row("  calibrated", *(_short(own[alpha].calibrated_rows_per_epoch) for alpha in alphas))
         table.add_row("  its error, ±", *(_short(own[alpha].calibrated_error) for alpha in alphas))
     return table
+
+
+def lookahead_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
+    """For each α what is left of the static cache's rows, if ranks know their next batches."""
+    found = [volume for volume in analysis.lookahead if volume.fanouts == fanouts]
+    counted = analysis.draws.lookahead is not None and analysis.epochs > 0
+    static = {v.replication_factor: v for v in analysis.results if v.fanouts == fanouts and v.policy == "vip"}
+    table = _table(
+        f"Fanouts {list(fanouts)}: the share of vip's rows that is still {'fetched' if counted else 'expected to be fetched'} by machines that know their "
+        f"next batches (lookahead={analysis.draws.lookahead or 'auto'}), in the same memory",
+        "",
+        [f"α={volume.replication_factor:g}" for volume in found],
+    )
+    table.add_row("known batches", *(_range(volume.windows) for volume in found))
+    if counted:
+        rows = [static[volume.replication_factor].rows or 0 for volume in found]
+        shares = [(volume.remote_rows_per_epoch or 0) / own if own else 1.0 for volume, own in zip(found, rows)]
+        table.add_row("counted", *(f"{share:.3f}" for share in shares), style="bold")
+        if analysis.row_bytes:
+            sent = [volume.remote_bytes_per_epoch or 0 for volume in found]
+            table.add_row("  bytes", *map(_short, sent))
+            table.add_row("  bytes a step", *(_short(each / max(1, analysis.steps_per_epoch)) for each in sent))
+    table.add_row("forecast", *(f"{volume.predicted_share:.3f}" for volume in found))
+    table.add_row("all of the future", *(f"{volume.best_share:.3f}" for volume in found), style="dim")
+    table.add_row("worth knowing, T*", *("–" if math.isinf(v.reach) else f"{v.reach:.1f}" for v in found))
+    return table
+
+
+def _range(numbers: tuple[int, ...]) -> str:
+    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)}–{max(numbers)}"
+
+
+def lookahead_advice(analysis: Analysis) -> list[str]:
+    """For each fanouts, whether to look ahead; or why it was not counted."""
+    lines = []
+    for fanouts in dict.fromkeys(volume.fanouts for volume in analysis.lookahead):
+        found = [volume for volume in analysis.lookahead if volume.fanouts == fanouts]
+        refused = next((volume for volume in found if volume.refused is not None), None)
+        if refused is not None:
+            lines.append(f"fanouts {list(fanouts)}, α = {refused.replication_factor:g}: {refused.refused}")
+        best = min(found, key=lambda volume: volume.predicted_share)
+        if best.predicted_share < 0.97 and analysis.draws.lookahead is None:
+            known = max(best.windows)
+            lines.append(
+                f"fanouts {list(fanouts)}: lookahead='auto' is expected to fetch {best.predicted_share:.0%} of these rows at α = {best.replication_factor:g}, "
+                f"with {known} {'batch' if known == 1 else 'batches'} known ahead; neighbours are drawn twice"
+            )
+    return lines
+
+
+def partial_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
+    """For each α what is fetched with sums in the place of rows, and what of the bytes."""
+    found = [volume for volume in analysis.partial if volume.fanouts == fanouts]
+    table = _table(
+        f"Fanouts {list(fanouts)}: what is fetched per epoch with partial_aggregation, over all machines, with the policy vip",
+        "",
+        [f"α={volume.replication_factor:g}" for volume in found],
+    )
+    table.add_row("rows", *(_short(volume.rows_per_epoch) for volume in found))
+    table.add_row("sums in the place of rows", *(_short(volume.sums_per_epoch) for volume in found))
+    table.add_row("rows in these sums", *(_short(volume.sources_per_epoch) for volume in found))
+    table.add_row("bytes, of those without", *(f"{volume.share:.3f}" for volume in found), style="bold")
+    parts = [sum(volume.auto) for volume in found]
+    table.add_row("machines that ask with 'auto'", *(f"{number} of {analysis.parts}" for number in parts))
+    return table
+
+
+def partial_advice(analysis: Analysis) -> list[str]:
+    """For each fanouts and α at which it is worth it, what partial aggregation leaves."""
+    return [
+        f"fanouts {list(volume.fanouts)}, α = {volume.replication_factor:g}: partial_aggregation leaves {volume.share:.0%} of the bytes; the model's first "
+        "layer must be one that salientpp.nn.merge_partial takes"
+        for volume in analysis.partial
+        if any(volume.auto)
+    ]
 
 
 def host_table(analysis: HostAnalysis) -> Table:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
 
 from salientpp.analysis.advice import format_bytes
-from salientpp.analysis.volume import MOST_EPOCHS, Track, no_track
+from salientpp.analysis.volume import MOST_EPOCHS, Track, no_track, sent_row_bytes
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.seeds import edge_start, part_edges, part_nodes, scores_of_part
 from salientpp.plan.cache import (
@@ -33,7 +33,6 @@ from salientpp.plan.cache import (
 from salientpp.plan.schedule import Schedule, batch_key
 from salientpp.plan.vip import check_batch_size, uniform_start
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.exchange import row_bytes
 
 #: Ranks vertices by the very accesses that are counted, per byte: no static cache is better.
 ORACLE = "oracle"
@@ -110,6 +109,7 @@ def analyze_typed(
     neg_sampling: NegativeSampling | str | None = None,
     seed: int = 0,
     predict_only: bool = False,
+    send_as: Mapping[Any, str] | None = None,
     track: Track = no_track,
     **sampling: Any,
 ) -> TypedAnalysis:
@@ -124,6 +124,7 @@ def analyze_typed(
         policies: names of ``plan.cache.TYPED_POLICIES``, and 'oracle'.
         epochs: counted epochs.
         predict_only: no sampling, VIP's forecast alone.
+        send_as: the formats that rows of ``x`` travel in, as in :class:`salientpp.NeighborLoader`.
         track: see :data:`~salientpp.analysis.volume.Track`.
         sampling: ``time_attr``, ``weight_attr``, ``replace``, ``disjoint``, ``temporal_strategy``, ``subgraph_type``, and for edges
             ``edge_label_time``.
@@ -134,6 +135,7 @@ def analyze_typed(
     batch_size = check_batch_size(batch_size)
     if not 1 <= epochs <= MOST_EPOCHS:
         raise ValueError(f"epochs must be in [1, {MOST_EPOCHS:,}], got {epochs}")
+    widths = sent_row_bytes(part, send_as)
     alphas = sorted({check_replication_factor(alpha) for alpha in replication_factors})
     chosen = _checked_policies(policies, predict_only)
     epochs = 0 if predict_only else epochs
@@ -153,7 +155,6 @@ def analyze_typed(
         for part_id, size in enumerate(sizes)
     ]
     books = {type_: book for type_, book in part.row_books.items() if book.num_parts == part.num_parts}
-    widths = {type_: row_bytes(rows["x"]) if "x" in rows else 0 for type_, rows in part.rows(0).items()}
     books = {type_: book for type_, book in books.items() if widths[type_]}
     if not books:
         raise ValueError(

@@ -15,7 +15,7 @@ better, but with few epochs it has learned their noise. ``oracle-heldout`` ranks
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
@@ -28,15 +28,20 @@ from torch_geometric.data import Data
 
 from salientpp import ops
 from salientpp.analysis.advice import DeviceRows, Recommendation, advise
+from salientpp.analysis.lookahead_volume import LookaheadVolume, look_ahead, summed
+from salientpp.analysis.partial_volume import PartialVolume, count_sums
 from salientpp.graph.csc import Graph
 from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.cache import POLICIES, Policy, Workload, cache_capacity, check_replication_factor, score
 from salientpp.plan.layout import assign_for, lay_out, relabel
+from salientpp.plan.lookahead import Window, check_lookahead
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.schedule import Schedule, batch_key
+from salientpp.plan.schedule import Schedule, batch_keys
+from salientpp.plan.shared_vip import shared_inclusion_probability
 from salientpp.plan.vip import check_fanouts, inclusion_probability
 from salientpp.store.directory.contents import collect_splits
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.narrow import read_formats
 
 ORACLES = ("oracle", "oracle-heldout")
 #: Compared unless others are named: all but 'vip-hop', which ranks nearly as 'vip' does.
@@ -63,6 +68,7 @@ class Volume:
     Attributes:
         fanouts, policy, replication_factor: of the cache; ``cache_bytes`` is what its rows may take on a machine.
         remote_rows_per_epoch, remote_rows_std: mean and standard deviation over epochs; None if only predicted.
+        remote_bytes_per_epoch: that the counted rows take on their way, in the format that they travel in.
         remote_rows_per_part: the mean by part.
         predicted_rows_per_epoch: VIP's forecast for the same cache, None for caches that depend on counted accesses.
         calibrated_rows_per_epoch, calibrated_error: the forecast after a handful of batches per part, and its standard
@@ -78,6 +84,7 @@ class Volume:
     cache_bytes: int
     remote_rows_per_epoch: float | None
     remote_rows_std: float | None
+    remote_bytes_per_epoch: float | None
     remote_rows_per_part: tuple[float, ...] | None
     predicted_rows_per_epoch: float | None
     calibrated_rows_per_epoch: float | None
@@ -93,8 +100,36 @@ class Volume:
 
 
 @dataclass(frozen=True)
+class Draws:
+    """How batches agree in what they draw, and what a rank knows of them ahead; as the loaders' arguments of these names.
+
+    Attributes:
+        lookahead: None where nobody asked: then it is only predicted, for 'auto'.
+    """
+
+    shared_draws: str | None = None
+    draw_block: int = 1
+    lookahead: Window | None = None
+
+    def checked(self) -> Draws:
+        """Raise ValueError if one of them is wrong."""
+        if self.shared_draws not in (None, "batch"):
+            raise ValueError(f"shared_draws must be 'batch' or None, got {self.shared_draws!r}")
+        if isinstance(self.draw_block, bool) or not isinstance(self.draw_block, int) or self.draw_block < 1:
+            raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {self.draw_block!r}")
+        return self if self.lookahead is None else replace(self, lookahead=check_lookahead(self.lookahead))
+
+
+@dataclass(frozen=True)
 class Analysis:
-    """The result of :func:`analyze`; ``to_dict`` gives the documented JSON."""
+    """The result of :func:`analyze`; ``to_dict`` gives the documented JSON.
+
+    Attributes:
+        row_bytes: of a row of ``x`` as it travels and is cached; ``send_as`` is the format where that is not the one it is stored in.
+        steps_per_epoch: batches of the machine that has most.
+        lookahead: for each fanouts and α, of ranks that know their next batches.
+        partial: for each fanouts and α, with sums in the place of rows; empty where nobody asked.
+    """
 
     dataset: str
     num_vertices: int
@@ -111,10 +146,16 @@ class Analysis:
     results: tuple[Volume, ...]
     device_rows: tuple[DeviceRows, ...]
     recommendations: tuple[Recommendation, ...]
+    draws: Draws = Draws()
+    lookahead: tuple[LookaheadVolume, ...] = ()
+    send_as: str | None = None
+    steps_per_epoch: int = 0
+    partial: tuple[PartialVolume, ...] = ()
 
     def to_dict(self) -> dict:
         """JSON values; ``schema`` is the version of their meaning."""
-        return {"schema": 1, **asdict(self)}
+        figures = {"schema": 1, **asdict(self), "lookahead": [volume.to_dict() for volume in self.lookahead]}
+        return {**figures, "partial": [volume.to_dict() for volume in self.partial]}
 
     def geometric_means(self) -> dict[tuple[str, float], float]:
         """(policy, α) -> geometric mean over fanouts of the share of rows left; shares below 0.001 count as 0.001."""
@@ -171,6 +212,11 @@ def analyze(
     seeds: str | None = None,
     seed: int = 0,
     predict_only: bool = False,
+    shared_draws: str | None = None,
+    draw_block: int = 1,
+    lookahead: Window | None = None,
+    send_as: Mapping[Any, str] | None = None,
+    partial: bool = False,
     track: Track = no_track,
 ) -> Analysis:
     """Count and forecast the rows that cross the network per epoch.
@@ -190,26 +236,46 @@ def analyze(
         seeds: the split that batches start from, or 'all'.
         seed: of the batches and of the partition.
         predict_only: no sampling, VIP's forecast alone.
+        shared_draws, draw_block: how batches are drawn, as in :class:`salientpp.NeighborLoader`.
+        lookahead: count also what loaders with this argument fetch, with the policy 'vip'; None: predict that, for 'auto'.
+        send_as: the format that rows of ``x`` travel in, as in :class:`salientpp.NeighborLoader`; those that a directory stores narrower travel so.
+        partial: count also what loaders with ``partial_aggregation`` fetch, with the policy 'vip'.
         track: see :data:`Track`.
 
     Raises:
         ValueError: an argument is wrong; nothing was computed.
     """
+    if partial and predict_only:
+        raise ValueError(
+            "partial counts what sums leave to fetch, for which there is no forecast; leave predict_only out"
+        )
+    if partial and send_as:
+        raise ValueError("partial sums rows as they are, and send_as has them travel otherwise; leave one of them out")
+    if partial and isinstance(data, PartitionedGraph) and not data.is_hetero:
+        narrow = data.description.vertices(None).narrow("x")
+        if narrow is not None:
+            raise ValueError(
+                f"partial: {data.root} stores x as {narrow.format}, and rows are summed as they are; leave it out"
+            )
     own = default_workload(data)
     fanouts = [own["num_neighbors"]] if fanouts is None else fanouts
     batch_size = own["batch_size"] if batch_size is None else batch_size
     seeds = own["seeds"] if seeds is None else seeds
     fanouts, policies = check_request(fanouts, batch_size, replication_factors, policies, epochs, predict_only)
-    source = open_graph(data, parts, name, seeds)
+    draws = Draws(shared_draws, draw_block, lookahead).checked()
+    source = open_graph(data, parts, name, seeds, send_as)
     del data  # a caller who keeps no reference either has the memory back
     parted = source if isinstance(source, Parted) else part_graph(source, method, fanouts[0], batch_size, seed, track)
     del source
     alphas = sorted({float(alpha) for alpha in replication_factors})
-    results, device_rows, recommendations, without = [], [], [], {}
+    results, device_rows, recommendations, without, ahead, sums = [], [], [], {}, [], []
     for entry in fanouts:
-        volumes, devices, recommendation, bare = _analyze_fanouts(
-            parted, entry, batch_size, alphas, policies, 0 if predict_only else epochs, seed, track
+        volumes, devices, recommendation, bare, known = _analyze_fanouts(
+            parted, entry, batch_size, alphas, policies, 0 if predict_only else epochs, seed, draws, track
         )
+        ahead += known
+        if partial:
+            sums += _count_sums(parted, entry, batch_size, alphas, epochs, seed, draws, track)
         results += volumes
         device_rows += devices
         recommendations.append(recommendation)
@@ -230,6 +296,11 @@ def analyze(
         results=tuple(results),
         device_rows=tuple(device_rows),
         recommendations=tuple(recommendations),
+        draws=draws,
+        lookahead=tuple(ahead),
+        send_as=next(iter(send_as.values())) if send_as else None,
+        steps_per_epoch=max(schedule.num_batches for schedule in _schedules(parted, batch_size, seed)),
+        partial=tuple(sums),
     )
 
 
@@ -303,23 +374,45 @@ def default_workload(data: Data | PartitionedGraph) -> dict[str, Any]:
     return {"num_neighbors": stored.num_neighbors[0], "batch_size": stored.batch_size, "seeds": stored.seeds[1]}
 
 
-def open_graph(data: Data | PartitionedGraph, parts: int | None, name: str, seeds: str) -> Parted | Unparted:
+def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[str | None, int]:
+    """By type of vertices, of a row of ``x`` as a run sends it and caches it; 0 of types without.
+
+    Raises:
+        TypeError, ValueError: ``send_as`` is not what a loader takes.
+    """
+    types = {type_.name: type_ for type_ in part.description.node_types}
+    known = {}
+    for name, type_ in types.items():
+        if "x" in type_.attributes:
+            entry = type_.attributes["x"]
+            known[name, "x"] = getattr(torch, entry["dtype"]), entry["row_shape"]
+    row_bytes = {name: type_.row_bytes("x") for name, type_ in types.items()}
+    for (name, attribute), format in read_formats("send_as", send_as, known).items():
+        stored = types[name].narrow(attribute)
+        if stored is not None:
+            words = attribute if name is None else str((name, attribute))
+            raise ValueError(
+                f"send_as names {words!r}, which {part.root} stores as {stored.format}, and so it travels; leave it out"
+            )
+        if not types[name].replicated:
+            row_bytes[name] = format.row_bytes
+    return row_bytes
+
+
+def open_graph(
+    data: Data | PartitionedGraph, parts: int | None, name: str, seeds: str, send_as: Mapping[Any, str] | None = None
+) -> Parted | Unparted:
     """What an analysis needs of a graph, in parts if it comes in some.
 
     Raises:
-        ValueError: ``parts`` or ``seeds`` do not fit it.
+        ValueError: ``parts``, ``seeds`` or ``send_as`` do not fit it.
     """
     if isinstance(data, PartitionedGraph):
         if parts not in (None, data.num_parts):
             raise ValueError(
                 f"{data.root} has {data.num_parts} parts, got parts={parts}; leave it out, or partition again"
             )
-        x = data.description.vertices(None).attributes.get("x")
-        row_bytes = (
-            0
-            if x is None
-            else math.prod(x["row_shape"]) * torch.empty(0, dtype=getattr(torch, x["dtype"])).element_size()
-        )
+        row_bytes = sent_row_bytes(data, send_as)[None]
         own = [data.split(seeds, part_id) for part_id in range(data.num_parts)]
         return Parted(
             name,
@@ -343,6 +436,8 @@ def open_graph(data: Data | PartitionedGraph, parts: int | None, name: str, seed
         )
     x = data.get("x")
     row_bytes = 0 if x is None else x[0].numel() * x.element_size()
+    for narrow in read_formats("send_as", send_as, {} if x is None else {(None, "x"): (x.dtype, x.shape[1:])}).values():
+        row_bytes = narrow.row_bytes
     return Unparted(name, graph, splits, None if seeds == "all" else splits[seeds], row_bytes, parts)
 
 
@@ -407,11 +502,11 @@ def _analyze_fanouts(
     policies: list[str],
     epochs: int,
     seed: int,
+    draws: Draws,
     track: Track,
-) -> tuple[list[Volume], list[DeviceRows], Recommendation, float]:
+) -> tuple[list[Volume], list[DeviceRows], Recommendation, float, list[LookaheadVolume]]:
     book = parted.book
     title = ",".join(map(str, fanouts))
-    sizes = [ids.numel() for ids in parted.seeds]
     track(f"{title}: inclusion probabilities", 1)
     workloads = [parted.workload(part_id, fanouts, batch_size) for part_id in range(book.num_parts)]
     known = [workload.vip for workload in workloads if workload.vip is not None]
@@ -420,20 +515,41 @@ def _analyze_fanouts(
         known = [own if workload.vip is None else workload.vip for workload, own in zip(workloads, computed)]
         workloads = [replace(workload, vip=own) for workload, own in zip(workloads, known)]
     vip = torch.stack(known)
-    # What the loader does by default; a part without seeds it serves under 'exact'.
-    uneven = "exact" if 0 in sizes else "wrap"
-    schedules = [
-        Schedule(size, part_id, 0, 1, sizes, part_id, batch_size, True, False, uneven, seed)
-        for part_id, size in enumerate(sizes)
-    ]
-    expected = _expected_accesses(workloads, vip, schedules)
-    parts = []
+    schedules = _schedules(parted, batch_size, seed)
+    expected = _expected_accesses(workloads, vip, schedules, draws)
+    parts, ahead = [], []
     for part_id, workload in enumerate(workloads):
         what = f"{title}: part {part_id} of {book.num_parts}"
         parts.append(
-            _analyze_part(workload, expected[part_id], schedules[part_id], alphas, policies, epochs, seed, what, track)
+            _analyze_part(
+                workload, expected[part_id], schedules[part_id], alphas, policies, epochs, seed, draws, what, track
+            )
+        )
+        counted_epochs = 0 if draws.lookahead is None else epochs
+        ahead.append(
+            look_ahead(
+                workload,
+                schedules[part_id],
+                alphas,
+                "auto" if draws.lookahead is None else draws.lookahead,
+                row_bytes=parted.row_bytes,
+                epochs=counted_epochs,
+                shared=draws.shared_draws is not None,
+                draw_block=draws.draw_block,
+                on_batch=track(f"{what}, lookahead", counted_epochs * schedules[part_id].num_batches),
+            )
         )
 
+    if draws.draw_block > 1 and draws.lookahead is not None and epochs:
+        # Of draws that agree the probabilities say too little of what a static cache leaves, which is counted.
+        vip_at = policies.index("vip")
+        ahead = [
+            [
+                replace(own, static=float(part.counted[vip_at, a].mean()) / max(1, schedule.num_batches))
+                for a, own in enumerate(of_part)
+            ]
+            for of_part, part, schedule in zip(ahead, parts, schedules)
+        ]
     counted = _total([part.counted for part in parts])
     forecast = _total([part.forecast for part in parts])
     bare = (
@@ -453,6 +569,7 @@ def _analyze_fanouts(
                     cache_bytes=cache_capacity(alpha, book) * parted.row_bytes,
                     remote_rows_per_epoch=float(counted[p, a].mean()) if epochs else None,
                     remote_rows_std=float(counted[p, a].std()) if epochs else None,
+                    remote_bytes_per_epoch=float(counted[p, a].mean()) * parted.row_bytes if epochs else None,
                     remote_rows_per_part=tuple(float(part.counted[p, a].mean()) for part in parts) if epochs else None,
                     predicted_rows_per_epoch=None if policy in LEARNED else float(forecast[p, a]),
                     calibrated_rows_per_epoch=(
@@ -476,16 +593,67 @@ def _analyze_fanouts(
         [(volume.replication_factor, 1 - volume.reduction) for volume in own],
         parted.row_bytes,
     )
-    return volumes, devices, recommendation, bare
+    return volumes, devices, recommendation, bare, summed(fanouts, alphas, ahead, parted.row_bytes)
+
+
+def _schedules(parted: Parted, batch_size: int, seed: int) -> list[Schedule]:
+    """Of each part's batches, as loaders have them by default; a part without seeds they serve under 'exact'."""
+    sizes = [ids.numel() for ids in parted.seeds]
+    uneven = "exact" if 0 in sizes else "wrap"
+    return [
+        Schedule(size, part_id, 0, 1, sizes, part_id, batch_size, True, False, uneven, seed)
+        for part_id, size in enumerate(sizes)
+    ]
+
+
+def _count_sums(
+    parted: Parted,
+    fanouts: list[int],
+    batch_size: int,
+    alphas: list[float],
+    epochs: int,
+    seed: int,
+    draws: Draws,
+    track: Track,
+) -> list[PartialVolume]:
+    schedules = _schedules(parted, batch_size, seed)
+    title = ",".join(map(str, fanouts))
+    found = []
+    for part_id, schedule in enumerate(schedules):
+        on_batch = track(
+            f"{title}: part {part_id} of {parted.book.num_parts}, sums", epochs * schedule.num_batches * len(alphas)
+        )
+        workload = parted.workload(part_id, fanouts, batch_size)
+        found.append(
+            count_sums(
+                workload, schedule, alphas, row_bytes=parted.row_bytes, epochs=epochs, shared=draws.shared_draws is not None,
+                draw_block=draws.draw_block, on_batch=on_batch,
+            )
+        )  # fmt: skip
+    return [
+        PartialVolume.of(tuple(fanouts), alpha, epochs, [of_part[a] for of_part in found])
+        for a, alpha in enumerate(alphas)
+    ]
 
 
 def _total(figures: Sequence[np.ndarray]) -> np.ndarray:
     return sum(figures[1:], figures[0])
 
 
-def _expected_accesses(workloads: Sequence[Workload], vip: Tensor, schedules: Sequence[Schedule]) -> list[Tensor]:
+def _expected_accesses(
+    workloads: Sequence[Workload], vip: Tensor, schedules: Sequence[Schedule], draws: Draws
+) -> list[Tensor]:
     """For each part float64 [N]: in how many batches of an epoch a vertex is expected, the last batch being smaller."""
     expected = []
+    if draws.shared_draws is not None:
+        for workload, schedule in zip(workloads, schedules):
+            total = torch.zeros(workload.graph.num_vertices, dtype=torch.float64)
+            sizes = [positions.numel() for positions in schedule.batches(0)]
+            for size in sorted(set(sizes)):
+                chance = shared_inclusion_probability(workload.graph, workload.seeds, workload.num_neighbors, size)
+                total += chance.to(torch.float64) * sizes.count(size)
+            expected.append(total)
+        return expected
     smaller: dict[int, list[int]] = {}
     for part_id, schedule in enumerate(schedules):
         sizes = [positions.numel() for positions in schedule.batches(0)]
@@ -509,6 +677,7 @@ def _analyze_part(
     policies: list[str],
     epochs: int,
     seed: int,
+    draws: Draws,
     what: str,
     track: Track,
 ) -> _PartRows:
@@ -518,12 +687,15 @@ def _analyze_part(
     chance = expected[remote].numpy()
     capacities = [cache_capacity(alpha, book) for alpha in alphas]
 
+    shared = draws.shared_draws is not None
+
     def count(batches: Iterable[tuple[Tensor, int]], name: str, total: int) -> Tensor:
-        return count_accesses(workload.graph, batches, workload.num_neighbors, on_batch=track(f"{what}, {name}", total))
+        on_batch = track(f"{what}, {name}", total)
+        return count_accesses(workload.graph, batches, workload.num_neighbors, shared=shared, on_batch=on_batch)
 
     def loader_batches(epoch: int) -> Iterable[tuple[Tensor, int]]:
         for index, positions in enumerate(schedule.batches(epoch)):
-            yield seeds[positions], batch_key(seed, epoch, part_id, index)
+            yield seeds[positions], batch_keys(seed, epoch, part_id, index, draws.draw_block).draws
 
     counts = [count(loader_batches(epoch), f"epoch {epoch}", num_batches)[remote].numpy() for epoch in range(epochs)]
     scores = {}
@@ -556,7 +728,7 @@ def _analyze_part(
             for epoch in range(epochs):
                 counted[p, :, epoch] = _left_by(counts[epoch][order.numpy()], sizes)
             if policy == "vip" and epochs and seeds.numel():
-                calibrated, variance = _calibrate(workload, remote[order], sizes, schedule)
+                calibrated, variance = _calibrate(workload, remote[order], sizes, schedule, shared)
             advance()
     return _PartRows(
         counted, np.array([float(c.sum()) for c in counts]), forecast, float(chance.sum()), calibrated, variance
@@ -569,7 +741,7 @@ def _left_by(accesses: np.ndarray, cache_sizes: list[int]) -> np.ndarray:
 
 
 def _calibrate(
-    workload: Workload, ranked: Tensor, cache_sizes: list[int], schedule: Schedule
+    workload: Workload, ranked: Tensor, cache_sizes: list[int], schedule: Schedule, shared: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows per epoch estimated from a few batches, and the variance of that estimate, for each cache size."""
     graph = workload.graph
@@ -584,7 +756,7 @@ def _calibrate(
         samples = []
         for seeds, key in islice(whole, CALIBRATION_BATCHES):
             n_id = ops.sample_neighbors(
-                graph.indptr, graph.indices, None, seeds, workload.num_neighbors, key, workload.replace
+                graph.indptr, graph.indices, None, seeds, workload.num_neighbors, key, workload.replace, shared=shared
             )[0]
             at = place[n_id.numpy()]
             samples.append([np.count_nonzero(at >= size) for size in cache_sizes])

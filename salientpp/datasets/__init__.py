@@ -1,10 +1,13 @@
-"""Where does a graph come from? One way in, :func:`load_dataset`; generated graphs, :func:`synthetic` and :func:`synthetic_mag`; and partitions that
-others wrote, :func:`load_partition`.
+"""Where does a graph come from? One way in, :func:`load_dataset`; generated graphs, :func:`synthetic` and :func:`synthetic_mag`; partitions that
+others wrote, :func:`load_partition`; and files for graphs that outgrow memory,
+:func:`convert` and :func:`generate`.
 """
 
+from salientpp.datasets.converted.convert import convert
+from salientpp.datasets.converted.generated import generate
 from salientpp.datasets.generated import synthetic
 from salientpp.datasets.generated_mag import synthetic_mag
 from salientpp.datasets.load import load_dataset
 from salientpp.datasets.partitions.load import load_partition
 
-__all__ = ["load_dataset", "load_partition", "synthetic", "synthetic_mag"]
+__all__ = ["convert", "generate", "load_dataset", "load_partition", "synthetic", "synthetic_mag"]

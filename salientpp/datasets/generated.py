@@ -82,42 +82,24 @@ def synthetic(
     Raises:
         ValueError: an argument is out of range, the graph has no room for so many distinct edges, or this machine has none for the graph.
     """
-    check_integers(
-        num_vertices=(num_vertices, 2),
-        num_classes=(num_classes, 1),
-        num_features=(num_features, 1),
-        community_size=(community_size, 1),
-        seed=(seed, 0),
-    )
-    shares = {
-        "homophily": homophily,
-        "locality": locality,
-        "label_noise": label_noise,
-        "train_fraction": train_fraction,
-        "val_fraction": val_fraction,
-        "test_fraction": test_fraction,
-    }
-    check_numbers(
-        **shares,
+    check_parameters(
+        num_vertices=num_vertices,
+        num_classes=num_classes,
+        num_features=num_features,
         average_degree=average_degree,
         exponent=exponent,
+        homophily=homophily,
+        locality=locality,
+        community_size=community_size,
         signal=signal,
-        **({} if degree_cap is None else {"degree_cap": degree_cap}),
+        label_noise=label_noise,
+        train_fraction=train_fraction,
+        val_fraction=val_fraction,
+        test_fraction=test_fraction,
+        seed=seed,
     )
-    check_shares(**shares)
-    if train_fraction + val_fraction + test_fraction > 1 + 1e-9:
-        total = train_fraction + val_fraction + test_fraction
-        raise ValueError(f"train_fraction + val_fraction + test_fraction must be <= 1, got {total:g}")
-    if num_classes > num_vertices:
-        raise ValueError(f"num_classes must be <= num_vertices = {num_vertices}, got {num_classes}")
-    if not 2 < exponent < math.inf:
-        raise ValueError(f"exponent must be > 2{' and finite' if exponent == math.inf else ''}, got {exponent}")
-    if not 0 < average_degree <= num_vertices - 1:
-        raise ValueError(f"average_degree must be in (0, num_vertices - 1 = {num_vertices - 1}], got {average_degree}")
-    if not 0 <= signal < math.inf:
-        raise ValueError(f"signal must be finite and >= 0, got {signal}")
-    if signal > 1e30:
-        raise ValueError(f"signal must be at most 1e30, since features are float32, got {signal}")
+    if degree_cap is not None:
+        check_numbers(degree_cap=degree_cap)
     if degree_cap is None:
         degree_cap = math.sqrt(num_vertices * average_degree)
     elif not degree_cap > average_degree:
@@ -202,6 +184,56 @@ _MOST = {
     "community_size": 2**63 - 1,
     "papers_per_institution": 2**63 - 1,
 }
+
+
+def check_parameters(
+    *,
+    num_vertices: int,
+    num_classes: int,
+    num_features: int,
+    average_degree: float,
+    exponent: float,
+    homophily: float,
+    locality: float,
+    community_size: int,
+    signal: float,
+    label_noise: float,
+    train_fraction: float,
+    val_fraction: float,
+    test_fraction: float,
+    seed: int,
+) -> None:
+    """Raise ValueError if a generated graph cannot have these, see `synthetic`."""
+    check_integers(
+        num_vertices=(num_vertices, 2),
+        num_classes=(num_classes, 1),
+        num_features=(num_features, 1),
+        community_size=(community_size, 1),
+        seed=(seed, 0),
+    )
+    shares = {
+        "homophily": homophily,
+        "locality": locality,
+        "label_noise": label_noise,
+        "train_fraction": train_fraction,
+        "val_fraction": val_fraction,
+        "test_fraction": test_fraction,
+    }
+    check_numbers(**shares, average_degree=average_degree, exponent=exponent, signal=signal)
+    check_shares(**shares)
+    if train_fraction + val_fraction + test_fraction > 1 + 1e-9:
+        total = train_fraction + val_fraction + test_fraction
+        raise ValueError(f"train_fraction + val_fraction + test_fraction must be <= 1, got {total:g}")
+    if num_classes > num_vertices:
+        raise ValueError(f"num_classes must be <= num_vertices = {num_vertices}, got {num_classes}")
+    if not 2 < exponent < math.inf:
+        raise ValueError(f"exponent must be > 2{' and finite' if exponent == math.inf else ''}, got {exponent}")
+    if not 0 < average_degree <= num_vertices - 1:
+        raise ValueError(f"average_degree must be in (0, num_vertices - 1 = {num_vertices - 1}], got {average_degree}")
+    if not 0 <= signal < math.inf:
+        raise ValueError(f"signal must be finite and >= 0, got {signal}")
+    if signal > 1e30:
+        raise ValueError(f"signal must be at most 1e30, since features are float32, got {signal}")
 
 
 def check_integers(**parameters: tuple[object, int]) -> None:

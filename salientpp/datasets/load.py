@@ -7,6 +7,7 @@ Everything behind this folder (planning, storing, sampling, the command line) wo
 * ``"npz:FILE"``, one NumPy archive;
 * ``"pyg:FILE"``, such an object that `torch.save` wrote;
 * ``"python:MODULE:FUNCTION"``, a function of the user's that returns one;
+* ``"converted:DIR"``, a converted graph (`convert`), whose arrays are mapped, not read;
 * ``"ogbn-arxiv"``, ``"ogbn-products"``, ``"ogbn-papers100M"``, ...: the Open Graph Benchmark's files;
 * ``"pyg-partition:DIR"``, ``"glt-partition:DIR"``: what other partitioners took apart (`load_partition`);
 * ``"synthetic"``, ``"synthetic-mag"``: generated graphs (`synthetic`, and `synthetic_mag` with several types), for a first run without any download.
@@ -31,6 +32,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.datasets.arrays import check_data
+from salientpp.datasets.converted.directory import is_converted, load_converted
 from salientpp.datasets.generated import synthetic
 from salientpp.datasets.generated_mag import synthetic_mag
 from salientpp.datasets.npz import load_npz
@@ -39,7 +41,7 @@ from salientpp.datasets.own_objects import load_pyg, load_python
 from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_partition
 from salientpp.datasets.spec import call_with, did_you_mean, with_spec
 
-# Only for suggestions; which names exist is read from the installed ogb (`_ogb_meta`).
+# Only for suggestions; which names exist is read from the installed ogb (`ogb_meta`).
 _OGB_EXAMPLES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-proteins")
 
 
@@ -62,6 +64,8 @@ def load_dataset(
               tensors and the classes that PyG registers is refused;
             * ``"python:MODULE:FUNCTION"``: what the function returns, called without arguments. The module is looked for
               in the current directory, then on `sys.path`. It runs as any code does; what it prints goes to stderr;
+            * ``"converted:DIR"``: what `convert` wrote. Its arrays are mapped copy-on-write, `adj_t` (torch's CSR) in place of `edge_index`; sizes and
+              sampled checksums are checked, with `verify=True` every byte;
             * the name of a homogeneous OGB node-property dataset. Besides the usual arrays the result
               carries what OGB's own PyG loader sets (`edge_attr`, `node_year`, `node_species`, where there
               are any); `y` of the multi-label ogbn-proteins is int64 [N, 112]. The raw files are read anew
@@ -104,6 +108,9 @@ def load_dataset(
         return call_with(load_pyg, dataset, parameters, file=Path(rest))
     if name == "python" and rest:
         return call_with(load_python, dataset, parameters, where=dataset, source=rest)
+    if name == "converted" and rest:
+        folder, _, spec = rest.partition(",")
+        return call_with(load_converted, dataset, with_spec(dataset, spec, parameters), root=Path(folder))
     if name in FORMATS:
         return _named_partition(dataset, parameters).data
     if name == "synthetic":
@@ -148,15 +155,18 @@ def _not_accepted(dataset: object) -> str:
     got = repr(dataset) if isinstance(dataset, (str, Path)) else f"an object of type {type(dataset).__name__}"
     message = (
         f'dataset must be a torch_geometric Data or HeteroData object, "npz:FILE", "pyg:FILE", "python:MODULE:FUNCTION", '
-        f'"pyg-partition:DIR", "glt-partition:DIR", "synthetic", "synthetic-mag" or the name of '
+        f'"converted:DIR", "pyg-partition:DIR", "glt-partition:DIR", "synthetic", "synthetic-mag" or the name of '
         f"an OGB node-property dataset such as {', '.join(_OGB_EXAMPLES)}; got {got}"
     )
     if isinstance(dataset, Path) or (isinstance(dataset, str) and dataset.endswith(".npz")):
         return f'{message}. Did you mean "npz:{dataset}"?'
     if isinstance(dataset, str) and dataset.endswith((".pt", ".pth")) and ":" not in dataset:
         return f'{message}. Did you mean "pyg:{dataset}"?'
+    if isinstance(dataset, str) and is_converted(Path(dataset)):
+        return f'{message}. Did you mean "converted:{dataset}"?'
     if isinstance(dataset, str):
         return message + did_you_mean(
-            dataset.partition(":")[0], ("synthetic", "synthetic-mag", "npz", "pyg", "python", *FORMATS, *_OGB_EXAMPLES)
+            dataset.partition(":")[0],
+            ("synthetic", "synthetic-mag", "npz", "pyg", "python", "converted", *FORMATS, *_OGB_EXAMPLES),
         )
     return message

@@ -28,9 +28,9 @@ def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
     check_undirected(undirected, name)
     if not isinstance(download, bool):
         raise ValueError(f"{name}: download must be True or False, got {download!r}")
-    meta = _ogb_meta(name)
+    meta = ogb_meta(name)
     folder = root / name.replace("-", "_")
-    _provide_ogb_files(name, meta, folder, download)
+    provide_ogb_files(name, meta, folder, download)
 
     raw = folder / "raw"
     # The stored definition: ogbn-products and ogbn-proteins are stored with each edge once.
@@ -88,13 +88,13 @@ def _read_ogb_files(raw: Path, meta: dict[str, str], add_inverse_edge: bool) -> 
         graph = read_csv_graph_raw(
             str(raw),
             add_inverse_edge=add_inverse_edge,
-            additional_node_files=_listed(meta["additional node files"]),
-            additional_edge_files=_listed(meta["additional edge files"]),
+            additional_node_files=listed(meta["additional node files"]),
+            additional_edge_files=listed(meta["additional edge files"]),
         )[0]
         return graph, np.loadtxt(raw / "node-label.csv.gz", delimiter=",", ndmin=2)
 
 
-def _ogb_meta(name: str) -> dict[str, str]:
+def ogb_meta(name: str) -> dict[str, str]:
     """OGB's description of the dataset `name`: version, url, split, whether stored as text or binary, ..."""
     try:
         import ogb
@@ -117,7 +117,8 @@ def _ogb_meta(name: str) -> dict[str, str]:
     return datasets[name]
 
 
-def _listed(names: str) -> list[str]:
+def listed(names: str) -> list[str]:
+    """The names of files in an entry of OGB's description."""
     return [] if names == "None" else names.split(",")
 
 
@@ -126,7 +127,7 @@ def _writable(array: np.ndarray) -> np.ndarray:
     return np.require(array, requirements=["C", "W"])
 
 
-def _provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: bool) -> None:
+def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: bool) -> None:
     """See to it that the raw files lie in `folder`, by a download if that is allowed and `folder` is new."""
     url = meta["url"]
     if download and not folder.exists():

@@ -16,6 +16,7 @@ from torch import Tensor
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import Sparse
+from salientpp.plan.partition_book import PartitionBook
 
 #: Edges of a pair of ranks up to which a minimum cover is looked for; above, all sources or all targets are taken, whichever are fewer.
 _EXACT = 500_000
@@ -52,7 +53,7 @@ def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Cover
     is_near = source < number
     near = Sparse.of(target[is_near], source[is_near], value[is_near], (number, number))
     source, target, value = graph.global_ids[source[~is_near]], target[~is_near], value[~is_near]
-    owner = torch.searchsorted(torch.tensor(graph.offsets), source, right=True) - 1
+    owner = PartitionBook(torch.tensor(graph.offsets)).owner(source)
     asked: list[Tensor] = []  # global ids of the rows wanted of each rank
     ends: list[Tensor] = []  # (sum, source) of the edges that each rank adds up
     weights: list[Tensor] = []

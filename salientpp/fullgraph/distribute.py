@@ -88,24 +88,23 @@ class DistributedModel(torch.nn.Module):
 
     def _agree(self, module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
         """Every rank has the same model, which can be distributed; then rank 0's values everywhere."""
-        facts: dict[str, Any] = {"error": None, "tensors": [], "layout": ""}
+        facts: dict[str, Any] = {"tensors": [], "layout": layout}
+        error = None
         try:
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
             self._check(module, graph, layout)
-            facts["layout"] = layout
             facts["tensors"] = [
                 f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(module).items()
             ]
         except Exception as raised:
-            facts["error"] = f"{type(raised).__name__}: {raised}"
-            graph.ranks.comm.gather_facts(facts)
-            raise
-        everyone = graph.ranks.comm.gather_facts(facts)
+            error = raised
+        try:
+            everyone = graph.ranks.comm.gather_facts(facts, error, "distribute its model")
+        finally:
+            error = None  # else this frame and the traceback would hold each other
         for rank, theirs in enumerate(everyone):
             of = graph.ranks.comm.of
-            if theirs["error"] is not None:
-                raise ValueError(f"rank {rank}{of} could not distribute its model: {theirs['error']}")
             if theirs["tensors"] != facts["tensors"]:
                 differing = sorted(set(theirs["tensors"]) ^ set(facts["tensors"]))
                 raise ValueError(
@@ -195,7 +194,7 @@ class DistributedModel(torch.nn.Module):
         """While this lasts, the layers ask other ranks, and parameters are their stand-ins, given by ``id``."""
         before: list[tuple[torch.nn.Module, str, Any]] = []
 
-        def put(module: torch.nn.Module, name: str, value: Callable[..., Any]) -> None:
+        def put(module: torch.nn.Module, name: str, value: Any) -> None:
             before.append((module, name, module.__dict__.get(name)))
             module.__dict__[name] = value
 
@@ -214,6 +213,10 @@ class DistributedModel(torch.nn.Module):
                     put(module, "edge_updater", functools.partial(self._edge_updater, module, module.edge_updater))
                     for name, method in with_helpers(module, helpers).items():
                         put(module, name, method)
+                    # What a layer with cached=True keeps is of whichever graph it was called on first.
+                    for name, kept in [*vars(module).items()]:
+                        if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
+                            put(module, name, False if name == "cached" else None)
                 elif isinstance(module, _BatchNorm):
                     put(module, "forward", functools.partial(batch_norm, module, graph=self.graph))
             yield

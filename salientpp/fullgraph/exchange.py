@@ -9,6 +9,7 @@ All ranks take part in every exchange, also those that neither send nor receive;
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -125,10 +126,7 @@ class Ranks:
 
 def width_of(rows: Tensor) -> int:
     """Words of a row."""
-    width = 1
-    for size in rows.shape[1:]:
-        width *= size
-    return width
+    return math.prod(rows.shape[1:])
 
 
 class Flight:

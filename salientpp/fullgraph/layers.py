@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
-from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 _WHOLE = "looks at all vertices of the graph at once"
@@ -204,7 +203,3 @@ def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., An
 def pair_of(value: Any) -> tuple[Any, Any]:
     """(of sources, of targets) of an argument of ``propagate``."""
     return (value[0], value[1]) if isinstance(value, (tuple, list)) else (value, value)
-
-
-def rows_first(rows: Tensor, node_dim: int) -> Tensor:
-    return rows.movedim(node_dim, 0)

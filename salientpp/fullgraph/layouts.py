@@ -34,6 +34,7 @@ from salientpp.fullgraph.covers import CoverOperand, cover_operand
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import Operand, Sparse, halo_operand
+from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import runs
 
 
@@ -393,7 +394,7 @@ def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tenso
     shift = torch.zeros(len(offsets) - 1, dtype=torch.int64)
     for rank, first in zip(ranks, accumulate([0, *sizes[:-1]])):
         shift[rank] = first - offsets[rank]
-    owner = torch.searchsorted(torch.tensor(offsets), ids, right=True) - 1
+    owner = PartitionBook(torch.tensor(offsets)).owner(ids)
     return ids + shift[owner]
 
 
@@ -404,7 +405,7 @@ def _dealt(graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor)
     source, target = names[edge_index[0].cpu()], names[edge_index[1].cpu()]
     there = target >= 0  # the row of a rank without vertices may have got a self-loop
     source, target, value = source[there], target[there], value.cpu()[there]
-    owner = torch.searchsorted(torch.tensor(graph.offsets), source, right=True) - 1
+    owner = PartitionBook(torch.tensor(graph.offsets)).owner(source)
     holders = torch.tensor([layout.holder(ranks.rank, peer) for peer in range(ranks.size)])[owner]
     order = holders.argsort(stable=True)
     counts = torch.bincount(holders, minlength=ranks.size).tolist()

@@ -13,7 +13,7 @@ follow the rank's own in every table of rows, those that are computed the farthe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -189,9 +189,9 @@ class LocalGraph:
         return self._extra_rows[name]
 
     @property
-    def edge_tensors(self) -> list[Tensor]:
-        """Rows of edges that were asked for."""
-        return list(self._columns.values())
+    def edge_tensors(self) -> Mapping[str, Tensor]:
+        """Rows of edges that were asked for, by name."""
+        return self._columns
 
     def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
         """The table [num_rows, ...] of which edges name rows: those of ``rows`` [num_inner, ...], and those that arrived in their slots."""
@@ -291,7 +291,7 @@ def local(
     comm = Comm.create(process_group, seconds, at, error)
     ranks = Ranks(comm, at)
     opened: tuple[Any, ...] | None = None
-    facts: dict[str, Any] = {"error": None}
+    facts: dict[str, Any] = {}
     try:
         opened = _of_directory(data, comm) if isinstance(data, PartitionedGraph) else _of_data(data, comm, offsets)
         facts.update(
@@ -302,13 +302,11 @@ def local(
         )
     except Exception as raised:
         error = raised
-        facts["error"] = f"{type(raised).__name__}: {raised}"
-    everyone = comm.gather_facts(facts)
-    if error is not None:
-        raise error
+    try:
+        everyone = comm.gather_facts(facts, error, "open its part")
+    finally:
+        error = None  # else this frame and the traceback would hold each other
     for rank, theirs in enumerate(everyone):
-        if theirs["error"] is not None:
-            raise ValueError(f"rank {rank}{comm.of} could not open its part: {theirs['error']}")
         for name, value in theirs.items():
             if value != facts[name]:
                 raise ValueError(

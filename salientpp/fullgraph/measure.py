@@ -28,12 +28,14 @@ class Constants:
         vertex: to multiply and add for a word of a vertex's row and one of a layer's output (T_v).
         word: for a word to come from another rank (T_c).
         exchange: for an exchange of nothing.
+        kept: of a step of a rank that keeps any vertex of others, beside what each takes: rows that are here and rows that arrive become one table.
     """
 
     edge: float
     vertex: float
     word: float
     exchange: float
+    kept: float = 0.0
 
 
 def calibrate(graph: LocalGraph) -> Constants:

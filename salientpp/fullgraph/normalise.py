@@ -64,7 +64,7 @@ class Helpers:
         if tensor is None or tensor is self._graph.edge_index:
             return True
         return any(tensor is each for each in self._static) or any(
-            tensor is each for each in self._graph.edge_tensors if not each.requires_grad
+            tensor is each for each in self._graph.edge_tensors.values() if not each.requires_grad
         )
 
     def by_name(self) -> dict[str, Callable[..., Any]]:

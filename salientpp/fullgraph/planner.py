@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch import Tensor
 from salientpp.fullgraph.distribute import DistributedModel
 from salientpp.fullgraph.local import LocalGraph, edges_into
 from salientpp.fullgraph.measure import Constants, calibrate
+from salientpp.fullgraph.trial import StepTimes, fastest, step_times
 from salientpp.graph.csc import Graph
 
 #: Choices up to which a minimum cut is looked for.
@@ -33,6 +34,7 @@ _EXACT = 4000
 _PRICES = 24
 
 _FETCH = -1
+_UNIT = Constants(1.0, 1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +72,17 @@ class Costs:
     def edge(self) -> float:
         """Of one into a recomputed vertex, which is aggregated at every hop, forward and backward."""
         return 2 * sum(self.widths) * self.constants.edge
+
+    def timed(self, times: StepTimes, alone: Constants) -> Costs:
+        """With the constants by which a vertex, an edge and a word cost what steps took, but no less of a vertex or an edge than what they take ``alone``."""
+        constants = Constants(
+            edge=max(alone.edge, times.edge * self.constants.edge / self.edge),
+            vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),
+            word=max(0.0, times.word),
+            exchange=alone.exchange,
+            kept=max(0.0, times.kept),
+        )
+        return replace(self, constants=constants)
 
     @property
     def kept_words(self) -> int:
@@ -135,7 +148,7 @@ class Problem:
     def seconds(self, depths: Tensor) -> Tensor:
         """float64 [...]: of a step, what depends on the plan."""
         costs = self.costs
-        total = (depths >= 0).sum(-1) * costs.vertex
+        total = (depths >= 0).sum(-1) * costs.vertex + (depths >= 0).any(-1) * costs.constants.kept
         total = total + ((depths > 0) * self.in_degree).sum(-1) * costs.edge
         for hop, fetched in enumerate(self.fetched(depths)):
             total = total + fetched.sum(-1) * costs.fetch(hop)
@@ -160,7 +173,10 @@ class Problem:
         return depths
 
     def solve(self, budget: float | None = None) -> Tensor:
-        """int64 [m]: depths of a plan that takes at most ``budget`` words of memory (None: any), and no longer than the pure plans that fit."""
+        """int64 [m]: depths of a plan that takes at most ``budget`` words of memory (None: any), and no longer than the pure plans that fit.
+
+        What it takes to keep anything at all is paid by all plans but one, to fetch everything: so that one is compared in the end.
+        """
         is_exact = self.candidates.numel() * self.costs.num_hops <= _EXACT
         plan = self._cut(0.0) if is_exact else self._greedy(budget)
         if budget is not None and float(self.memory(plan)) > budget:
@@ -375,11 +391,13 @@ def plan_for(
     """Decide for each vertex of other ranks whether its rows are fetched, cached or computed again. Collective.
 
     Args:
-        model: of :func:`salientpp.distribute`, with layout='halo' and without a plan; it is called once, in evaluation mode, to see how wide rows are.
+        model: of :func:`salientpp.distribute`, with layout='halo' and without a plan; it is called in evaluation mode, to see how wide rows are and how long
+            steps take; parameters and their gradients stay as they are.
         model_arguments: that it is called with; none: ``(graph.x, graph.edge_index)``.
         kind: 'hybrid', or a pure plan: 'fetch', 'cache' or 'recompute'.
         budget: words of memory for what is kept on this rank; None: any.
-        constants: of the machines; None: measured now.
+        constants: of the machines; None: measured now, by steps of this model (:mod:`salientpp.fullgraph.trial`); then steps under the hybrid plan are timed
+            too, and under those that fetch and cache everything, and the fastest of the three is taken.
 
     Raises:
         ValueError: an argument is wrong.
@@ -389,14 +407,32 @@ def plan_for(
     graph = model.graph
     if graph.is_planned or model.layout != "halo":
         raise ValueError("plan_for takes a model with layout='halo' and without a plan; distribute it again")
-    constants = calibrate(graph) if constants is None else constants
+    arguments = model_arguments or (graph.x, graph.edge_index)
+    begin, end = graph.offsets[graph.ranks.rank : graph.ranks.rank + 2]
     modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()(*(model_arguments or (graph.x, graph.edge_index)))
+        model.eval()(*arguments)
+        costs = Costs([width for width, _ in model.seen], [backward for _, backward in model.seen], constants or _UNIT)
+        if constants is None:
+            costs = costs.timed(step_times(model, arguments), calibrate(graph))
+        problem = Problem.of(graph.topology, begin, end, costs)
+        if kind != "hybrid":
+            return Plan(problem, problem.pure(kind), graph)
+        plan = Plan(problem, problem.solve(budget), graph)
+        return plan if constants else _fastest(plan, model, arguments, budget)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    costs = Costs([width for width, _ in model.seen], [backward for _, backward in model.seen], constants)
-    begin, end = graph.offsets[graph.ranks.rank : graph.ranks.rank + 2]
-    problem = Problem.of(graph.topology, begin, end, costs)
-    return Plan(problem, problem.solve(budget) if kind == "hybrid" else problem.pure(kind), graph)
+
+
+def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], budget: float | None) -> Plan:
+    """``plan``, or a pure one whose steps turn out to take less time: costs add up in the model, but not quite on machines. Collective.
+
+    To recompute everything is left out, since it may take far more memory than anything else here does.
+    """
+    problem, graph = plan.problem, plan.graph
+    pure = [Plan(problem, problem.pure(kind), graph) for kind in ("fetch", "cache")]
+    fits = [budget is None or float(problem.memory(each.depths)) <= budget for each in pure]
+    everyone = graph.ranks.comm.gather_numbers([int(each) for each in fits])
+    plans = [plan] + [each for each, on_ranks in zip(pure, zip(*everyone), strict=True) if all(on_ranks)]
+    return plans[fastest(model, arguments, [each.apply() for each in plans])]

@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from salientpp.files import replace_file
 from salientpp.launch.environment import Launch, LaunchError, detect
+from salientpp.launch.meeting import meet
 
 #: Ranks may meet several times in one process, each time in a file of its own.
 _meetings = itertools.count()
@@ -70,7 +71,12 @@ def init_process_group(
         torch.cuda.set_device(launch.device)
     backend = backend or ("cpu:gloo,cuda:nccl" if launch.device.type == "cuda" else "gloo")
     if launch.launcher == "torchrun":
-        _connect(launch, f"{launch.master_addr}:{launch.master_port}", backend, timeout, init_method="env://")
+        address = f"{launch.master_addr}:{launch.master_port}"
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+            ranks = {"rank": launch.rank, "world_size": launch.world_size}
+            _connect(launch, address, backend, timeout, store=_meet_at_agent(launch, address, timeout), **ranks)
+        else:
+            _connect(launch, address, backend, timeout, init_method="env://")
     elif launch.master_port is not None:
         address = f"{launch.master_addr}:{launch.master_port}"
         _connect(
@@ -95,6 +101,21 @@ def init_process_group(
         if launch.rank == 0:
             file.unlink(missing_ok=True)
     return launch
+
+
+def _meet_at_agent(launch: Launch, address: str, timeout: timedelta) -> dist.Store:
+    """The store of torchrun's agents, for those alone whom they have started together."""
+    try:
+        store = dist.TCPStore(
+            str(launch.master_addr),
+            int(launch.master_port or 0),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timeout,
+        )
+        return meet(store, launch.rank, launch.world_size, timeout)
+    except (RuntimeError, OSError) as error:
+        raise LaunchError(_unreachable(launch, address, error)) from error
 
 
 def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:

@@ -188,12 +188,13 @@ def script(batch: Batch, made_by: str) -> str:
             "    " + command,
         ]
     lines += [
-        "# Told explicitly: srun need not take the CPUs of a task from the job. If one task fails, all end. What is started here ignores the signal",
-        "# until the training script installs a handler for it.",
+        "# Told explicitly: srun need not take the CPUs of a task from the job, and a requeued job may have fewer hosts than it asked for.",
+        "# If one task fails, all end. What is started here ignores the signal until the training script installs a handler for it.",
         "# shellcheck disable=SC2016  # expanded by the inner bash",
         " \\\n    ".join(
             [
-                f"srun --ntasks-per-node={tasks} --cpus-per-task={cpus} --kill-on-bad-exit=1{' --label' if by_srun else ''}",
+                f'srun --ntasks="$((SLURM_NNODES * {tasks}))" --ntasks-per-node={tasks} --cpus-per-task={cpus}',
+                f"    --kill-on-bad-exit=1{' --label' if by_srun else ''}",
                 """bash -c 'trap "" USR1; exec "$@"' rank""",
                 *start,
             ]

@@ -188,7 +188,7 @@ class Inference:
                 raise ValueError(
                     f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
                 )
-        x = RowShape.of(source.rows_of(_ROWS))
+        x = RowShape.of(source.delivered(_ROWS))
         if self.dtype is not None:
             x = dataclasses.replace(x, dtype=self.dtype)
         weight, attr = (RowShape.of(edges[name]) if name in edges else None for name in ("edge_weight", "edge_attr"))
@@ -401,17 +401,9 @@ class LayerLoader(NeighborLoader):
         except Exception as raised:
             error = raised
         try:
-            words = None if error is None else f"{type(error).__name__}: {error}"
-            everyone = self._comm.gather_facts({"error": words})
-            if error is not None:
-                raise error
+            self._comm.gather_facts({}, error, f"end layer {self._call.steps.number}", RuntimeError)
         finally:
             error = None  # else this frame and the traceback would hold each other
-        for rank, theirs in enumerate(everyone):
-            if theirs["error"] is not None:
-                raise RuntimeError(
-                    f"rank {rank}{self._comm.of} could not end layer {self._call.steps.number}: {theirs['error']}"
-                )
 
     def _share_within_the_part(self) -> None:
         """Ranks of one part each have computed some of its batches: give them to the others, batch by batch."""

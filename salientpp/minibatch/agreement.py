@@ -39,19 +39,11 @@ def exchange_facts(comm: Comm, facts: Facts | None, error: Exception | None) -> 
         ValueError: a rank could not make its loader, or two ranks differ in what must be the same; on every rank. Where this rank is the one
             that could not, ``error`` itself.
     """
-    message: dict[str, Any] = (
-        {"error": f"{type(error).__name__}: {error}"} if facts is None else {"error": None, **asdict(facts)}
-    )
-    everyone = comm.gather_facts(message)
     try:
-        if error is not None:
-            raise error
+        everyone = comm.gather_facts({} if facts is None else asdict(facts), error)
     finally:
         error = None  # else this frame and the traceback would hold each other
-    for rank, theirs in enumerate(everyone):
-        if theirs["error"] is not None:
-            raise ValueError(f"rank {rank}{comm.of} could not make its loader: {theirs['error']}")
-    told = [Facts(**{name: value for name, value in theirs.items() if name != "error"}) for theirs in everyone]
+    told = [Facts(**theirs) for theirs in everyone]
     _check_same(told, comm.of)
     return told
 

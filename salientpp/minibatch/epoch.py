@@ -14,6 +14,7 @@ connections are the parent's, and the child gets an error.
 from __future__ import annotations
 
 import atexit
+import signal
 import sys
 import threading
 import time
@@ -132,6 +133,7 @@ class Run:
         self._lock = Lock()  # an iterator may be shared, and garbage collected in any thread
         self._user = threading.current_thread()  # who asked last
         self._answering: threading.Thread | None = None
+        self._answered = threading.Event()  # it has ended
         self._failure: BaseException | None = None
         if self._comm.size > 1:
             self.unfinished.add(self)
@@ -318,7 +320,7 @@ class Run:
             if self._is_over():
                 self._context.on_end(self)
                 return
-            self._answering = threading.Thread(target=self._answer, name="salientpp-answer")
+            self._answering = threading.Thread(target=self._answer_in_background, name="salientpp-answer", daemon=False)
             self._answering.start()
 
     @property
@@ -328,11 +330,12 @@ class Run:
 
     def leave_at_exit(self) -> None:
         """``leave`` where no thread can be started any more."""
-        if self._answering is not None and self._answering.is_alive():
-            # The interpreter waits for threads before this, unless Ctrl-C ends the wait: then nobody shall wait for the thread.
+        if self._answering is not None and self._answering.is_alive() and not self._answered.is_set():
+            # The interpreter waits for threads before this, unless Ctrl-C ends the wait: then nobody shall wait for the thread. Nor can it be joined
+            # any more: Ctrl-C in the moment in which it ends leaves the lock taken that joining waits for.
             self._failure = RankFailure(f"rank {self._comm.rank} ended in mid-epoch: KeyboardInterrupt")
             self._comm.report_failure(str(self._failure))
-            self._answering.join()
+            self._answered.wait()
         if self._left or self._is_over():
             return
         self._left = True
@@ -349,8 +352,18 @@ class Run:
 
     def _is_over(self) -> bool:
         """Whether no other rank can want anything more in this epoch."""
-        done = self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._ticks or self._all_left)
-        return self._comm.size == 1 or done or self._failure is not None
+        if self._comm.size == 1 or self._failure is not None:
+            return True  # whose turns need not be known: asking a sampler for them may fail
+        return self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._ticks or self._all_left)
+
+    def _answer_in_background(self) -> None:
+        # A script that has ended waits for this thread in a lock, from which Ctrl-C wakes the main thread only if no other thread takes the
+        # signal first: one that starts threads, as asking the store does, may. What this thread starts inherits its mask.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._answer()
+        finally:
+            self._answered.set()
 
     def _answer(self) -> None:
         try:

@@ -65,7 +65,9 @@ def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | No
     return None
 
 
-def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: int, own_rows: bool) -> tuple[int, ...]:
+def agree_on_hosts(
+    comm: Comm, part: PartitionedGraph, given: Any, num_slots: int, own_rows: bool, looks_ahead: bool = False
+) -> tuple[int, ...]:
     """How many ranks each host has, in the order of the ranks; empty: every rank is a host of its own. Collective, the same on all ranks.
 
     Where hosts were not given but believed, and cannot be used after all, a warning says why.
@@ -74,6 +76,7 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
         given: the user's ``ranks_per_host``.
         num_slots: S; 0 stands for as many as ranks.
         own_rows: this rank has a source of rows of its own, which others cannot read.
+        looks_ahead: this rank's cache follows its own batches, so it cannot be its host's.
 
     Raises:
         ValueError: what was given is wrong, differs between ranks or does not fit; on every rank.
@@ -81,22 +84,32 @@ def agree_on_hosts(comm: Comm, part: PartitionedGraph, given: Any, num_slots: in
     if comm.size == 1:
         checked_hosts(given)
         return ()
-    facts: dict[str, Any] = {"error": None, "given": None, "believed": None, "own_rows": own_rows, "slots": num_slots}
+    facts: dict[str, Any] = {"given": None, "believed": None}
+    facts |= {"own_rows": own_rows, "slots": num_slots, "looks_ahead": looks_ahead}
+    error = None
     try:
         facts["given"] = checked_hosts(given)
         facts["believed"] = host_by_launcher(*group_rank())
-    except ValueError as error:
-        facts["error"] = str(error)
-    everyone = comm.gather_facts(facts)
+    except ValueError as wrong:
+        error = wrong
+    try:
+        everyone = comm.gather_facts(facts, error)
+    finally:
+        error = None  # else this frame and the traceback would hold each other
     for rank, theirs in enumerate(everyone):
-        if theirs["error"] is not None:
-            who = "" if rank == comm.rank else f"rank {rank}{comm.of} could not make its loader: ValueError: "
-            raise ValueError(who + theirs["error"])
         if theirs["given"] != everyone[0]["given"]:
             raise ValueError(
                 f"all ranks must have the same ranks_per_host, got {everyone[0]['given']} on rank 0 and {theirs['given']} on rank {rank}{comm.of}"
             )
     asked = everyone[0]["given"]
+    ahead = next((rank for rank, theirs in enumerate(everyone) if theirs["looks_ahead"]), None)
+    if ahead is not None:
+        if asked is not None and max(_sizes(comm, asked, [])) > 1:
+            raise ValueError(
+                f"rank {ahead}{comm.of} has lookahead=, with which every rank has a cache of its own, but ranks_per_host={asked} lets those of a host "
+                "share one; leave one of them out"
+            )
+        return ()
     sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
     if (
         max(sizes) == 1 or len({theirs["slots"] for theirs in everyone}) > 1

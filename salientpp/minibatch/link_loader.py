@@ -36,6 +36,7 @@ from salientpp.minibatch.source import (
 )
 from salientpp.minibatch.state import digest
 from salientpp.plan.cache import Policy
+from salientpp.plan.lookahead import Window
 from salientpp.processes import lazy
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
@@ -114,12 +115,14 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         share: tuple[int, int] | None = None,
         pad: Pad = None,
         ranks_per_host: int | Sequence[int] | None = None,
-        fetch_once: bool | None = None,
+        fetch_once: bool = False,
         gpu_split: float = 0.0,
         slots: int | None = None,
         join_slots: bool = False,
         shared_draws: SharedDraws = None,
         draw_block: int = 1,
+        lookahead: Window = 0,
+        send_as: Mapping[Any, str] | None = None,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -143,7 +146,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
             ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split,
-            slots=slots, join_slots=join_slots, draw_block=draw_block,
+            slots=slots, join_slots=join_slots, draw_block=draw_block, lookahead=lookahead, send_as=send_as,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -175,7 +178,13 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             part_of = None if stored.edge_id is None else partial(book.owner, inputs.col)
             seeds = dataclasses.replace(seeds, access_probability=access, split=stored.split, part_of=part_of)
             return open_partition(
-                connected, of_part, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls
+                connected,
+                of_part,
+                seeds,
+                gather=self.gather,
+                rows=self.rows,
+                custom_cls=self.custom_cls,
+                send_as=self.send_as,
             )
         sampler = sampling.sampler(self.data, "sample_from_edges")
         check_gather_is_default(self.gather)

@@ -15,6 +15,7 @@ import contextlib
 import contextvars
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -39,9 +40,18 @@ from salientpp.minibatch.builder import BatchBuilder
 from salientpp.minibatch.direct import BatchMaker, Direct, Made
 from salientpp.minibatch.epoch import Counters, Epoch, Rounds, Run, RunContext
 from salientpp.minibatch.hosts import agree_on_hosts, checked_hosts
+from salientpp.minibatch.lookahead import (
+    Draws,
+    ForeseenRequest,
+    LookaheadCache,
+    LookaheadStages,
+    Scouts,
+    most_pending,
+)
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, check_padding, sizes_of, types_of
+from salientpp.minibatch.partial import PartialStages, check_partial
 from salientpp.minibatch.seeds import scores_of_part
 from salientpp.minibatch.sharing import SharingStages
 from salientpp.minibatch.source import BatchSource, by_type
@@ -55,23 +65,29 @@ from salientpp.minibatch.state import (
     inputs_digest,
     make_state,
 )
-from salientpp.minibatch.workers import SamplingWorkers
-from salientpp.ops import use_huge_pages
+from salientpp.minibatch.workers import SamplingWorkers, draw
+from salientpp.ops import code_ids, use_huge_pages
 from salientpp.pipeline import Pipeline, Trace
 from salientpp.plan.arguments import as_integer
 from salientpp.plan.cache import plan_caches
+from salientpp.plan.lookahead import Blocks, Planner, Trial, plan_rows
+from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
 from salientpp.plan.schedule import BatchKeys, Schedule, Turn, Turns, batch_keys, share_size
+from salientpp.plan.sums import Wire
 from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.devices import reachable, split_rows, split_tiers
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.exchange import Traffic
+from salientpp.store.exchange import SUMS, Traffic
 from salientpp.store.fetch import Fetch, InPlace, Packed
 from salientpp.store.host import HostExchange, fetch_host_caches, pooled
+from salientpp.store.moving import MovingRows
+from salientpp.store.narrow import EncodedRows, NarrowRows
 from salientpp.store.rows import TensorRows
+from salientpp.store.sums import FetchWithSums, is_worth_it
 from salientpp.store.tiers import NO_IDS, IdSet, Tiers
 
 #: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
@@ -106,6 +122,7 @@ class LoaderStats:
         seconds_waiting: time that the caller spent in ``next()``.
         by_type: per vertex type (None where there is only one), these rows by tier, 'gpu', 'cpu', 'cache' and 'remote', and
             'bytes_received', what the remote ones took.
+        rows_partial: sums that this rank received in the place of rows (``partial_aggregation``); no rows of the tiers, and in ``bytes_received``.
     """
 
     batches: int
@@ -119,6 +136,7 @@ class LoaderStats:
     seconds_by_stage: dict[str, float]
     seconds_waiting: float
     by_type: dict[str | None, dict[str, int]]
+    rows_partial: int = 0
 
     @property
     def rows(self) -> int:
@@ -221,7 +239,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._ranks_by_host: tuple[int, ...] = ()
         if isinstance(data, PartitionedGraph):
             self._ranks_by_host = agree_on_hosts(
-                self._comm, data, options.ranks_per_host, as_integer(options.slots) or 0, bool(options.rows)
+                self._comm,
+                data,
+                options.ranks_per_host,
+                as_integer(options.slots) or 0,
+                bool(options.rows),
+                looks_ahead=bool(options.lookahead),
             )
         else:
             checked_hosts(options.ranks_per_host)
@@ -253,6 +276,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         try:
             self._topology = source.template.contents()  # what the tiers are made of, and the graph
             self._cache: FeatureCache | TypedFeatureCache = FeatureCache.empty()
+            self._planners: dict[str | None, Planner] = {}
             self._start_threads(self._make_tiers(prepared.cache, fill=any(facts.fills_cache for facts in everyone)))
         except BaseException as error:
             self._comm.report_failure(
@@ -261,7 +285,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             raise
 
     def _start_threads(self, tiers: Mapping[str | None, Tiers]) -> None:
-        sources = [rows for of_type in tiers.values() for rows in of_type.home.rows.values()]
+        sources = [
+            rows.wide if isinstance(rows, EncodedRows) else rows.encoded if isinstance(rows, NarrowRows) else rows
+            for of_type in tiers.values()
+            for rows in of_type.home.rows.values()
+        ]
         large = [rows.tensor for rows in sources if isinstance(rows, TensorRows) and rows.nbytes >= _LARGE_BYTES]
         if large:
             # It takes seconds for gigabytes, and batches need not wait for it.
@@ -270,13 +298,16 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._forks = forks()
         self._lock = Lock()  # whoever holds it begins an epoch
         on_host = self.device.type == "cpu"
-        self._fetch = Fetch(
+        reduction = "mean" if self.partial_aggregation == "auto" else self.partial_aggregation
+        self._fetch = (Fetch if reduction is None else functools.partial(FetchWithSums, reduction=reduction))(
             tiers=tiers,
             exchange=self._source.exchange,
             columns=self._source.exchanged,
             seed_columns=self._source.seed_columns,
             own=InPlace(BufferPool()) if on_host else Packed(self.device),
-            served=InPlace(BufferPool()) if self._comm.device.type == "cpu" else Packed(self._comm.device),
+            served=InPlace(BufferPool(), decodes=False)
+            if self._comm.device.type == "cpu"
+            else Packed(self._comm.device, decodes=False),
             repeats=getattr(self._source.sampler, "disjoint", False) or self.join_slots,
         )
         self._builder = BatchBuilder(
@@ -296,6 +327,17 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             between = HostExchange(self._host, self._source.exchange)
             self._fetch.askers = self._host.size
             self._stages = SharingStages(self._fetch, self._builder, gather.submit, self.device, host=between)
+        self._ahead: LookaheadCache | None = None
+        if self._planners:
+            self._ahead = self._make_lookahead()
+            self._fetch.moving = self._ahead.rows
+            self._stages = LookaheadStages(self._fetch, self._builder, gather.submit, self.device, cache=self._ahead)
+        if reduction is not None:
+            wire = Wire(self._source.row_bytes[None], self._source.exchange.id_bytes)
+            asks = self.partial_aggregation != "auto" or is_worth_it(self._first_draws(), tiers[None], wire)
+            self._stages = PartialStages(
+                self._fetch, self._builder, gather.submit, self.device, reduction=reduction, wire=wire, asks=asks
+            )
         self._maker = BatchMaker(self._fetch, self._builder)
         self._workers = SamplingWorkers(
             self.num_workers, self._source.seeds, self._source.sampler, self._stages, self._maker
@@ -305,6 +347,37 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._run: Run | None = None  # the epoch that is not over yet
         self._background_failure: BaseException | None = None
         self.reset_stats()
+
+    def _first_draws(self) -> Iterator[Any]:
+        """Some batches of epoch 0, as they will be drawn."""
+        turns = self._turns.of_epoch(0)
+        for number in Trial.batches(len(turns)):
+            for piece in self._pieces(0, turns[number]):
+                yield draw(self._source.seeds, self._source.sampler, *piece)
+
+    def _make_lookahead(self) -> LookaheadCache:
+        """Of the planners, with the rows of the cache that was fetched for them."""
+        source, planners = self._source, self._planners
+        rows = {type_: MovingRows(self._cache.by_type[type_].rows) for type_ in planners}
+        books = {type_: source.books[type_] for type_ in planners}
+        scouts = Scouts(
+            lambda draws: self._turns.of_epoch(draws.epoch),
+            lambda draws, turn: self._workers.scout(self._scout, self._pieces(draws.epoch, turn)),
+            most_pending(planners, self._most_ahead if self.num_workers else 0),
+        )
+        return LookaheadCache(planners, rows, books, scouts)
+
+    def _scout(self, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> dict[str | None, Tensor]:
+        """Per vertex type, the list of remote ids that the batch of these pieces needs."""
+        exchange, books = self._source.exchange, self._source.books
+        ids = [_ids_by_type(self._workers.draw_vertices(*piece).node) for piece in pieces]
+        found = {}
+        for type_ in self._planners:
+            own = [each[type_] for each in ids if type_ in each]
+            book, part_id = books[type_], exchange.part_of(type_)
+            whole = torch.cat(own) if len(own) > 1 else own[0] if own else NO_IDS
+            found[type_] = code_ids(whole, book.num_vertices, *book.range_of(part_id))
+        return found
 
     # --- construction -------------------------------------------------------------------------------------
 
@@ -337,6 +410,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _prepare(self, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
         """What this rank can find out without the others; raises on a wrong argument."""
+        if "partial_aggregation" in kwargs:
+            raise ValueError(
+                f"partial_aggregation= is for a NeighborLoader; {type(self).__name__} gives batches of edges, without sums; leave it out"
+            )
         options = options.checked(self.device)
         self._set_options(options)
         normalise_numbers(kwargs)
@@ -376,6 +453,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             )
         share = options.checked_share(partitioned, self._orders_itself)
         options.check_slots(partitioned)
+        options.check_send_as(partitioned)
+        if options.partial_aggregation is not None:
+            check_partial(self.data, source, options.partial_aggregation)
         placement = exchange.placement if share is None else Placement(*share, num_parts=1)
         self._check_slots(source, placement)
         _check_cache(options.cache, source, exchange.part_id)
@@ -461,6 +541,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             fills_cache=self.replication_factor > 0,
             same={
                 "dataset": source.fingerprint,
+                "send_as": {str(key): str(format) for key, format in (self.send_as or {}).items()},
                 "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
                 "input_nodes": source.seeds.split or "ids or a mask",
                 "time_attr": self.time_attr,
@@ -475,12 +556,14 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "slots": self.slots,
                 "join_slots": self.join_slots,
                 "depth": self.depth,
+                "partial_aggregation": self.partial_aggregation,
                 "dtype": str(self.dtype),
                 "gather": [
                     [
                         *(word for word in column if word is not None),
-                        str(source.rows_of(column).dtype),
-                        list(source.rows_of(column).shape[1:]),
+                        str(source.delivered(column).dtype),
+                        list(source.delivered(column).shape[1:]),
+                        *([source.narrow[column].format] if column in source.narrow else []),
                     ]
                     for column in source.exchanged
                 ],
@@ -503,10 +586,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     @property
     def _fetches_once(self) -> bool:
         """Whether the ranks of a host ask other hosts for one another; the same on all ranks."""
-        if not self._ranks_by_host or not self._source.travelling:
-            return False
-        # Rows that arrive on a device would have to come back to the host to be passed on.
-        return self._comm.device.type == "cpu" if self.fetch_once is None else self.fetch_once
+        return bool(self.fetch_once and self._ranks_by_host and self._source.travelling)
 
     def _splits_devices(self) -> bool:
         """Whether the devices of this host share rows; collective among its ranks."""
@@ -542,6 +622,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             made[type_] = Tiers.of(
                 book, home[type_], source.rows[type_], device=self.device, gpu_ids=hot[type_], zero_copy=self.zero_copy, seeds_only=seeds_only
             )  # fmt: skip
+            made[type_] = dataclasses.replace(made[type_], narrow=source.narrow_of(type_))
             if type_ in shares:
                 whole = {name: rows for name, rows in source.rows[type_].items() if name not in seeds_only}
                 num_rows = book.size_of(home[type_])
@@ -554,7 +635,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if self.zero_copy:
             self._cache = self._cache.pinned()
         for type_, of_type in self._cache.by_type.items():
-            if type_ in made and source.books[type_].num_parts > 1:
+            if type_ in made and type_ not in self._planners and source.books[type_].num_parts > 1:
                 made[type_] = dataclasses.replace(made[type_], copies=of_type.tiers(self.zero_copy))
         return made
 
@@ -597,6 +678,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             if self._ranks_by_host:
                 of_host = pooled(self._host, self.policy, {type_: scores[type_] for type_ in books})
             members = plan_caches(of_host, books, source.row_bytes, part_id, self.replication_factor)
+            if self.lookahead:
+                members = self._plan_ahead(scores, members)
         home = {
             type_: {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
             for type_ in books
@@ -609,11 +692,58 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 type_: source.exchange.fetch_cache(type_, home[type_], IdSet.of(members[type_], book.num_vertices))
                 for type_, book in books.items()
             }
-        owner = (source.fingerprint, part_id)
+        owner = (_contents(source), part_id)
         caches = {type_: dataclasses.replace(cache, owner=owner) for type_, cache in caches.items()}
         if scores is not None and self.gpu_cache_bytes:
             caches = on_device(caches, scores, self.gpu_cache_bytes, self.device)
         return caches[None] if None in caches else TypedFeatureCache(caches, owner)
+
+    def _plan_ahead(
+        self, scores: Mapping[str | None, Tensor], members: Mapping[str | None, Tensor]
+    ) -> dict[str | None, Tensor]:
+        """Make planners where they gain something; gives, instead of the ``members`` of a static cache, whose rows are there at first."""
+        source, found = self._source, dict(members)
+        parts = {type_: source.exchange.part_of(type_) for type_ in members}
+
+        @functools.cache
+        def tried() -> list[dict[str | None, Tensor]]:
+            turns = self._turns.of_epoch(0)
+            mfgs = [
+                [
+                    _ids_by_type(draw(source.seeds, source.sampler, *piece, only_vertices=True).node)
+                    for piece in self._pieces(0, turns[number])
+                ]
+                for number in Trial.batches(len(turns))
+            ]
+            return [
+                {type_: torch.cat([ids.get(type_, NO_IDS) for ids in of_batch]) for type_ in members}
+                for of_batch in mfgs
+            ]
+
+        for type_, own in members.items():
+            book = source.books[type_]
+
+            def trial(type_: str | None = type_, book: PartitionBook = book) -> Trial:
+                sizes = book.num_vertices, *book.range_of(parts[type_])
+                return Trial.of([code_ids(ids[type_], *sizes) for ids in tried()], book.num_vertices)
+
+            planned = plan_rows(
+                self.lookahead, scores[type_], book, parts[type_], own.numel(), source.row_bytes[type_], trial, blocks=self._blocks
+            )  # fmt: skip
+            if planned is not None:
+                shape, found[type_] = planned
+                self._planners[type_] = Planner(shape, scores[type_].to(torch.float32), found[type_])
+        return found
+
+    def _blocks(self) -> Blocks | None:
+        """How batches agree in blocks, where that is known: with one type of vertices, seeds that are vertices and draws without weights."""
+        part, inputs, sampler = self._source.part, self._source.seeds.inputs, self._source.sampler
+        assert part is not None and part.part_id is not None and isinstance(sampler, NeighborSampler)
+        if self.draw_block == 1 or sampler.replace or not (sampler.is_plain and isinstance(inputs, NodeSamplerInput)):
+            return None
+        workload = part.workload(part.part_id, inputs.node, sampler.fanouts[0], self._mean_batch_size)
+        num_batches = self._turns.schedules[0].num_batches
+        return Blocks.of(workload, self.draw_block, num_batches, sampler.shared_draws is not None)
 
     def _scores(self) -> Mapping[str | None, Tensor]:
         source, batch_size = self._source, self._mean_batch_size
@@ -933,7 +1063,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         columns = {name: name if isinstance(name, tuple) else (None, name) for name in names}
         first = 1 if isinstance(self.data, PartitionedGraph) else 0
         return [
-            [str(name), str(self._source.rows_of(column).dtype), list(self._source.rows_of(column).shape[first:])]
+            [str(name), str(self._source.delivered(column).dtype), list(self._source.delivered(column).shape[first:])]
             for name, column in columns.items()
         ]
 
@@ -960,6 +1090,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             if self.worker_init_fn is not None:
                 self._workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
             self._drive(self._read_anew)
+            if self._ahead is not None:
+                self._ahead.begin_epoch()
             run = self._drive(Run, self._run_context(), self._epoch_number, self._resume)
             self._runs.add(run)
             self._progress, self._resume = run.progress, None
@@ -967,11 +1099,15 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._run = run
             return run
 
+    @property
+    def _most_ahead(self) -> int:
+        return 1 + self.num_workers * (self.prefetch_factor or 2)
+
     def _run_context(self) -> RunContext:
         """What an epoch needs of this loader. It holds the loader, which must not hold it for longer than the epoch lasts."""
         return RunContext(
             comm=self._comm,
-            most_ahead=1 + self.num_workers * (self.prefetch_factor or 2),
+            most_ahead=self._most_ahead,
             transform=None if self._has_hooks else self._finishing,  # else filter_fn is where it is called
             counters=self._counters,
             turns=self._of_epoch,
@@ -1031,10 +1167,16 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         return [positions for turn in self._of_epoch(epoch) for _, positions in turn.pieces]
 
     def _request(self, epoch: int, turn: Turn) -> Request:
-        pieces = [(positions, self._keys(epoch, turn.round, slot)) for slot, positions in turn.pieces]
+        pieces = self._pieces(epoch, turn)
         if self._has_hooks:  # the user's code: in the user's thread
             return Request(turn.tick, Undone(self._made_by_hooks, turn.tick, *pieces[0]))
-        return self._workers.request(turn.tick, pieces, self.transform_sampler_output)
+        request = self._workers.request(turn.tick, pieces, self.transform_sampler_output)
+        if self._ahead is None:
+            return request
+        return ForeseenRequest(request.index, request.sampling, Draws(self.seed, self._placement.num_slots, epoch))
+
+    def _pieces(self, epoch: int, turn: Turn) -> list[tuple[Tensor, BatchKeys]]:
+        return [(positions, self._keys(epoch, turn.round, slot)) for slot, positions in turn.pieces]
 
     def _idle_request(self, index: int, leaving: bool) -> Request:
         return Request(index, Undone(Sampled, index, self._fetch.look_up({}), leaving))
@@ -1073,11 +1215,21 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     @property
     def cache(self) -> FeatureCache | TypedFeatureCache:
-        """The cached rows; give it to another loader as ``cache=``."""
+        """The cached rows; give it to another loader as ``cache=``.
+
+        Raises:
+            RuntimeError: this loader looks ahead.
+        """
+        if self._planners:
+            raise RuntimeError(
+                "the rows of a cache that looks ahead change from batch to batch, so it is its loader's alone; make the other loader with a replication_factor "
+                "of its own"
+            )
         return self._cache
 
     def memory(self) -> dict[str, int]:
-        """Bytes held, by tier, of the topology (memory-mapped arrays count in full), and of ``batches`` under way.
+        """Bytes held, by tier, of the topology (memory-mapped arrays count in full), and of ``batches`` under way; with ``lookahead`` also of what finds its
+        rows and of the ids of the batches to come.
 
         The latter on the CPU is what the pool of buffers holds; on another device what the largest batch so far took there, times the
         batches that are on the device at once, at most.
@@ -1086,8 +1238,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         pipeline = self._new_pipeline()
         # And the one that the caller has.
         held = 1 + (0 if isinstance(pipeline, Direct) else pipeline.num_past("copy_to_device"))
+        tiers = {tier: sum(of_type[tier] for of_type in memory) for tier in memory[0]}
+        if self._ahead is not None:
+            ahead = self._ahead.memory()
+            tiers["cache"] += ahead["cache"]
+            tiers["lookahead"] = ahead["lookahead"]
         return {
-            **{tier: sum(of_type[tier] for of_type in memory) for tier in memory[0]},
+            **tiers,
             "graph": getattr(self._source.sampler, "nbytes", 0),
             "batches": self._fetch.own.bytes_under_way(held),
         }
@@ -1108,7 +1265,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         by_type = {
             type_: {
                 **{tier: counts[type_, tier] for tier in ("gpu", "cpu", "cache", "remote")},
-                "bytes_received": traffic.row_bytes_received[type_],
+                # Without sums nobody has any.
+                "bytes_received": traffic.row_bytes_received[type_]
+                + (traffic.row_bytes_received[SUMS] if type_ is None else 0),
             }
             for type_ in self._fetch.tiers
         }
@@ -1125,6 +1284,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             seconds_by_stage=dict(counters.seconds_by_stage),
             seconds_waiting=counters.seconds_waiting,
             by_type=by_type,
+            rows_partial=counts[SUMS, "fetched"],
         )
 
     def reset_stats(self) -> None:
@@ -1235,9 +1395,20 @@ def _near_ids(tiers: Tiers) -> Tensor:
     return NO_IDS if members is None else members.ids
 
 
+def _ids_by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
+    """Ids by vertex type; None where there is only one."""
+    return n_id if isinstance(n_id, Mapping) else {None: n_id}
+
+
 def _use_huge_pages(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         use_huge_pages(tensor)
+
+
+def _contents(source: BatchSource) -> str:
+    """What cached rows are of: the dataset, and how rows are encoded in order to be sent."""
+    sent = (f", {column} as {source.narrow[column].format}" for column in source.exchanged if column in source.narrow)
+    return source.fingerprint + "".join(sent)
 
 
 def _check_cache(cache: FeatureCache | TypedFeatureCache | None, source: BatchSource, part_id: int) -> None:
@@ -1245,9 +1416,9 @@ def _check_cache(cache: FeatureCache | TypedFeatureCache | None, source: BatchSo
     if cache is None or not len(cache):
         return
     fingerprint, owner = cache.owner or ("", None)
-    if fingerprint != source.fingerprint or owner is None:
+    if fingerprint != _contents(source) or owner is None:
         raise ValueError(
-            f"the given cache holds rows of another dataset (its fingerprint is {fingerprint or 'none'}, this one's {source.fingerprint or 'none'}), "
+            f"the given cache holds rows of another dataset (its fingerprint is {fingerprint or 'none'}, this one's {_contents(source) or 'none'}), "
             "perhaps of before the directory was partitioned again; take the cache of a loader on the same dataset directory"
         )
     if owner != part_id:

@@ -297,7 +297,12 @@ class NeighborSampler(BaseSampler):
     # --- sampling -----------------------------------------------------------------------------------------
 
     def sample_from_nodes(
-        self, inputs: NodeSamplerInput, key: int | None = None, draw_key: int | None = None
+        self,
+        inputs: NodeSamplerInput,
+        key: int | None = None,
+        draw_key: int | None = None,
+        *,
+        only_vertices: bool = False,
     ) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of some vertices.
 
@@ -305,9 +310,13 @@ class NeighborSampler(BaseSampler):
             inputs: the seeds, with times and node type where there are any.
             key: 64-bit; fixes all draws. None draws one from torch's global generator.
             draw_key: 64-bit; fixes the neighbours instead.
+            only_vertices: nothing but ``node`` is wanted, and that sooner.
         """
         key = _drawn(key if draw_key is None else draw_key)
-        return self._finished(node_sample(inputs, lambda seed, seed_time: self._sample(seed, seed_time, key)))
+        return self._finished(
+            node_sample(inputs, lambda seed, seed_time: self._sample(seed, seed_time, key, False, only_vertices)),
+            only_vertices,
+        )
 
     def sample_from_edges(
         self,
@@ -315,6 +324,8 @@ class NeighborSampler(BaseSampler):
         neg_sampling: NegativeSampling | None = None,
         key: int | None = None,
         draw_key: int | None = None,
+        *,
+        only_vertices: bool = False,
     ) -> SamplerOutput | HeteroSamplerOutput:
         """The MFG of the end points of some edges, and of negative examples.
 
@@ -323,6 +334,7 @@ class NeighborSampler(BaseSampler):
             neg_sampling: how many and which negative examples.
             key: as in :meth:`sample_from_nodes`; fixes the negative examples too.
             draw_key: as there; ``key`` then fixes the negative examples.
+            only_vertices: as there.
         """
         key = _drawn(key)
         draw_key = key if draw_key is None else draw_key
@@ -335,7 +347,7 @@ class NeighborSampler(BaseSampler):
         negatives = None if neg_sampling is None else _KeyedNegatives(neg_sampling, ops.join_key(_NEGATIVES, key))
         out = edge_sample(
             inputs,
-            lambda seed, seed_time: self._sample(seed, seed_time, draw_key, on_clock=True),
+            lambda seed, seed_time: self._sample(seed, seed_time, draw_key, True, only_vertices),
             self.num_nodes,
             self.disjoint,
             self.node_time,
@@ -343,25 +355,37 @@ class NeighborSampler(BaseSampler):
         )
         if times is not None:
             out.metadata = (*out.metadata[:-1], _times_of(times, out.metadata[-1].numel()))
-        return self._finished(out)
+        return self._finished(out, only_vertices)
 
-    def _finished(self, out: SamplerOutput | HeteroSamplerOutput) -> SamplerOutput | HeteroSamplerOutput:
-        if self.subgraph_type != SubgraphType.bidirectional:
+    def _finished(
+        self, out: SamplerOutput | HeteroSamplerOutput, only_vertices: bool
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        if self.subgraph_type != SubgraphType.bidirectional or only_vertices:
             return out
         if isinstance(out, SamplerOutput):
             return _bidirectional(out, self.keep_orig_edges)
         return out.to_bidirectional(keep_orig_edges=self.keep_orig_edges)
 
     def _sample(
-        self, seed: Tensor | dict[str, Tensor], seed_time: Any = None, key: int | None = None, on_clock: bool = False
+        self,
+        seed: Tensor | dict[str, Tensor],
+        seed_time: Any = None,
+        key: int | None = None,
+        on_clock: bool = False,
+        only_vertices: bool = False,
     ) -> SamplerOutput | HeteroSamplerOutput:
         """By PyG's name, since PyG's bidirectional sampler calls it. ``on_clock``: the graph's clock has read the times."""
         key = _drawn(key)
         self._check_shared_draws()  # `replace` may have been set since
         shared = self.shared_draws is not None
-        induced = self.subgraph_type == SubgraphType.induced
+        # The edges between the vertices of a batch are looked for when it has all of these.
+        induced = self.subgraph_type == SubgraphType.induced and not only_vertices
         if self.graph is not None and not self.disjoint and not induced and isinstance(seed, Tensor):
-            return Sampler(self.graph, self._fanouts[0], self.replace, shared).sample(seed.to(torch.int64), key)
+            plain = Sampler(self.graph, self._fanouts[0], self.replace, shared)
+            seed = seed.to(torch.int64)
+            if only_vertices:
+                return SamplerOutput(plain.vertices(seed, key), NO_EDGES[0], NO_EDGES[1], None)
+            return plain.sample(seed, key)
         sampler = TypedSampler(
             self.as_typed(),
             self._fanouts,

@@ -33,6 +33,8 @@ from salientpp.minibatch.source import (
     open_partition,
 )
 from salientpp.plan.cache import Policy
+from salientpp.plan.lookahead import Window
+from salientpp.plan.sums import PartialAggregation
 from salientpp.plan.vip import uniform_start
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
@@ -92,7 +94,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             once, share one cache, and fetch a row once in a round; α then counts per host. None: what torchrun or SLURM says, or 1 where neither speaks or
             memory cannot be shared. See :mod:`salientpp.plan.placement`.
         fetch_once: the ranks of a host ask other hosts for one another, so that a row which several need in the same round crosses the network once.
-            None: where hosts have several ranks, and rows do not travel over NCCL.
+            For slow networks; see :mod:`salientpp.minibatch.sharing` for what it takes.
         gpu_split: in [0, 1]; of the rows on a device (``gpu_fraction``) this fraction is there for all ranks of its host, on each device others.
         slots: how many share an epoch's batches, at least as many as ranks; any number of ranks gives the same batches of each. None: as many as ranks.
         join_slots: give the batches that a rank's slots have in a round as one, their MFGs side by side; each remote row is fetched once.
@@ -101,6 +103,17 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             more than 1,000 draw by themselves. Not with ``replace`` or ``weight_attr``.
         draw_block: so many batches of a slot that follow one another draw alike: a vertex that two of them expand at the same hop (with ``shared_draws``,
             at any) draws the same neighbours in both. Whose own sampler draws has none.
+        lookahead: on a partitioned graph, how many of its next batches a rank knows, 0 to 8,192, or 'auto': as many as are worth their memory. The cache then
+            follows them: batches stay the same, and fewer rows travel. It takes the memory that ``replication_factor`` gives, ids of the batches to come
+            included, and neighbours are drawn twice. Every rank has a cache of its own, also where ranks share a host. Not with another policy than 'vip'
+            or 'vip-hop', nor with ``cache``, ``zero_copy``, ``gpu_cache_bytes`` or ``transform_sampler_output``.
+        send_as: on a partitioned graph, name of an attribute that every sampled vertex gets -> the format that its rows travel in and are cached in,
+            ``{"x": "int8"}``, see :mod:`salientpp.store.narrow`. Each row is delivered as it would be read from such a message, wherever it comes from, so
+            batches do not depend on who has which rows. For a directory that was partitioned with ``store_as`` leave it out.
+        partial_aggregation: on a partitioned graph with one type of vertices: neighbours in the last hop that another rank has come as their 'sum', 'mean' or
+            'max', in one row for each vertex that they are neighbours of, where that is fewer bytes than their rows. They and their edges are not in the batch,
+            which has ``partial`` instead (:class:`~salientpp.minibatch.partial.Partial`); :func:`salientpp.nn.merge_partial` makes the model's first
+            layer add it. 'auto': 'mean', where a trial of this rank's first epoch gains 3 % or more.
         input_id, custom_cls: as in PyG's ``NodeLoader``.
 
     Raises:
@@ -147,12 +160,15 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         share: tuple[int, int] | None = None,
         pad: Pad = None,
         ranks_per_host: int | Sequence[int] | None = None,
-        fetch_once: bool | None = None,
+        fetch_once: bool = False,
         gpu_split: float = 0.0,
         slots: int | None = None,
         join_slots: bool = False,
         shared_draws: SharedDraws = None,
         draw_block: int = 1,
+        lookahead: Window = 0,
+        send_as: Mapping[Any, str] | None = None,
+        partial_aggregation: PartialAggregation = None,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -174,6 +190,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
             pad=pad, ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split, slots=slots, join_slots=join_slots, draw_block=draw_block,
+            lookahead=lookahead, send_as=send_as, partial_aggregation=partial_aggregation,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -197,7 +214,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         _check_times(self.input_time, sampling)
         sampler = sampling.sampler_of_part(part)
-        connected = connect_part(part, comm, self.slots, self._ranks_by_host)
+        connected = connect_part(part, comm, self.slots, self._ranks_by_host, sums=self.partial_aggregation is not None)
         inputs, split = part_nodes(connected.own, connected.own_part, self.input_nodes, self.input_time, self.input_id)
         start = partial(_start, inputs)
         seeds = Seeds(
@@ -212,7 +229,15 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             part_of=partial(connected.own.whole.books[inputs.input_type].owner, inputs.node),
             start=start,
         )
-        return open_partition(connected, sampler, seeds, gather=self.gather, rows=self.rows, custom_cls=self.custom_cls)
+        return open_partition(
+            connected,
+            sampler,
+            seeds,
+            gather=self.gather,
+            rows=self.rows,
+            custom_cls=self.custom_cls,
+            send_as=self.send_as,
+        )
 
     @property
     def node_sampler(self) -> BaseSampler:

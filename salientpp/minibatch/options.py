@@ -21,8 +21,10 @@ from torch_geometric.sampler.base import SubgraphType
 from salientpp.comm import DEFAULT_TIMEOUT
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, SharedDraws
 from salientpp.plan.arguments import as_integer, as_real
-from salientpp.plan.cache import Policy, check_policy, check_replication_factor
+from salientpp.plan.cache import PROBABILITIES, Policy, check_policy, check_replication_factor
+from salientpp.plan.lookahead import Window, check_lookahead
 from salientpp.plan.schedule import UNEVEN
+from salientpp.plan.sums import REDUCTIONS, PartialAggregation
 from salientpp.store.assembly import has_kernel
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
@@ -58,11 +60,14 @@ class Options:
     share: tuple[int, int] | None = None
     pad: Pad = None
     ranks_per_host: int | Sequence[int] | None = None
-    fetch_once: bool | None = None
+    fetch_once: bool = False
     gpu_split: float = 0.0
     slots: int | None = None
     join_slots: bool = False
     draw_block: int = 1
+    send_as: Mapping[Any, str] | None = None
+    lookahead: Window = 0
+    partial_aggregation: PartialAggregation = None
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -122,8 +127,8 @@ class Options:
             raise ValueError(
                 "gpu_split excludes zero_copy, with which a device reads all rows of its host where they are"
             )
-        if self.fetch_once is not None and not isinstance(self.fetch_once, bool):
-            raise ValueError(f"fetch_once must be True, False or None, got {self.fetch_once!r}")
+        if not isinstance(self.fetch_once, bool):
+            raise ValueError(f"fetch_once must be True or False, got {self.fetch_once!r}")
         slots = as_integer(self.slots)
         if self.slots is not None and (slots is None or slots < 1):
             raise ValueError(
@@ -134,8 +139,14 @@ class Options:
         draw_block = as_integer(self.draw_block)
         if draw_block is None or not 1 <= draw_block < 2**63:
             raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {self.draw_block!r}")
+        lookahead = check_lookahead(self.lookahead)
+        if lookahead:
+            self._check_goes_with_lookahead()
+        if self.partial_aggregation is not None:
+            self._check_goes_with_partial()
         return dataclasses.replace(
             self,
+            lookahead=lookahead,
             slots=slots,
             draw_block=draw_block,
             replication_factor=replication_factor,
@@ -184,11 +195,54 @@ class Options:
             )
         return found
 
+    def _check_goes_with_lookahead(self) -> None:
+        """Raise ValueError where an argument wants a cache whose rows stay."""
+        lookahead = f"lookahead={self.lookahead!r}"
+        if self.policy not in PROBABILITIES:
+            raise ValueError(
+                f"{lookahead} expects rows by their inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, got {self.policy!r}; "
+                "leave one of them out"
+            )
+        for name in ("cache", "zero_copy", "gpu_cache_bytes"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{lookahead} excludes {name}=: rows of a cache that looks ahead change from batch to batch, in this loader's own memory on the host; "
+                    "leave one of them out"
+                )
+        if self.transform_sampler_output is not None:
+            raise ValueError(
+                f"{lookahead} excludes transform_sampler_output=, which may change the vertices that a batch needs after they were foreseen; leave one of "
+                "them out"
+            )
+
+    def _check_goes_with_partial(self) -> None:
+        """Raise ValueError where an argument wants every sampled row, or has vertices or rows that this rank alone does not know."""
+        given = self.partial_aggregation
+        if given not in ("auto", *REDUCTIONS):
+            raise ValueError(f"partial_aggregation must be 'auto', 'sum', 'mean', 'max' or None, got {given!r}")
+        for name, why in (
+            ("lookahead", "a cache that looks ahead decides after the sums were chosen which rows it has"),
+            ("fetch_once", "the ranks of a host ask for one another's rows, and not for sums"),
+            ("join_slots", "the last hops of joined batches do not stand together"),
+            ("pad", "its sums would be as many as before"),
+            ("transform_sampler_output", "it may change what was sampled, and sums are of that"),
+            ("send_as", "it sums rows as they are"),
+        ):
+            if getattr(self, name):
+                raise ValueError(f"partial_aggregation={given!r} excludes {name}=: {why}; leave one of them out")
+
     def check_slots(self, partitioned: bool) -> None:
         """Raise ValueError where slots are asked for on an object that one process holds."""
         if not partitioned and (self.slots is not None or self.join_slots):
             name = "join_slots" if self.slots is None else "slots"
             raise ValueError(f"{name}= is for a partitioned graph, whose ranks share an epoch's batches; leave it out")
+
+    def check_send_as(self, partitioned: bool) -> None:
+        """Raise ValueError where rows of an object that one process holds are to be sent."""
+        if not partitioned and self.send_as is not None:
+            raise ValueError(
+                "send_as is for a partitioned graph, whose rows travel between ranks; rows of an object in memory do not, so leave it out"
+            )
 
     def checked_share(self, partitioned: bool, orders_itself: bool) -> tuple[int, int] | None:
         """Place and number of places of ``share``, or None without one.

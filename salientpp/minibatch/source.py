@@ -7,7 +7,7 @@ A :class:`BatchSource` joins the two things that loaders differ in: the kind of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,7 @@ from salientpp.plan.vip import inclusion_probability, typed_inclusion_probabilit
 from salientpp.store.directory.contents import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange
+from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows, read_formats
 from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
 
 #: Per vertex type, the names and rows of its attributes.
@@ -77,6 +78,7 @@ class BatchSource:
         fingerprint: of the dataset.
         own: columns whose rows come from an object of the user's, and not from the data.
         part: of a partitioned graph, the view whose part this rank's batches start from.
+        narrow: of the columns in ``exchanged`` whose rows are encoded, what they are decoded to.
     """
 
     seeds: Seeds
@@ -90,9 +92,20 @@ class BatchSource:
     fingerprint: str
     own: Collection[Column] = frozenset()
     part: PartitionedGraph | None = None
+    narrow: Mapping[Column, Narrow] = field(default_factory=dict)
 
     def rows_of(self, column: Column) -> RowSource:
+        """The rows as tiers and messages have them."""
         return self.rows[column[0]][column[1]]
+
+    def delivered(self, column: Column) -> RowSource:
+        """The rows as batches have them."""
+        rows = self.rows_of(column)
+        return NarrowRows(rows, self.narrow[column]) if column in self.narrow else rows
+
+    def narrow_of(self, type_: str | None) -> dict[str, Narrow]:
+        """``narrow`` of the attributes of one type."""
+        return {name: narrow for (owner, name), narrow in self.narrow.items() if owner == type_}
 
     @property
     def travelling(self) -> list[str | None]:
@@ -102,7 +115,7 @@ class BatchSource:
 
     @property
     def row_bytes(self) -> dict[str | None, int]:
-        """Of all columns that a sampled vertex of each type gets."""
+        """Of all columns that a sampled vertex of each type gets, as they travel."""
         return {
             type_: sum(empty_rows(self.rows_of(column), 1).nbytes for column in self.exchanged if column[0] == type_)
             for type_ in self.books
@@ -189,13 +202,18 @@ class Connected:
 
 
 def connect_part(
-    part: PartitionedGraph, comm: Comm, slots: int | None = None, ranks_by_host: Sequence[int] = ()
+    part: PartitionedGraph,
+    comm: Comm,
+    slots: int | None = None,
+    ranks_by_host: Sequence[int] = (),
+    sums: bool = False,
 ) -> Connected:
     """What each rank has and visits.
 
     Args:
         slots: that share an epoch's batches; None: as many as ranks.
         ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
+        sums: sums of rows may be asked for; of a graph with one type of vertices.
 
     Raises:
         ValueError: the ranks or slots do not fit the parts, or this rank loaded another part.
@@ -214,7 +232,7 @@ def connect_part(
         )
     held = whole.joined(placement.row_offsets, placement.part_id)
     own = whole.joined(placement.own_offsets, placement.own_part)
-    return Connected(own, held, Exchange(comm, held.row_books, placement))
+    return Connected(own, held, Exchange(comm, held.row_books, placement, sums and not part.is_hetero))
 
 
 def open_partition(
@@ -225,12 +243,13 @@ def open_partition(
     gather: Iterable[str],
     rows: Mapping[Any, Any] | None,
     custom_cls: type | None,
+    send_as: Mapping[Any, str] | None = None,
 ) -> BatchSource:
     """The source of a partitioned graph.
 
     Args:
         connected: from :func:`connect_part`.
-        gather, rows, custom_cls: as in :class:`~salientpp.NeighborLoader`.
+        gather, rows, custom_cls, send_as: as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
         ValueError, TypeError: these do not fit the graph.
@@ -251,6 +270,7 @@ def open_partition(
     own = _own_rows(rows, {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()})
     known: dict[Column, RowSource] = {**of_part, **own}
     gathered = _checked_gather(gather, list(known), part)
+    encoded, narrow = _encoded(known, gathered, send_as, part)
     seed_type = getattr(seeds.inputs, "input_type", None)
     of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may be anyone's
     words = {column: "".join(f"{word} " for word in column if word is not None) for column in own}
@@ -259,7 +279,8 @@ def open_partition(
         sampler=sampler,
         exchange=exchange,
         books=books,
-        rows=by_type(books, known),
+        rows=by_type(books, {**known, **encoded}),
+        narrow=narrow,
         template=PartitionTemplate(edge_rows),
         exchanged=gathered,
         seed_columns=[column for column in known if of_seeds and column[0] == seed_type and column not in gathered],
@@ -276,6 +297,35 @@ def open_partition(
             for column in sorted(own, key=lambda column: words[column])
         ),
     )
+
+
+def _encoded(
+    known: Mapping[Column, RowSource], gathered: Sequence[Column], send_as: Any, part: PartitionedGraph
+) -> tuple[dict[Column, RowSource], dict[Column, Narrow]]:
+    """The columns that every sampled vertex gets of those that are stored or sent narrower, encoded, and their formats.
+
+    A type that every part has whole does not travel, however many ranks there are, so nothing of it is encoded in order to be sent.
+    """
+    encoded: dict[Column, RowSource] = {}
+    narrow: dict[Column, Narrow] = {}
+    for column in gathered:
+        rows = known[column]
+        if isinstance(rows, NarrowRows):
+            encoded[column], narrow[column] = rows.encoded, rows.narrow
+    shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}
+    for column, format in read_formats("send_as", send_as, shapes).items():
+        words = column[1] if column[0] is None else str(column)
+        if column not in gathered:
+            raise ValueError(
+                f"send_as is for attributes that every sampled vertex gets (gather={[name for _, name in gathered]}), got {words!r}"
+            )
+        if column in narrow:
+            raise ValueError(
+                f"send_as names {words!r}, which {part.root} stores as {narrow[column].format}, and so it travels; leave it out"
+            )
+        if column[0] not in part.replicated:
+            encoded[column], narrow[column] = EncodedRows(known[column], format), format
+    return encoded, narrow
 
 
 def check_gather_is_default(gather: Any) -> None:

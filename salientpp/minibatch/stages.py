@@ -31,7 +31,7 @@ from salientpp.minibatch.batch import Contents
 from salientpp.minibatch.builder import BatchBuilder, store_of
 from salientpp.pipeline import Stage, Trace, tensors_in, traced
 from salientpp.processes import Task, Undone
-from salientpp.store.exchange import Counts, PendingCounts, PendingRows
+from salientpp.store.exchange import Column, Counts, PendingCounts, PendingRows
 from salientpp.store.fetch import Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
 
@@ -201,15 +201,27 @@ class BatchStages:
 
     def prepare(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Sampled:
         """Make what needs neither other ranks nor the rows of every vertex. For sampling threads."""
-        fetch, n_id = self.fetch, mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
-        contents = self.builder.contents()
+        return self._prepared(index, mfg, num_seeds, self.fetch.look_up(_by_type(mfg.node)))
+
+    def _prepared(
+        self,
+        index: int,
+        mfg: SamplerOutput | HeteroSamplerOutput,
+        num_seeds: int,
+        places: Mapping[str | None, Places],
+    ) -> Sampled:
+        """The same with the places of its rows."""
+        fetch, n_id, contents = self.fetch, _by_type(mfg.node), self.builder.contents()
         columns = self.builder.brought(contents)
-        places = fetch.look_up(n_id)
         rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
         batch = self.builder.build(mfg, {**rows, **(fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {})})
         for column in columns:  # attributes keep their order
             store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
-        return Sampled(index, places, batch=fetch.own.pin(batch), plan=fetch.plan(places), mfg=mfg, contents=contents)
+        return Sampled(index, places, batch=fetch.own.pin(batch), plan=self.plan(places), mfg=mfg, contents=contents)
+
+    def plan(self, places: Mapping[str | None, Places]) -> Mapping[str | None, Places | Recipe]:
+        """How the rows at these places are put together, by vertex type. For sampling threads."""
+        return self.fetch.plan(places)
 
     def sample(self, request: Request) -> Sampled:
         return request.sampling.result()
@@ -259,7 +271,7 @@ class BatchStages:
 
     def assemble(self, state: RowsSent) -> Finished:
         sampled, gathered = state.sampled, state.gathered
-        rows, arrived = self.fetch.put_together(gathered.plan, gathered.taken, state.pending)
+        rows, arrived = self.fetch.put_together(gathered.plan, gathered.taken, state.pending, sampled.places)
         self.fetch.count_fetched({type_: wanted.remote_id.numel() for type_, wanted in sampled.from_others.items()})
         if gathered.batch is None:
             return Finished(sampled.index, None, True, gathered.counts.all_left)
@@ -275,9 +287,13 @@ class BatchStages:
             batch = self.builder.build_anew(sampled.mfg, rows)
         for (type_, name), value in rows.items():
             store_of(batch, type_)[name] = value
+        self._complete(batch, sampled, arrived)
         # One for a device is held for one more tick.
         later = (sampled.mfg, contents) if self.fetch.own.holds else ()
         return Finished(sampled.index, self.builder.finish(batch), False, gathered.counts.all_left, *later)
+
+    def _complete(self, batch: Data | HeteroData, sampled: Sampled, arrived: Mapping[Column, Tensor]) -> None:
+        """Add what has arrived for the batch beside its rows."""
 
     def deliver(self, finished: Finished) -> Data | HeteroData:
         """The batch as the data is now: one for a device has waited since it was put together, and the data may have been written to."""
@@ -286,3 +302,7 @@ class BatchStages:
             return finished.batch
         own = {(type_, name): store_of(finished.batch, type_)[name] for type_, name in self.builder.own}
         return self.builder.in_dtype(self.builder.build_anew(finished.mfg, own))
+
+
+def _by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
+    return n_id if isinstance(n_id, Mapping) else {None: n_id}

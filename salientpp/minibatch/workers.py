@@ -22,7 +22,7 @@ from salientpp.minibatch.stages import BatchStages, Request
 from salientpp.minibatch.union import disjoint_union
 from salientpp.pipeline import traced
 from salientpp.plan.schedule import BatchKeys
-from salientpp.processes import Threads, Undone, after_fork
+from salientpp.processes import Task, Threads, Undone, after_fork
 
 #: The user's ``transform_sampler_output``.
 MfgTransform = Callable[[Any], Any]
@@ -68,6 +68,19 @@ class SamplingWorkers:
         submit: Callable[..., Any] = Undone if self._threads is None else self._threads.submit
         return Request(index, submit(self._work, index, pieces, transform))
 
+    def scout(self, function: Callable[..., Any], *args: Any) -> Task | Undone:
+        """Have ``function(*args)`` done where batches are drawn."""
+        return (
+            Undone(function, *args)
+            if self._threads is None
+            else self._threads.submit(self._initialised, function, *args)
+        )
+
+    def _initialised(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._initialiser is not None:
+            self._initialiser()
+        return function(*args)
+
     def _work(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], transform: MfgTransform | None) -> Any:
         if self._threads is not None and self._initialiser is not None:
             self._initialiser()
@@ -101,27 +114,44 @@ class SamplingWorkers:
         return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
 
     def draw(self, positions: Tensor, keys: BatchKeys) -> SamplerOutput | HeteroSamplerOutput:
-        """The MFG of the seeds at these positions; a sampler of the user's takes no key."""
-        inputs, draw = _chosen(self._seeds.inputs, positions), self._seeds.draw
-        if not isinstance(self._sampler, NeighborSampler):
-            mfg = draw(inputs)
-        elif keys.draws == keys.batch:
-            mfg = draw(inputs, key=keys.batch)
-        else:
-            mfg = draw(inputs, key=keys.batch, draw_key=keys.draws)
-        if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
-            mfg.metadata = (inputs.input_id, inputs.time)
-        return mfg
+        """The MFG of the seeds at these positions."""
+        return draw(self._seeds, self._sampler, positions, keys)
+
+    def draw_vertices(self, positions: Tensor, keys: BatchKeys) -> SamplerOutput | HeteroSamplerOutput:
+        """The same, of which nothing but ``node`` counts."""
+        return draw(self._seeds, self._sampler, positions, keys, only_vertices=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_initialiser": None}  # threads of a copy are new ones
 
 
+def draw(
+    seeds: Seeds, sampler: BaseSampler, positions: Tensor, keys: BatchKeys, only_vertices: bool = False
+) -> SamplerOutput | HeteroSamplerOutput:
+    """The MFG of the seeds at these positions; a sampler of the user's takes no key.
+
+    Args:
+        only_vertices: its edges are not wanted, and may be missing.
+    """
+    inputs = _chosen(seeds.inputs, positions)
+    if not isinstance(sampler, NeighborSampler):
+        mfg = seeds.draw(inputs)
+    else:
+        named: dict[str, Any] = {} if keys.draws == keys.batch else {"draw_key": keys.draws}
+        if only_vertices and type(sampler) is NeighborSampler:  # one of the user's may override what takes this
+            named["only_vertices"] = True
+        mfg = seeds.draw(inputs, key=keys.batch, **named)
+    if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
+        mfg.metadata = (inputs.input_id, inputs.time)
+    return mfg
+
+
 def _chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> NodeSamplerInput | EdgeSamplerInput:
     """``inputs[positions]``; of plain seeds without PyG's indexing, which takes longer than many a batch."""
-    if type(inputs) is not NodeSamplerInput or inputs.input_id is not None or inputs.time is not None:
+    if type(inputs) is not NodeSamplerInput or inputs.time is not None:
         return inputs[positions]
-    return NodeSamplerInput(positions, inputs.node.index_select(0, positions), None, inputs.input_type)
+    input_id = positions if inputs.input_id is None else inputs.input_id.index_select(0, positions)
+    return NodeSamplerInput(input_id, inputs.node.index_select(0, positions), None, inputs.input_type)
 
 
 class _OncePerThread:

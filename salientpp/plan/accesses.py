@@ -27,6 +27,7 @@ def count_accesses(
     num_neighbors: Sequence[int],
     *,
     replace: bool = False,
+    shared: bool = False,
     on_batch: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """In how many of the batches each vertex occurs, int32 [N].
@@ -34,13 +35,16 @@ def count_accesses(
     Args:
         batches: (seeds int64 [B], key) pairs; a key fixes a batch's draws.
         num_neighbors: fanouts, nearest the seeds first.
+        shared: draws of a batch agree, see :func:`salientpp.ops.sample_neighbors`.
         on_batch: called after each batch, for progress bars.
     """
     # numpy, because torch's threads would compete with the sampling threads over a few thousand additions
     counts = np.zeros(graph.num_vertices, dtype=np.int32)
 
     def sample(seeds: Tensor, key: int) -> np.ndarray:
-        return ops.sample_neighbors(graph.indptr, graph.indices, None, seeds, num_neighbors, key, replace)[0].numpy()
+        return ops.sample_neighbors(
+            graph.indptr, graph.indices, None, seeds, num_neighbors, key, replace, shared=shared
+        )[0].numpy()
 
     def count(pending: Future[np.ndarray]) -> None:
         counts[pending.result()] += 1  # assignment, so that a repeated seed counts once

@@ -210,7 +210,7 @@ def score(policy: Policy, workload: Workload) -> Tensor:
 
 
 #: Policies whose scores are probabilities.
-_PROBABILITIES = ("vip", "vip-hop")
+PROBABILITIES = ("vip", "vip-hop")
 
 
 def add_scores(policy: Policy, pool: Tensor, scores: Tensor) -> None:
@@ -224,7 +224,7 @@ def add_scores(policy: Policy, pool: Tensor, scores: Tensor) -> None:
         scores: float [N], of the rank.
     """
     # 1 - (1 - a)(1 - b) as a sum: for small numbers nothing is lost.
-    pool += scores.to(torch.float64) * (1 - pool) if policy in _PROBABILITIES else scores.to(torch.float64)
+    pool += scores.to(torch.float64) * (1 - pool) if policy in PROBABILITIES else scores.to(torch.float64)
 
 
 # --- several types of vertices, weights, seeds that are edges ----------------------------------------------

@@ -6,7 +6,7 @@ counted, so that a prefix of a part is its hottest rows. Among equal probabiliti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,22 +61,22 @@ def assign_for(
     tolerance: float = 0.05,
     seed: int = 0,
 ) -> PartitionAssignment:
-    """:func:`~salientpp.plan.partition.assign_parts` for a workload: knows 'metis-vip' too.
+    """:func:`~salientpp.plan.partition.assign_parts` for a workload: knows 'metis-vip' and 'kaminpar-vip' too.
 
     Args:
-        method: 'metis-vip' is METIS with the edge weights of :func:`~salientpp.plan.vip.draw_weights`, for the steps of K ranks;
-            the rest as in ``assign_parts``.
+        method: 'metis-vip' is METIS with the edge weights of :func:`~salientpp.plan.vip.draw_weights`, for the steps of K ranks,
+            'kaminpar-vip' is KaMinPar with them; the rest as in ``assign_parts``.
         seeds: int64 ids that batches start from; None: all vertices.
     """
     check_num_parts(num_parts)
     weights = None
-    if isinstance(method, str) and method == "metis-vip":
+    if isinstance(method, str) and method in ("metis-vip", "kaminpar-vip"):
         seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
         # A graph of its own, so that its transpose is not kept while METIS wants the memory.
         own = Graph.trusted(graph.indptr, graph.indices)
         weights = draw_weights(own, seeds, num_neighbors, batch_size * num_parts)
         del own
-        method = "metis"
+        method = method.removesuffix("-vip")
     return assign_parts(
         graph, num_parts, method=method, seed_sets=splits, edge_weights=weights, tolerance=tolerance, seed=seed
     )
@@ -95,17 +95,17 @@ def lay_out(
     seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
     seed_sets = [seeds[assigned.assignment[seeds] == part_id] for part_id in range(assigned.num_parts)]
     vip = inclusion_probability(graph, seed_sets, num_neighbors, batch_size)
-    with_seeds = [add_seeds(vip[part_id], own_seeds, batch_size) for part_id, own_seeds in enumerate(seed_sets)]
+    with_seeds = (add_seeds(vip[part_id], own_seeds, batch_size) for part_id, own_seeds in enumerate(seed_sets))
     return number_by(assigned.assignment, vip, with_seeds)
 
 
-def number_by(assignment: Tensor, vip: Tensor, with_seeds: Sequence[Tensor]) -> Layout:
+def number_by(assignment: Tensor, vip: Tensor, with_seeds: Iterable[Tensor]) -> Layout:
     """Number vertices by their part, and inside a part by what its batches need.
 
     Args:
         assignment: int64 [N], the part of every vertex.
-        vip: float32 [K, N] by old id, seeds not counted.
-        with_seeds: K tensors float32 [N], the same with seeds; ids inside a part descend by it.
+        vip: float32 [K, N] by old id, seeds not counted. It is put into the new order in place: K rows are what takes most memory here.
+        with_seeds: K tensors float32 [N], the same with seeds; ids inside a part descend by it. One is held at a time.
     """
     pieces = []
     for part_id, probability in enumerate(with_seeds):
@@ -113,7 +113,9 @@ def number_by(assignment: Tensor, vip: Tensor, with_seeds: Sequence[Tensor]) -> 
         pieces.append(own[torch.sort(probability[own], descending=True, stable=True).indices])
     order = torch.cat(pieces)
     sizes = torch.tensor([0, *(piece.numel() for piece in pieces)])
-    return Layout(order, PartitionBook(sizes.cumsum(0)), vip[:, order])
+    for row in vip:
+        row.copy_(row[order])
+    return Layout(order, PartitionBook(sizes.cumsum(0)), vip)
 
 
 def relabeled_edges(

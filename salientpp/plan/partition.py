@@ -39,7 +39,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.ids import first_outside
-from salientpp.plan.undirected import both_directions, first_of_equals
+from salientpp.plan.kaminpar import partition_with_kaminpar
 
 #: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
 _SWEEPS = 8
@@ -57,7 +57,7 @@ _EDGES_KEPT = 32
 MOST_PARTS = 100_000
 
 #: Edges looked at together when the cut is counted: bounds memory, and memory-mapped graphs stay on disk.
-_EDGES_AT_ONCE = 2**24
+_EDGES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,8 @@ def assign_parts(
     Args:
         graph: N >= 1 vertices; directed edges, self-loops, repeated edges and isolated vertices are fine.
         num_parts: K, 1 <= K <= N (a given assignment may leave parts empty, so there K may be larger).
-        method: 'metis': a small cut within the limits above. 'random': equally many vertices, and seeds of each
+        method: 'metis': a small cut within the limits above. 'kaminpar': the same by KaMinPar, an extra, in less memory and with torch's threads; on
+            several of them parts vary from run to run. 'random': equally many vertices, and seeds of each
             set, in every part (off by one for disjoint sets), edges as they fall. Or an integer tensor [N] of
             part ids, which is checked and measured, never changed.
         seed_sets: name to int32 or int64 ids in [0, N), e.g. ``{'train': ..., 'val': ...}``. Empty ones are
@@ -120,7 +121,7 @@ def assign_parts(
         loads: name to int64 [N], >= 0: what a vertex adds to its part, beside the seed sets; None: 'vertices', 1 each, and 'edges', the
             in-degrees. 'random' minds the seed sets alone.
         edge_weights: int64 [N], each >= 1: how much cutting an edge into v costs (e.g. scaled VIP: what v draws, it
-            draws from any in-edge alike). Only for 'metis'; None means 1 each.
+            draws from any in-edge alike). Only for 'metis' and 'kaminpar'; None means 1 each.
         weight_of_each: instead, int32 or int64 [E], in the order of ``graph.indices``.
         tolerance: how far above the mean a load may be, >= 0. Limits are met wherever the kernel finds moves
             that meet them all; ``balance`` of the result says.
@@ -128,7 +129,7 @@ def assign_parts(
 
     Raises:
         ValueError: an argument is out of range, or the graph is too large for this pymetis.
-        ImportError: 'metis' without pymetis >= 2025.2.
+        ImportError: 'metis' without pymetis >= 2025.2, 'kaminpar' without kaminpar.
     """
     num_vertices = graph.num_vertices
     if num_vertices == 0:
@@ -139,12 +140,12 @@ def assign_parts(
     tolerance = min(tolerance, num_parts)  # with all in one part the excess is num_parts - 1
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
-    if not isinstance(method, Tensor) and not (isinstance(method, str) and method in ("metis", "random")):
-        raise ValueError(f"method must be 'metis', 'random' or a tensor of part ids, got {method!r}")
+    if not isinstance(method, Tensor) and not (isinstance(method, str) and method in ("metis", "kaminpar", "random")):
+        raise ValueError(f"method must be 'metis', 'kaminpar', 'random' or a tensor of part ids, got {method!r}")
     weights = _constraint_weights(graph, seed_sets or {}, loads)
     if edge_weights is not None or weight_of_each is not None:
-        if isinstance(method, Tensor) or method != "metis":
-            raise ValueError("edge_weights only guide method='metis'; leave them out")
+        if isinstance(method, Tensor) or method == "random":
+            raise ValueError("edge_weights only guide method='metis' and 'kaminpar'; leave them out")
         if edge_weights is not None and weight_of_each is not None:
             raise ValueError("edge_weights and weight_of_each are the same thing told in two ways; give one of them")
     if edge_weights is not None:
@@ -164,6 +165,8 @@ def assign_parts(
     elif method == "random":
         strata = [weights[name] for name in seed_sets or {} if name in weights]
         assignment = _deal_at_random(strata, num_vertices, num_parts, seed)
+    elif method == "kaminpar":
+        assignment = _partition_with_kaminpar(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
     else:
         assignment = _partition_with_metis(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
     return PartitionAssignment(
@@ -306,17 +309,16 @@ def _partition_with_metis(
             "pymetis built with 64-bit integers, use method='random' or give an assignment"
         )
     indptr, indices, symmetric_weights = _symmetrise(graph, edge_weights, weight_of_each)
-    if indices.size > _MOST_EDGE_ENDS:
+    if indices.numel() > _MOST_EDGE_ENDS:
         indptr, indices, symmetric_weights = _thin(indptr, indices, symmetric_weights)
-    # In-degrees, and 1 for vertices without in-edges, lest METIS take them for nothing.
-    vertex_weights = graph.indptr.diff().numpy().clip(min=1)
+    vertex_weights = _vertex_weights(graph)
     try:
         result = pymetis.part_graph(
             num_parts,
-            # No copies where METIS's integers are 64 bits wide, as in pymetis's wheels.
-            pymetis.CSRAdjacency(indptr.astype(idx_t, copy=False), indices.astype(idx_t, copy=False)),
-            vweights=vertex_weights.astype(idx_t, copy=False),
-            eweights=None if symmetric_weights is None else symmetric_weights.astype(idx_t, copy=False),
+            # Copies where METIS's integers are 64 bits wide, as in pymetis's wheels; METIS's own memory is several times that.
+            pymetis.CSRAdjacency(*(ids.numpy().astype(idx_t, copy=False) for ids in (indptr, indices))),
+            vweights=vertex_weights.numpy().astype(idx_t, copy=False),
+            eweights=None if symmetric_weights is None else symmetric_weights.numpy().astype(idx_t, copy=False),
             recursive=False,
             options=pymetis.Options(
                 seed=seed % (2**31 - 1),  # goes to C's srand
@@ -325,22 +327,58 @@ def _partition_with_metis(
         )
     except RuntimeError as error:
         raise RuntimeError(
-            f"METIS could not partition {graph.num_vertices} vertices and {indices.size} edge ends into {num_parts} "
+            f"METIS could not partition {graph.num_vertices} vertices and {indices.numel()} edge ends into {num_parts} "
             f"parts ({error}; it prints its reason to standard output, most often too little memory); "
             "use method='random' or give an assignment"
         ) from error
     assignment = torch.from_numpy(np.array(result.vertex_part, dtype=np.int64))
     del result
+    return _rebalanced(assignment, indptr, indices, symmetric_weights, weights, num_parts, tolerance)
+
+
+def _partition_with_kaminpar(
+    graph: Graph,
+    num_parts: int,
+    weights: Mapping[str, Tensor],
+    edge_weights: Tensor | None,
+    weight_of_each: Tensor | None,
+    tolerance: float,
+    seed: int,
+) -> Tensor:
+    indptr, indices, symmetric_weights = _symmetrise(graph, edge_weights, weight_of_each)
+    # Half of the tolerance, as for METIS. It compresses what it coarsens, so nothing is thinned.
+    assignment = partition_with_kaminpar(
+        indptr, indices, symmetric_weights, _vertex_weights(graph), num_parts, tolerance / 2, seed
+    )
+    return _rebalanced(assignment, indptr, indices, symmetric_weights, weights, num_parts, tolerance)
+
+
+def _vertex_weights(graph: Graph) -> Tensor:
+    """In-degrees, and 1 for vertices without in-edges, lest a partitioner take them for nothing."""
+    return graph.indptr.diff().clamp_(min=1)
+
+
+def _rebalanced(
+    assignment: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    symmetric_weights: Tensor | None,
+    weights: Mapping[str, Tensor],
+    num_parts: int,
+    tolerance: float,
+) -> Tensor:
+    """The third step: within all limits, and then with a smaller cut."""
+    loads = torch.stack(list(weights.values()), dim=1)
     for share, sweeps in ((_BALANCING_SHARE, 0), (1.0, _SWEEPS)):
         assignment = ops.rebalance_parts(
-            torch.from_numpy(indptr),
-            torch.from_numpy(indices),
+            indptr,
+            indices,
             assignment,
-            torch.stack(list(weights.values()), dim=1),
+            loads,
             _load_limits(weights, num_parts, share * tolerance),
             num_parts,
             sweeps,
-            None if symmetric_weights is None else torch.from_numpy(symmetric_weights),
+            symmetric_weights,
         )
     return assignment
 
@@ -363,93 +401,27 @@ def _import_pymetis() -> Any:
 
 def _symmetrise(
     graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None = None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """The undirected graph that METIS wants, without loops, each edge in the lists of both its ends.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The undirected graph that partitioners want, without loops, each edge in the lists of both its ends.
 
     Args:
         edge_weights: int64 [N], of the edges into each vertex; None means 1 each.
         weight_of_each: instead, int32 or int64 [E].
 
     Returns:
-        ``indptr`` int64 [N + 1], ``indices`` int64 [E'] ascending in each list, and the weight of each entry,
-        int64 [E'], or None where all are equal (METIS needs no array then, and 8 bytes per edge are many).
+        ``indptr`` int64 [N + 1], ``indices`` [E'] of the graph's dtype, ascending in each list, and the weight of each entry, int32 [E'] (int64 where
+        they do not fit), or None where all are equal (METIS needs no array then, and 8 bytes per edge are many).
     """
-    num_vertices = graph.num_vertices
-    source = graph.indices.numpy()
-    target = np.repeat(np.arange(num_vertices, dtype=source.dtype), np.diff(graph.indptr.numpy()))
-    weight = None if weight_of_each is None else _narrow(weight_of_each.numpy())
-    if edge_weights is not None:
-        weight = np.repeat(_narrow(edge_weights.numpy()), np.diff(graph.indptr.numpy()))
-    proper = source != target
-    if not proper.all():
-        source, target = source[proper], target[proper]
-        weight = None if weight is None else weight[proper]
-    del proper
-
-    key = both_directions(source, target, num_vertices)
-    del source, target
-    if weight is None:
-        key.sort()
-    else:
-        key, weight = _sort_with(key, weight)
-    is_first = first_of_equals(key)
-    if weight is not None:
-        weight = (
-            np.add.reduceat(weight, np.flatnonzero(is_first), dtype=np.int64) if key.size else weight.astype(np.int64)
-        )
-    else:
-        # Undirected graphs list every edge twice, once each way, and so every entry here is there twice.
-        distinct = int(is_first.sum())
-        copies = key.size // max(distinct, 1)
-        if copies * distinct != key.size or not is_first[:: max(copies, 1)].all():
-            weight = np.diff(np.flatnonzero(is_first), append=key.size)
-    key = key[is_first]
-    del is_first
-    indptr = np.searchsorted(key, np.arange(num_vertices + 1) * num_vertices)
-    np.remainder(key, num_vertices, out=key)
-    return indptr, key, weight
+    indptr, indices, weight = ops.symmetrise(graph.indptr, graph.indices, edge_weights, weight_of_each)
+    return indptr, indices, weight if weight.numel() else None
 
 
-def _narrow(weight: np.ndarray) -> np.ndarray:
-    """As int32 if that holds them."""
-    return weight.astype(np.int32) if weight.size and weight.max() < 2**31 else weight
-
-
-def _thin(
-    indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _thin(indptr: Tensor, indices: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The undirected graph with those edges only that are among the heaviest of either end."""
-    kept = ops.keep_heaviest_edges(
-        torch.from_numpy(indptr),
-        torch.from_numpy(indices),
-        _EDGES_KEPT,
-        None if weight is None else torch.from_numpy(weight),
-    ).numpy()
-    place = np.zeros(indices.size + 1, dtype=np.int64)
-    np.cumsum(kept, out=place[1:])
+    kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weight)
+    place = torch.zeros(indices.numel() + 1, dtype=torch.int64)
+    torch.cumsum(kept, 0, out=place[1:])
     return place[indptr], indices[kept], None if weight is None else weight[kept]
-
-
-def _sort_with(key: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``key`` int64 [2 E] sorted, in place where possible, and the weight of each entry; ``weight`` [E] serves both halves."""
-    num_edges = weight.size
-    if num_edges == 0:
-        return key, np.concatenate([weight, weight])
-    base = int(weight.max()) + 1
-    if int(key.max()) < (2**63 - 1) // base:
-        # Key and weight in one integer: no index arrays, which would double the memory.
-        key *= base
-        key[:num_edges] += weight
-        key[num_edges:] += weight
-        key.sort()
-        narrow = np.empty(key.size, dtype=np.int32 if base < 2**31 else np.int64)
-        np.remainder(key, base, out=narrow, casting="unsafe")
-        key //= base
-        return key, narrow
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    order[order >= num_edges] -= num_edges
-    return key, weight[order]
 
 
 def _load_limits(weights: Mapping[str, Tensor], num_parts: int, tolerance: float) -> Tensor:

@@ -117,7 +117,7 @@ def assign_types(
     """Assign the vertices of all types to K parts: the partition of the joint graph.
 
     Args:
-        method: 'metis-vip', 'metis', 'random', or per type an integer tensor [N] of parts.
+        method: 'metis-vip', 'metis', 'kaminpar-vip', 'kaminpar', 'random', or per type an integer tensor [N] of parts.
         splits: per type, name -> int64 ids.
         seeds: per type the int64 ids that batches start from.
         fanouts: per relation.
@@ -128,9 +128,9 @@ def assign_types(
     check_num_parts(num_parts)
     joint = JointGraph.of(typed)
     weights, given = None, method if isinstance(method, str) else _joint_assignment(typed, method, num_parts)
-    if isinstance(given, str) and given == "metis-vip":
+    if isinstance(given, str) and given in ("metis-vip", "kaminpar-vip"):
         weights = _cut_costs(typed, joint, uniform_starts(seeds, batch_size * num_parts), fanouts, row_bytes)
-        given = "metis"
+        given = given.removesuffix("-vip")
     # Strata of 'random' are types and splits; edges fall as they may.
     sets = {f"vertices of {name}": torch.arange(*_bounds(joint, i)) for i, name in enumerate(typed.node_types)}
     for i, name in enumerate(typed.node_types):
@@ -177,10 +177,10 @@ def lay_out_types(
     layouts = {}
     for name, size in zip(typed.node_types, typed.num_vertices):
         without = torch.stack([of_part[name] for of_part in vip])
-        with_seeds = [
+        with_seeds = (
             (row.double() + start[name](size)).clamp(max=1.0).to(torch.float32) if name in start else row
             for row, start in zip(without, starts)
-        ]
+        )
         layouts[name] = number_by(parts[name], without, with_seeds)
     return layouts
 

@@ -33,6 +33,9 @@ from salientpp.store.tiers import NO_IDS, IdSet
 #: An attribute of the vertices of one type; the type is None where there is only one.
 Column = tuple[str | None, str]
 
+#: What is asked for beside rows, under the names of types that no graph with one type has (:mod:`salientpp.store.sums`).
+SUMS, SOURCES = "(sums)", "(sources of sums)"
+
 #: The cache is filled by requests for about this many bytes of rows, so that filling needs little memory.
 FILL_CHUNK_BYTES = 64 * 2**20
 
@@ -104,15 +107,21 @@ class Exchange:
         comm: the ranks that serve the parts.
         books: by vertex type, which row part owns what. A type that every rank has whole is one of a single part, and its rows never travel.
         placement: of this rank.
+        sums: with :data:`SUMS` and :data:`SOURCES`, for a graph with one type of vertices.
 
     Attributes:
         types: those whose rows may travel.
     """
 
-    def __init__(self, comm: Comm, books: Mapping[str | None, PartitionBook], placement: Placement) -> None:
+    def __init__(
+        self, comm: Comm, books: Mapping[str | None, PartitionBook], placement: Placement, sums: bool = False
+    ) -> None:
         self.comm = comm
         self.types = [type_ for type_, book in books.items() if book.num_parts == len(placement.row_parts)]
         self._books = [books[type_] for type_ in self.types]
+        if sums:
+            self.types += [SUMS, SOURCES]
+            self._books += [books[None], books[None]]
         self.placement = placement
         self.traffic = Traffic()
         self._buffers = BufferPool()  # for rows that arrive
@@ -123,6 +132,11 @@ class Exchange:
     @property
     def part_id(self) -> int:
         return self.placement.part_id
+
+    @property
+    def id_bytes(self) -> int:
+        """Of an id in a request."""
+        return self._wire_dtype.itemsize
 
     def part_of(self, type_: str | None) -> int:
         """The part, in the type's book, whose rows this rank has: its own, or the only one."""
@@ -159,20 +173,23 @@ class Exchange:
         return self._send(ids, _sums(counts.wanted), _sums(counts.asked))
 
     def read_ids(self, counts: Counts, pending: Pending) -> dict[str | None, Tensor]:
-        """Wait for the ids that the others want; gives rows of this rank's part, int64, by type and in it by rank.
+        """Wait for the ids that the others want; gives rows of this rank's part, int64, by type and in it by rank; of :data:`SUMS` their sizes.
 
         Raises:
             RuntimeError: a rank asks for a row that this part does not own.
         """
-        rows = {}
+        rows: dict[str | None, Tensor] = {}
         for place, (book, (type_, ids)) in enumerate(zip(self._books, self._ids_asked(counts, pending).items())):
+            if type_ == SUMS:
+                rows[type_] = ids
+                continue
             begin, end = book.range_of(self.part_id)
             row = ids - begin
             at = first_outside(row, end - begin)
             if at is not None:
                 asked = torch.tensor([of_rank[place] for of_rank in counts.asked])
                 asker = int(torch.searchsorted(asked.cumsum(0), at, right=True))
-                vertex = "vertex" if type_ is None else f"{type_!r} vertex"
+                vertex = "vertex" if type_ in (None, SOURCES) else f"{type_!r} vertex"
                 raise RuntimeError(
                     f"rank {asker} asked rank {self.comm.rank} for {vertex} {int(row[at]) + begin}, but part {self.part_id} "
                     f"owns [{begin}, {end}); start all ranks on the same dataset directory"

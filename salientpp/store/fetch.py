@@ -26,10 +26,20 @@ from salientpp.store.assembly import assemble_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
 from salientpp.store.host import by_asker
+from salientpp.store.moving import MovingRows
+from salientpp.store.narrow import Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, take_rows
-from salientpp.store.tiers import NO_IDS, Places, Tiers
+from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
 
 Plan = TypeVar("Plan")
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRows:
+    """Rows [slots, ...] on the host of a cache that changes, and which of them a batch gets."""
+
+    rows: Tensor
+    places: Kept
 
 
 class Way(Protocol[Plan]):
@@ -47,8 +57,10 @@ class Way(Protocol[Plan]):
     def take(self, tiers: Tiers, name: str, plan: Plan) -> Tensor:
         """Take from the host what the plan wants from there; for a worker thread."""
 
-    def put_together(self, tiers: Tiers, name: str, plan: Plan, taken: Tensor, arrived: Tensor | None) -> Tensor:
-        """Complete what was taken, with the rows that arrived from other ranks."""
+    def put_together(
+        self, tiers: Tiers, name: str, plan: Plan, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
+    ) -> Tensor:
+        """Complete what was taken, with the rows that arrived from other ranks, and those that were kept of earlier batches."""
 
     def pin(self, batch: Any) -> Any: ...
 
@@ -64,6 +76,7 @@ class InPlace:
 
     Args:
         buffers: where the memory of large tensors comes from; None: torch.
+        decodes: rows that are encoded are decoded; rows for other ranks are not.
 
     Attributes:
         holds: a finished batch should stay in the pipeline for one more tick.
@@ -71,8 +84,8 @@ class InPlace:
 
     holds = False
 
-    def __init__(self, buffers: BufferPool | None = None) -> None:
-        self._buffers = buffers
+    def __init__(self, buffers: BufferPool | None = None, decodes: bool = True) -> None:
+        self._buffers, self._decodes = buffers, decodes
 
     def plan(self, tiers: Tiers, places: Places) -> Places:
         return places
@@ -81,21 +94,36 @@ class InPlace:
         return tiers.at_home(row)
 
     def take(self, tiers: Tiers, name: str, plan: Places) -> Tensor:
-        like = tiers.home.rows[name]
-        if plan.position[0] is None and isinstance(like, TensorRows) and like.is_little(plan.num_rows):
+        like, narrow = tiers.home.rows[name], self._narrow(tiers, name)
+        if (
+            narrow is None
+            and plan.position[0] is None
+            and isinstance(like, TensorRows)
+            and like.is_little(plan.num_rows)
+        ):
             return take_rows(like, plan.slot[0])  # all come from home
         empty = torch.empty if self._buffers is None else self._buffers.empty
-        out = empty((plan.num_rows, *like.shape[1:]), dtype=like.dtype)
+        row_shape, dtype = (like.shape[1:], like.dtype) if narrow is None else (narrow.row_shape, narrow.dtype)
+        out = empty((plan.num_rows, *row_shape), dtype=dtype)
         for tier, position, slot in tiers.groups(plan):
             if slot.numel():
-                tier.rows[name].take(slot, out, position)
+                _put(narrow, tier.rows[name], slot, out, position)
         return out
 
-    def put_together(self, tiers: Tiers, name: str, plan: Places, taken: Tensor, arrived: Tensor | None) -> Tensor:
+    def put_together(
+        self, tiers: Tiers, name: str, plan: Places, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
+    ) -> Tensor:
+        narrow = self._narrow(tiers, name)
+        if kept is not None:
+            _put(narrow, TensorRows(kept.rows), kept.places.slot, taken, kept.places.position)
         if arrived is not None and plan.remote_position.numel():
             row = torch.arange(len(arrived)) if plan.remote_row is None else plan.remote_row
-            put_rows(arrived, row, taken, plan.remote_position)
+            _put(narrow, TensorRows(arrived), row, taken, plan.remote_position)
         return taken
+
+    def _narrow(self, tiers: Tiers, name: str) -> Narrow | None:
+        """What the rows of an attribute are decoded to, if they are."""
+        return tiers.narrow.get(name) if self._decodes else None
 
     def pin(self, batch: Any) -> Any:
         return batch
@@ -111,13 +139,21 @@ class InPlace:
         return 0 if self._buffers is None else self._buffers.bytes_allocated
 
 
+def _put(narrow: Narrow | None, rows: RowSource, index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
+    """``out[out_index] = rows[index]``, decoded if the rows are ``narrow``."""
+    if narrow is None:
+        rows.take(index, out, out_index)
+    else:
+        narrow.put(rows, index, out, out_index)
+
+
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """How a device puts rows together.
 
     Attributes:
-        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed, the collected and the arrived ones, laid end
-            to end in this order; None: the packed rows, as they are.
+        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed, the collected, the arrived and the kept
+            ones, laid end to end in this order; None: the packed rows, as they are.
         packed: int64, by tier, the slots whose rows are packed first.
         collected: int64, by tier, the slots whose rows are collected from several devices first.
     """
@@ -137,12 +173,12 @@ class Recipe:
 
 
 class Packed:
-    """Rows are put together on ``device``."""
+    """Rows are put together on ``device``, and decoded there unless they are for other ranks."""
 
     holds = True
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, decodes: bool = True) -> None:
+        self._device, self._decodes = device, decodes
         self._largest = 0
 
     def plan(self, tiers: Tiers, places: Places) -> Recipe:
@@ -159,6 +195,8 @@ class Packed:
         apart = [(position, slot) for tier, position, slot in tiers.groups(places) if tier.apart]
         takes += [(position, None, slot.numel()) for position, slot in apart]
         takes.append((places.remote_position, places.remote_row, places.remote_id.numel()))
+        if places.kept is not None:
+            takes.append((places.kept.position, None, places.kept.slot.numel()))
         num_rows = sum(size for _, _, size in takes)
         index = torch.empty(places.num_rows, dtype=torch.int32 if num_rows < 2**31 else torch.int64)
         begin = 0
@@ -183,13 +221,33 @@ class Packed:
                 begin += slot.numel()
         return out
 
-    def put_together(self, tiers: Tiers, name: str, plan: Recipe, taken: Tensor, arrived: Tensor | None) -> Tensor:
-        if plan.index is None:
-            return taken
+    def put_together(
+        self, tiers: Tiers, name: str, plan: Recipe, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
+    ) -> Tensor:
+        out = taken if plan.index is None else self._assembled(tiers, name, plan, plan.index, taken, arrived, kept)
+        narrow = tiers.narrow.get(name) if self._decodes else None
+        return out if narrow is None else narrow.decode_by_torch(out)
+
+    def _assembled(
+        self,
+        tiers: Tiers,
+        name: str,
+        plan: Recipe,
+        index: Tensor,
+        taken: Tensor,
+        arrived: Tensor | None,
+        kept: KeptRows | None,
+    ) -> Tensor:
+        """The rows of all tensors, by the plan's ``index``."""
         tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device and not tier.apart]
         tensors += [taken, self._collected(tiers, name, plan, taken), taken[:0] if arrived is None else arrived]
-        out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
-        assemble_rows([rows for rows in tensors if len(rows)], plan.index, out)
+        if kept is not None:
+            slot, is_pinned = kept.places.slot, torch.accelerator.is_available()
+            staged = torch.empty((slot.numel(), *kept.rows.shape[1:]), dtype=kept.rows.dtype, pin_memory=is_pinned)
+            put_rows(kept.rows, slot, staged)
+            tensors.append(staged.to(self._device, non_blocking=True))
+        out = taken.new_empty((index.numel(), *taken.shape[1:]))
+        assemble_rows([rows for rows in tensors if len(rows)], index, out)
         return out
 
     def _collected(self, tiers: Tiers, name: str, plan: Recipe, like: Tensor) -> Tensor:
@@ -253,6 +311,7 @@ class Fetch:
         own, served: the way for this rank's batches, and for the rows that other ranks asked for.
         repeats: a batch may hold a vertex several times, as trees do.
         askers: the ranks of this host that ask other hosts for one another; 0: each for itself.
+        moving: by vertex type, the cache of a rank that looks ahead; its statistics are those of the tier 'cache'.
         counts: rows delivered, by vertex type and the name of the tier that served them; remote ones as often as they were fetched.
         counting: guards them, since threads may drive an epoch each.
     """
@@ -265,12 +324,15 @@ class Fetch:
     served: Way[Any]
     repeats: bool = False
     askers: int = 0
+    moving: Mapping[str | None, MovingRows] = field(default_factory=dict)
     counts: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     counting: Lock = field(default_factory=Lock)
 
     def rows_of(self, column: Column) -> RowSource:
-        """The rows of the part."""
-        return self.tiers[column[0]].home.rows[column[1]]
+        """The rows of the part, as batches get them."""
+        tiers, name = self.tiers[column[0]], column[1]
+        rows, narrow = tiers.home.rows[name], tiers.narrow.get(name)
+        return rows if narrow is None else NarrowRows(rows, narrow)
 
     @property
     def is_local(self) -> bool:
@@ -356,19 +418,39 @@ class Fetch:
         return self.exchange.send_rows(counts, taken.served)
 
     def put_together(
-        self, plan: Mapping[str | None, Places | Recipe], taken: Taken, pending: PendingRows
+        self,
+        plan: Mapping[str | None, Places | Recipe],
+        taken: Taken,
+        pending: PendingRows,
+        places: Mapping[str | None, Places],
     ) -> tuple[dict[Column, Tensor], dict[Column, Tensor]]:
-        """Wait for the rows that were asked for and complete this rank's batch.
+        """Wait for the rows that were asked for and complete this rank's batch; then keep those of them that are to be kept.
 
         Returns:
             The rows of the batch, and those that arrived for it.
         """
-        arrived = {column: self.own.to_device(rows) for column, rows in pending.wait().items()}
+        fetched = pending.wait()
+        arrived = {column: self.own.to_device(rows) for column, rows in fetched.items()}
         rows = {
-            (type_, name): self.own.put_together(self.tiers[type_], name, plan[type_], rows, arrived.get((type_, name)))
+            (type_, name): self.own.put_together(
+                self.tiers[type_],
+                name,
+                plan[type_],
+                rows,
+                arrived.get((type_, name)),
+                self._kept(type_, name, places[type_]),
+            )
             for (type_, name), rows in taken.own.items()
         }
+        for type_, moving in self.moving.items():
+            kept = places[type_].kept
+            if kept is not None:
+                for name in moving.rows:
+                    moving.take_over(name, fetched[type_, name], kept)
         return rows, arrived
+
+    def _kept(self, type_: str | None, name: str, places: Places) -> KeptRows | None:
+        return None if places.kept is None else KeptRows(self.moving[type_].rows[name], places.kept)
 
     def count(self, places: Mapping[str | None, Places]) -> None:
         """Add the rows of a delivered batch to ``counts``."""
@@ -376,6 +458,8 @@ class Fetch:
             for type_, of_type in places.items():
                 for tier, _, slot in self.tiers[type_].groups(of_type):
                     self.counts[type_, tier.name] += slot.numel()
+                if of_type.kept is not None:
+                    self.counts[type_, "cache"] += of_type.kept.slot.numel()
                 self.counts[type_, "remote"] += of_type.remote_id.numel()
 
     def count_fetched(self, number: Mapping[str | None, int]) -> None:

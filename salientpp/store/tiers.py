@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from salientpp import ops
 from salientpp.plan.partition_book import PartitionBook
+from salientpp.store.narrow import EncodedRows, Narrow
 from salientpp.store.rows import JoinedRows, RowSource, TensorRows, pinned, take_rows
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
@@ -76,6 +77,21 @@ class Tier:
 
 
 @dataclass(frozen=True, eq=False)
+class Kept:
+    """Remote rows of a batch that a cache has whose rows change (:mod:`salientpp.store.moving`), and what it takes over from the batch: int64 vectors.
+
+    Attributes:
+        position, slot: places in the batch, and where their rows are when it is put together.
+        admitted_row, admitted_slot: which of the fetched rows the cache takes after that, and where to.
+    """
+
+    position: Tensor
+    slot: Tensor
+    admitted_row: Tensor
+    admitted_slot: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Places:
     """Where the rows of a batch are: for each tier and for what is remote, ``position`` in the batch and ``slot`` there, int64.
 
@@ -87,6 +103,7 @@ class Places:
         remote_id: global ids to fetch, grouped by owner.
         remote_counts: int64 [K], how many to fetch from each part.
         remote_row: for each remote position, which of the fetched rows it gets; None: one each, in order.
+        kept: those whose rows are read when the batch is put together.
     """
 
     position: Sequence[Tensor | None]
@@ -95,10 +112,12 @@ class Places:
     remote_id: Tensor
     remote_counts: Tensor
     remote_row: Tensor | None = None
+    kept: Kept | None = None
 
     @property
     def num_rows(self) -> int:
-        return sum(slot.numel() for slot in self.slot) + self.remote_position.numel()
+        kept = 0 if self.kept is None else self.kept.position.numel()
+        return sum(slot.numel() for slot in self.slot) + self.remote_position.numel() + kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +130,7 @@ class Tiers:
         home: all rows of the part.
         near: of the part's rows, nearest first; members are rows of the part.
         copies: of other parts' rows, nearest first; members are global ids.
+        narrow: of the attributes whose rows all tiers have, and other ranks send, as encoded bytes, what they are decoded to when a batch gets them.
     """
 
     book: PartitionBook
@@ -118,6 +138,7 @@ class Tiers:
     home: Tier
     near: Sequence[Tier] = ()
     copies: Sequence[Tier] = ()
+    narrow: Mapping[str, Narrow] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -148,11 +169,8 @@ class Tiers:
                 )
         whole = {name: source for name, source in rows.items() if name not in seeds_only}
         if zero_copy:
-            in_memory = {
-                name: source.tensor if isinstance(source, TensorRows) else source.whole()
-                for name, source in whole.items()
-                if isinstance(source, (TensorRows, JoinedRows))
-            }
+            tensors = {name: _in_memory(source) for name, source in whole.items()}
+            in_memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
             elsewhere = [name for name in whole if name not in in_memory]
             if elsewhere:
                 raise ValueError(
@@ -218,3 +236,11 @@ class Tiers:
             if tier.members is not None:
                 memory[tier.name] += tier.members.words.nbytes
         return memory
+
+
+def _in_memory(source: RowSource) -> Tensor | None:
+    """The rows as one tensor, copied if need be; None of another storage."""
+    if isinstance(source, TensorRows):
+        return source.tensor
+    is_here = isinstance(source.wide if isinstance(source, EncodedRows) else source, (TensorRows, JoinedRows))
+    return source.whole() if is_here and isinstance(source, (JoinedRows, EncodedRows)) else None

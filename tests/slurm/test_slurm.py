@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slurm
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train_slurm.py"
+TRAIN_FULL = ROOT / "examples" / "train_full.py"
 WORKLOAD = ["--fanouts", "5,3", "--batch-size", "8"]
 EPOCHS = 30
 
@@ -123,6 +124,20 @@ def test_a_script_trains_unedited_and_its_ranks_stage_at_once(
     assert json.loads((copy / "parts.json").read_text()) == {"parts": list(range(parts))}
     salientpp.load(copy, part_id=0, verify="full")
     assert not list(folder.glob(".salientpp-*")), "the file in which rank 0 publishes its address is gone"
+
+
+def test_the_whole_graph_is_trained_on_as_by_one_process(slurm, datasets, folder, capsys):
+    options = ["--parts", 4, "--ranks-per-node", 2, "--cpus-per-task", 1, "--time", 5]
+    script = make_script(capsys, folder / "full.sbatch", *options, "--", TRAIN_FULL, datasets / "parts-4", "state.pt")
+    job = run(slurm, script)
+    assert job.state == "COMPLETED", job.log
+    alone = slurm.run(sys.executable, TRAIN_FULL, datasets / "parts-4", "alone.pt", cwd=folder, environment=ENVIRONMENT)
+    # Rounding grows from step to step, and Adam does not mind how small a gradient is.
+    pattern = r"(?:0: )?epochs 0 to 20: loss ([\d.]+), validation ([\d.]+)%"
+    (found,), (expected,) = (re.findall(rf"^{pattern}$", log, re.MULTILINE) for log in (job.log, alone))
+    assert float(found[0]) == pytest.approx(float(expected[0]), abs=0.01), job.log
+    assert float(found[1]) == pytest.approx(float(expected[1]), abs=3), job.log
+    assert [torch.load(folder / name)["epoch"] for name in ("state.pt", "alone.pt")] == [20, 20]
 
 
 def test_each_host_stages_its_own_parts(slurm, datasets, folder):
@@ -429,3 +444,35 @@ def test_slurm_itself_sends_the_signal_before_the_time_is_up(slurm, waiting_job)
     counts = re.findall(r"^(\d): steps=(\d+)$", job.log, re.MULTILINE)
     assert sorted(rank for rank, _ in counts) == ["0", "1"] and len({steps for _, steps in counts}) == 1, job.log
     assert job.log.count("came back") == 2
+
+
+# --- a lost host ------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_host_fails_goes_on_with_those_that_are_left(slurm, datasets, folder, capsys):
+    elastic = [ROOT / "examples" / "train_elastic.py", datasets / "parts-2", *WORKLOAD, "--epochs", 12, "--every", 10]
+    whole = folder / "whole.pt"
+    out = slurm.run(sys.executable, *elastic, "--checkpoint", whole, environment=ENVIRONMENT)
+    script = make_script(
+        capsys, folder / "elastic.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 10, "--", *elastic
+    )
+    job = submit(slurm, script)
+    log = Path(slurm.facts(job)["StdOut"])
+    slurm.wait_for("epoch 2:", log)
+    try:
+        slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=lost")
+        assert slurm.facts(job)["Restarts"] == "1", "it waits for as many hosts as it had"
+        slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")
+        done = slurm.wait(job)
+    finally:
+        # Its daemon lives, so SLURM may have taken it back by now.
+        if "DOWN" in slurm.run("scontrol", "--oneliner", "show", "node", "n2"):
+            slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    assert done.state == "COMPLETED" and done.facts["Restarts"] == "1", done.log
+    starts = re.findall(r"^0: (\d) ranks, 2 slots, from epoch (\d+), round \d+$", done.log, re.MULTILINE)
+    assert [size for size, _ in starts] == ["2", "1"] and int(starts[1][1]) >= 2, done.log
+    (accuracy,) = re.findall(r"^test accuracy .*$", out, re.MULTILINE)
+    assert f"0: {accuracy}\n" in done.log
+    expected = torch.load(whole, weights_only=True)["model"]
+    for name, value in torch.load(folder / "elastic.pt", weights_only=True)["model"].items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)

@@ -13,8 +13,11 @@ A dataset directory, format version 1, of a homogeneous graph:
 
 Version 2 has the same of every type of vertices and of edges, in files with a prefix that numbers the type, ``n0.`` and ``e0.``; names of types stand in the
 manifest alone. Besides: rows of replicated types are stored once, whole, as ``n<i>.node_<name>.npy``; splits of edges as ``part-<p>/e<j>.split_<name>.npy``,
-positions in the lists; and times of vertices, where lists ascend by them, as ``n<i>.time_<name>.npy`` [N]. Either version is read and written through one
+positions in the lists; and times of vertices, where lists ascend by them, as ``n<i>.time_<name>.npy`` [N]. Any version is read and written through one
 :mod:`description <salientpp.store.directory.description>`, of which version 1 is the case of one type named None.
+
+Version 3 is version 2 where rows of some attributes of vertices are stored narrower (:mod:`salientpp.store.narrow`): their files hold encoded rows, uint8
+[n, W], and the attribute's entry says by ``stored_as`` in which format, and what was lost by it.
 
 Vertices are renumbered: part p owns ``[offsets[p], offsets[p + 1])``, and inside a part ids descend by the part's own
 VIP (with seeds), so a prefix of a part is its hottest rows. Plain ``.npy`` files without pickles, opened as memory

@@ -20,6 +20,8 @@ from salientpp.graph.typed import TypedGraph
 from salientpp.ids import read_ids
 from salientpp.store.directory.description import EdgeName
 from salientpp.store.directory.files import numpy_dtype
+from salientpp.store.narrow import Column, EncodedRows, Loss, Narrow, read_formats
+from salientpp.store.rows import TensorRows
 
 #: What a batch calls its own: node and edge attributes cannot have these names beside them.
 OWN_NAMES = frozenset(
@@ -49,6 +51,10 @@ _SPLITS = {split: [f"{split}_{kind}" for kind in ("mask", "idx", "index")] for s
 _REPLICATED_BYTES, _REPLICATED_SHARE = 16 * 2**20, 0.01
 
 
+#: The loss of writing rows narrower is found out in pieces of this many values.
+_PIECE = 2**20
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Contents:
     """What of the user's data goes to disk, under the user's ids. The types of a homogeneous graph are named None.
@@ -60,6 +66,7 @@ class Contents:
         splits, edge_splits: per type, name -> ascending ids.
         seeds: the (type, split) that batches start from; (None, 'all') is all vertices.
         replicated: the types whose rows every part is to have.
+        narrow: per type, attribute name -> the format that its rows are to be stored in, and what is lost by it.
     """
 
     is_hetero: bool
@@ -70,6 +77,7 @@ class Contents:
     edge_splits: dict[EdgeName, dict[str, Tensor]]
     seeds: tuple[str | None, str]
     replicated: frozenset[str | None]
+    narrow: dict[str | None, dict[str, tuple[Narrow, Loss]]]
 
     @property
     def starts(self) -> dict[str | None, Tensor]:
@@ -89,7 +97,11 @@ class Contents:
         return {
             name: 0
             if name in self.replicated
-            else sum(_row_bytes(rows) for column, rows in columns.items() if column == "x" or not has_x)
+            else sum(
+                self.narrow[name][column][0].row_bytes if column in self.narrow[name] else _row_bytes(rows)
+                for column, rows in columns.items()
+                if column == "x" or not has_x
+            )
             for name, columns in self.node_columns.items()
         }
 
@@ -106,6 +118,7 @@ def read_contents(
     seeds: str | tuple[str, str] = "train",
     replicate: Iterable[str] | None = None,
     time_attr: str | None = None,
+    store_as: Mapping[Any, str] | None = None,
 ) -> Contents:
     """Read and check what :func:`salientpp.partition` is given; arguments as there.
 
@@ -118,6 +131,7 @@ def read_contents(
     else:
         graph = TypedGraph.of(Graph.from_data(data))
     node_columns, edge_columns = collect_attributes(data, graph)
+    narrow = _read_narrow(store_as, node_columns, time_attr)
     if is_hetero and split is not None:
         split = _by_type(split, graph.node_types, "split", "node")
     splits = {}
@@ -139,8 +153,45 @@ def read_contents(
         splits=splits,
         edge_splits=edge_splits,
         seeds=_find_seeds(seeds, splits, is_hetero),
-        replicated=_choose_replicated(replicate, node_columns, is_hetero),
+        replicated=_choose_replicated(replicate, node_columns, narrow, is_hetero),
+        narrow=narrow,
     )
+
+
+def _read_narrow(
+    store_as: Any, columns: Mapping[str | None, Mapping[str, Tensor]], time_attr: str | None
+) -> dict[str | None, dict[str, tuple[Narrow, Loss]]]:
+    """Per type, what is to be stored narrower, and what is lost by it.
+
+    Raises:
+        ValueError: a format does not fit the attribute, or values would be lost altogether.
+    """
+    known = {(type_, name): rows for type_, named in columns.items() for name, rows in named.items()}
+    found: dict[str | None, dict[str, tuple[Narrow, Loss]]] = {type_: {} for type_ in columns}
+    shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}
+    for (type_, name), narrow in read_formats("store_as", store_as, shapes).items():
+        if name == time_attr:
+            raise ValueError(
+                f"store_as: {name!r} is time_attr, by which batches are drawn, so it is stored as it is; leave it out"
+            )
+        found[type_][name] = narrow, _loss((type_, name), narrow, known[type_, name])
+    return found
+
+
+def _loss(column: Column, narrow: Narrow, rows: Tensor) -> Loss:
+    loss, first = Loss(), 0
+    for piece in rows.split(max(1, _PIECE // max(1, narrow.columns))):
+        decoded = torch.empty(piece.shape, dtype=piece.dtype)
+        index = torch.arange(len(piece))
+        narrow.put(EncodedRows(TensorRows(piece.contiguous()), narrow), index, decoded)
+        at = loss.add(piece, decoded)
+        if at is not None:
+            raise ValueError(
+                f"{_where(column[0])}.{column[1]} cannot be stored as {narrow.format}: row {first + at} has a value that is not finite, or too large for the "
+                "format; replace it, or store it as bf16"
+            )
+        first += len(piece)
+    return loss
 
 
 def without_times(graph: TypedGraph) -> TypedGraph:
@@ -196,7 +247,10 @@ def _find_seeds(
 
 
 def _choose_replicated(
-    replicate: Iterable[str] | None, columns: Mapping[str | None, Mapping[str, Tensor]], is_hetero: bool
+    replicate: Iterable[str] | None,
+    columns: Mapping[str | None, Mapping[str, Tensor]],
+    narrow: Mapping[str | None, Mapping[str, tuple[Narrow, Loss]]],
+    is_hetero: bool,
 ) -> frozenset[str | None]:
     """The types whose rows every part has: those asked for, or those whose rows are few bytes."""
     if replicate is not None:
@@ -211,7 +265,13 @@ def _choose_replicated(
                     f"replicate must name node types of the data ({', '.join(map(repr, columns))}), got {name!r}"
                 )
         return frozenset(chosen)
-    nbytes = {name: sum(rows.nbytes for rows in own.values()) for name, own in columns.items()}
+    nbytes = {
+        name: sum(
+            len(rows) * narrow[name][column][0].row_bytes if column in narrow[name] else rows.nbytes
+            for column, rows in own.items()
+        )
+        for name, own in columns.items()
+    }
     most = min(_REPLICATED_BYTES, _REPLICATED_SHARE * sum(nbytes.values()))
     return frozenset(name for name, size in nbytes.items() if is_hetero and 0 < size <= most)
 
@@ -330,6 +390,8 @@ def _columns(
 
 def _has_weights(adj_t: Any) -> bool:
     values = adj_t.values() if isinstance(adj_t, Tensor) else adj_t.storage.value()
+    if values is not None and values.stride() == (0,):  # one number for all of more edges than fit into memory
+        values = values[:1]
     return values is not None and bool((values != 1).any())
 
 
@@ -413,5 +475,15 @@ def num_classes_of(labels: Tensor | None) -> int:
     return max(0, int(labels.to(torch.int64).max()) + 1)  # not all integer types have a largest entry
 
 
-def describe(rows: Tensor) -> dict[str, Any]:
-    return {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}
+def describe(rows: Tensor, stored: tuple[Narrow, Loss] | None = None) -> dict[str, Any]:
+    """What the manifest says of an attribute, and of how it is ``stored`` narrower."""
+    entry: dict[str, Any] = {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}
+    if stored is not None:
+        narrow, loss = stored
+        entry["stored_as"] = {
+            "format": narrow.format,
+            "row_bytes": narrow.row_bytes,
+            "largest_error": loss.largest,
+            "relative_rms_error": loss.relative_rms,
+        }
+    return entry

@@ -1,11 +1,13 @@
 """What does a manifest say is in a dataset directory, in either version of the format?
 
 Version 1 is the case of one type of vertices and one of edges, both named None, whose files have no prefix; its manifest has their fields at the top.
-In version 2 every type has an entry of its own. Readers and the writer go by a :class:`Description`, so none of them asks for the version.
+In version 2 every type has an entry of its own. Version 3 is the same where rows of some vertices are stored narrower. Readers and the writer go by a
+:class:`Description`, so none of them asks for the version.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,11 +17,14 @@ import torch
 
 from salientpp.graph.from_pyg import words_for
 from salientpp.plan.partition_book import PartitionBook
+from salientpp.store.narrow import Narrow
 
 FORMAT = "salientpp-partitioned-graph"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 
-#: Name -> {"dtype": torch's name, "row_shape": the shape without dimension 0}.
+#: Name -> {"dtype": torch's name, "row_shape": the shape without dimension 0}. Of rows that are stored narrower these are of what they are read back
+#: to, and there is "stored_as": {"format": as in :mod:`salientpp.store.narrow`, "row_bytes": of a stored row, "largest_error": of a value,
+#: "relative_rms_error": the root mean square of the errors over that of the values}.
 Columns = Mapping[str, Mapping[str, Any]]
 
 #: The name of an edge type; None in a homogeneous graph.
@@ -66,6 +71,24 @@ class VertexType:
     @property
     def attributes_field(self) -> str:
         return f"{self.where}attributes" if self.where else "node_attributes"
+
+    def narrow(self, attribute: str) -> Narrow | None:
+        """How the rows of an attribute are stored narrower, if they are."""
+        entry = self.attributes[attribute]
+        if "stored_as" not in entry:
+            return None
+        return Narrow(entry["stored_as"]["format"], getattr(torch, entry["dtype"]), tuple(entry["row_shape"]))
+
+    def row_bytes(self, attribute: str) -> int:
+        """Of a stored row, which is what travels; 0 without such an attribute."""
+        if attribute not in self.attributes:
+            return 0
+        narrow, entry = self.narrow(attribute), self.attributes[attribute]
+        return (
+            math.prod(entry["row_shape"]) * getattr(torch, entry["dtype"]).itemsize
+            if narrow is None
+            else narrow.row_bytes
+        )
 
     def rows_file(self, attribute: str, part_id: int) -> str:
         """The file with the rows that a part has."""
@@ -280,9 +303,12 @@ class Description:
             expected[vertices.original_id_file] = (int64,), [size]
             for name, entry in vertices.attributes.items():
                 dtype = stored(entry["dtype"], f"{vertices.attributes_field}[{name!r}]")
+                row_shape, encoded = entry["row_shape"], vertices.narrow(name)
+                if encoded is not None:
+                    dtype, row_shape = stored("uint8", "uint8"), [encoded.row_bytes]
                 for part_id, (begin, end) in enumerate(pairwise(vertices.offsets)):
                     rows = size if vertices.replicated else end - begin
-                    expected[vertices.rows_file(name, part_id)] = (dtype,), [rows, *entry["row_shape"]]
+                    expected[vertices.rows_file(name, part_id)] = (dtype,), [rows, *row_shape]
             for part_id in range(self.num_parts):
                 expected[vertices.vip_file(part_id)] = (float32,), [size]
                 for name, counts in vertices.splits.items():

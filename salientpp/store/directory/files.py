@@ -13,7 +13,7 @@ import torch
 
 _QUICK_BLOCK = 64 * 1024
 _QUICK_BLOCKS = 64
-_READ_BYTES = 64 * 2**20
+_READ_BYTES = 2**20
 
 #: torch dtypes that numpy lacks are stored as integers of their width; the manifest names the real one.
 STORED_AS = {
@@ -33,6 +33,11 @@ class DatasetError(ValueError):
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The numpy dtype that a torch dtype is stored as; TypeError where there is none."""
     return torch.empty(0, dtype=STORED_AS.get(dtype, dtype)).numpy().dtype
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Size and checksums of a file that is complete, for :func:`verify_file`."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path), "quick": quick_checksum(path)}
 
 
 def verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) -> None:
@@ -75,8 +80,9 @@ def open_array(root: Path, name: str, entry: dict[str, Any]) -> tuple[np.ndarray
 def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
+        block = memoryview(bytearray(_READ_BYTES))
+        while count := file.readinto(block):
+            digest.update(block[:count])
     return digest.hexdigest()
 
 

@@ -23,6 +23,7 @@ import torch
 
 from salientpp.store.directory.description import FORMAT, VERSIONS, Description, EdgeType, VertexType
 from salientpp.store.directory.files import DatasetError, numpy_dtype
+from salientpp.store.narrow import Narrow
 
 #: In a copy for one host: {"parts": [...]}, the parts that are there.
 PARTS_FILE = "parts.json"
@@ -108,6 +109,26 @@ _SHARED: Schema = {
 }
 _FANOUTS = _list_of(_whole(-1, 2**31))
 
+_VERSION_2: Schema = {
+    "node_types": ("a list of at least one record", lambda value: _list_of(_record())(value) and len(value) > 0),
+    "edge_types": ("a list of records", _list_of(_record())),
+    "time_attr": ("null or a string", lambda value: value is None or isinstance(value, str)),
+    "workload": (
+        "num_neighbors, a list of fanouts for each of edge_types; batch_size, an integer >= 1; seeds, a type and a split",
+        _record(
+            num_neighbors=_list_of(_FANOUTS),
+            batch_size=_whole(1),
+            seeds=lambda value: (
+                isinstance(value, list)
+                and len(value) == 2
+                and (value[0] is None or isinstance(value[0], str))
+                and isinstance(value[1], str)
+            ),
+        ),
+    ),
+    **_SHARED,
+}
+
 _SCHEMAS: Mapping[int, Schema] = {
     1: {
         "num_vertices": _COUNT,
@@ -123,25 +144,8 @@ _SCHEMAS: Mapping[int, Schema] = {
         ),
         **_SHARED,
     },
-    2: {
-        "node_types": ("a list of at least one record", lambda value: _list_of(_record())(value) and len(value) > 0),
-        "edge_types": ("a list of records", _list_of(_record())),
-        "time_attr": ("null or a string", lambda value: value is None or isinstance(value, str)),
-        "workload": (
-            "num_neighbors, a list of fanouts for each of edge_types; batch_size, an integer >= 1; seeds, a type and a split",
-            _record(
-                num_neighbors=_list_of(_FANOUTS),
-                batch_size=_whole(1),
-                seeds=lambda value: (
-                    isinstance(value, list)
-                    and len(value) == 2
-                    and (value[0] is None or isinstance(value[0], str))
-                    and isinstance(value[1], str)
-                ),
-            ),
-        ),
-        **_SHARED,
-    },
+    2: _VERSION_2,
+    3: _VERSION_2,
 }
 
 _VERTEX_TYPE: Schema = {
@@ -153,6 +157,16 @@ _VERTEX_TYPE: Schema = {
     "splits": _SPLITS,
     "replicated": ("true or false", lambda value: isinstance(value, bool)),
 }
+
+_STORED_AS = (
+    "a format, row_bytes, an integer >= 0, and largest_error and relative_rms_error, numbers >= 0",
+    _record(
+        format=lambda value: isinstance(value, str),
+        row_bytes=_whole(),
+        largest_error=lambda value: _number(value) and value >= 0,
+        relative_rms_error=lambda value: _number(value) and value >= 0,
+    ),
+)
 
 _EDGE_TYPE: Schema = {
     "name": (
@@ -183,7 +197,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
         raise DatasetError(f"{path} does not describe a dataset directory: expected format {FORMAT!r}; partition again")
     if type(manifest.get("version")) is not int or manifest["version"] not in VERSIONS:
         raise DatasetError(
-            f"{path} has format version {manifest.get('version')}, this salientpp reads versions {' and '.join(map(str, VERSIONS))}; "
+            f"{path} has format version {manifest.get('version')}, this salientpp reads versions {', '.join(map(str, VERSIONS[:-1]))} and {VERSIONS[-1]}; "
             "upgrade salientpp, or partition again"
         )
     stated = manifest.pop("checksum", None)
@@ -246,6 +260,7 @@ def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dt
         _check_splits(type_, described.num_parts)
     _check_workload(described)
     _check_time(described)
+    _check_narrow(described)
     _check_files(described, manifest["files"], stored_dtype)
 
 
@@ -327,6 +342,23 @@ def _check_time(described: Description) -> None:
         raise ValueError(f"time_attr must be null or name one number of vertices, or of edges, got {_shown(name)}")
 
 
+def _check_narrow(described: Description) -> None:
+    """Rows are stored narrower from version 3 on, of vertices, in a format that fits them; times are stored as they are."""
+    words, check = _STORED_AS
+    for type_ in described.types:
+        for name, entry in type_.attributes.items():
+            if "stored_as" not in entry:
+                continue
+            where, stored = f"{type_.attributes_field}[{name!r}].stored_as", entry["stored_as"]
+            if described.version < 3 or not isinstance(type_, VertexType) or name == described.time_attr:
+                raise ValueError(f"{where} is for attributes of vertices that are no times, from version 3 on")
+            if not check(stored):
+                raise ValueError(f"{where} must be {words}, got {_shown(stored)}")
+            narrow = Narrow(stored["format"], getattr(torch, entry["dtype"]), tuple(entry["row_shape"]))
+            if narrow.row_bytes != stored["row_bytes"]:
+                raise ValueError(f"{where}.row_bytes must be {narrow.row_bytes}, got {_shown(stored['row_bytes'])}")
+
+
 def _check_files(described: Description, files: Mapping[str, Any], stored_dtype: Callable[[torch.dtype], str]) -> None:
     """The files must be those that follow from the other fields, with those dtypes and shapes; so no name leads elsewhere."""
 
@@ -352,7 +384,7 @@ def _check_files(described: Description, files: Mapping[str, Any], stored_dtype:
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Equal for equal contents: the checksum of all checksums, and of what version 2 says of types."""
+    """Equal for equal contents: the checksum of all checksums, and of what versions 2 and 3 say of types."""
     said = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(manifest["files"].items()))
     if manifest["version"] > 1:
         said += json.dumps([manifest[name] for name in ("node_types", "edge_types", "time_attr")], sort_keys=True)

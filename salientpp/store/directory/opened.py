@@ -34,6 +34,7 @@ from salientpp.store.directory.description import (
 from salientpp.store.directory.files import DatasetError, open_array, verify_file
 from salientpp.store.directory.kept import kept
 from salientpp.store.directory.manifest import check_is_there, fingerprint, parts_there, read_manifest
+from salientpp.store.narrow import NarrowRows
 from salientpp.store.rows import JoinedRows, TensorRows
 
 
@@ -300,7 +301,7 @@ class PartitionedGraph:
     def rows(self, part_id: int | None = None) -> dict[str | None, dict[str, Tensor]]:
         """Per type of vertices, attribute name -> rows [n, ...]: of a part's vertices, of a replicated type of all.
 
-        Those of several parts on disk are read into memory; :meth:`sources` leaves them where they are.
+        Those of several parts on disk, and those that are stored narrower, are read into memory; :meth:`sources` leaves them where they are.
         """
         return {
             type_: {
@@ -310,14 +311,16 @@ class PartitionedGraph:
             for type_, named in self.sources(part_id).items()
         }
 
-    def sources(self, part_id: int | None = None) -> dict[str | None, dict[str, TensorRows | JoinedRows]]:
-        """:meth:`rows` as sources, which are memory maps."""
+    def sources(self, part_id: int | None = None) -> dict[str | None, dict[str, TensorRows | JoinedRows | NarrowRows]]:
+        """:meth:`rows` as sources, which are memory maps; rows that are stored narrower are decoded when they are taken."""
         stored = self._stored_parts(self._part(part_id))
 
-        def source(type_: VertexType, name: str) -> TensorRows | JoinedRows:
+        def source(type_: VertexType, name: str) -> TensorRows | JoinedRows | NarrowRows:
             parts = range(1) if type_.replicated else stored
             pieces = [self._node_column(type_, name, part) for part in parts]
-            return TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
+            found = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
+            narrow = type_.narrow(name)
+            return found if narrow is None else NarrowRows(found, narrow)
 
         return {
             type_.name: {name: source(type_, name) for name in type_.attributes}
@@ -354,7 +357,8 @@ class PartitionedGraph:
             rows = own.new_empty((n_id.numel(), *own.shape[1:])) if rows is None else rows
             rows[at] = own[n_id[at] - book.range_of(part_id)[0]]
         assert rows is not None  # there is a part
-        return rows
+        narrow = vertices.narrow(name)
+        return rows if narrow is None else narrow.decode(rows)
 
     def edge_rows(self) -> dict[str, Tensor]:
         """:meth:`edge_rows_by_type` of a homogeneous graph."""
@@ -362,7 +366,9 @@ class PartitionedGraph:
         return self.edge_rows_by_type()[None]
 
     def _node_column(self, type_: VertexType, name: str, part_id: int) -> Tensor:
-        return self._array(type_.rows_file(name, part_id), type_.attributes[name]["dtype"])
+        """Rows of a part, as they are stored."""
+        dtype = type_.attributes[name]["dtype"] if type_.narrow(name) is None else "uint8"
+        return self._array(type_.rows_file(name, part_id), dtype)
 
     def _edge_column(self, type_: EdgeType, name: str) -> Tensor:
         return self._array(type_.rows_file(name), type_.attributes[name]["dtype"])

@@ -25,9 +25,10 @@ from salientpp.plan.typed import Fanouts, assign_types, check_typed_fanouts, lay
 from salientpp.plan.vip import check_batch_size
 from salientpp.store.directory.contents import Contents, check_types, describe, num_classes_of, read_contents
 from salientpp.store.directory.description import Description, EdgeType, VertexType
-from salientpp.store.directory.files import STORED_AS, numpy_dtype, quick_checksum, sha256_of
+from salientpp.store.directory.files import STORED_AS, describe_file, numpy_dtype
 from salientpp.store.directory.manifest import manifest_checksum, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.narrow import Narrow
 
 _COPY_BYTES = 64 * 2**20
 
@@ -45,6 +46,7 @@ def partition(
     seeds: str | tuple[str, str] = "train",
     replicate: Iterable[str] | None = None,
     time_attr: str | None = None,
+    store_as: Mapping[Any, str] | None = None,
     tolerance: float = 0.05,
     seed: int = 0,
     overwrite: bool = False,
@@ -59,8 +61,8 @@ def partition(
         root: the directory to write; its parent must exist or be creatable.
         num_neighbors, batch_size: the workload whose VIP orders the rows and is stored for the cache; of a ``HeteroData`` one list for all edge
             types, or a mapping. Training with other numbers is right as well, the loader then computes what it needs.
-        method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'random', or the given assignment: an integer tensor [N] of parts in [0, K); of
-            a ``HeteroData`` a mapping from node types to such tensors.
+        method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'kaminpar-vip' and 'kaminpar' (with KaMinPar, an extra), 'random', or the given
+            assignment: an integer tensor [N] of parts in [0, K); of a ``HeteroData`` a mapping from node types to such tensors.
         split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping; None takes ``train_mask``, ``train_idx`` or
             ``train_index`` of the data, and so for ``val`` and ``test``.
         edge_split: name -> edge ids or mask, of a ``HeteroData`` edge type -> such a mapping; ids are positions in ``edge_index``. An edge belongs
@@ -69,6 +71,9 @@ def partition(
         replicate: node types whose rows every part is to have; None: those whose rows take at most 1 % of the bytes of all rows and 16 MiB.
         time_attr: the name of node or edge times. Neighbour lists are then stored in their order, and node times whole, so that ranks draw by them
             from memory maps, and from copies without the other parts.
+        store_as: name of a node attribute -> the format that its rows are stored in and travel in, ``{"x": "int8"}``: 'fp16', 'bf16', 'fp8', 'int8',
+            'int4', or with blocks as 'int4/32', see :mod:`salientpp.store.narrow`. Batches have them as they were, but for what was lost, which ``salientpp
+            info`` shows. With several types a name means this attribute of every type that has it, and (node type, name) that of one.
         tolerance: allowed excess of a part over the mean, per balanced quantity.
         seed: of METIS or of the random assignment.
         overwrite: replace an existing dataset directory (only once the new one is complete).
@@ -90,7 +95,13 @@ def partition(
     with _temporary_beside(root) as temporary:
         on_step("reading the topology")
         contents = read_contents(
-            data, split=split, edge_split=edge_split, seeds=seeds, replicate=replicate, time_attr=time_attr
+            data,
+            split=split,
+            edge_split=edge_split,
+            seeds=seeds,
+            replicate=replicate,
+            time_attr=time_attr,
+            store_as=store_as,
         )
         graph = contents.graph
         on_step(f"assigning {sum(graph.num_vertices)} vertices to {num_parts} parts")
@@ -176,6 +187,7 @@ def _describe(
 ) -> Description:
     graph = contents.graph
     version = 2 if contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None else 1
+    version = 3 if any(contents.narrow.values()) else version
     parts = {name: layout.part_of_old() for name, layout in layouts.items()}
 
     def counts(splits: Mapping[str, Tensor], part: Tensor) -> dict[str, list[int]]:
@@ -187,7 +199,10 @@ def _describe(
             prefix=f"n{number}." if version > 1 else "",
             num_vertices=size,
             offsets=layouts[name].book.offsets.tolist(),
-            attributes={column: describe(rows) for column, rows in contents.node_columns[name].items()},
+            attributes={
+                column: describe(rows, contents.narrow[name].get(column))
+                for column, rows in contents.node_columns[name].items()
+            },
             splits=counts(contents.splits[name], parts[name]),
             num_classes=num_classes_of(contents.node_columns[name].get("y")),
             replicated=name in contents.replicated,
@@ -309,9 +324,7 @@ class _Writer:
             file.flush()
             os.fsync(file.fileno())
         self.files[name] = {
-            "bytes": path.stat().st_size,
-            "sha256": sha256_of(path),
-            "quick": quick_checksum(path),
+            **describe_file(path),
             "dtype": on_disk.str,
             "shape": list(shape),
         }
@@ -349,17 +362,24 @@ def _write_vertices(
     writer: _Writer, vertices: VertexType, layout: Layout, contents: Contents, time_attr: str | None
 ) -> None:
     """Ids, rows, splits and probabilities of one type of vertices."""
-    columns = contents.node_columns[vertices.name]
+    columns, narrow = contents.node_columns[vertices.name], contents.narrow[vertices.name]
 
-    def write_rows(file: str, rows: Tensor, ids: Tensor) -> None:
+    def write_rows(file: str, rows: Tensor, ids: Tensor, stored: Narrow | None = None) -> None:
         chunk = max(1, _COPY_BYTES // max(1, rows.nbytes // max(1, rows.size(0))))
-        writer.write(file, rows.dtype, (ids.numel(), *rows.shape[1:]), (rows[some] for some in ids.split(chunk)))
+        pieces = (rows[some] for some in ids.split(chunk))
+        if stored is None:
+            writer.write(file, rows.dtype, (ids.numel(), *rows.shape[1:]), pieces)
+        else:
+            writer.write(file, torch.uint8, (ids.numel(), stored.row_bytes), map(stored.encode, pieces))
+
+    def write_column(name: str, rows: Tensor, part_id: int, ids: Tensor) -> None:
+        write_rows(vertices.rows_file(name, part_id), rows, ids, narrow[name][0] if name in narrow else None)
 
     writer.write_tensor(vertices.original_id_file, layout.order)
     if time_attr in columns:
         write_rows(vertices.time_file(time_attr), columns[time_attr], layout.order)
     for name, rows in columns.items() if vertices.replicated else ():
-        write_rows(vertices.rows_file(name, 0), rows, layout.order)
+        write_column(name, rows, 0, layout.order)
     in_split = {name: torch.zeros(vertices.num_vertices, dtype=torch.bool) for name in vertices.splits}
     for name, ids in contents.splits[vertices.name].items():
         in_split[name][ids] = True
@@ -367,7 +387,7 @@ def _write_vertices(
         begin, end = layout.book.range_of(part_id)
         own = layout.order[begin:end]
         for name, rows in columns.items() if not vertices.replicated else ():
-            write_rows(vertices.rows_file(name, part_id), rows, own)
+            write_column(name, rows, part_id, own)
         for name, mask in in_split.items():
             writer.write_tensor(vertices.split_file(name, part_id), mask[own].nonzero().flatten() + begin)
         writer.write_tensor(vertices.vip_file(part_id), layout.vip[part_id])

@@ -1,0 +1,37 @@
+// Which rows go where: the indices that every kernel over rows takes.
+#pragma once
+
+#include "check.h"
+
+namespace salientpp {
+
+// The places of out's rows, or null: row i of the output is place i. Raises unless there is one for each row.
+inline const int64_t* check_places(int64_t num_rows, const Tensor& out, const std::optional<Tensor>& out_index) {
+  if (!out_index) {
+    check(out.size(0) >= num_rows, "out must have at least ", num_rows, " rows, got ", out.size(0));
+    return nullptr;
+  }
+  check_vector(*out_index, ScalarType::Long, "out_index");
+  check(out_index->numel() == num_rows, "out_index must have one entry per row, expected ", num_rows, ", got ",
+        out_index->numel());
+  return int64_data(*out_index);
+}
+
+// Every index is checked before the first byte moves, so an error leaves `out` as it was.
+template <class Index>
+void check_rows(const Index* index, int64_t num_rows, int64_t source_rows, const int64_t* target, int64_t out_rows) {
+  for (int64_t i = 0; i < num_rows; ++i) {
+    check(index[i] >= 0 && index[i] < source_rows, "source_index[", i, "] must be in [0, ", source_rows, "), got ",
+          index[i]);
+    if (target)
+      check(target[i] >= 0 && target[i] < out_rows, "out_index[", i, "] must be in [0, ", out_rows, "), got ",
+            target[i]);
+  }
+}
+
+inline void check_apart(const char* from, int64_t source_bytes, const char* to, int64_t out_bytes) {
+  const bool overlap = source_bytes > 0 && out_bytes > 0 && from < to + out_bytes && to < from + source_bytes;
+  check(!overlap, "out must not overlap source in memory");
+}
+
+}  // namespace salientpp

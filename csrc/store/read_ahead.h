@@ -1,0 +1,106 @@
+// Rows of a file that is mapped and not all in memory: asking for them before they are touched.
+//
+// A thread that touches a page which is not in memory waits for it alone, and for its neighbours with it, which nobody
+// wants of rows that are read at random. So where some of the rows are not there, the pages of the next thousands are
+// asked for at once, and the disk serves them side by side.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include "check.h"
+
+namespace salientpp {
+
+// Calls range(first, last) on pieces of [0, num_rows), in parallel, for rows that start at from + index[i] * row_bytes.
+template <class Index, class F>
+class ReadAhead {
+ public:
+  ReadAhead(const char* from, int64_t source_bytes, int64_t row_bytes, const Index* index, int64_t num_rows)
+      : from_(reinterpret_cast<uintptr_t>(from)),
+        source_bytes_(static_cast<uintptr_t>(source_bytes)),
+        row_bytes_(row_bytes),
+        index_(index),
+        num_rows_(num_rows) {}
+
+  void over(int64_t grain, const F& range) const {
+#ifdef __linux__
+    if (is_on_disk()) {
+      advise_all(MADV_RANDOM);
+      ask(0, kRows, grain);
+      for (int64_t first = 0; first < num_rows_; first += kRows) {
+        ask(first + kRows, first + 2 * kRows, grain);
+        torch::stable::parallel_for(first, std::min(num_rows_, first + kRows), grain, range);
+      }
+      advise_all(MADV_NORMAL);  // who reads all rows in their order wants their neighbours
+      return;
+    }
+#endif
+    torch::stable::parallel_for(0, num_rows_, grain, range);
+  }
+
+#ifdef __linux__
+ private:
+  // What is asked for ahead: with pages of 4 KB, 64 MB of the page cache, and more than disks do at a time.
+  static constexpr int64_t kRows = 1 << 14;
+  // A look costs a quarter of a microsecond. Less than this is little to wait for, or is in memory before long.
+  static constexpr int64_t kRowsPerLook = 256, kMostLooks = 16, kLeastBytes = int64_t{1} << 26;
+
+  static uintptr_t page() {
+    static const auto size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    return size;
+  }
+
+  // The pages of a row: the first byte of the first, and the bytes of all.
+  std::pair<uintptr_t, uintptr_t> pages(int64_t i) const {
+    const uintptr_t row = from_ + static_cast<uintptr_t>(static_cast<int64_t>(index_[i]) * row_bytes_);
+    const uintptr_t begin = row & ~(page() - 1), end = row + static_cast<uintptr_t>(row_bytes_);
+    return {begin, (end - begin + page() - 1) & ~(page() - 1)};
+  }
+
+  bool is_on_disk() const {
+    if (static_cast<int64_t>(source_bytes_) < kLeastBytes) return false;
+    const int64_t looks = std::min(kMostLooks, num_rows_ / kRowsPerLook);
+    for (int64_t look = 0; look < looks; ++look) {
+      unsigned char there = 1;
+      if (mincore(reinterpret_cast<void*>(pages(num_rows_ / looks * look).first), page(), &there) == 0 && !(there & 1U))
+        return true;
+    }
+    return false;
+  }
+
+  void ask(int64_t first, int64_t last, int64_t grain) const {
+    torch::stable::parallel_for(first, std::max(first, std::min(num_rows_, last)), grain,
+                                [&](int64_t begin, int64_t end) {
+                                  for (int64_t i = begin; i < end; ++i) {
+                                    const auto [start, size] = pages(i);
+                                    madvise(reinterpret_cast<void*>(start), size, MADV_WILLNEED);
+                                  }
+                                });
+  }
+
+  void advise_all(int advice) const {
+    const uintptr_t begin = from_ & ~(page() - 1);
+    madvise(reinterpret_cast<void*>(begin), from_ + source_bytes_ - begin, advice);
+  }
+#endif
+
+ private:
+  uintptr_t from_, source_bytes_;
+  int64_t row_bytes_;
+  const Index* index_;
+  int64_t num_rows_;
+};
+
+template <class Index, class F>
+void for_rows_at(const char* from, int64_t source_rows, int64_t row_bytes, const Index* index, int64_t num_rows,
+                 int64_t grain, const F& range) {
+  ReadAhead<Index, F>(from, source_rows * row_bytes, row_bytes, index, num_rows).over(grain, range);
+}
+
+}  // namespace salientpp

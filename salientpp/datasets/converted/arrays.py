@@ -1,0 +1,210 @@
+"""How is an array read in pieces that lies in a .npy file or in an .npz archive?
+
+By plain reads, not by a memory map: what is read of a map counts as resident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+
+from salientpp.datasets.arrays import check_file, first_line
+from salientpp.datasets.converted.pieces import EdgePiece, RowPiece, counted
+
+#: Reads ``count`` entries that follow what was read before.
+Read = Callable[[int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array in a file.
+
+    Attributes:
+        path: a .npy file, or an .npz archive.
+        member: of the archive, without .npy; None of a .npy file.
+        name: for errors.
+    """
+
+    path: Path
+    member: str | None
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    fortran: bool
+    offset: int
+
+    @classmethod
+    def of(cls, path: Path, member: str | None = None) -> StoredArray:
+        """Read its header.
+
+        Raises:
+            ValueError: there is none, or the file is shorter than it says.
+        """
+        name = str(path) if member is None else f"{path}: {member}"
+        with _opened(path, member, name) as file:
+            try:
+                version = np.lib.format.read_magic(file)
+                if version not in ((1, 0), (2, 0)):
+                    raise ValueError(f"version {version} of the format is for arrays of records")
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, fortran, dtype = read(file)
+            except (ValueError, EOFError) as error:
+                raise ValueError(f"{name} is not an array as numpy.save writes it ({first_line(error)})") from None
+            if dtype.hasobject or dtype.fields is not None:
+                raise ValueError(f"{name} must hold numbers, got dtype {dtype}")
+            offset = file.tell()
+        if member is None:
+            size, expected = path.stat().st_size, offset + int(np.prod(shape, dtype=object)) * dtype.itemsize
+            if size != expected:
+                raise ValueError(
+                    f"{name} must have {expected} bytes for {dtype} {list(shape)}, and ends at byte {size}; copy it again"
+                )
+        return cls(path, member, name, tuple(shape), dtype, bool(fortran) and len(shape) > 1, offset)
+
+    @contextlib.contextmanager
+    def reader(self, first: int = 0) -> Iterator[Read]:
+        """Reads entries in the order in which they are stored, from number ``first``."""
+        with _opened(self.path, self.member, self.name) as file:
+            at = self.offset + first * self.dtype.itemsize
+            file.seek(at)
+
+            def read(count: int) -> np.ndarray:
+                nonlocal at
+                data = bytearray(count * self.dtype.itemsize)
+                view, done = memoryview(data), 0
+                with _said(self.name):
+                    while done < len(data) and (got := file.readinto(view[done:])):  # type: ignore[attr-defined]
+                        done += got
+                at += done
+                if done < len(data):
+                    raise ValueError(
+                        f"{self.name} ends at byte {at}, in the middle of its {self.dtype} {list(self.shape)}; copy it again"
+                    )
+                array = np.frombuffer(data, self.dtype)
+                return array if self.dtype.isnative else array.astype(self.dtype.newbyteorder("="))
+
+            yield read
+
+
+@contextlib.contextmanager
+def _said(name: str) -> Iterator[None]:
+    """What zipfile and zlib raise of a damaged archive is documented nowhere."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read ({error.strerror or error})") from error
+    except (MemoryError, ValueError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{name} cannot be read ({first_line(error)}); copy it again") from error
+
+
+@contextlib.contextmanager
+def _opened(path: Path, member: str | None, name: str) -> Iterator[BinaryIO]:
+    check_file(path)
+    with contextlib.ExitStack() as stack:
+        with _said(name):
+            if member is None:
+                file: BinaryIO = stack.enter_context(path.open("rb"))
+            else:
+                archive = stack.enter_context(zipfile.ZipFile(path))
+                file = stack.enter_context(archive.open(f"{member}.npy"))  # type: ignore[assignment]
+        yield file
+
+
+def members_of(path: Path) -> list[str]:
+    """Names of the arrays of an .npz archive."""
+    check_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:
+        raise ValueError(f"{path}: not an .npz archive ({first_line(error)})") from error
+
+
+class ArrayEdges:
+    """Edges that lie in arrays [2, E] or [E, 2], one after another."""
+
+    unit = "edges"
+
+    def __init__(self, arrays: Sequence[StoredArray]) -> None:
+        for array in arrays:
+            if len(array.shape) != 2 or 2 not in array.shape:
+                raise ValueError(f"{array.name} must have shape [2, E] or [E, 2], got {list(array.shape)}")
+            if array.dtype.kind not in "iu":
+                raise ValueError(f"{array.name} must hold integers, got dtype {array.dtype}")
+        self._arrays = arrays
+        # An array of two edges is taken for [2, E], the form in which PyG has them.
+        self._sizes = [array.shape[1] if array.shape[0] == 2 else array.shape[0] for array in arrays]
+        self.num_edges: int | None = sum(self._sizes)
+        self.total = sum(self._sizes)
+
+    def pieces(self, most: int) -> Iterator[EdgePiece]:
+        for array, size, before in zip(self._arrays, self._sizes, accumulate(self._sizes, initial=0)):
+            is_wide = array.shape[0] == 2
+            # In the order of columns an array [2, E] is stored as [E, 2] is in that of rows.
+            if is_wide != array.fortran:
+                with array.reader() as sources, array.reader(size) as targets:
+                    for first in range(0, size, most):
+                        count = min(most, size - first)
+                        yield self._piece(array, sources(count), targets(count), first, before, is_wide)
+            else:
+                with array.reader() as pairs:
+                    for first in range(0, size, most):
+                        pair = pairs(2 * min(most, size - first)).reshape(-1, 2)
+                        yield self._piece(array, pair[:, 0], pair[:, 1], first, before, is_wide)
+
+    @staticmethod
+    def _piece(
+        array: StoredArray, source: np.ndarray, target: np.ndarray, first: int, before: int, is_wide: bool
+    ) -> EdgePiece:
+        where = counted(f"{array.name}[:, " if is_wide else f"{array.name}[", first, "]")
+        return EdgePiece(source, target, where, before + first + source.size)
+
+
+class ArrayRows:
+    """Rows that lie in arrays [n, ...], one after another."""
+
+    unit = "rows"
+
+    def __init__(self, arrays: Sequence[StoredArray]) -> None:
+        for array in arrays:
+            if not array.shape:
+                raise ValueError(f"{array.name} must have a row per vertex, got a single number")
+            if array.fortran and array.shape[1] != 1:
+                raise ValueError(
+                    f"{array.name} is stored column by column, so it cannot be read row by row; save numpy.ascontiguousarray of it"
+                )
+            if (array.shape[1:], array.dtype) != (arrays[0].shape[1:], arrays[0].dtype):
+                raise ValueError(
+                    f"{array.name} must hold rows of {arrays[0].dtype} {list(arrays[0].shape[1:])} as {arrays[0].name} does, got {array.dtype} "
+                    f"{list(array.shape[1:])}"
+                )
+            if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
+                raise ValueError(f"{array.name} must hold numbers that torch has, got dtype {array.dtype}")
+        self._arrays = arrays
+        self.num_rows: int | None = sum(array.shape[0] for array in arrays)
+        self.total = self.num_rows
+        self.row_shape, self.dtype = arrays[0].shape[1:], arrays[0].dtype
+
+    def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
+        before = 0
+        for array in self._arrays:
+            width = int(np.prod(array.shape[1:], dtype=object))
+            most = max(1, most_bytes // max(1, width * array.dtype.itemsize))
+            with array.reader() as read:
+                for first in range(0, max(1, array.shape[0]), most):
+                    count = min(most, array.shape[0] - first)
+                    rows = torch.from_numpy(read(count * width).reshape(count, *array.shape[1:]))
+                    yield RowPiece(rows, counted(f"{array.name}[", first, "]"), before + first + count)
+            before += array.shape[0]

@@ -1,0 +1,178 @@
+"""How do the rows of an attribute, and the vertices of a split, come into their files?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salientpp.datasets.arrays import form
+from salientpp.datasets.converted.budget import Budget
+from salientpp.datasets.converted.files import ArrayWriter, written
+from salientpp.datasets.converted.pieces import RowPiece, Rows, Split
+
+#: --dtype's names.
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+}
+
+#: A piece of rows is read, converted, checked and written: copies of it at a time.
+_COPIES = 12
+
+
+def write_column(
+    name: str,
+    rows: Rows,
+    num_rows: int | None,
+    path: Path,
+    budget: Budget,
+    *,
+    dtype: str | None,
+    finite: bool,
+    on_read: Callable[[int], None],
+) -> dict[str, Any]:
+    """Write the rows of an attribute in their order.
+
+    Args:
+        name: of the attribute; ``y`` are labels: int64, -1 where there is none.
+        num_rows: how many there must be, if that is known.
+        dtype: a key of ``DTYPES``; None: as they come.
+        finite: refuse what is not.
+
+    Returns:
+        What a manifest says of the array.
+
+    Raises:
+        ValueError: rows are wrong, or do not fit ``dtype``; names where.
+    """
+    writer: ArrayWriter | None = None
+    with written(path) as file:
+        for piece in rows.pieces(max(1, budget.working // _COPIES)):
+            values = _labels(piece) if name == "y" else _narrowed(name, piece, dtype, finite)
+            if writer is None:
+                writer = ArrayWriter(file, values.dtype, values.shape[1:])
+            if num_rows is not None and writer.num_rows + len(values) > num_rows:
+                raise ValueError(
+                    f"{piece.where(num_rows - writer.num_rows)}: {name} must have one row per vertex, {num_rows}, and has more"
+                )
+            writer.write(values)
+            on_read(piece.done)
+        assert writer is not None  # there is at least one piece
+        if num_rows is not None and writer.num_rows != num_rows:
+            raise ValueError(
+                f"{piece.where(len(values))}: {name} must have one row per vertex, {num_rows}, and ends after {writer.num_rows}"
+            )
+        return writer.finish()
+
+
+def _labels(piece: RowPiece) -> Tensor:
+    values = piece.values
+    if values.dim() == 2 and values.size(1) == 1:
+        values = values[:, 0]
+    if values.is_floating_point():  # the Open Graph Benchmark's have NaN where there is none
+        values = values.nan_to_num(nan=-1.0)
+    elif values.dtype == torch.uint64 and values.numel() and int(values.view(torch.int64).min()) < 0:
+        raise ValueError(f"{piece.where(0)}: y must hold numbers below 2^63; some in this piece are not")
+    elif values.dtype.is_complex or values.dtype == torch.bool:
+        raise ValueError(f"{piece.where(0)}: y must hold integers (-1 for an unlabelled vertex), got {form(values)}")
+    return values.to(torch.int64).clamp_min(-1)
+
+
+def _narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Tensor:
+    values = piece.values
+    if finite and values.is_floating_point():
+        _check_finite(values, piece, f"{name} must be finite, got nan or infinity; mend it, or leave --finite out")
+    if dtype is None or values.dtype == DTYPES[dtype]:
+        return values
+    if not values.is_floating_point():
+        raise ValueError(
+            f"{piece.where(0)}: {name} cannot be stored as {dtype}, it holds {values.dtype}; leave --dtype out"
+        )
+    most = torch.finfo(DTYPES[dtype]).max
+    if most < torch.finfo(values.dtype).max:
+        lost = values.isfinite() & (values.abs() > most)
+        if bool(lost.any()):
+            row = int(lost.reshape(len(lost), -1).any(dim=1).nonzero()[0])
+            raise ValueError(
+                f"{piece.where(row)}: {name} cannot be stored as {dtype}, a value is too large for it ({float(values[lost][0]):g}); store it as bf16 or fp32"
+            )
+    return values.to(DTYPES[dtype])
+
+
+def _check_finite(values: Tensor, piece: RowPiece, otherwise: str) -> None:
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        row = int((~finite).reshape(len(finite), -1).any(dim=1).nonzero()[0])
+        raise ValueError(f"{piece.where(row)}: {otherwise}")
+
+
+def write_mask(
+    name: str,
+    split: Split,
+    num_vertices: int,
+    labels: Callable[[int], Iterator[Tensor]] | None,
+    path: Path,
+    budget: Budget,
+    on_read: Callable[[int], None],
+) -> dict[str, Any]:
+    """Write the mask of a split, bool [N], without the vertices that have no label.
+
+    Args:
+        labels: gives ``y`` in pieces of so many rows, if there is one.
+
+    Raises:
+        ValueError: an id is out of range, or the mask of another size; the budget does not hold it.
+    """
+    budget.needs(2 * num_vertices, f"the mask of {name!r}, a byte per vertex and as much for ids,")
+    mask = torch.zeros(num_vertices, dtype=torch.bool)
+    first = 0
+    for piece in split.rows.pieces(max(8, (budget.working - num_vertices) // _COPIES)):
+        values = piece.values
+        if values.dim() == 2 and values.size(1) == 1:
+            values = values[:, 0]
+        if (
+            values.dim() != 1
+            or values.is_floating_point()
+            or values.dtype.is_complex
+            or (values.dtype == torch.bool) != split.is_mask
+        ):
+            expected = "a bool per vertex" if split.is_mask else "vertex ids, one after another"
+            raise ValueError(f"{piece.where(0)}: the split {name!r} must be {expected}, got {form(values)}")
+        if split.is_mask:
+            if first + len(values) > num_vertices:
+                raise ValueError(
+                    f"{piece.where(0)}: the mask of {name!r} must have {num_vertices} entries, and has more"
+                )
+            mask[first : first + len(values)] = values
+        else:
+            ids = values.numpy()
+            wrong = (ids < 0) | (ids >= num_vertices)
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise ValueError(
+                    f"{piece.where(at)}: the split {name!r} must hold vertex ids in [0, {num_vertices}), got {ids[at]}"
+                )
+            mask[torch.from_numpy(ids.astype(np.int64, copy=False))] = True
+        first += len(values)
+        on_read(piece.done)
+    if split.is_mask and first != num_vertices:
+        raise ValueError(
+            f"{piece.where(len(values))}: the mask of {name!r} must have {num_vertices} entries, and has {first}"
+        )
+    first = 0
+    for y in labels(max(1, (budget.working - num_vertices) // (8 * _COPIES))) if labels is not None else ():
+        known = y >= 0
+        mask[first : first + len(y)] &= known if known.dim() == 1 else known.flatten(1).any(dim=1)
+        first += len(y)
+    with written(path) as file:
+        writer = ArrayWriter(file, torch.bool, ())
+        writer.write(mask)
+        return writer.finish()

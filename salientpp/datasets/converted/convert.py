@@ -1,0 +1,307 @@
+"""How does a source become a converted graph, within a budget of memory and step by step?
+
+Steps, each noted in the journal when its result is whole: the attributes of every type of vertices, the masks of splits, and for every relation the two
+passes of :mod:`salientpp.datasets.converted.buckets`. The result depends on the source and on what is asked for, never on the budget.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salientpp.datasets.converted import buckets
+from salientpp.datasets.converted.budget import Budget
+from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
+from salientpp.datasets.converted.directory import manifest_text
+from salientpp.datasets.converted.journal import RUNS, Journal, save
+from salientpp.datasets.converted.lists import write_lists
+from salientpp.datasets.converted.pieces import EdgeName, Edges, Source, Vertices
+from salientpp.datasets.converted.sources import open_source
+
+#: Given what a step does, how much there is of it and in what unit, tells it of how much is done.
+Track = Callable[[str, int, str], Callable[[int], None]]
+
+
+def untracked(step: str, total: int, unit: str) -> Callable[[int], None]:
+    """Nobody looks."""
+    return lambda done: None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for, beside the source."""
+
+    deduplicate: bool
+    dtype: Mapping[str, str]
+    finite: bool
+
+
+def convert(
+    source: str,
+    root: str | Path,
+    *,
+    memory: int | str = "4GB",
+    undirected: bool | None = None,
+    deduplicate: bool = False,
+    dtype: Mapping[str, str] | None = None,
+    finite: bool = False,
+    data: str | Path = "data",
+    overwrite: bool = False,
+    track: Track = untracked,
+) -> Path:
+    """Write a graph as a converted graph, files that :func:`load_dataset` maps, in bounded memory.
+
+    A run that was stopped, however, goes on where it was when it is called again with the same arguments.
+
+    Args:
+        source: ``"npz:FILE"``, ``"pyg:FILE"`` or the name of an OGB dataset, as in :func:`load_dataset`; or ``"edges:FILES[,x=FILES][,y=FILES]
+            [,train=FILES][,val=FILES][,test=FILES][,num_vertices=N][,skip=LINES]"``: edges as text (two numbers a line; .gz too), .npy ([2, E] or [E, 2])
+            or .parquet; FILES may have wildcards, and stand in the order of the numbers in their names.
+        root: the directory to write.
+        memory: what the process may have resident, Python and torch included: bytes, or a text such as "4GB". More makes fewer and longer pieces.
+        undirected: None: as the dataset defines it; True: every edge in both directions, each pair once; False: edges as they are stored.
+        deduplicate: each pair once; sources of a list then ascend.
+        dtype: name of an attribute -> fp64, fp32, fp16, bf16 or fp8; others are stored as they come.
+        finite: refuse NaN and infinity in attributes.
+        data: where OGB datasets are.
+        overwrite: replace a converted graph there, or a conversion that was begun.
+        track: called for every step, see ``Track``.
+
+    Returns:
+        ``root``.
+
+    Raises:
+        ValueError: an argument, the source or the directory is wrong, or a step needs more memory; says where, and what to do.
+        OSError: the directory cannot be written; what was done stays for the next run.
+    """
+    opened = open_source(source, Path(data), undirected)
+    return write_converted(
+        opened,
+        Path(root),
+        Budget.of(memory),
+        Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite)),
+        overwrite=overwrite,
+        track=track,
+    )
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def _dtypes(dtype: Mapping[str, str] | None, source: Source) -> dict[str, str]:
+    known = {name for vertices in source.vertices.values() for name in vertices.columns} - {"y"}
+    for name, format in (dtype or {}).items():
+        if name not in known:
+            raise ValueError(
+                f"dtype: {source.name} has no attribute {name!r} that can be stored so; it has {', '.join(sorted(known)) or 'none'}"
+            )
+        if format not in DTYPES:
+            raise ValueError(f"dtype of {name!r} must be one of {', '.join(DTYPES)}, got {format!r}")
+    return dict(dtype or {})
+
+
+def write_converted(
+    source: Source,
+    root: Path,
+    budget: Budget,
+    options: Options,
+    *,
+    overwrite: bool = False,
+    track: Track = untracked,
+) -> Path:
+    """Write a source that has been opened; see :func:`convert`."""
+    if source.left_out:
+        warnings.warn(
+            f"{', '.join(source.left_out)} of {source.name} left out: a converted graph holds edges, the attributes of vertices and splits",
+            UserWarning,
+            stacklevel=3,
+        )
+    task = {
+        "source": source.name,
+        "files": [[path.name, (found := path.stat()).st_size, found.st_mtime_ns] for path in source.files],
+        "parameters": dict(source.made_of),
+        "both directions": source.both_directions,
+        "undirected": source.undirected,
+        "deduplicate": options.deduplicate,
+        "dtype": dict(options.dtype),
+        "finite": options.finite,
+    }
+    with Journal.open(root, task, overwrite) as journal:
+        conversion = _Conversion(source, journal, budget, options, track)
+        body = conversion.run()
+        journal.close(lambda path: save(path, manifest_text(body)))
+    return root
+
+
+class _Conversion:
+    """The steps of one conversion; each is passed over where the journal knows it."""
+
+    def __init__(self, source: Source, journal: Journal, budget: Budget, options: Options, track: Track) -> None:
+        self.source, self.journal, self.budget, self.options, self.track = source, journal, budget, options, track
+        self.sizes: dict[str | None, int] = {}
+
+    def run(self) -> dict[str, Any]:
+        """All steps; the manifest, without what names the format."""
+        source = self.source
+        node_types = []
+        for number, (type_, vertices) in enumerate(source.vertices.items()):
+            self.sizes[type_] = self._columns(number, type_, vertices)
+            node_types.append(
+                {
+                    "name": type_,
+                    "num_vertices": self.sizes[type_],
+                    "columns": [*vertices.columns, *(f"{split}_mask" for split in vertices.splits)],
+                }
+            )
+        edge_types = []
+        for number, (name, edges) in enumerate(source.edges.items()):
+            num_edges = self._lists(number, name, edges)
+            edge_types.append({"name": name, "num_edges": num_edges})
+        return {
+            "source": source.name,
+            "node_types": node_types,
+            "edge_types": edge_types,
+            "files": self.journal.file_entries(),
+        }
+
+    # --- vertices -----------------------------------------------------------------------------------------
+
+    def _columns(self, number: int, type_: str | None, vertices: Vertices) -> int:
+        """Attributes and splits; N."""
+        num_vertices = vertices.num_vertices
+        for name, rows in vertices.columns.items():
+            step = f"n{number}.{name}"
+            facts = self.journal.facts(step)
+            if facts is None:
+                on_read = self.track(f"reading {_of(name, type_)}", rows.total, rows.unit)
+                file = f"{step}.npy"
+                entry = write_column(
+                    name,
+                    rows,
+                    num_vertices if rows.num_rows is None or num_vertices is not None else rows.num_rows,
+                    self.journal.work / file,
+                    self.budget,
+                    dtype=self.options.dtype.get(name),
+                    finite=self.options.finite,
+                    on_read=on_read,
+                )
+                facts = self.journal.note(step, {file: entry}, {"num_rows": entry["shape"][0]})
+            num_vertices = facts["num_rows"]
+        if num_vertices is None:
+            num_vertices = self._count(type_)
+        if num_vertices > buckets.MOST_VERTICES:
+            raise ValueError(f"{self.source.name}: there must be at most 2^32 vertices of a type, got {num_vertices}")
+        labels = partial(self._labels, f"n{number}.y.npy") if "y" in vertices.columns else None
+        for name, split in vertices.splits.items():
+            step = f"n{number}.{name}_mask"
+            if self.journal.facts(step) is None:
+                on_read = self.track(f"reading the split {_of(name, type_)}", split.rows.total, split.rows.unit)
+                file = f"{step}.npy"
+                entry = write_mask(name, split, num_vertices, labels, self.journal.work / file, self.budget, on_read)
+                self.journal.note(step, {file: entry}, {})
+        return num_vertices
+
+    def _labels(self, file: str, rows_at_once: int) -> Iterator[Tensor]:
+        """``y`` as it was written."""
+        with (self.journal.root / file).open("rb") as opened:
+            np.lib.format.read_magic(opened)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
+            width = int(np.prod(shape[1:], dtype=np.int64))
+            rows_at_once = max(1, rows_at_once // max(1, width))
+            for first in range(0, shape[0], rows_at_once):
+                count = min(rows_at_once, shape[0] - first)
+                yield torch.from_numpy(np.fromfile(opened, dtype, count * width).reshape(count, *shape[1:]))
+
+    def _count(self, type_: str | None) -> int:
+        """How many vertices of a type the edges name: the largest id and one."""
+        step = "count"
+        facts = self.journal.facts(step)
+        if facts is None:
+            most = 0
+            for name, edges in self.source.edges.items():
+                on_read = self.track(f"counting the vertices of {name or 'the edges'}", edges.total, edges.unit)
+                for piece in edges.pieces(self._edges_at_once()):
+                    for is_end, ids in ((0, piece.source), (2, piece.target)):
+                        if ids.size and (name is None or name[is_end] == type_):
+                            most = max(most, int(ids.max()) + 1)
+                    on_read(piece.done)
+            facts = self.journal.note(step, {}, {"num_vertices": most})
+        return facts["num_vertices"]
+
+    # --- edges --------------------------------------------------------------------------------------------
+
+    def _edges_at_once(self) -> int:
+        return max(1, self.budget.working // (buckets.SPREAD_BYTES * (1 + self._doubles)))
+
+    @property
+    def _doubles(self) -> bool:
+        return self.source.both_directions or self.source.undirected
+
+    @property
+    def _capacity(self) -> int:
+        """Words that are sorted together."""
+        return max(1, self.budget.working // buckets.SORT_BYTES)
+
+    def _lists(self, number: int, name: EdgeName, edges: Edges) -> int:
+        """The neighbour lists of a relation; E."""
+        num_sources, num_targets = (self.sizes[end] for end in ((None, None) if name is None else (name[0], name[2])))
+        spread, step = f"e{number}.spread", f"e{number}.lists"
+        facts = self.journal.facts(step)
+        if facts is None:
+            runs = self._spread(spread, name, edges, num_sources, num_targets)
+            indptr, indices = f"e{number}.indptr.npy", f"e{number}.indices.npy"
+            total = int(runs.sizes.sum())
+            entries = write_lists(
+                buckets.in_order(
+                    runs, self._capacity, self.source.undirected or self.options.deduplicate, self.journal.work
+                ),
+                num_sources,
+                num_targets,
+                self.journal.work / indptr,
+                self.journal.work / indices,
+                self.track(f"sorting {_edges_of(name)}", total, "edges"),
+            )
+            facts = self.journal.note(
+                step, dict(zip((indptr, indices), entries)), {"num_edges": entries[1]["shape"][0]}
+            )
+        self.journal.drop(spread)
+        return facts["num_edges"]
+
+    def _spread(self, step: str, name: EdgeName, edges: Edges, num_sources: int, num_targets: int) -> buckets.Runs:
+        """The first pass, and where its runs are."""
+        file, ends = f"{step}{RUNS}", f"{step}.ends.npy"
+        facts = self.journal.facts(step)
+        if facts is None:
+            # Where the number of edges is unknown, a byte for each four of text: an edge has no fewer.
+            most_edges = edges.total // 4 if edges.num_edges is None else edges.num_edges
+            num_buckets = 1 + 4 * most_edges * (1 + self._doubles) // self._capacity
+            # Where each bucket of each run ends takes a quarter at most. Buckets that are too large for that are spread again.
+            most_entries = self.budget.working // (4 * buckets.TABLE_BYTES)
+            num_buckets = max(1, min(num_buckets, most_entries // (1 + most_edges // self._edges_at_once())))
+            on_read = self.track(f"reading {_edges_of(name)}", edges.total, edges.unit)
+            words = buckets.edge_words(
+                edges.pieces(self._edges_at_once()), num_sources, num_targets, self._doubles, on_read
+            )
+            runs = buckets.spread(words, self.journal.work / file, 0, max(1, num_targets) << 32, num_buckets, 32)
+            np.save(self.journal.work / ends, runs.ends)
+            facts = self.journal.note(step, {file: {}, ends: {}}, {"shift": runs.shift})
+        return buckets.Runs(self.journal.root / file, np.load(self.journal.root / ends), 0, facts["shift"])
+
+
+def _of(name: str, type_: str | None) -> str:
+    return name if type_ is None else f"{name} of {type_}"
+
+
+def _edges_of(name: EdgeName) -> str:
+    return "edges" if name is None else f"edges {' '.join(name)}"

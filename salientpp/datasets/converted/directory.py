@@ -1,0 +1,158 @@
+"""What does the directory of a converted graph hold, and how does a graph come out of it without being read?
+
+``manifest.json`` is written last: without it there is no graph. It names every array, with dtype, shape and checksums. The arrays are plain .npy files: of
+relation ``k`` ``e<k>.indptr.npy`` int64 [N + 1] and ``e<k>.indices.npy`` [E], int32 where ids fit; of vertex type ``k`` its attributes and masks,
+``n<k>.<name>.npy``.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from salientpp.store.directory.files import DatasetError, numpy_dtype, open_array, verify_file
+from salientpp.store.directory.manifest import manifest_checksum
+
+FORMAT = "salientpp-converted-graph"
+VERSION = 1
+
+#: The journal is there until a conversion is complete, the manifest from then on.
+JOURNAL, MANIFEST = "journal.json", "manifest.json"
+
+_AGAIN = "convert again"
+
+
+def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
+    """See `load_dataset`."""
+    if not isinstance(verify, bool):
+        raise ValueError(f"converted:{root}: verify must be True or False, got {verify!r}")
+    manifest = read_converted(root)
+    try:
+        for name, entry in manifest["files"].items():
+            verify_file(root, name, entry, full=verify)
+        return _graph_of(root, manifest)
+    except DatasetError as error:
+        raise DatasetError(str(error).replace("partition again", _AGAIN)) from None
+
+
+def _graph_of(root: Path, manifest: dict[str, Any]) -> Data | HeteroData:
+    data = Data() if _is_homogeneous(manifest) else HeteroData()
+    for number, vertices in enumerate(manifest["node_types"]):
+        store = data if isinstance(data, Data) else data[vertices["name"]]
+        store.num_nodes = vertices["num_vertices"]
+        for name in vertices["columns"]:
+            store[name] = _array(root, f"n{number}.{name}.npy", manifest)
+    sizes = {vertices["name"]: vertices["num_vertices"] for vertices in manifest["node_types"]}
+    for number, edges in enumerate(manifest["edge_types"]):
+        name = None if edges["name"] is None else tuple(edges["name"])
+        indptr, indices = (_array(root, f"e{number}.{part}.npy", manifest) for part in ("indptr", "indices"))
+        adj_t = _matrix(indptr, indices, (sizes[name and name[2]], sizes[name and name[0]]))
+        (data if isinstance(data, Data) else data[name]).adj_t = adj_t
+    return data
+
+
+def read_converted(root: Path) -> dict[str, Any]:
+    """The manifest.
+
+    Raises:
+        DatasetError: it is not there, was altered, or describes something else.
+    """
+    path = root / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        if (root / JOURNAL).is_file():
+            raise DatasetError(
+                f"{root} is a conversion that is not complete; give its `salientpp convert` again, which goes on with it"
+            ) from None
+        raise DatasetError(
+            f"{root} is not a converted graph: it has no {MANIFEST}; write one with `salientpp convert`"
+        ) from None
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error.strerror}); copy it again, or {_AGAIN}") from None
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{path} is not valid JSON ({error}); copy it again, or {_AGAIN}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DatasetError(
+            f"{path} does not describe a converted graph: expected format {FORMAT!r}; for a dataset directory see salientpp.load"
+        )
+    if manifest.get("version") != VERSION:
+        raise DatasetError(
+            f"{path} has format version {manifest.get('version')}, this salientpp reads version {VERSION}; upgrade salientpp, or {_AGAIN}"
+        )
+    stated = manifest.pop("checksum", None)
+    if stated != manifest_checksum(manifest):
+        raise DatasetError(f"{path} was altered: its checksum does not match its contents; copy it again, or {_AGAIN}")
+    try:
+        _check_manifest(manifest)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise DatasetError(
+            f"{path} does not describe a converted graph ({type(error).__name__}: {error}); {_AGAIN}"
+        ) from None
+    return manifest
+
+
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Raise unless types, sizes and files fit each other."""
+    files: dict[str, Any] = manifest["files"]
+    expected: dict[str, int] = {}
+    sizes = {}
+    for number, vertices in enumerate(manifest["node_types"]):
+        size = sizes[vertices["name"]] = vertices["num_vertices"]
+        expected |= {f"n{number}.{name}.npy": size for name in vertices["columns"]}
+    for number, edges in enumerate(manifest["edge_types"]):
+        name = edges["name"]
+        target, source = (None, None) if name is None else (name[2], name[0])
+        if source not in sizes:
+            raise ValueError(f"edges from {source!r}, which is no type of vertices")
+        expected |= {f"e{number}.indptr.npy": sizes[target] + 1, f"e{number}.indices.npy": edges["num_edges"]}
+    if set(files) != set(expected):
+        raise ValueError(f"it lists {', '.join(sorted(set(files) ^ set(expected)))} or lacks it")
+    for name, rows in expected.items():
+        entry = files[name]
+        if not {"quick", "sha256", "bytes"} <= set(entry):
+            raise ValueError(f"{name} has no size or checksums")
+        dtype = getattr(torch, entry["torch_dtype"])
+        if entry["shape"][0] != rows or numpy_dtype(dtype).str != entry["dtype"]:
+            raise ValueError(f"{name} has {entry['dtype']} {entry['shape']}, expected {rows} rows of {dtype}")
+
+
+def is_converted(root: Path) -> bool:
+    """Whether a directory says that it is one."""
+    try:
+        manifest = json.loads((root / MANIFEST).read_text())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+
+
+def manifest_text(body: dict[str, Any]) -> str:
+    """The manifest as it stands in its file, with a checksum of its own."""
+    manifest = {"format": FORMAT, "version": VERSION, **body}
+    manifest["checksum"] = manifest_checksum(manifest)
+    return json.dumps(manifest, indent=1, sort_keys=True)
+
+
+def _is_homogeneous(manifest: dict[str, Any]) -> bool:
+    return [vertices["name"] for vertices in manifest["node_types"]] == [None]
+
+
+def _array(root: Path, name: str, manifest: dict[str, Any]) -> Tensor:
+    entry = manifest["files"][name]
+    array, _ = open_array(root, name, entry)
+    return torch.from_numpy(array).view(getattr(torch, entry["torch_dtype"]))
+
+
+def _matrix(indptr: Tensor, indices: Tensor, size: tuple[int, int]) -> Tensor:
+    """The lists as torch's CSR tensor of targets by sources, which shares the arrays; all values are one and the same 1."""
+    ones = torch.ones(1).expand(indices.numel())
+    # torch wants ids of one width, and reads those of two as well: widening would bring them into memory. They were checked when they were written.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(indptr, indices, ones, size=size, check_invariants=False)

@@ -1,0 +1,122 @@
+"""How is a file of a converted graph written that is larger than memory?"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salientpp.store.directory.files import STORED_AS, numpy_dtype
+
+
+class _File:
+    """A new binary file whose errors say what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _said(path):
+            self._file = path.open("wb", buffering=0)
+
+    def write(self, data: Any) -> None:
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        with _said(self.path):
+            while view:  # a disk that fills up takes a part
+                view = view[self._file.write(view) :]
+
+    def seek(self, position: int) -> None:
+        self._file.seek(position)
+
+    def close(self, to_disk: bool) -> None:
+        with _said(self.path):
+            if to_disk:
+                os.fsync(self._file.fileno())
+            self._file.close()
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+@contextlib.contextmanager
+def _said(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{path} cannot be written ({error.strerror or error}); make room or mend what is wrong, and give the same command again, which goes on "
+            "after the last step that was done",
+        ) from error
+
+
+@contextlib.contextmanager
+def written(path: Path, to_disk: bool = True) -> Iterator[_File]:
+    """A new file, which is on the disk once the block has ended, if asked for; where it fails the file is as far as it came.
+
+    Raises:
+        OSError: it cannot be written; the text says what to do.
+    """
+    file = _File(path)
+    try:
+        yield file
+        file.close(to_disk)
+    except BaseException:
+        file.abandon()
+        raise
+
+
+class ArrayWriter:
+    """Writes rows as they come to an .npy file, whose number is known at the end.
+
+    Args:
+        dtype: torch's; what numpy lacks is stored as integers of its width.
+        row_shape: of a row.
+    """
+
+    def __init__(self, file: _File, dtype: torch.dtype, row_shape: Sequence[int]) -> None:
+        self._file, self._row_shape = file, tuple(row_shape)
+        self.dtype, self._stored, self._on_disk = dtype, STORED_AS.get(dtype, dtype), numpy_dtype(dtype)
+        self.num_rows = 0
+        self._header_bytes = len(self._header())
+        file.write(self._header())
+
+    def _header(self) -> bytes:
+        # numpy keeps room in the header for an array that grows.
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header,
+            {
+                "descr": np.lib.format.dtype_to_descr(self._on_disk),
+                "fortran_order": False,
+                "shape": (self.num_rows, *self._row_shape),
+            },
+        )
+        return header.getvalue()
+
+    def write(self, rows: Tensor | np.ndarray) -> None:
+        """Rows [n, ...] of the dtype that was said."""
+        if isinstance(rows, Tensor):
+            rows = rows.contiguous().view(self._stored).numpy()
+        self.num_rows += len(rows)
+        if rows.size:
+            self._file.write(np.ascontiguousarray(rows))
+
+    def finish(self) -> dict[str, Any]:
+        """Write the header; what a manifest says of the array beside its file."""
+        header = self._header()
+        assert len(header) == self._header_bytes
+        self._file.seek(0)
+        self._file.write(header)
+        return {
+            "dtype": self._on_disk.str,
+            "shape": [self.num_rows, *self._row_shape],
+            "torch_dtype": str(self.dtype).removeprefix("torch."),
+        }

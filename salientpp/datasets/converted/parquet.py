@@ -1,0 +1,136 @@
+"""How are edges and rows read out of Parquet files, group by group of their rows?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from salientpp.datasets.arrays import check_file, first_line
+from salientpp.datasets.converted.pieces import EdgePiece, RowPiece, counted
+
+#: Without a buffer pyarrow reads a whole column of a group of rows at once.
+_BUFFER = 2**20
+
+_ENDS = (("source", "target"), ("src", "dst"))
+
+
+class _Files:
+    def __init__(self, paths: Sequence[Path]) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet as parquet
+        except ImportError as error:
+            raise ImportError(
+                f'{paths[0]} is read with the "pyarrow" package, which is not installed: pip install salientpp[parquet]'
+            ) from error
+        self.paths, self._parquet = paths, parquet
+        self._release = pyarrow.default_memory_pool().release_unused  # it would keep what it has freed
+        self.sizes: list[int] = []
+        self.names: list[str] = []
+        for path in paths:
+            check_file(path)
+            try:
+                about = parquet.read_schema(path), parquet.read_metadata(path)
+            except Exception as error:  # pyarrow has many
+                raise ValueError(f"{path}: damaged, or not a Parquet file ({first_line(error)})") from error
+            if self.names and about[0].names != self.names:
+                raise ValueError(
+                    f"{path} must have the columns {', '.join(self.names)}, got {', '.join(about[0].names)}"
+                )
+            self.names = about[0].names
+            self.sizes.append(about[1].num_rows)
+
+    def tables(self, columns: Sequence[str], most: int) -> Iterator[tuple[Path, int, int, Any]]:
+        """(file, its first row, rows before, some rows)."""
+        for path, before in zip(self.paths, accumulate(self.sizes, initial=0)):
+            first = 0
+            try:
+                with self._parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
+                    for batch in file.iter_batches(most, columns=list(columns), use_threads=False):
+                        yield path, first, before + first + batch.num_rows, batch
+                        first += batch.num_rows
+                self._release()
+            except (ValueError, MemoryError, OSError) as error:
+                if type(error).__module__.startswith("pyarrow") or isinstance(error, OSError):
+                    raise ValueError(
+                        f"{path}: damaged after row {first} ({first_line(error)}); copy it again"
+                    ) from error
+                raise
+
+
+class ParquetEdges:
+    """Edges in two columns: source and target, src and dst, or the only two there are."""
+
+    unit = "edges"
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._files = _Files(paths)
+        names = self._files.names
+        self._columns = next((ends for ends in _ENDS if set(ends) <= set(names)), tuple(names))
+        if len(self._columns) != 2:
+            raise ValueError(
+                f"{paths[0]} must have columns source and target, src and dst, or two, got {', '.join(names)}"
+            )
+        self.num_edges: int | None = sum(self._files.sizes)
+        self.total = sum(self._files.sizes)
+
+    def pieces(self, most: int) -> Iterator[EdgePiece]:
+        for path, first, done, batch in self._files.tables(self._columns, most):
+            source, target = (_column(path, first, name, batch.column(name)) for name in self._columns)
+            for name, ids in zip(self._columns, (source, target)):
+                if ids.dtype.kind not in "iu":
+                    raise ValueError(f"{path}: column {name!r} must hold integers, got {ids.dtype}")
+            yield EdgePiece(source, target, counted(f"{path}, row ", first), done)
+
+
+class ParquetRows:
+    """Rows whose entries are the columns, in their order, or a single column of lists of one length."""
+
+    unit = "rows"
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._files = _Files(paths)
+        self.num_rows: int | None = sum(self._files.sizes)
+        self.total = sum(self._files.sizes)
+
+    def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
+        columns, width = self._files.names, None
+        is_empty = True
+        for path, first, done, batch in self._files.tables(columns, max(1, most_bytes // (16 * max(1, len(columns))))):
+            arrays = [_column(path, first, name, batch.column(name)) for name in columns]
+            values = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
+            if width not in (None, values.shape[1:]):
+                raise ValueError(
+                    f"{path}, row {first}: rows must have {list(width or ())} entries, got {list(values.shape[1:])}"
+                )
+            width, is_empty = values.shape[1:], False
+            rows = torch.from_numpy(np.require(values, requirements=["C", "W"]))
+            yield RowPiece(rows, counted(f"{path}, row ", first), done)
+        if is_empty:
+            yield RowPiece(torch.empty(0), counted(f"{self._files.paths[-1]}, row ", 0), 0)
+
+
+def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
+    """A column of numbers [n], or of lists [n, width]."""
+    if column.null_count:
+        at = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise ValueError(f"{path}, row {first + at}: column {name!r} has no value; fill it")
+    if hasattr(column, "flatten") and "list" in str(column.type):
+        values = column.flatten().to_numpy(zero_copy_only=False)
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        if len(lengths) and (lengths != lengths[0]).any():
+            at = int((lengths != lengths[0]).argmax())
+            raise ValueError(
+                f"{path}, row {first + at}: column {name!r} must hold {int(lengths[0])} numbers in each row, got {int(lengths[at])}"
+            )
+        values = values.reshape(len(lengths), -1)
+    else:
+        values = column.to_numpy(zero_copy_only=False)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"{path}: column {name!r} must hold numbers, got {column.type}")
+    return values

@@ -1,0 +1,133 @@
+"""In what pieces does a source give its edges and rows, so that no array is ever whole in memory?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+EdgeName = tuple[str, str, str] | None
+
+
+@dataclass(frozen=True)
+class EdgePiece:
+    """Some edges that follow one another in a source.
+
+    Attributes:
+        source, target: integers of any type, [n].
+        where: file and line or position of an edge of the piece, for errors.
+        done: how much of the source's ``total`` has been read with it.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    where: Callable[[int], str]
+    done: int
+
+
+@dataclass(frozen=True)
+class RowPiece:
+    """Some rows that follow one another in a source, [n, ...]; ``where`` and ``done`` as of edges."""
+
+    values: Tensor
+    where: Callable[[int], str]
+    done: int
+
+
+def counted(before: str, first: int, after: str = "") -> Callable[[int], str]:
+    """``where`` of a piece whose entries are numbered from ``first``."""
+    return lambda at: f"{before}{first + at}{after}"
+
+
+class Edges(Protocol):
+    """The edges of one relation.
+
+    Attributes:
+        num_edges: E, or None where only reading tells.
+        total, unit: what progress is counted in, edges or bytes of a file.
+    """
+
+    num_edges: int | None
+    total: int
+    unit: str
+
+    def pieces(self, most: int) -> Iterator[EdgePiece]:
+        """All edges in their order, at most ``most`` at a time.
+
+        Raises:
+            ValueError: the source is damaged; with file and line or position.
+        """
+        ...
+
+
+class Rows(Protocol):
+    """The rows of one attribute, or the ids of a split; at least one piece, if need be an empty one.
+
+    Attributes:
+        num_rows: or None where only reading tells.
+        total, unit: as of edges.
+    """
+
+    num_rows: int | None
+    total: int
+    unit: str
+
+    def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
+        """All rows in their order, of at most so many bytes at a time, or one row.
+
+        Raises:
+            ValueError: the source is damaged, or rows differ in their number of entries.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which vertices are in a split: ids, or a mask of all vertices."""
+
+    rows: Rows
+    is_mask: bool = False
+
+
+@dataclass(frozen=True)
+class Vertices:
+    """What a source has of one type of vertices.
+
+    Attributes:
+        num_vertices: or None: as many as the attributes have rows, or the largest id and one.
+        columns: name -> rows. Labels are called ``y``.
+        splits: name -> which vertices.
+    """
+
+    num_vertices: int | None
+    columns: Mapping[str, Rows] = field(default_factory=dict)
+    splits: Mapping[str, Split] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A graph that can be read in pieces.
+
+    Attributes:
+        name: for errors.
+        vertices: type -> what there is of it; the type of a homogeneous graph is None.
+        edges: relation -> its edges; that of a homogeneous graph is None.
+        both_directions: every edge stands for two, one after the other.
+        undirected: every edge stands for two, and pairs that come up again are one.
+        files: what it is read from, to tell whether it has changed.
+        made_of: what stands for it where there are no files.
+        left_out: names of attributes that are not converted.
+    """
+
+    name: str
+    vertices: Mapping[str | None, Vertices]
+    edges: Mapping[EdgeName, Edges]
+    both_directions: bool = False
+    undirected: bool = False
+    files: tuple[Path, ...] = ()
+    made_of: Mapping[str, object] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()

@@ -1,0 +1,313 @@
+"""What can be converted, and by what is it read?"""
+
+from __future__ import annotations
+
+import glob
+import re
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from salientpp.datasets.arrays import SPLITS, check_file, check_undirected
+from salientpp.datasets.converted.arrays import ArrayEdges, ArrayRows, StoredArray, members_of
+from salientpp.datasets.converted.parquet import ParquetEdges, ParquetRows
+from salientpp.datasets.converted.pieces import EdgeName, Edges, Rows, Source, Split, Vertices
+from salientpp.datasets.converted.saved import SavedEdges, SavedRows
+from salientpp.datasets.converted.text import TextEdges, TextRows
+from salientpp.datasets.ogb import listed, ogb_meta, provide_ogb_files
+from salientpp.datasets.own_objects import read_pyg
+from salientpp.datasets.spec import did_you_mean, with_spec
+from salientpp.store.directory.contents import node_stores
+
+_TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
+
+
+def open_source(source: str, data: Path, undirected: bool | None) -> Source:
+    """The source that a name stands for, of which only headers have been read.
+
+    Raises:
+        ValueError: it is none, or what it names is not as it must be.
+        FileNotFoundError: a file is not there.
+        ImportError: it needs a package that is not installed.
+    """
+    check_undirected(undirected, str(source))
+    name, _, rest = source.partition(":") if isinstance(source, str) else ("", "", "")
+    if name == "npz" and rest:
+        return _open_npz(source, Path(rest), undirected)
+    if name == "pyg" and rest:
+        return _open_pyg(source, Path(rest), undirected)
+    if name == "edges" and rest:
+        return _open_edges(source, rest, undirected)
+    if name.startswith("ogbn-"):
+        parameters = with_spec(source, rest, {} if undirected is None else {"undirected": undirected})
+        return _open_ogb(name, data, **parameters)
+    known = ("npz", "pyg", "edges", "ogbn-arxiv", "ogbn-products", "ogbn-papers100M")
+    raise ValueError(
+        'what to convert must be "npz:FILE", "pyg:FILE", "edges:FILES,x=FILES,..." or the name of an OGB node-property dataset such as ogbn-papers100M, '
+        f"got {source!r}{did_you_mean(name, known) if name else ''}"
+    )
+
+
+def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
+    """The keys of ``load_npz``."""
+    held = members_of(file)
+    split_keys = {split: f"{split}_idx" for split in SPLITS}
+    needed = ["edge_index", *(split_keys.values() if any(key in held for key in split_keys.values()) else [])]
+    missing = [key for key in needed if key not in held]
+    if missing:
+        raise ValueError(f"{file}: missing {', '.join(missing)}; it holds {', '.join(held) or 'nothing'}")
+    arrays = {key: StoredArray.of(file, key) for key in held if key in (*needed, "x", "y", "num_nodes", "directed")}
+    columns: dict[str, Rows] = {key: _checked_column(key, arrays[key]) for key in ("x", "y") if key in held}
+    directed = bool(_scalar(arrays["directed"], "biu")) if "directed" in arrays else True
+    if "num_nodes" not in arrays and not columns:
+        raise ValueError(
+            f"{file}: the number of vertices is unknown: give num_nodes, x or y; it holds {', '.join(held)}"
+        )
+    edge_index = arrays["edge_index"]
+    if edge_index.shape[:1] != (2,) or len(edge_index.shape) != 2:
+        raise ValueError(f"{edge_index.name} must have shape [2, E], got {list(edge_index.shape)}")
+    return Source(
+        name,
+        {
+            None: Vertices(
+                int(_scalar(arrays["num_nodes"], "iu")) if "num_nodes" in arrays else None,
+                columns,
+                {split: Split(_ids(arrays[key])) for split, key in split_keys.items() if key in arrays},
+            )
+        },
+        {None: ArrayEdges([edge_index])},
+        undirected=not directed if undirected is None else undirected,
+        files=(file,),
+    )
+
+
+def _checked_column(key: str, array: StoredArray) -> ArrayRows:
+    if key == "x" and (array.dtype not in (np.float16, np.float32, np.float64) or len(array.shape) != 2):
+        raise ValueError(
+            f"{array.name} must be float16, float32 or float64 [N, F], got {array.dtype} {list(array.shape)}"
+        )
+    if key == "y" and (array.dtype.kind not in "iu" or len(array.shape) != 1):
+        raise ValueError(
+            f"{array.name} must be integers [N] (-1 for an unlabelled vertex), got {array.dtype} {list(array.shape)}"
+        )
+    return ArrayRows([array])
+
+
+def _ids(array: StoredArray) -> ArrayRows:
+    if len(array.shape) != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"{array.name} must be a list of vertex ids, shape [*], got {array.dtype} {list(array.shape)}")
+    return ArrayRows([array])
+
+
+def _scalar(array: StoredArray, kinds: str) -> Any:
+    if int(np.prod(array.shape)) != 1 or array.dtype.kind not in kinds:
+        expected = "one true or false" if "b" in kinds else "one integer"
+        raise ValueError(f"{array.name} must be {expected}, got {array.dtype} {list(array.shape)}")
+    with array.reader() as read:
+        return read(1)[0].item()
+
+
+# --- files of edges ---------------------------------------------------------------------------------------
+
+
+def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
+    pattern, _, spec = rest.partition(",")
+    given = with_spec(name, spec, {}, as_text=True)
+    numbers = {key: _count_of(name, key, given.pop(key)) for key in ("num_vertices", "skip") if key in given}
+    skip = numbers.get("skip", 0)
+    known = ("x", "y", *SPLITS)
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"{name} has no parameter {key!r}; it has {', '.join((*known, 'num_vertices', 'skip'))}{did_you_mean(key, known)}"
+            )
+    files = {key: _files(name, text) for key, text in (("edges", pattern), *given.items())}
+    return Source(
+        name,
+        {
+            None: Vertices(
+                numbers.get("num_vertices"),
+                {key: _rows_of(files[key], float if key == "x" else int, skip) for key in ("x", "y") if key in files},
+                {key: Split(_rows_of(files[key], int, skip)) for key in SPLITS if key in files},
+            )
+        },
+        {None: _edges_of(files["edges"], skip)},
+        undirected=bool(undirected),
+        files=tuple(path for paths in files.values() for path in paths),
+    )
+
+
+def _count_of(name: str, key: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{name}: {key} must be an integer >= 0, got {text!r}")
+    return int(text)
+
+
+def _files(name: str, pattern: str) -> list[Path]:
+    """Files of one kind, in the order of the numbers in their names."""
+    found = [pattern] if Path(pattern).exists() or not glob.has_magic(pattern) else glob.glob(pattern)
+    if not found:
+        raise FileNotFoundError(f"{name}: no file is called {pattern}")
+    paths = [Path(path) for path in sorted(found, key=_by_numbers)]
+    for path in paths:
+        check_file(path)
+    kinds = {_kind(path) for path in paths}
+    if len(kinds) > 1:
+        raise ValueError(f"{name}: files of {pattern} must be of one kind, got {', '.join(sorted(kinds))}")
+    return paths
+
+
+def _by_numbers(path: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def _kind(path: Path) -> str:
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    if suffix in _TEXT:
+        return "text"
+    if path.suffix in (".npy", ".parquet"):
+        return path.suffix[1:]
+    raise ValueError(f"{path} must be text ({', '.join(_TEXT)}, or these with .gz), .npy or .parquet, by its name")
+
+
+def _edges_of(paths: Sequence[Path], skip: int) -> Edges:
+    kind = _kind(paths[0])
+    if kind == "npy":
+        return ArrayEdges([StoredArray.of(path) for path in paths])
+    return ParquetEdges(paths) if kind == "parquet" else TextEdges(paths, skip)
+
+
+def _rows_of(paths: Sequence[Path], dtype: type, skip: int = 0) -> Rows:
+    kind = _kind(paths[0])
+    if kind == "npy":
+        return ArrayRows([StoredArray.of(path) for path in paths])
+    return ParquetRows(paths) if kind == "parquet" else TextRows(paths, dtype, skip=skip)
+
+
+# --- the Open Graph Benchmark -----------------------------------------------------------------------------
+
+
+def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: bool = False) -> Source:
+    meta = ogb_meta(name)
+    folder = root / name.replace("-", "_")
+    provide_ogb_files(name, meta, folder, download)
+    raw = folder / "raw"
+    if meta["binary"] == "True":
+        files = [raw / "data.npz", raw / "node-label.npz"]
+        held = members_of(files[0])
+        num_vertices = int(_scalar(StoredArray.of(files[0], "num_nodes_list"), "iu"))
+        edges: Edges = ArrayEdges([StoredArray.of(files[0], "edge_index")])
+        columns: dict[str, Rows] = {
+            "x" if key == "node_feat" else key: ArrayRows([StoredArray.of(files[0], key)])
+            for key in held
+            if key.startswith("node_")
+        }
+        columns["y"] = ArrayRows([StoredArray.of(files[1], "node_label")])
+        left_out = [key for key in held if key.startswith("edge_") and key != "edge_index"]
+    else:
+        files = [raw / f"{part}.csv.gz" for part in ("edge", "node-label", "num-node-list")]
+        num_vertices = int(np.loadtxt(files[2], dtype=np.int64, ndmin=1)[0])
+        edges = TextEdges([files[0]])
+        columns = {"y": TextRows([files[1]], float, num_vertices)}
+        if meta["has_node_attr"] == "True":
+            files.append(raw / "node-feat.csv.gz")
+            columns["x"] = TextRows([files[-1]], float, num_vertices)
+        for key in listed(meta["additional node files"]):
+            files.append(raw / f"{key}.csv.gz")
+            columns[key] = TextRows([files[-1]], int, num_vertices)
+        left_out = ["edge_attr"] if meta["has_edge_attr"] == "True" else []
+    splits = {}
+    for split, ogb_split in zip(SPLITS, ("train", "valid", "test")):
+        files.append(folder / "split" / meta["split"] / f"{ogb_split}.csv.gz")
+        splits[split] = Split(TextRows([files[-1]], int))
+    # The stored definition: ogbn-products and ogbn-proteins are stored with each edge once.
+    add_inverse_edge = meta["add_inverse_edge"] == "True" and undirected is not False
+    return Source(
+        name,
+        {None: Vertices(num_vertices, columns, splits)},
+        {None: edges},
+        both_directions=add_inverse_edge,
+        undirected=bool(undirected) and not add_inverse_edge,
+        files=tuple(files),
+        left_out=tuple(left_out),
+    )
+
+
+# --- PyG's objects ----------------------------------------------------------------------------------------
+
+
+def _open_pyg(name: str, file: Path, undirected: bool | None) -> Source:
+    check_file(file)
+    if not zipfile.is_zipfile(file):
+        raise ValueError(
+            f"{file}: damaged, or written by torch before 1.6 in a form that cannot be read in pieces; load it and save it with torch.save again"
+        )
+    data = read_pyg(file, map_tensors=True)
+    if isinstance(data, HeteroData) and undirected:
+        raise ValueError(
+            f"{file}: undirected=True is for one type of vertices; add the inverse relations before torch.save"
+        )
+    vertices = {}
+    left_out = []
+    for type_, store in node_stores(data).items():
+        vertices[type_], more = _vertices_of(store, str(file) if type_ is None else f"{file}: {type_!r}", data)
+        left_out += more
+    relations: dict[EdgeName, Edges] = {}
+    for edge_type in data.edge_types if isinstance(data, HeteroData) else [None]:
+        store = data._store if edge_type is None else data[edge_type]
+        where = str(file) if edge_type is None else f"{file}: {edge_type!r}"
+        if not isinstance(store.get("edge_index"), Tensor):
+            raise ValueError(
+                f"{where}: expected edge_index, and it has {', '.join(store.keys()) or 'nothing'}; save it with edge_index"
+            )
+        for end in () if edge_type is None else (edge_type[0], edge_type[2]):
+            if end not in vertices:
+                raise ValueError(f"{where} must join node types ({', '.join(map(repr, vertices))}), got {end!r}")
+        relations[edge_type] = SavedEdges(store["edge_index"], f"{where}: edge_index")
+        left_out += [key for key in store.keys() if edge_type is not None and key != "edge_index"]  # noqa: SIM118
+    return Source(
+        name, vertices, relations, undirected=bool(undirected), files=(file,), left_out=tuple(dict.fromkeys(left_out))
+    )
+
+
+def _vertices_of(store: Any, where: str, data: Data | HeteroData) -> tuple[Vertices, list[str]]:
+    """What has a row per vertex, and the names of what has not."""
+    num_vertices = _num_vertices(store, where)
+    columns: dict[str, Rows] = {}
+    splits: dict[str, Split] = {}
+    left_out: list[str] = []
+    for key, value in store.items():
+        split, _, kind = key.rpartition("_")
+        if key in ("num_nodes", "edge_index"):
+            continue
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            left_out.append(key)
+        elif split in SPLITS and kind in ("mask", "idx", "index"):
+            splits.setdefault(split, Split(SavedRows(value, f"{where}: {key}"), kind == "mask"))
+        elif value.size(0) == num_vertices and (isinstance(data, HeteroData) or store.is_node_attr(key)):
+            columns[key] = SavedRows(value, f"{where}: {key}")
+        elif key in ("x", "y"):
+            raise ValueError(
+                f"{where}: {key} must have one row per vertex, expected {num_vertices} rows, got {list(value.shape)}"
+            )
+        else:
+            left_out.append(key)
+    return Vertices(num_vertices, columns, splits), left_out
+
+
+def _num_vertices(store: Any, where: str) -> int:
+    # PyG would read all edges to infer it.
+    given = store.get("num_nodes")
+    for key in ("x", "y", "train_mask"):
+        if given is None and isinstance(store.get(key), Tensor) and store[key].dim():
+            given = store[key].size(0)
+    if isinstance(given, Tensor) and given.numel() == 1:
+        given = int(given)
+    if not isinstance(given, int):
+        raise ValueError(f"{where}: the number of vertices is unknown; set num_nodes, and save it again")
+    return given

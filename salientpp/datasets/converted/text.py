@@ -1,0 +1,205 @@
+"""How are tables of numbers read out of text, fast and with the line of whatever is wrong?
+
+Numbers stand between spaces, tabs, commas or semicolons; a line that begins with ``#`` or ``%`` is a comment. Files that end in .gz are unpacked on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from salientpp.datasets.arrays import check_file
+from salientpp.datasets.converted.pieces import EdgePiece, RowPiece
+
+_SEPARATORS = bytes.maketrans(b",;\t\r", b"    ")
+_COMMENTS = (b"#", b"%")
+#: A byte of text takes this many of memory while it is read: itself, what it is split by, and an int64 per token.
+_BYTES_PER_BYTE = 16
+_LEAST_BLOCK = 2**12
+
+
+@dataclass(frozen=True)
+class Table:
+    """Some lines of a file as numbers.
+
+    Attributes:
+        values: [lines, columns], int64 or float64.
+        lines: the number of each line in the file, from 1: the first, or all where lines were left out.
+        done: bytes of the file that have been read.
+    """
+
+    values: np.ndarray
+    lines: int | np.ndarray
+    done: int
+
+    def line(self, row: int) -> int:
+        if isinstance(self.lines, int):
+            return self.lines + row
+        return int(self.lines[row]) if row < len(self.lines) else int(self.lines[-1]) + 1 if len(self.lines) else 1
+
+
+def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: int = 0) -> Iterator[Table]:
+    """A file in pieces of whole lines.
+
+    Args:
+        most_bytes: of memory for a piece.
+        dtype: int or float.
+        columns: numbers in a line; None: as many as the first has.
+        skip: lines to leave out at the beginning.
+
+    Raises:
+        ValueError: the file ends in the middle of a compressed stream, or a line is not what it must be; names the line.
+    """
+    check_file(path)
+    block_bytes = max(_LEAST_BLOCK, most_bytes // _BYTES_PER_BYTE)
+    with path.open("rb") as raw, contextlib.ExitStack() as stack:
+        file = stack.enter_context(gzip.open(raw)) if path.suffix == ".gz" else raw
+        line, rest, unpacked = 1, b"", 0
+        while True:
+            try:
+                block = file.read(block_bytes)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise ValueError(
+                    f"{path} is damaged or ends in the middle, after line {line} and {unpacked} bytes unpacked ({error}); copy it again"
+                ) from None
+            except OSError as error:
+                raise ValueError(f"{path} cannot be read ({error.strerror or error})") from error
+            unpacked += len(block)
+            whole = rest + block
+            cut = whole.rfind(b"\n") + 1 if block else len(whole)
+            if not cut and block:
+                rest = whole
+                if len(rest) > 64 * block_bytes:
+                    raise ValueError(
+                        f"{path}, line {line}: longer than {len(rest):,} bytes; if this is no mistake, give more memory"
+                    )
+                continue
+            text, rest = whole[:cut], whole[cut:]
+            del whole
+            number = text.count(b"\n") + (bool(text) and not text.endswith(b"\n"))
+            table = _parse(path, text, line, raw.tell(), dtype, columns, skip) if text else None
+            if table is not None and len(table.values):
+                columns = table.values.shape[1]
+                yield table
+            line += number
+            if not block:
+                return
+
+
+def _parse(path: Path, text: bytes, line: int, done: int, dtype: type, columns: int | None, skip: int) -> Table | None:
+    """The numbers of whole lines, of which the first has this number."""
+    if line > skip and not any(mark in text for mark in _COMMENTS):
+        values = _numbers(text, dtype, columns)
+        if values is not None:
+            return Table(values, line, done)
+    # Comments, empty lines or mistakes.
+    lines = text.splitlines()
+    stripped = [one.translate(_SEPARATORS).strip() for one in lines]
+    kept = [at for at, one in enumerate(stripped) if line + at > skip and one and not one.startswith(_COMMENTS)]
+    if not kept:
+        return None
+    columns = columns or len(stripped[kept[0]].split())
+
+    def read(first: int, last: int) -> np.ndarray | None:
+        return _numbers(b"\n".join(stripped[at] for at in kept[first:last]), dtype, columns)
+
+    values = read(0, len(kept))
+    if values is None:
+        good, bad = 0, len(kept)  # lines before `good` are numbers, and not all before `bad`
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (good, middle) if read(good, middle) is None else (middle, bad)
+        wanted = f"{columns} {'integers' if dtype is int else 'numbers'}"
+        shown = lines[kept[good]][:80].decode(errors="backslashreplace")
+        raise ValueError(
+            f"{path}, line {line + kept[good]}: expected {wanted}, got {shown!r}; mend the line, mark it as a comment with #, or leave out the first lines "
+            "with skip="
+        )
+    return Table(values, line + np.array(kept), done)
+
+
+def _numbers(text: bytes, dtype: type, columns: int | None) -> np.ndarray | None:
+    """[lines, columns] of text in which every line has so many numbers and nothing else; None: it is not so."""
+    letters = np.frombuffer(text.translate(_SEPARATORS), np.uint8)
+    is_token = letters > ord(" ")
+    is_begin = is_token.copy()
+    is_begin[1:] &= ~is_token[:-1]
+    begins = np.flatnonzero(is_begin)
+    breaks = np.flatnonzero(letters == ord("\n"))
+    if not text.endswith(b"\n"):
+        breaks = np.append(breaks, len(text))
+    columns = columns or (int(np.searchsorted(begins, breaks[0])) if len(breaks) else 0)
+    if not columns or begins.size != columns * breaks.size:
+        return None
+    if (begins[columns - 1 :: columns] > breaks).any() or (begins[columns::columns] < breaks[:-1]).any():
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy before 2.3 warns and stops where it cannot go on
+            values = np.fromstring(letters.tobytes(), dtype=np.int64 if dtype is int else np.float64, sep=" ")
+    except ValueError:
+        return None
+    return values.reshape(-1, columns) if values.size == begins.size else None
+
+
+class TextEdges:
+    """Edges in text, two integers in a line: source and target."""
+
+    unit = "bytes"
+    num_edges: int | None = None
+
+    def __init__(self, paths: Sequence[Path], skip: int = 0) -> None:
+        self._paths, self._skip = paths, skip
+        self._sizes = _sizes_of(paths)
+        self.total = sum(self._sizes)
+
+    def pieces(self, most: int) -> Iterator[EdgePiece]:
+        for path, before in zip(self._paths, accumulate(self._sizes, initial=0)):
+            # A line has four bytes or more.
+            for table in tables(path, 4 * most * _BYTES_PER_BYTE, int, 2, self._skip):
+                source, target = table.values[:, 0], table.values[:, 1]
+                yield EdgePiece(source, target, _where(path, table), before + table.done)
+
+
+class TextRows:
+    """Rows of numbers, one a line."""
+
+    unit = "bytes"
+
+    def __init__(self, paths: Sequence[Path], dtype: type, num_rows: int | None = None, skip: int = 0) -> None:
+        self._paths, self._dtype, self._skip, self.num_rows = paths, dtype, skip, num_rows
+        self._sizes = _sizes_of(paths)
+        self.total = sum(self._sizes)
+
+    def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
+        columns, is_empty = None, True
+        for path, before in zip(self._paths, accumulate(self._sizes, initial=0)):
+            for table in tables(path, most_bytes, self._dtype, columns, self._skip):
+                columns = table.values.shape[1]
+                is_empty = False
+                yield RowPiece(self._rows(table.values), _where(path, table), before + table.done)
+        if is_empty:
+            yield RowPiece(self._rows(np.empty((0, 1))), lambda row: f"{self._paths[-1]}, line 1", self.total)
+
+    def _rows(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.int64 if self._dtype is int else np.float32))
+
+
+def _sizes_of(paths: Sequence[Path]) -> list[int]:
+    for path in paths:
+        check_file(path)
+    return [os.stat(path).st_size for path in paths]
+
+
+def _where(path: Path, table: Table) -> Callable[[int], str]:
+    return lambda row: f"{path}, line {table.line(row)}"

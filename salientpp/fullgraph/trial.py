@@ -1,0 +1,171 @@
+"""How long do a vertex, an edge and a word take in a step of this model, on these ranks?
+
+What :func:`~salientpp.fullgraph.calibrate` times by itself is less than what a step takes: a layer may multiply twice, and cores and links are shared with
+other ranks. Or it is more: what travels while there is waiting anyway costs nothing. So steps of the model are timed, forward and backward, on all ranks
+at once:
+
+* the step as it is;
+* the step of ranks that cache one vertex of another rank;
+* of ranks that cache every second vertex of their halo;
+* of ranks that compute a layer of some of these again, with at most about as many edges more as they have;
+* the step where every edge comes from a vertex of its own rank: exchanges take place and bring nothing.
+
+The differences are what words, kept vertices and edges take. What a kept vertex takes is not what one of the rank's own does: those have edges into them and
+a place in the loss. So plans are timed in which vertices are kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salientpp.fullgraph.distribute import DistributedModel
+from salientpp.fullgraph.local import LocalGraph, edges_into
+from salientpp.graph.csc import Graph
+
+#: Rounds in which a step of each kind is timed, after one that warms up: at least and at most, and the seconds after which it is enough.
+_LEAST, _MOST, _ENOUGH = 3, 30, 5.0
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of a step, the same on each rank: what one more on the rank that has most of them takes. Below zero where the noise is larger than that.
+
+    Attributes:
+        vertex: that is cached, with its rows at all layers.
+        edge: at all layers.
+        word: fetched, or of a gradient that goes back.
+        kept: to keep any vertex of another rank at all.
+    """
+
+    vertex: float
+    edge: float
+    word: float
+    kept: float
+
+
+def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
+    """Of a model in the mode that it is in; the gradients of its parameters stay as they are. Collective.
+
+    Args:
+        model: with layout='halo' and without a plan.
+        arguments: that it is called with: rows of vertices and of edges, and whatever does not depend on the graph.
+    """
+    graph = model.graph
+    half = graph.outer[::2]
+    edges_in = int((graph.topology.indptr[half + 1] - graph.topology.indptr[half]).sum())
+    deeper = torch.zeros_like(half)
+    deeper[:: max(1, -(-edges_in // max(1, graph.edge_index.size(1))))] = 1
+    plans = [(half[:1], deeper[:1] * 0), (half, deeper * 0), (half, deeper)]
+    parts = [graph, *(graph.planned(*plan) for plan in plans), without_halo(graph)]
+    rounds = in_turns(model, arguments, parts)
+    words = [width * (2 if backward else 1) for width, backward in model.seen]
+    sizes = [(part.inner.numel(), part.edge_index.size(1), _words_of(part, words)) for part in parts]
+    most = [max(column) for column in zip(*graph.ranks.comm.gather_numbers([*chain(*sizes)]))]
+    return times_of(rounds, most[0::3], most[1::3], most[2::3])
+
+
+def fastest(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[LocalGraph]) -> int:
+    """On which of ``parts`` a step takes the least time, as a place in the list. Collective."""
+    medians = [statistics.median(column) for column in zip(*in_turns(model, arguments, parts))]
+    return medians.index(min(medians))
+
+
+def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[LocalGraph]) -> list[list[float]]:
+    """Seconds of steps on each of ``parts``, round by round, so that what else the machine does meets all alike. Collective."""
+    graph = model.graph
+    candidates = [
+        (
+            model if part is graph else DistributedModel(model.module, part),
+            [_of(part, graph, each) for each in arguments],
+        )
+        for part in parts
+    ]
+    rounds: list[list[float]] = []
+    while len(rounds) <= _LEAST or (len(rounds) <= _MOST and sum(map(sum, rounds)) < _ENOUGH):
+        taken = [int(1e9 * _step(*candidate)) for candidate in candidates]
+        rounds.append([max(column) / 1e9 for column in zip(*graph.ranks.comm.gather_numbers(taken))])
+    return rounds[1:]
+
+
+def times_of(
+    rounds: Sequence[Sequence[float]], vertices: Sequence[int], edges: Sequence[int], words: Sequence[int]
+) -> StepTimes:
+    """Of steps that were timed, each of the five kinds above.
+
+    Args:
+        rounds: seconds, kind by kind.
+        vertices, edges, words: how many are kept, are aggregated and come in a step of each kind.
+    """
+    # What else the machine does changes slowly: a difference within a round sees less of it than one between medians.
+    less = lambda a, b: statistics.median(each[a] - each[b] for each in rounds)  # noqa: E731
+    whole, one, half, deeper, bare = range(5)
+    word = less(whole, bare) / max(1, words[whole] - words[bare])
+    other = lambda a, b: less(a, b) - (words[a] - words[b]) * word  # noqa: E731
+    vertex = other(half, one) / max(1, vertices[half] - vertices[one])
+    return StepTimes(
+        vertex=vertex,
+        edge=other(deeper, half) / max(1, edges[deeper] - edges[half]),
+        word=word,
+        kept=other(one, whole) - vertices[one] * vertex,
+    )
+
+
+def _words_of(part: LocalGraph, words: Sequence[int]) -> int:
+    """That come in a step, and go back as gradients, where a row of each hop has so many."""
+    received = [hop.route.num_received for hop in part.hops]
+    return sum(number * received[min(hop, len(received) - 1)] for hop, number in enumerate(words))
+
+
+def without_halo(graph: LocalGraph) -> LocalGraph:
+    """A part like a rank's, all of whose edges come from vertices of the rank. Collective."""
+    begin, number = graph.offsets[graph.ranks.rank], graph.n_id.numel()
+    sources, targets, e_id = edges_into(graph.topology, graph.n_id)
+    indptr = torch.zeros(graph.num_vertices + 1, dtype=torch.int64)
+    indptr[begin + 1 : begin + number + 1] = torch.bincount(targets, minlength=number)
+    topology = Graph(indptr.cumsum(0), sources % max(1, number) + begin, e_id)
+    return LocalGraph(graph.ranks, topology, graph.offsets, graph.node_rows, graph.edge_columns, {})
+
+
+def _of(alone: LocalGraph, graph: LocalGraph, argument: Any) -> Any:
+    """What stands for an argument of the model on ``graph``, on ``alone``."""
+    if alone.is_planned and argument is graph.node_rows.get("x"):
+        return alone.x
+    if argument is graph.edge_index:
+        return alone.edge_index
+    for name, column in graph.edge_tensors.items():
+        if argument is column:
+            return getattr(alone, name)
+    return argument
+
+
+def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
+    """Seconds of a step that all ranks begin together."""
+    ranks = model.ranks
+    before = ranks.received.copy(), ranks.rows.copy()
+    parameters = [each for each in model.module.parameters() if each.requires_grad]
+    ranks.comm.gather_numbers([0])
+    begin = time.perf_counter()
+    with torch.enable_grad():
+        out = model(*arguments)
+        outs = _floating(out)
+        if parameters:
+            torch.autograd.grad(outs, parameters, [*map(torch.ones_like, outs)], allow_unused=True)
+    if ranks.device.type == "cuda":
+        torch.cuda.synchronize(ranks.device)
+    seconds = time.perf_counter() - begin
+    ranks.received, ranks.rows = before
+    return seconds
+
+
+def _floating(out: Any) -> list[Tensor]:
+    if isinstance(out, Tensor):
+        return [out] if out.is_floating_point() else []
+    return [each for value in out for each in _floating(value)] if isinstance(out, (tuple, list)) else []

@@ -1,0 +1,137 @@
+"""A generated graph of any size is the same whatever memory there was, and has the shape that was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from salientpp import cli
+from salientpp.datasets import generate, load_dataset
+from salientpp.datasets.converted import generated
+from salientpp.datasets.converted.budget import Budget
+from salientpp.datasets.converted.convert import Options, write_converted
+from salientpp.datasets.converted.generated import Model
+
+N = 20_000
+
+
+def model(**more) -> Model:
+    given = {
+        "seed": 3,
+        "num_vertices": N,
+        "num_pairs": 10 * N,
+        "num_classes": 5,
+        "num_communities": 20,
+        "near": 0.56,
+        "within_class": 0.24,
+        "exponent": 2.5,
+        "num_features": 4,
+        "signal": 1.0,
+        "label_noise": 0.1,
+        "fractions": (0.01, 0.001, 0.002),
+    }
+    return Model(**{**given, **more})
+
+
+def write(root: Path, working: int, **more) -> dict[str, str]:
+    write_converted(model(**more).source(), root, Budget(0, working), Options(False, {"x": "fp16"}, False))
+    return {name: entry["sha256"] for name, entry in json.loads((root / "manifest.json").read_text())["files"].items()}
+
+
+def test_the_same_seed_gives_the_same_files_whatever_memory_there_was(tmp_path):
+    files = [write(tmp_path / str(working), working) for working in (200_000, 1_000_003, 10**9)]
+    assert files[0] == files[1] == files[2]
+    other = write(tmp_path / "other", 10**9, seed=4)
+    assert all(other[name] != checksum for name, checksum in files[0].items())
+
+
+@pytest.mark.parametrize("num_vertices", [2, 3, 1000, 4096, 4097, 65_537])
+def test_ids_are_a_permutation_that_runs_backwards(num_vertices):
+    made = model(num_vertices=num_vertices)
+    ranks = np.arange(num_vertices)
+    ids = made.ids(ranks)
+    assert np.array_equal(np.sort(ids), ranks) and np.array_equal(made.ranks_of(ids), ranks)
+    if num_vertices >= 1000:
+        assert abs(np.corrcoef(ranks, ids)[0, 1]) < 0.2, "ids say little about ranks"
+
+
+def test_the_shape_is_that_of_a_power_law_with_communities(tmp_path):
+    write(tmp_path / "g", 10**9)
+    data = load_dataset(f"converted:{tmp_path / 'g'}")
+    indptr, indices = data.adj_t.crow_indices(), data.adj_t.col_indices().long()
+    degree = indptr.diff()
+    assert 0.85 * 20 < float(degree.float().mean()) <= 20
+    # The k-th largest of a power law's degrees falls as k^(-1 / (exponent - 1)): over a factor of 100 by 100^(2/3) = 21.5.
+    largest = degree.sort(descending=True).values.float()
+    assert 10 < float(largest[50] / largest[5000]) < 40
+    made = model()
+    community = torch.from_numpy(made.ranks_of(np.arange(N)) % made.num_communities)
+    target = torch.repeat_interleave(torch.arange(N), degree)
+    is_near = community[target] == community[indices]
+    is_within = community[target] % 5 == community[indices] % 5
+    # The shares that are drawn so, and those of the rest that fall so by chance; of near pairs more come up again.
+    assert 0.58 < float(is_near.float().mean()) < 0.56 + 0.24 / 4 + 0.2 / 20 + 0.01
+    assert 0.80 < float(is_within.float().mean()) < 0.8 + 0.2 / 5 + 0.01
+    agreed = float((data.y == community % 5).float().mean())
+    assert abs(agreed - (0.9 + 0.1 / 5)) < 0.01
+    assert abs(int(data.train_mask.sum()) - 0.01 * N) < 5 * (0.01 * N) ** 0.5
+    assert not bool((data.train_mask & data.test_mask).any())
+    # Symmetric, without loops and repeats.
+    key, turned = target * N + indices, indices * N + target
+    assert torch.equal(key, turned.sort().values) and int(key.unique().numel()) == key.numel()
+    assert not bool((target == indices).any())
+
+
+def test_features_tell_the_class(tmp_path):
+    made = model(num_features=64, signal=3.0)
+    x = torch.cat([made.rows("x", 0, block) for block in range(-(-N // generated._BLOCK))])
+    classes = torch.from_numpy(made.classes(np.arange(N)))
+    centres = torch.stack([x[classes == label].mean(dim=0) for label in range(5)])
+    assert torch.allclose(centres.norm(dim=1), torch.full((5,), 3.0), atol=0.3)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"num_vertices": 1}, "num_vertices must be an integer >= 2"),
+        ({"num_vertices": 2**33}, "num_vertices must be at most"),
+        ({"average_degree": 0}, r"average_degree must be in \(0, "),
+        ({"exponent": 2}, "exponent must be > 2"),
+        ({"homophily": 1.5}, r"homophily must be in \[0, 1\]"),
+        ({"train_fraction": 0.999, "val_fraction": 0.5}, "must be <= 1"),
+        ({"dtype": "int8"}, "dtype must be one of fp64"),
+        ({"seed": -1}, "seed must be an integer >= 0"),
+        ({"memory": "1MB"}, "memory=1MB is too little"),
+    ],
+)
+def test_arguments_out_of_range(tmp_path, wrong, words):
+    with pytest.raises(ValueError, match=words):
+        generate(tmp_path / "g", **{"num_vertices": 1000, **wrong})
+    assert not (tmp_path / "g").exists()
+
+
+def test_the_command_writes_what_the_function_writes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    options = [
+        "--num-vertices",
+        "3000",
+        "--average-degree",
+        "6",
+        "--num-features",
+        "4",
+        "--seed",
+        "5",
+        "--dtype",
+        "fp32",
+    ]
+    assert cli.main(["generate", str(tmp_path / "a"), *options]) == 0
+    assert f"converted:{tmp_path / 'a'}" in capsys.readouterr().out
+    generate(tmp_path / "b", num_vertices=3000, average_degree=6, num_features=4, seed=5, dtype="fp32", memory="16GB")
+    one, other = (load_dataset(f"converted:{tmp_path / name}") for name in ("a", "b"))
+    assert torch.equal(one.x, other.x) and torch.equal(one.adj_t.col_indices(), other.adj_t.col_indices())
+    assert cli.main(["generate", str(tmp_path / "a"), *options]) == 2
+    assert "exists; pass --overwrite" in capsys.readouterr().err

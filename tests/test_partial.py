@@ -1,0 +1,443 @@
+"""Laws of batches with sums in the place of rows: what the first layer makes of them, and its gradients, are those of whole batches; together they are what
+was sampled; bytes are those that were planned; what cannot be is refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from graphs import random_data, random_hetero
+from torch import Tensor
+from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, LEConv, MessagePassing, SAGEConv
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.analysis.volume import analyze
+from salientpp.minibatch.partial import Partial
+from salientpp.nn import merge_partial
+from salientpp.store.fetch import Packed
+
+BATCH, WIDTH = 32, 12
+
+
+class Plain(MessagePassing):
+    """A user's own layer: PyG's messages and sum."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x) * 2
+
+
+class Scaled(Plain):
+    """One whose messages are other rows than it is given."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x.exp())
+
+
+def gin() -> GINConv:
+    return GINConv(torch.nn.Sequential(torch.nn.Linear(WIDTH, 8), torch.nn.ReLU(), torch.nn.Linear(8, 6)))
+
+
+#: By the loader's reduction, layers that go on with it.
+LAYERS: dict[str, list[Any]] = {
+    "sum": [
+        gin, lambda: GraphConv(WIDTH, 6), lambda: GCNConv(WIDTH, 6, normalize=False), lambda: SAGEConv(WIDTH, 6),
+        lambda: SAGEConv((WIDTH, WIDTH), 6, aggr="add"), Plain,
+    ],
+    "mean": [
+        gin, lambda: SAGEConv(WIDTH, 6, normalize=True), lambda: GraphConv(WIDTH, 6, aggr="mean"),
+        lambda: GCNConv(WIDTH, 6, normalize=False, aggr="mean"),
+    ],
+    "max": [lambda: SAGEConv(WIDTH, 6, aggr="max"), lambda: GraphConv(WIDTH, 6, aggr="max")],
+}  # fmt: skip
+LAYERS["auto"] = LAYERS["mean"]
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory) -> dict[int, str]:
+    """By number of parts, the same directed graph, in which some vertices have no neighbours; rows of 64-bit floats."""
+    data = random_data(2000, 7000, directed=True, dtype=torch.float64)
+    data.x = torch.randn(2000, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    data.edge_attr = torch.arange(data.num_edges)
+    data.time = torch.zeros(2000, dtype=torch.int64)
+    data.z = torch.arange(2000)
+    data.weight = torch.rand(data.num_edges, generator=torch.Generator().manual_seed(2))
+    folder = tmp_path_factory.mktemp("partial")
+    found = {}
+    for parts in (1, 2, 4):
+        found[parts] = str(folder / str(parts))
+        salientpp.partition(data, parts, found[parts], [5, 4], BATCH)
+    return found
+
+
+def loader_of(root: str, **options: Any) -> NeighborLoader:
+    given: dict[str, Any] = {
+        "num_neighbors": [5, 4], "input_nodes": "train", "batch_size": BATCH, "shuffle": True, "seed": 3, **options
+    }  # fmt: skip
+    return NeighborLoader(salientpp.load(root), **given)
+
+
+def model_of(first: MessagePassing, hops: int) -> list[MessagePassing]:
+    """As many layers as hops; the first is the one to be tested, and gives 6 or WIDTH columns."""
+    width = WIDTH if isinstance(first, Plain) else 6
+    return [first, *(SAGEConv(width if i == 0 else 6, 6) for i in range(hops - 1))]
+
+
+def outputs(layers: list[MessagePassing], batch: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """What the first layer gives for vertices found before the last hop; what the seeds get; the gradients of that."""
+    early = batch.num_nodes - batch.num_sampled_nodes[-1]
+    x = first = layers[0](batch.x, batch.edge_index)
+    for layer in layers[1:]:
+        x = layer(x.tanh(), batch.edge_index)
+    out = x[: batch.batch_size]
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    weight = torch.arange(out.numel(), dtype=out.dtype).view_as(out).cos()
+    gradients = torch.autograd.grad((out * weight).sum(), parameters, allow_unused=True) if parameters else []
+    return first[:early], out, [gradient for gradient in gradients if gradient is not None]
+
+
+def close(ours: Tensor, theirs: Tensor) -> bool:
+    return torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def into(edge_index: Tensor, number: int) -> Tensor:
+    return torch.bincount(edge_index[1], minlength=number)
+
+
+def check_all(rank: int, root: str, reductions: list[str], options: dict[str, Any]) -> list[dict[str, int]]:
+    return [check_layers(root, reduction, options) for reduction in reductions]
+
+
+def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str, int]:
+    torch.manual_seed(5)
+    seen: Counter[str] = Counter()
+    with_sums, whole = loader_of(root, partial_aggregation=reduction, **options), loader_of(root, **options)
+    hops = len(options.get("num_neighbors", [5, 4]))
+    models = [model_of(make().double(), hops) for make in LAYERS[reduction]]
+    models = [[layer.double() for layer in layers] for layers in models]
+    merges = [merge_partial(layers[0]) for layers in models]
+    for ours, full in itertools.islice(zip(with_sums, whole, strict=True), 12):
+        early, sums = full.num_nodes - full.num_sampled_nodes[-1], ours.partial
+        assert isinstance(sums, Partial) and sums.reduction == ("mean" if reduction == "auto" else reduction)
+        assert torch.equal(ours.n_id[:early], full.n_id[:early])
+        assert torch.equal(ours.n_id, full.n_id[torch.isin(full.n_id, ours.n_id)]), "in their order"
+        assert (
+            ours.num_sampled_nodes[:-1] == full.num_sampled_nodes[:-1] and sum(ours.num_sampled_nodes) == ours.num_nodes
+        )
+        assert sum(ours.num_sampled_edges) == ours.edge_index.size(1) == ours.e_id.numel() == ours.edge_attr.numel()
+        assert torch.equal(ours.x, whole_rows(root, ours.n_id))
+        own, theirs = into(ours.edge_index, early), into(full.edge_index, early)
+        others = torch.zeros(early, dtype=torch.int64).index_add_(0, sums.target, sums.count)
+        assert torch.equal(own + others, theirs)
+        seen += Counter(
+            batches=1, sums=sums.target.numel(), both=int((own * others > 0).sum()), only_sums=int(((own == 0) & (others > 0)).sum()),
+            only_own=int(((others == 0) & (own > 0)).sum()), neither=int((theirs == 0).sum()),
+        )  # fmt: skip
+        for layers, merge in zip(models, merges):
+            got = outputs(layers, ours)
+            with merge.paused():
+                want = outputs(layers, full)
+            assert close(got[0], want[0]) and close(got[1], want[1]), type(layers[0]).__name__
+            assert len(got[2]) == len(want[2]) and all(map(close, got[2], want[2]))
+    for loader in (with_sums, whole):
+        for _ in loader:  # a whole epoch, for the counts
+            pass
+    seen["rows"], seen["whole"] = with_sums.stats().rows_remote, whole.stats().rows_remote
+    seen["bytes"], seen["whole bytes"] = with_sums.stats().bytes_received, whole.stats().bytes_received
+    return dict(seen)
+
+
+def whole_rows(root: str, n_id: Tensor) -> Tensor:
+    part = salientpp.load(root)
+    return torch.cat([part.rows(part_id)[None]["x"] for part_id in range(part.num_parts)])[n_id]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_the_first_layer_and_its_gradients_are_those_of_whole_batches(roots, parts):
+    for found in sum(distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], {}), []):
+        assert found["batches"] > 2
+        if parts == 1:
+            assert not found.get("sums") and found["rows"] == found["whole"] == 0
+        else:
+            assert all(found[kind] > 0 for kind in ("sums", "both", "only_sums", "only_own", "neither"))
+            assert found["rows"] < found["whole"] and found["bytes"] < found["whole bytes"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replication_factor": 0.2, "num_workers": 2}, {"replace": True, "depth": 1}, {"num_neighbors": [9]}, {"num_neighbors": [4, 3, 3]},
+        {"shared_draws": "batch", "draw_block": 4}, {"num_neighbors": [-1, 2], "gpu_fraction": 0.3}, {"num_neighbors": [5, 0]},
+        {"weight_attr": "weight"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_it_goes_with_caches_replacement_and_other_hops(roots, options):
+    for found in sum(distributed.run(check_all, 2, roots[2], ["auto", "max"], options), []):
+        assert found["batches"] > 2
+        if options.get("num_neighbors") == [5, 0]:
+            assert not found.get("sums")
+        else:
+            assert found["sums"] > 0 and found["bytes"] < found["whole bytes"]
+
+
+@pytest.mark.parametrize(
+    "parts, options", [(2, {"ranks_per_host": 1}), (4, {"ranks_per_host": 2, "replication_factor": 0.2})], ids=str
+)
+def test_ranks_may_share_a_part_or_a_host(roots, parts, options):
+    for (found,) in distributed.run(check_all, 4, roots[parts], ["sum"], options):
+        assert found["sums"] > 0 and found["bytes"] < found["whole bytes"]
+
+
+def check_uneven(rank: int, root: str) -> tuple[bool, ...]:
+    """Epochs that are left early, that other ranks have longer ones of, that go on from a state, and on a device with the CPU in its place."""
+    part = salientpp.load(root)
+    ids = torch.arange(*part.book.range_of(rank))[: 100 if rank else 260]
+    options = {"input_nodes": ids, "shuffle": False, "partial_aggregation": "sum", "replication_factor": 0.1}
+    loader = loader_of(root, **options)
+    whole = list(loader)
+    assert len(whole) == (4 if rank else 9)
+    state = None
+    for number, _ in enumerate(loader):
+        if number == 1 + rank:
+            state = loader.state_dict()
+            break
+    again, device = loader_of(root, **options), loader_of(root, **options)
+    again.load_state_dict(state)
+    device._fetch.own = device._fetch.served = Packed(torch.device("cpu"))
+    device.set_epoch(1)
+    rest, as_device = list(again), list(device)
+    assert len(rest) == len(as_device) - 2 - rank
+
+    def same(ours: Any, theirs: Any) -> bool:
+        tensors = [(ours[name], theirs[name]) for name in ("x", "n_id", "e_id", "edge_index")]
+        return all(torch.equal(*pair) for pair in [*tensors, *zip(ours.partial[:3], theirs.partial[:3])])
+
+    sums = sum(batch.partial.target.numel() for batch in as_device)
+    return sums > 0, *(same(*pair) for pair in zip(rest, as_device[2 + rank :], strict=True))
+
+
+def test_epochs_that_end_early_or_go_on_and_devices_get_the_same_batches(roots):
+    for found in distributed.run(check_uneven, 2, roots[2]):
+        assert all(found) and len(found) > 1
+
+
+# --- what moves -------------------------------------------------------------------------------------------
+
+
+def check_traffic(rank: int, root: str, options: dict[str, Any]) -> tuple[int, ...]:
+    loader = loader_of(root, **options)
+    sums = sources = 0
+    for batch in loader:
+        sums += batch.partial.target.numel() if "partial" in batch else 0
+        sources += int(batch.partial.count.sum()) if "partial" in batch else 0
+    stats = loader.stats()
+    assert stats.rows_partial == sums and stats.rows_fetched == stats.rows_remote
+    assert stats.by_type[None]["bytes_received"] == 8 * WIDTH * (stats.rows_remote + sums)
+    return stats.bytes_sent, stats.bytes_received, stats.rows_remote, sums, sources
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2])
+@pytest.mark.parametrize("partial", [None, "sum"])
+def test_bytes_are_those_of_rows_sums_and_ids(roots, alpha, partial):
+    options = {"replication_factor": alpha, "partial_aggregation": partial, "uneven": "drop"}
+    found = distributed.run(check_traffic, 2, roots[2], options)
+    for (sent, received, rows, sums, sources), (_, _, their_rows, their_sums, their_sources) in [found, found[::-1]]:
+        answers, asked = 8 * WIDTH * (rows + sums), 4 * (their_rows + their_sums + their_sources)
+        counts = received - answers - asked
+        # A message of counts to the other rank: rows, with sums these and their sources, and whether it leaves; one per tick.
+        assert counts > 0 and counts % (16 if partial is None else 32) == 0
+        assert sent == counts + 8 * WIDTH * (their_rows + their_sums) + 4 * (rows + sums + sources)
+
+
+def check_counts(rank: int, root: str, options: dict[str, Any]) -> tuple[int, ...]:
+    loader = loader_of(root, **options)
+    sources = asked = 0
+    for _ in range(2):
+        for batch in loader:
+            sources += int(batch.partial.count.sum())
+            asked += batch.partial.target.numel()
+    stats = loader.stats()
+    return stats.rows_remote, stats.rows_partial, sources, asked
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partial_aggregation": "max"}, {"partial_aggregation": "auto", "replication_factor": 0.3},
+        {"partial_aggregation": "auto", "shared_draws": "batch", "draw_block": 4},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_fetched_is_what_the_analysis_counts(roots, parts, options):
+    alpha = options.get("replication_factor", 0.0)
+    found = distributed.run(check_counts, parts, roots[parts], options)
+    draws = {name: options[name] for name in ("shared_draws", "draw_block") if name in options}
+    analysis = analyze(
+        salientpp.load(roots[parts]), replication_factors=[alpha], policies=["vip"], epochs=2, seed=3, fanouts=[[5, 4]], batch_size=BATCH, partial=True, **draws
+    )  # fmt: skip
+    (volume,) = analysis.partial
+    assert volume.auto == (True,) * parts
+    assert [rows for rows, _, _, _ in found] == [2 * rows for rows in volume.rows_per_part]
+    assert [sums for _, sums, _, _ in found] == [2 * sums for sums in volume.sums_per_part]
+    rows, sums, sources, asked = (sum(of_rank) for of_rank in zip(*found))
+    assert asked == sums and sources == 2 * volume.sources_per_epoch
+    assert volume.bytes_per_epoch * 2 == 8 * WIDTH * (rows + sums) + 4 * (rows + sums + sources)
+    assert volume.bytes_without == (8 * WIDTH + 4) * analysis.results[0].remote_rows_per_epoch
+    assert volume.share < 1 and analysis.to_dict()["partial"][0]["share"] == volume.share
+
+
+def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
+    # Every neighbour in the last hop is one vertex's alone, or has a row that takes fewer bytes than an id and a half.
+    data = random_data(2000, 7000, directed=True)
+    data.x = torch.zeros(2000, 1, dtype=torch.float16)
+    salientpp.partition(data, 2, tmp_path / "parts", [5, 4], BATCH)
+    analysis = analyze(
+        salientpp.load(tmp_path / "parts"), replication_factors=[0], policies=["vip"], epochs=2, seed=3, partial=True
+    )
+    assert analysis.partial[0].auto == (False, False)
+    for _, sums, sources, _ in distributed.run(
+        check_counts, 2, str(tmp_path / "parts"), {"partial_aggregation": "auto"}
+    ):
+        assert sums == sources == 0
+
+
+def run_half(rank: int, root: str, dtype: torch.dtype) -> float:
+    """The largest error, in units of the largest value, of means of narrow rows that are made wider when they are delivered."""
+    part = salientpp.load(root)
+    begin, end = part.book.range_of(rank)
+    rows = whole_rows(root, torch.arange(begin, end)).to(dtype)
+    given = {"rows": {"x": rows}, "dtype": torch.float32}
+    worst = 0.0
+    conv = SAGEConv(WIDTH, 6)
+    merge = merge_partial(conv)
+    for ours, full in zip(loader_of(root, partial_aggregation="mean", **given), loader_of(root, **given), strict=True):
+        assert ours.x.dtype == ours.partial.value.dtype == torch.float32
+        got = conv(ours.x, ours.edge_index)[: ours.batch_size]
+        with merge.paused():
+            want = conv(full.x, full.edge_index)[: ours.batch_size]
+        worst = max(worst, float((got - want).abs().max() / want.abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("dtype, most", [(torch.float16, 1e-3), (torch.bfloat16, 1e-2)], ids=str)
+def test_narrow_rows_of_ones_own_come_as_means_of_their_dtype(roots, dtype, most):
+    assert max(distributed.run(run_half, 2, roots[2], dtype)) < most
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
+    given: dict[str, Any] = {"num_neighbors": [5, 4], "batch_size": BATCH, "partial_aggregation": "sum", **options}
+    return loader(salientpp.load(root), **given)
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"partial_aggregation": "median"}, "must be 'auto', 'sum', 'mean', 'max' or None, got 'median'"),
+        ({"partial_aggregation": True}, "must be 'auto', 'sum', 'mean', 'max' or None, got True"),
+        ({"lookahead": 3}, "excludes lookahead=: a cache that looks ahead decides after"),
+        ({"pad": "bucket"}, "excludes pad="),
+        ({"join_slots": True}, "excludes join_slots="),
+        ({"fetch_once": True}, "excludes fetch_once="),
+        ({"transform_sampler_output": lambda out: out}, "excludes transform_sampler_output="),
+        ({"send_as": {"x": "fp16"}}, "excludes send_as=: it sums rows as they are"),
+        ({"subgraph_type": "induced"}, "replaces edges of the last hop .* subgraph_type='induced'"),
+        ({"subgraph_type": "bidirectional"}, "replaces edges of the last hop"),
+        ({"disjoint": True}, "excludes disjoint trees and times"),
+        ({"time_attr": "time"}, "excludes disjoint trees and times"),
+        ({"gather": ("x", "z")}, r"sums one attribute .*got gather=\['x', 'z'\]"),
+        ({"gather": ()}, r"sums one attribute .*got gather=\[\]"),
+        ({"gather": ("z",)}, "sums floating-point rows .* those of 'z' are int64"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_is_refused_in_words(roots, options, error):
+    with pytest.raises(ValueError, match=error):
+        one(roots[1], input_nodes="train", **options)
+
+
+def test_other_data_and_loaders_are_refused_in_words(tmp_path):
+    data = random_data(100, 400)
+    with pytest.raises(ValueError, match="partial_aggregation='sum' is for a partitioned graph"):
+        NeighborLoader(data, [3], data.train_mask, partial_aggregation="sum")
+    with pytest.raises(ValueError, match="is for a NeighborLoader; LinkNeighborLoader gives batches of edges"):
+        LinkNeighborLoader(data, [3], partial_aggregation="sum")
+    hetero = random_hetero()
+    hetero["paper"].train_mask = torch.ones(60, dtype=torch.bool)
+    salientpp.partition(hetero, 1, tmp_path / "typed", [3], 8, seeds=("paper", "train"))
+    with pytest.raises(ValueError, match="is for graphs with one type of vertices"):
+        one(str(tmp_path / "typed"), num_neighbors=[3], input_nodes=("paper", "train"))
+    salientpp.partition(data, 1, tmp_path / "narrow", [3], 8, store_as={"x": "fp16"})
+    with pytest.raises(ValueError, match="those of 'x' travel as fp16"):
+        one(str(tmp_path / "narrow"), num_neighbors=[3], input_nodes="train")
+
+
+@pytest.mark.parametrize(
+    "make, error",
+    [
+        (lambda: torch.nn.Linear(3, 3), "takes a layer of PyG's MessagePassing, the model's first, got Linear"),
+        (lambda: GATConv(WIDTH, 6), "GATConv weighs them by attention, so its messages are not known"),
+        (lambda: LEConv(WIDTH, 6), "LEConv has a message.. of its own"),
+        (lambda: SAGEConv(WIDTH, 6, project=True), "project=True sends relu"),
+        (lambda: SAGEConv(WIDTH, 6, aggr="lstm"), "LSTMAggregation, which depends on the order of the messages"),
+        (lambda: SAGEConv(WIDTH, 6, aggr="std"), "StdAggregation, which needs squares"),
+        (
+            lambda: SAGEConv(WIDTH, 6, aggr=["mean", "max"]),
+            "MultiAggregation, and one reduction cannot stand for several",
+        ),
+        (lambda: SAGEConv(WIDTH, 6, aggr="softmax"), "SoftmaxAggregation, which weighs each message by all others"),
+        (lambda: SAGEConv(WIDTH, 6, aggr="min"), "MinAggregation, which is no plain sum, mean or maximum"),
+        (lambda: GCNConv(WIDTH, 6), "GCNConv normalises by the degrees of the batch"),
+        (lambda: GCNConv(WIDTH, 6, normalize=False, aggr="max"), "does not follow from that of x_j"),
+        (lambda: SAGEConv(WIDTH, 6, flow="target_to_source"), "flow='source_to_target'"),
+    ],
+)
+def test_a_layer_for_which_sums_cannot_stand_is_named_with_the_reason(make, error):
+    with pytest.raises(ValueError, match=error):
+        merge_partial(make())
+
+
+def test_a_layer_that_would_be_wrong_without_a_word_says_so(roots):
+    batch = one(roots[1], input_nodes="train")([0, 3, 5])
+    assert batch.batch_size == 3
+    conv = SAGEConv(WIDTH, 6).double()
+    merge = merge_partial(conv)
+    expected = conv(batch.x, batch.edge_index)
+    with pytest.raises(RuntimeError, match="edges that no loader with partial_aggregation gave, or a copy of such"):
+        conv(batch.x, batch.edge_index.clone())
+    with merge.paused():
+        assert torch.equal(conv(batch.x, batch.edge_index.clone()), expected)
+    with pytest.raises(RuntimeError, match="was given another x"):
+        conv(batch.x * 2, batch.edge_index)
+    moved = batch.clone()
+    merge.give(moved)
+    assert torch.equal(conv(moved.x, moved.edge_index), expected)
+    with pytest.raises(RuntimeError, match="or a copy of such"):
+        conv(moved.x, moved.edge_index)  # what was given was for one call
+    batch.x.mul_(2)
+    with pytest.raises(RuntimeError, match="was given another x"):
+        conv(batch.x, batch.edge_index)
+    merge.remove()
+    conv(batch.x * 2, batch.edge_index)
+    batch = next(iter(one(roots[1], input_nodes="train", partial_aggregation="max")))
+    conv = SAGEConv(WIDTH, 6).double()
+    merge_partial(conv)
+    with pytest.raises(
+        ValueError, match="MeanAggregation, which goes on with partial_aggregation='sum' or 'mean', got 'max'"
+    ):
+        conv(batch.x, batch.edge_index)
+    batch = next(iter(one(roots[1], input_nodes="train")))
+    scaled, weighted = Scaled().double(), GraphConv(WIDTH, 6).double()
+    merge_partial(scaled), merge_partial(weighted)
+    with pytest.raises(ValueError, match="Scaled sends other rows than the x it is given"):
+        scaled(batch.x, batch.edge_index)
+    with pytest.raises(ValueError, match="was given edge_weight, and partial sums are without weights"):
+        weighted(batch.x, batch.edge_index, torch.ones(batch.num_edges, dtype=torch.float64))
