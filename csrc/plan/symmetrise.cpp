@@ -119,13 +119,14 @@ class Symmetriser {
 };
 
 void check_weights(const int64_t* indptr, int64_t num_vertices, const int64_t* of_target, const EdgeWeights& of_each) {
+  const char* const name = of_target != nullptr ? "weight_by_target" : "weight_of_each";
   int64_t total = 0;
   for (int64_t v = 0; v < num_vertices; ++v) {
     for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
       const int64_t weight = of_target != nullptr ? of_target[v] : of_each[e];
-      check(weight >= 1, "weights of edges must be >= 1, got ", weight, " for edge ", e);
-      check(!__builtin_add_overflow(total, weight, &total) && total <= kMostWeight / 2,
-            "the edge weights sum to more than 2^60; scale them down");
+      check(weight >= 1, name, ": weights of edges must be >= 1, got ", weight, " for edge ", e);
+      check(!__builtin_add_overflow(total, weight, &total) && total <= kMostWeight / 2, name,
+            ": the edge weights sum to more than 2^60; scale them down");
     }
   }
 }
