@@ -22,13 +22,13 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("fill_slots(Tensor ids, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> ()");
   m.def("note_uses(Tensor list, int batch, int num_ids, Tensor slot_id, Tensor(a!) slot_key, Tensor table) -> ()");
   m.def("plan_batch(Tensor remote_id, Tensor links, int batch, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> (Tensor hit_place, Tensor hit_slot, Tensor fetched_place, Tensor admitted_row, Tensor admitted_slot)");
-  m.def("plan_sums(Tensor row, Tensor col, Tensor owner, int first, int num_parts, int row_bytes, int id_bytes) -> (Tensor kept_vertex, Tensor kept_edge, Tensor kept_row, Tensor target, Tensor size, Tensor source, Tensor groups, Tensor sources)");
+  m.def("plan_sums(Tensor row, Tensor col, Tensor owner, int first, int num_parts, int row_bytes, int id_bytes, int source_bytes) -> (Tensor kept_vertex, Tensor kept_edge, Tensor kept_row, Tensor target, Tensor size, Tensor summed_edge, Tensor groups, Tensor sources)");
   // store
   m.def("pack_id_set(Tensor ids, int num_ids) -> Tensor");
   m.def("look_up(Tensor n_id, Tensor offsets, int part_id, Tensor[] local_sets, Tensor[] remote_sets) -> (Tensor[] position, Tensor[] slot, Tensor remote_counts)");
   m.def("take_hits(Tensor remote_position, Tensor remote_id, Tensor offsets, Tensor hit_place) -> (Tensor hit_position, Tensor position, Tensor id, Tensor counts)");
   m.def("gather_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index) -> ()");
-  m.def("reduce_rows(Tensor source, Tensor source_index, Tensor size, Tensor(a!) out, int reduction) -> ()");
+  m.def("reduce_rows(Tensor source, Tensor source_index, Tensor size, Tensor? weight, Tensor(a!) out, int reduction) -> ()");
   m.def("encode_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
   m.def("decode_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
   m.def("round_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");

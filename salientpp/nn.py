@@ -8,6 +8,7 @@ up to rounding.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,11 +47,14 @@ class PartialMerge:
     def __init__(self, conv: MessagePassing) -> None:
         self._name = type(conv).__name__
         _check(conv, self._name)
+        self._takes_weight = "edge_weight" in inspect.signature(type(conv).message).parameters
         self._linear: Callable[[Tensor], Tensor] | None = conv.lin if isinstance(conv, GCNConv) else None
         self._given: Any = None  # a batch for the next call
         self._paused = False
         self._partial: Any = None  # of the call under way
         self._x: Tensor | None = None
+        # What rows in the sums were multiplied by, and its version.
+        self._weight: tuple[Tensor, int] | None = None
         self._merged = False
         self._handles = [
             conv.register_forward_pre_hook(self._begin, with_kwargs=True),
@@ -87,15 +91,18 @@ class PartialMerge:
         x = args[0] if args else kwargs.get("x")
         x = x[0] if isinstance(x, (tuple, list)) else x
         if given is not None:
-            partial, wide, version = getattr(given, "partial", None), given.x, given.x._version
+            partial, weight = getattr(given, "partial", None), None
+            rows: Any = (given.x, given.x._version)
+            if partial is not None and partial.weight is not None:
+                weight = (given[partial.weight], given[partial.weight]._version)
         else:
-            partial, wide, version = getattr(edge_index, "salientpp_partial", (None, None, None))
+            partial, rows, weight = getattr(edge_index, "salientpp_partial", (None, None, None))
         if partial is None:
             raise RuntimeError(
                 f"{self._name} merges partial sums, and was given edges that no loader with partial_aggregation gave, or a copy of such; after batch.to(...) "
                 "call give(batch) on what merge_partial returned, and for whole graphs and other loaders use its paused()"
             )
-        if x is None or x.data_ptr() != wide.data_ptr() or x.shape != wide.shape or x._version != version:
+        if x is None or not _is(x, rows):
             raise RuntimeError(
                 f"{self._name} merges partial sums of the batch's x, and was given another x: whatever is done to x before the first layer (dropout, scaling) "
                 "is not done to the rows in the sums; do it to the stored rows, or leave partial_aggregation out"
@@ -106,7 +113,7 @@ class PartialMerge:
                 f"{self._name} aggregates with {type(conv.aggr_module).__name__}, which goes on with partial_aggregation={' or '.join(map(repr, served))}, "
                 f"got {partial.reduction!r}"
             )
-        self._partial, self._x = partial, x
+        self._partial, self._x, self._weight = partial, x, weight
 
     def _check_messages(self, conv: MessagePassing, inputs: tuple[Any, Any, dict[str, Any]]) -> None:
         if self._partial is None:
@@ -117,9 +124,29 @@ class PartialMerge:
             raise ValueError(
                 f"{self._name} sends other rows than the x it is given, and a sum of rows cannot stand for those; leave partial_aggregation out"
             )
-        if inputs[2].get("edge_weight") is not None:
+        weight = inputs[2].get("edge_weight") if self._takes_weight else None
+        if self._weight is None:
+            if weight is not None:
+                raise ValueError(
+                    f"{self._name} was given edge_weight, and partial sums are without weights; pass the loader partial_weight=, the name of these weights, or "
+                    "leave edge_weight out"
+                )
+            return
+        name = self._partial.weight
+        if weight is None:
+            why = "was given none" if self._takes_weight else "takes none"
             raise ValueError(
-                f"{self._name} was given edge_weight, and partial sums are without weights; leave one of them out"
+                f"{self._name} {why} of the edge_weight that rows in the sums were multiplied by; pass batch.{name}, or leave the loader's partial_weight out"
+            )
+        if weight.requires_grad:
+            raise ValueError(
+                f"{self._name} was given an edge_weight that requires a gradient, and none reaches the weights of edges that sums have replaced; detach it, or "
+                "leave the loader's partial_aggregation out"
+            )
+        if not _is(weight, self._weight):
+            raise RuntimeError(
+                f"{self._name} merges sums of rows times the batch's {name}, and was given another edge_weight: what is done to weights is not done to those "
+                "in the sums; do it to the stored ones, or leave partial_aggregation out"
             )
 
     def _merge(self, conv: MessagePassing, inputs: tuple[dict[str, Any]], out: Tensor) -> Tensor | None:
@@ -134,7 +161,7 @@ class PartialMerge:
         return merge(out, inputs[0]["index"], partial.target, value.to(out.dtype), partial.count, partial.reduction)
 
     def _end(self, conv: MessagePassing, args: tuple[Any, ...], out: Any) -> None:
-        was, self._partial, self._x = self._partial, None, None
+        was, self._partial, self._x, self._weight = self._partial, None, None, None
         # Where the layer raised there is no output, and nothing to say.
         if was is not None and out is not None and not self._merged:
             raise RuntimeError(
@@ -147,7 +174,8 @@ def merge_partial(conv: MessagePassing) -> PartialMerge:
 
     Call it once, on the first layer of a model with at most as many layers as ``num_neighbors`` has hops, for batches of a
     :class:`~salientpp.NeighborLoader` with ``partial_aggregation``. The layer finds the sums by the ``edge_index`` of the batch, which it must be given as it
-    is, with ``x`` as it is. Later layers need no call: what they give for vertices that sums belong to is not what the whole batch would, and does not
+    is, with ``x`` as it is. With the loader's ``partial_weight="w"`` a layer that takes ``edge_weight`` must be given ``batch.w``, as it is too; it gets no
+    gradient. Later layers need no call: what they give for vertices that sums belong to is not what the whole batch would, and does not
     reach the seeds.
 
     Args:
@@ -158,6 +186,13 @@ def merge_partial(conv: MessagePassing) -> PartialMerge:
         ValueError: sums cannot stand for what this layer does with its messages, and why.
     """
     return PartialMerge(conv)
+
+
+def _is(value: Tensor, given: tuple[Tensor, int]) -> bool:
+    """Whether this is that tensor, not written to since; a column may stand for a vector."""
+    tensor, version = given
+    is_there = value.data_ptr() == tensor.data_ptr() and value.dtype == tensor.dtype and value._version == version
+    return is_there and value.shape[:1] == tensor.shape[:1] and value.numel() == tensor.numel()
 
 
 def _check(conv: Any, name: str) -> None:

@@ -232,7 +232,14 @@ def plan_batch(
 
 
 def plan_sums(
-    row: Tensor, col: Tensor, owner: Tensor, first: int, num_parts: int, row_bytes: int, id_bytes: int
+    row: Tensor,
+    col: Tensor,
+    owner: Tensor,
+    first: int,
+    num_parts: int,
+    row_bytes: int,
+    id_bytes: int,
+    source_bytes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Which rows of a batch's deepest hop are fetched, and which are replaced by sums; see :mod:`salientpp.plan.sums`.
 
@@ -243,13 +250,14 @@ def plan_sums(
         num_parts: K, at most 2**20.
         row_bytes: of a row, and of a sum.
         id_bytes: of an id that is sent, and of the size of a group.
+        source_bytes: of what is sent for a row in a sum: its id, and its weight if there are such.
 
     Returns:
         Eight int64 vectors. ``kept_vertex``, ascending in [0, d), and ``kept_edge``, ascending in [0, e): what stays in the batch; ``kept_row``, the
         sources of these edges, renumbered. By owner, and then by target: ``target`` (a position in the batch) and ``size`` of each sum, and, of all
-        their sizes together, ``source`` in [0, d). ``groups`` and ``sources`` [K]: how many of these each part has.
+        their sizes together, ``summed_edge`` in [0, e), the edges that they replace. ``groups`` and ``sources`` [K]: how many of these each part has.
     """
-    return _ops.plan_sums(row, col, owner, first, num_parts, row_bytes, id_bytes)
+    return _ops.plan_sums(row, col, owner, first, num_parts, row_bytes, id_bytes, source_bytes)
 
 
 # --- store -----------------------------------------------------------------------------------------------
@@ -317,20 +325,23 @@ def gather_rows(source: Tensor, source_index: Tensor, out: Tensor, out_index: Te
     _ops.gather_rows(source, source_index, out, out_index)
 
 
-def reduce_rows(source: Tensor, source_index: Tensor, size: Tensor, out: Tensor, reduction: int) -> None:
+def reduce_rows(
+    source: Tensor, source_index: Tensor, size: Tensor, weight: Tensor | None, out: Tensor, reduction: int
+) -> None:
     """``out[i]`` = the sum, mean or maximum of ``size[i]`` of the rows ``source[source_index]``, which follow one another; zeros of none.
 
     Args:
         source: contiguous [S, ...], float32, float64, float16 or bfloat16; may be memory-mapped.
         source_index: int32 or int64 [n], in [0, S).
         size: int64 [m], >= 0; adds up to n.
+        weight: [n], by which rows are multiplied first; a mean is still over their number. float64 if rows are, else float32. None: not at all.
         out: contiguous [m, ...] of the same dtype and row shape, written in place.
         reduction: 0 the sum, 1 the mean, 2 the maximum, of which a NaN is one. Rows of 16 bits are added up in 32.
 
     Raises:
         RuntimeError: an index is out of range or shapes do not fit; then nothing was written.
     """
-    _ops.reduce_rows(source, source_index, size, out, reduction)
+    _ops.reduce_rows(source, source_index, size, weight, out, reduction)
 
 
 def encode_rows(
@@ -678,7 +689,14 @@ def _(
 
 @torch.library.register_fake("salientpp::plan_sums")
 def _(
-    row: Tensor, col: Tensor, owner: Tensor, first: int, num_parts: int, row_bytes: int, id_bytes: int
+    row: Tensor,
+    col: Tensor,
+    owner: Tensor,
+    first: int,
+    num_parts: int,
+    row_bytes: int,
+    id_bytes: int,
+    source_bytes: int,
 ) -> tuple[Tensor, ...]:
     edge, target, groups = _dynamic(row), _dynamic(row), row.new_empty([num_parts])
     return (
@@ -716,7 +734,7 @@ def _(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | Non
 
 
 @torch.library.register_fake("salientpp::reduce_rows")
-def _(source: Tensor, source_index: Tensor, size: Tensor, out: Tensor, reduction: int) -> None:
+def _(source: Tensor, source_index: Tensor, size: Tensor, weight: Tensor | None, out: Tensor, reduction: int) -> None:
     return None
 
 

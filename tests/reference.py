@@ -611,20 +611,28 @@ class LookaheadReference:
 
 
 def fewest_bytes(
-    row: Sequence[int], col: Sequence[int], owner: Sequence[int], first: int, row_bytes: int, id_bytes: int
+    row: Sequence[int],
+    col: Sequence[int],
+    owner: Sequence[int],
+    first: int,
+    row_bytes: int,
+    id_bytes: int,
+    source_bytes: int,
 ) -> int:
     """What the cheapest choice of rows and sums takes, by trying all sets of rows; see :mod:`salientpp.plan.sums`."""
     edges = [(s - first, (c, owner[s - first])) for s, c in zip(row, col) if s >= first and owner[s - first] >= 0]
     sources = sorted({s for s, _ in edges})
     return min(
-        bytes_of_choice(edges, set(sent), row_bytes, id_bytes)
+        bytes_of_choice(edges, set(sent), row_bytes, id_bytes, source_bytes)
         for number in range(len(sources) + 1)
         for sent in itertools.combinations(sources, number)
     )
 
 
-def bytes_of_choice(edges: Sequence[tuple[int, Any]], sent: set[int], row_bytes: int, id_bytes: int) -> int:
+def bytes_of_choice(
+    edges: Sequence[tuple[int, Any]], sent: set[int], row_bytes: int, id_bytes: int, source_bytes: int
+) -> int:
     """With the rows of these sources sent, and of all other edges (source, group) the sums."""
     summed = [(s, group) for s, group in edges if s not in sent]
     answers = len(sent) + len({group for _, group in summed})
-    return row_bytes * answers + id_bytes * (answers + len(summed))
+    return (row_bytes + id_bytes) * answers + source_bytes * len(summed)

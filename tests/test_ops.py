@@ -271,14 +271,15 @@ CASES = {
         lambda: (torch.rand(4, 5).bfloat16(), long(3), torch.zeros(5, 5).bfloat16(), long(4), 4, 2),
     ],
     "plan_sums": [
-        lambda: (long(2, 3, 4, 0, 3, 4), long(0, 0, 0, 0, 1, 1), long(1, 1, -1), 2, 2, 100, 4),
-        lambda: (long(1, 2, 3, 4), long(0, 0, 0, 0), long(0, 0, 0, 1), 1, 3, 64, 8),
-        lambda: (NONE, NONE, NONE, 0, 1, 0, 1),
+        lambda: (long(2, 3, 4, 0, 3, 4), long(0, 0, 0, 0, 1, 1), long(1, 1, -1), 2, 2, 100, 4, 4),
+        lambda: (long(1, 2, 3, 4), long(0, 0, 0, 0), long(0, 0, 0, 1), 1, 3, 64, 8, 12),
+        lambda: (NONE, NONE, NONE, 0, 1, 0, 1, 1),
     ],
     "reduce_rows": [
-        lambda: (torch.rand(4, 3), long(0, 1, 3), long(2, 1), torch.zeros(2, 3), 0),
-        lambda: (torch.rand(4, 3).half(), ints(0, 1, 3), long(0, 3), torch.zeros(2, 3).half(), 1),
-        lambda: (torch.rand(4, dtype=torch.float64), NONE, NONE, torch.zeros(0, dtype=torch.float64), 2),
+        lambda: (torch.rand(4, 3), long(0, 1, 3), long(2, 1), None, torch.zeros(2, 3), 0),
+        lambda: (torch.rand(4, 3), ints(0, 1), long(2), torch.rand(2), torch.zeros(1, 3), 2),
+        lambda: (torch.rand(4, 3).half(), ints(0, 1, 3), long(0, 3), torch.rand(3), torch.zeros(2, 3).half(), 1),
+        lambda: (torch.rand(4, dtype=torch.float64), NONE, NONE, None, torch.zeros(0, dtype=torch.float64), 2),
     ],
     "permutation": [lambda: (5, 1), lambda: (0, -1), lambda: (1, 2**63 - 1)],
     "sample_neighbors": [

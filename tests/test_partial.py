@@ -55,6 +55,14 @@ LAYERS: dict[str, list[Any]] = {
     "max": [lambda: SAGEConv(WIDTH, 6, aggr="max"), lambda: GraphConv(WIDTH, 6, aggr="max")],
 }  # fmt: skip
 LAYERS["auto"] = LAYERS["mean"]
+#: The same for layers that are given weights.
+WEIGHTED: dict[str, list[Any]] = {
+    "sum": [lambda: GraphConv(WIDTH, 6), lambda: GCNConv(WIDTH, 6, normalize=False), lambda: GraphConv(WIDTH, 6, aggr="mean")],
+    "mean": [
+        lambda: GraphConv(WIDTH, 6), lambda: GraphConv(WIDTH, 6, aggr="mean"), lambda: GCNConv(WIDTH, 6, normalize=False, aggr="mean"),
+    ],
+    "max": [lambda: GraphConv(WIDTH, 6, aggr="max")],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +73,8 @@ def roots(tmp_path_factory) -> dict[int, str]:
     data.edge_attr = torch.arange(data.num_edges)
     data.time = torch.zeros(2000, dtype=torch.int64)
     data.z = torch.arange(2000)
+    data.w = torch.randn(data.num_edges, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    data.pairs = torch.rand(data.num_edges, 2)
     data.weight = torch.rand(data.num_edges, generator=torch.Generator().manual_seed(2))
     folder = tmp_path_factory.mktemp("partial")
     found = {}
@@ -87,10 +97,10 @@ def model_of(first: MessagePassing, hops: int) -> list[MessagePassing]:
     return [first, *(SAGEConv(width if i == 0 else 6, 6) for i in range(hops - 1))]
 
 
-def outputs(layers: list[MessagePassing], batch: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What the first layer gives for vertices found before the last hop; what the seeds get; the gradients of that."""
+def outputs(layers: list[MessagePassing], batch: Any, weight: str | None = None) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """What the first layer, with this attribute as its edge_weight, gives for vertices found before the last hop; what the seeds get; the gradients of that."""
     early = batch.num_nodes - batch.num_sampled_nodes[-1]
-    x = first = layers[0](batch.x, batch.edge_index)
+    x = first = layers[0](batch.x, batch.edge_index, *([] if weight is None else [batch[weight]]))
     for layer in layers[1:]:
         x = layer(x.tanh(), batch.edge_index)
     out = x[: batch.batch_size]
@@ -115,14 +125,20 @@ def check_all(rank: int, root: str, reductions: list[str], options: dict[str, An
 def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str, int]:
     torch.manual_seed(5)
     seen: Counter[str] = Counter()
-    with_sums, whole = loader_of(root, partial_aggregation=reduction, **options), loader_of(root, **options)
+    weight = options.get("partial_weight")
+    with_sums = loader_of(root, partial_aggregation=reduction, **options)
+    whole = loader_of(root, **{name: value for name, value in options.items() if name != "partial_weight"})
     hops = len(options.get("num_neighbors", [5, 4]))
-    models = [model_of(make().double(), hops) for make in LAYERS[reduction]]
+    models = [model_of(make().double(), hops) for make in (WEIGHTED if weight else LAYERS)[reduction]]
     models = [[layer.double() for layer in layers] for layers in models]
     merges = [merge_partial(layers[0]) for layers in models]
     for ours, full in itertools.islice(zip(with_sums, whole, strict=True), 12):
         early, sums = full.num_nodes - full.num_sampled_nodes[-1], ours.partial
-        assert isinstance(sums, Partial) and sums.reduction == ("mean" if reduction == "auto" else reduction)
+        assert (
+            isinstance(sums, Partial)
+            and sums.weight == weight
+            and sums.reduction == ("mean" if reduction == "auto" else reduction)
+        )
         assert torch.equal(ours.n_id[:early], full.n_id[:early])
         assert torch.equal(ours.n_id, full.n_id[torch.isin(full.n_id, ours.n_id)]), "in their order"
         assert (
@@ -138,9 +154,9 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
             only_own=int(((others == 0) & (own > 0)).sum()), neither=int((theirs == 0).sum()),
         )  # fmt: skip
         for layers, merge in zip(models, merges):
-            got = outputs(layers, ours)
+            got = outputs(layers, ours, weight)
             with merge.paused():
-                want = outputs(layers, full)
+                want = outputs(layers, full, weight)
             assert close(got[0], want[0]) and close(got[1], want[1]), type(layers[0]).__name__
             assert len(got[2]) == len(want[2]) and all(map(close, got[2], want[2]))
     for loader in (with_sums, whole):
@@ -157,8 +173,9 @@ def whole_rows(root: str, n_id: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_the_first_layer_and_its_gradients_are_those_of_whole_batches(roots, parts):
-    for found in sum(distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], {}), []):
+@pytest.mark.parametrize("options", [{}, {"partial_weight": "w"}], ids=str)
+def test_the_first_layer_and_its_gradients_are_those_of_whole_batches(roots, parts, options):
+    for found in sum(distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], options), []):
         assert found["batches"] > 2
         if parts == 1:
             assert not found.get("sums") and found["rows"] == found["whole"] == 0
@@ -172,12 +189,14 @@ def test_the_first_layer_and_its_gradients_are_those_of_whole_batches(roots, par
     [
         {"replication_factor": 0.2, "num_workers": 2}, {"replace": True, "depth": 1}, {"num_neighbors": [9]}, {"num_neighbors": [4, 3, 3]},
         {"shared_draws": "batch", "draw_block": 4}, {"num_neighbors": [-1, 2], "gpu_fraction": 0.3}, {"num_neighbors": [5, 0]},
-        {"weight_attr": "weight"},
+        {"weight_attr": "weight"}, {"partial_weight": "w", "replace": True, "num_workers": 2, "replication_factor": 0.2},
     ],
     ids=str,
 )  # fmt: skip
 def test_it_goes_with_caches_replacement_and_other_hops(roots, options):
-    for found in sum(distributed.run(check_all, 2, roots[2], ["auto", "max"], options), []):
+    for found in sum(
+        distributed.run(check_all, 2, roots[2], ["mean" if "partial_weight" in options else "auto", "max"], options), []
+    ):
         assert found["batches"] > 2
         if options.get("num_neighbors") == [5, 0]:
             assert not found.get("sums")
@@ -242,16 +261,17 @@ def check_traffic(rank: int, root: str, options: dict[str, Any]) -> tuple[int, .
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
-@pytest.mark.parametrize("partial", [None, "sum"])
-def test_bytes_are_those_of_rows_sums_and_ids(roots, alpha, partial):
-    options = {"replication_factor": alpha, "partial_aggregation": partial, "uneven": "drop"}
+@pytest.mark.parametrize("partial, weight", [(None, None), ("sum", None), ("sum", "w")])
+def test_bytes_are_those_of_rows_sums_and_ids(roots, alpha, partial, weight):
+    options = {"replication_factor": alpha, "partial_aggregation": partial, "partial_weight": weight, "uneven": "drop"}
+    asked_of_source = 4 if weight is None else 4 + 8
     found = distributed.run(check_traffic, 2, roots[2], options)
     for (sent, received, rows, sums, sources), (_, _, their_rows, their_sums, their_sources) in [found, found[::-1]]:
-        answers, asked = 8 * WIDTH * (rows + sums), 4 * (their_rows + their_sums + their_sources)
+        answers, asked = 8 * WIDTH * (rows + sums), 4 * (their_rows + their_sums) + asked_of_source * their_sources
         counts = received - answers - asked
-        # A message of counts to the other rank: rows, with sums these and their sources, and whether it leaves; one per tick.
-        assert counts > 0 and counts % (16 if partial is None else 32) == 0
-        assert sent == counts + 8 * WIDTH * (their_rows + their_sums) + 4 * (rows + sums + sources)
+        # A message of counts to the other rank: rows, with sums these, their sources and weights, and whether it leaves; one per tick.
+        assert counts > 0 and counts % (16 if partial is None else 32 if weight is None else 40) == 0
+        assert sent == counts + 8 * WIDTH * (their_rows + their_sums) + 4 * (rows + sums) + asked_of_source * sources
 
 
 def check_counts(rank: int, root: str, options: dict[str, Any]) -> tuple[int, ...]:
@@ -356,6 +376,15 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
         ({"gather": ("x", "z")}, r"sums one attribute .*got gather=\['x', 'z'\]"),
         ({"gather": ()}, r"sums one attribute .*got gather=\[\]"),
         ({"gather": ("z",)}, "sums floating-point rows .* those of 'z' are int64"),
+        ({"partial_weight": "no"}, "partial_weight must name an edge attribute of .*which has .*, w, .*; got 'no'"),
+        (
+            {"partial_weight": "pairs"},
+            r"partial_weight='pairs' must be one real number per edge, \[7000\], got float32 \[7000, 2\]",
+        ),
+        (
+            {"partial_weight": "w", "partial_aggregation": None},
+            "partial_weight='w' is for sums of rows; pass partial_aggregation= too",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -370,6 +399,8 @@ def test_other_data_and_loaders_are_refused_in_words(tmp_path):
         NeighborLoader(data, [3], data.train_mask, partial_aggregation="sum")
     with pytest.raises(ValueError, match="is for a NeighborLoader; LinkNeighborLoader gives batches of edges"):
         LinkNeighborLoader(data, [3], partial_aggregation="sum")
+    with pytest.raises(ValueError, match="partial_weight= is for a NeighborLoader"):
+        LinkNeighborLoader(data, [3], partial_weight="w")
     hetero = random_hetero()
     hetero["paper"].train_mask = torch.ones(60, dtype=torch.bool)
     salientpp.partition(hetero, 1, tmp_path / "typed", [3], 8, seeds=("paper", "train"))
@@ -439,5 +470,33 @@ def test_a_layer_that_would_be_wrong_without_a_word_says_so(roots):
     merge_partial(scaled), merge_partial(weighted)
     with pytest.raises(ValueError, match="Scaled sends other rows than the x it is given"):
         scaled(batch.x, batch.edge_index)
-    with pytest.raises(ValueError, match="was given edge_weight, and partial sums are without weights"):
+    with pytest.raises(
+        ValueError, match="was given edge_weight, and partial sums are without weights; pass the loader"
+    ):
         weighted(batch.x, batch.edge_index, torch.ones(batch.num_edges, dtype=torch.float64))
+    weighted(batch.x, batch.edge_index)
+
+
+def test_weights_that_are_not_those_in_the_sums_are_refused(roots):
+    batch = next(iter(one(roots[1], input_nodes="train", partial_weight="w")))
+    conv, plain = GraphConv(WIDTH, 6).double(), SAGEConv(WIDTH, 6, aggr="sum").double()
+    merge = merge_partial(conv)
+    merge_partial(plain)
+    expected = conv(batch.x, batch.edge_index, batch.w)
+    assert torch.equal(conv(batch.x, batch.edge_index, edge_weight=batch.w.view(-1, 1)), expected)
+    with pytest.raises(ValueError, match="GraphConv was given none of the edge_weight .*; pass batch.w, or leave"):
+        conv(batch.x, batch.edge_index)
+    with pytest.raises(ValueError, match="SAGEConv takes none of the edge_weight that rows in the sums"):
+        plain(batch.x, batch.edge_index)
+    for other in (batch.w * 2, batch.w.float(), batch.w[:-1]):
+        with pytest.raises(RuntimeError, match="the batch's w, and was given another edge_weight"):
+            conv(batch.x, batch.edge_index, other)
+    moved = batch.clone()
+    merge.give(moved)
+    assert torch.equal(conv(moved.x, moved.edge_index, moved.w), expected)
+    batch.w.mul_(2)
+    with pytest.raises(RuntimeError, match="was given another edge_weight"):
+        conv(batch.x, batch.edge_index, batch.w)
+    batch = next(iter(one(roots[1], input_nodes="train", partial_weight="w")))
+    with pytest.raises(ValueError, match="requires a gradient, and none reaches the weights of edges"):
+        conv(batch.x, batch.edge_index, batch.w.requires_grad_())

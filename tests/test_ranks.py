@@ -692,6 +692,11 @@ _DIFFERENT = {
     "send_as": ({}, {"send_as": {"x": "fp16"}}, "send_as"),
     "depth": (3, 4, "depth"),
     "partial_aggregation": (None, "sum", "partial_aggregation"),
+    "partial_weight": (
+        {"partial_aggregation": "sum"},
+        {"partial_aggregation": "sum", "partial_weight": "edge_attr"},
+        "partial_weight",
+    ),
     "dtype": (None, torch.float16, "dtype"),
     "gather": (("x",), ("x", "y"), "gather"),
     "seed": (1, 2, "seed"),

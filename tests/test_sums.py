@@ -26,25 +26,33 @@ def random_hop(seed: int, num_sources: int, num_edges: int) -> tuple[list[int], 
     return row.tolist(), col.tolist(), owner.tolist(), first
 
 
-def planned(row: list[int], col: list[int], owner: list[int], first: int, row_bytes: int) -> list[list[int]]:
-    found = ops.plan_sums(torch.tensor(row), torch.tensor(col), torch.tensor(owner), first, 3, row_bytes, 4)
-    return [each.tolist() for each in found]
+def planned(
+    row: list[int], col: list[int], owner: list[int], first: int, row_bytes: int, source_bytes: int = 4
+) -> list[list[int]]:
+    """What the operator gives, with the sources of the edges that sums replace in the place of these."""
+    found = ops.plan_sums(
+        torch.tensor(row), torch.tensor(col), torch.tensor(owner), first, 3, row_bytes, 4, source_bytes
+    )
+    lists = [each.tolist() for each in found]
+    lists[5] = [row[edge] - first for edge in lists[5]]
+    return lists
 
 
+@pytest.mark.parametrize("weight_bytes", [0, 8])
 @pytest.mark.parametrize("row_bytes", [0, 4, 16, 512])
-def test_sums_take_no_more_bytes_than_rows_and_at_most_twice_the_fewest(row_bytes):
+def test_sums_take_no_more_bytes_than_rows_and_at_most_twice_the_fewest(row_bytes, weight_bytes):
     ours, fewest, better = 0, 0, 0
     for seed in range(150):
         row, col, owner, first = random_hop(seed, 9, 9 + seed % 20)
-        kept, _, _, _, size, _, _, _ = planned(row, col, owner, first, row_bytes)
-        rows = sum(owner[s] >= 0 for s in kept)
-        taken = Wire(row_bytes, 4).bytes_of(rows, len(size), sum(size))
-        all_rows = Wire(row_bytes, 4).bytes_of(sum(part >= 0 for part in owner))
-        least = reference.fewest_bytes(row, col, owner, first, row_bytes, 4)
+        kept, _, _, _, size, _, _, _ = planned(row, col, owner, first, row_bytes, 4 + weight_bytes)
+        rows, wire = sum(owner[s] >= 0 for s in kept), Wire(row_bytes, 4, weight_bytes)
+        taken = wire.bytes_of(rows, len(size), sum(size))
+        all_rows = wire.bytes_of(sum(part >= 0 for part in owner))
+        least = reference.fewest_bytes(row, col, owner, first, row_bytes, 4, 4 + weight_bytes)
         assert least <= taken <= min(all_rows, 2 * least), f"seed {seed}"
         ours, fewest, better = ours + taken, fewest + least, better + (taken < all_rows)
     assert ours <= 1.05 * fewest
-    assert (better > 50) == (row_bytes > 4)
+    assert (better > 50) == (row_bytes > 4 + 2 * weight_bytes)
 
 
 def test_a_plan_serves_every_edge_once():
@@ -98,20 +106,26 @@ def test_a_batch_and_its_sums_are_what_was_sampled(fanouts, replace):
     ends = pairs(left.node[left.row], left.node[left.col])
     ends += pairs(sums.source, left.node[sums.target].repeat_interleave(sums.size))
     assert sorted(ends) == sorted(pairs(mfg.node[mfg.row], mfg.node[mfg.col]))
+    found = dict(zip(mfg.edge.tolist(), pairs(mfg.node[mfg.row], mfg.node[mfg.col])))
+    summed = pairs(sums.source, left.node[sums.target].repeat_interleave(sums.size))
+    assert [found[edge] for edge in sums.edge.tolist()] == summed
     assert torch.equal(sums.source * 4 // 2000, torch.arange(4).repeat_interleave(sums.sources))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_rows_are_reduced_as_torch_does_in_the_wider_dtype(dtype, reduction):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_are_reduced_as_torch_does_in_the_wider_dtype(dtype, reduction, weighted):
     generator = torch.Generator().manual_seed(3)
     source = torch.randn(50, 3, 5, generator=generator).to(dtype)
     size = torch.tensor([3, 0, 1, 40, 16])
     index = torch.randint(50, (60,), generator=generator)
     out = torch.full((5, 3, 5), 7.0, dtype=dtype)
-    ops.reduce_rows(source, index, size, out, REDUCTIONS.index(reduction))
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    for group, rows in enumerate(source[index].to(wide).split(size.tolist())):
+    weight = torch.randn(60, generator=generator).to(wide) if weighted else None
+    ops.reduce_rows(source, index, size, weight, out, REDUCTIONS.index(reduction))
+    times = torch.ones(60) if weight is None else weight
+    for group, rows in enumerate((source[index].to(wide) * times.view(-1, 1, 1)).split(size.tolist())):
         if not len(rows):
             assert not out[group].any()
             continue
@@ -124,9 +138,9 @@ def test_rows_are_reduced_as_torch_does_in_the_wider_dtype(dtype, reduction):
 def test_16_bit_rows_are_added_up_in_32_bits_and_a_nan_is_the_largest():
     out = torch.zeros(1, 2, dtype=torch.float16)
     source = torch.tensor([[2048.0, 1.0]] + 3 * [[1.0, float("nan")]] + [[1.0, 5.0]], dtype=torch.float16)
-    ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), out, 0)
+    ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), None, out, 0)
     assert out[0, 0] == 2052  # 2048 + 1 is 2048 in 16 bits
-    ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), out, 2)
+    ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), None, out, 2)
     assert out[0, 0] == 2048 and out[0, 1].isnan()
 
 
@@ -137,6 +151,8 @@ def test_16_bit_rows_are_added_up_in_32_bits_and_a_nan_is_the_largest():
         ({"size": torch.tensor([1, 1])}, "size must add up to the number of rows, 3, got 2"),
         ({"source_index": torch.tensor([0, 1, 4])}, r"source_index\[2\] must be in \[0, 4\), got 4"),
         ({"out": torch.zeros(3, 2)}, "out must have a row for each group, expected 2, got 3"),
+        ({"weight": torch.ones(2)}, "weight must have an entry for each row, expected 3, got 2"),
+        ({"weight": torch.ones(3).double()}, "weight must have dtype Float, got Double"),
         ({"reduction": 3}, r"reduction must be 0 \(sum\), 1 \(mean\) or 2 \(max\), got 3"),
         (
             {"source": torch.zeros(4, 2).int(), "out": torch.zeros(2, 2).int()},
@@ -146,7 +162,8 @@ def test_16_bit_rows_are_added_up_in_32_bits_and_a_nan_is_the_largest():
 )
 def test_wrong_groups_are_refused_in_words(change, error):
     arguments = {
-        "source": torch.zeros(4, 2), "source_index": torch.tensor([0, 1, 3]), "size": torch.tensor([2, 1]), "out": torch.zeros(2, 2), "reduction": 0
+        "source": torch.zeros(4, 2), "source_index": torch.tensor([0, 1, 3]), "size": torch.tensor([2, 1]), "weight": None,
+        "out": torch.zeros(2, 2), "reduction": 0,
     }  # fmt: skip
     with pytest.raises(RuntimeError, match=error):
         ops.reduce_rows(**{**arguments, **change})

@@ -3,9 +3,10 @@
 // Of the edges of the deepest hop, those count whose source has a row that would be fetched. The edges from one owner's
 // vertices into one target are a group: its sum can be sent in place of the rows of its sources. Every edge must be
 // served, by the row of its source or by the sum of its group: a vertex cover of a bipartite graph, of least weight. A
-// row takes `row_bytes` and an id. A sum takes as many bytes, its size, and an id for each edge that it serves, of
-// which there are as many as edges whose source is not sent. So with the ids of a source's edges as what it saves, the
-// weight of source s is row_bytes + id_bytes * (1 - degree(s)), and that of a group row_bytes + id_bytes.
+// row takes `row_bytes` and an id. A sum takes as many bytes, its size, and `source_bytes` (an id, and a weight if
+// there are such) for each edge that it serves, of which there are as many as edges whose source is not sent. So with
+// what its edges would take as what it saves, the weight of source s is row_bytes + id_bytes - source_bytes *
+// degree(s), and that of a group row_bytes + id_bytes.
 //
 // Each owner's part of the graph is a problem of its own. Three answers are compared there, the first of the cheapest
 // is taken, so sums are never worse than rows:
@@ -60,13 +61,13 @@ struct Problem {
   std::vector<int64_t> weight;  // of each source
   int64_t group_weight;
 
-  Problem(const Cut& edges, int64_t num_sources, int64_t row_bytes, int64_t id_bytes)
+  Problem(const Cut& edges, int64_t num_sources, int64_t row_bytes, int64_t id_bytes, int64_t source_bytes)
       : cut(edges),
         by_source(edges.source, num_sources),
         by_group(edges.group, static_cast<int64_t>(edges.target.size())),
         weight(static_cast<size_t>(num_sources)),
         group_weight(row_bytes + id_bytes) {
-    for (size_t s = 0; s < weight.size(); ++s) weight[s] = row_bytes + id_bytes * (1 - by_source.degree(s));
+    for (size_t s = 0; s < weight.size(); ++s) weight[s] = group_weight - source_bytes * by_source.degree(s);
   }
   size_t source_of(size_t edge) const { return static_cast<size_t>(cut.source[edge]); }
   size_t group_of(size_t edge) const { return static_cast<size_t>(cut.group[edge]); }
@@ -173,7 +174,7 @@ Tensor to_tensor(const std::vector<int64_t>& values) {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_sums(
     const Tensor& row, const Tensor& col, const Tensor& owner, int64_t first, int64_t num_parts, int64_t row_bytes,
-    int64_t id_bytes) {
+    int64_t id_bytes, int64_t source_bytes) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1, kMostParts = int64_t{1} << 20, kMostIdBytes = 64;
   check_vector(row, ScalarType::Long, "row");
   check_vector(col, ScalarType::Long, "col");
@@ -186,6 +187,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
   check(num_parts >= 1 && num_parts <= kMostParts, "num_parts must be in [1, ", kMostParts, "], got ", num_parts);
   check(row_bytes >= 0 && row_bytes <= kMost, "row_bytes must be in [0, 2^31), got ", row_bytes);
   check(id_bytes >= 1 && id_bytes <= kMostIdBytes, "id_bytes must be in [1, ", kMostIdBytes, "], got ", id_bytes);
+  check(source_bytes >= 1 && source_bytes <= kMostIdBytes, "source_bytes must be in [1, ", kMostIdBytes, "], got ",
+        source_bytes);
   const int64_t num_edges = row.numel(), num_sources = owner.numel(), num_vertices = first + num_sources;
   const int64_t *from = int64_data(row), *to = int64_data(col), *owner_of = int64_data(owner);
   const auto parts = static_cast<size_t>(num_parts);
@@ -215,7 +218,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
     cut.group.push_back(last_group[part]);
     cut.place.push_back(static_cast<int32_t>(k));
   }
-  const Problem problem(cut, num_sources, row_bytes, id_bytes);
+  const Problem problem(cut, num_sources, row_bytes, id_bytes, source_bytes);
   Choice choice = cheapest(problem, owner_of, parts);
 
   std::vector<int64_t> kept_vertex, number(static_cast<size_t>(num_sources), -1);
@@ -248,7 +251,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
     source_at[part] = source_at[part - 1] + sources[part - 1];
   }
   std::vector<int64_t> target(static_cast<size_t>(group_at.back() + groups.back())), group_size(target.size()),
-      group_source(static_cast<size_t>(source_at.back() + sources.back()));
+      summed_edge(static_cast<size_t>(source_at.back() + sources.back()));
   for (size_t g = 0; g < size.size(); ++g) {
     if (!choice.sum[g]) continue;
     const auto part = static_cast<size_t>(cut.owner[g]);
@@ -256,12 +259,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
     target[at] = cut.target[g];
     group_size[at] = size[g];
     problem.by_group.each(g, [&](size_t edge) {
-      const size_t s = problem.source_of(edge);
-      if (!choice.row[s]) group_source[static_cast<size_t>(source_at[part]++)] = static_cast<int64_t>(s);
+      if (!choice.row[problem.source_of(edge)]) summed_edge[static_cast<size_t>(source_at[part]++)] = cut.place[edge];
     });
   }
-  return {to_tensor(kept_vertex), to_tensor(kept_edge),    to_tensor(kept_row), to_tensor(target),
-          to_tensor(group_size),  to_tensor(group_source), to_tensor(groups),   to_tensor(sources)};
+  return {to_tensor(kept_vertex), to_tensor(kept_edge),   to_tensor(kept_row), to_tensor(target),
+          to_tensor(group_size),  to_tensor(summed_edge), to_tensor(groups),   to_tensor(sources)};
 }
 
 STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {

@@ -1,4 +1,5 @@
-// One row for several: the sum, the mean or the largest values of rows, added up as they come from memory.
+// One row for several: the sum, the mean or the largest values of rows, added up as they come from memory. Rows may
+// have weights, by which they are multiplied first; a mean is still over their number.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -18,8 +19,8 @@ enum Reduction : int64_t { kSum, kMean, kMax };
 
 // out[i] = the reduction of size[i] rows, in order. `Wide` is what is added up in.
 template <class Value, class Wide, class Index>
-void reduce(const Value* source, const Index* index, const std::vector<int64_t>& begin, int64_t columns,
-            int64_t reduction, Value* out) {
+void reduce(const Value* source, const Index* index, const Wide* weight, const std::vector<int64_t>& begin,
+            int64_t columns, int64_t reduction, Value* out) {
   const auto num_groups = static_cast<int64_t>(begin.size()) - 1;
   const int64_t num_rows = begin.back();
   constexpr int64_t kLine = 64, kAhead = 16, kGrainBytes = int64_t{1} << 20;
@@ -36,16 +37,17 @@ void reduce(const Value* source, const Index* index, const std::vector<int64_t>&
           for (int64_t b = 0; b < row_bytes; b += kLine) prefetch_read(ahead + b);
         }
         const Value* row = source + index[k] * columns;
+        const Wide times = weight ? weight[k] : Wide{1};
         if (k == from) {
-          for (int64_t c = 0; c < columns; ++c) total[static_cast<size_t>(c)] = static_cast<Wide>(row[c]);
+          for (int64_t c = 0; c < columns; ++c) total[static_cast<size_t>(c)] = times * static_cast<Wide>(row[c]);
         } else if (reduction == kMax) {
           for (int64_t c = 0; c < columns; ++c) {
-            const auto value = static_cast<Wide>(row[c]);
+            const auto value = times * static_cast<Wide>(row[c]);
             Wide& most = total[static_cast<size_t>(c)];
             most = value > most || value != value ? value : most;  // a NaN stays
           }
         } else {
-          for (int64_t c = 0; c < columns; ++c) total[static_cast<size_t>(c)] += static_cast<Wide>(row[c]);
+          for (int64_t c = 0; c < columns; ++c) total[static_cast<size_t>(c)] += times * static_cast<Wide>(row[c]);
         }
       }
       Value* to = out + g * columns;
@@ -59,8 +61,8 @@ void reduce(const Value* source, const Index* index, const std::vector<int64_t>&
   });
 }
 
-void reduce_rows(const Tensor& source, const Tensor& source_index, const Tensor& size, const Tensor& out,
-                 int64_t reduction) {
+void reduce_rows(const Tensor& source, const Tensor& source_index, const Tensor& size,
+                 const std::optional<Tensor>& weight, const Tensor& out, int64_t reduction) {
   check_defined(source, "source");
   check_defined(out, "out");
   check_index_vector(source_index, "source_index");
@@ -88,6 +90,12 @@ void reduce_rows(const Tensor& source, const Tensor& source_index, const Tensor&
     begin[static_cast<size_t>(g) + 1] = before + count[g];
   }
   check(begin.back() == num_rows, "size must add up to the number of rows, ", num_rows, ", got ", begin.back());
+  if (weight) {
+    check_vector(*weight, source.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float,
+                 "weight");
+    check(weight->numel() == num_rows, "weight must have an entry for each row, expected ", num_rows, ", got ",
+          weight->numel());
+  }
   const int64_t bytes = columns * source.element_size();
   check_apart(static_cast<const char*>(source.const_data_ptr()), source.size(0) * bytes,
               static_cast<const char*>(out.const_data_ptr()), num_groups * bytes);
@@ -96,8 +104,10 @@ void reduce_rows(const Tensor& source, const Tensor& source_index, const Tensor&
     if (columns == 0 || num_groups == 0) return;
     const auto run = [&](auto* value, auto wide) {
       using Value = std::remove_pointer_t<decltype(value)>;
-      reduce<Value, decltype(wide)>(static_cast<const Value*>(source.const_data_ptr()), index, begin, columns,
-                                    reduction, static_cast<Value*>(out.mutable_data_ptr()));
+      using Wide = decltype(wide);
+      reduce<Value, Wide>(static_cast<const Value*>(source.const_data_ptr()), index,
+                          weight ? static_cast<const Wide*>(weight->const_data_ptr()) : nullptr, begin, columns,
+                          reduction, static_cast<Value*>(out.mutable_data_ptr()));
     };
     switch (source.scalar_type()) {
       case ScalarType::Float:

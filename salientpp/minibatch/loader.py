@@ -51,7 +51,7 @@ from salientpp.minibatch.lookahead import (
 from salientpp.minibatch.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.minibatch.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, check_padding, sizes_of, types_of
-from salientpp.minibatch.partial import PartialStages, check_partial
+from salientpp.minibatch.partial import PartialStages, check_partial, weights_of, wire_of
 from salientpp.minibatch.seeds import scores_of_part
 from salientpp.minibatch.sharing import SharingStages
 from salientpp.minibatch.source import BatchSource, by_type
@@ -74,7 +74,6 @@ from salientpp.plan.lookahead import Blocks, Planner, Trial, plan_rows
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
 from salientpp.plan.schedule import BatchKeys, Schedule, Turn, Turns, batch_keys, share_size
-from salientpp.plan.sums import Wire
 from salientpp.processes import Lock, Threads, Undone, forks, lazy
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
@@ -333,11 +332,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._fetch.moving = self._ahead.rows
             self._stages = LookaheadStages(self._fetch, self._builder, gather.submit, self.device, cache=self._ahead)
         if reduction is not None:
-            wire = Wire(self._source.row_bytes[None], self._source.exchange.id_bytes)
+            wire = wire_of(self._source, self.partial_weight)
             asks = self.partial_aggregation != "auto" or is_worth_it(self._first_draws(), tiers[None], wire)
             self._stages = PartialStages(
-                self._fetch, self._builder, gather.submit, self.device, reduction=reduction, wire=wire, asks=asks
-            )
+                self._fetch, self._builder, gather.submit, self.device,
+                reduction=reduction, weight=weights_of(self._source, self.partial_weight), wire=wire, asks=asks,
+            )  # fmt: skip
         self._maker = BatchMaker(self._fetch, self._builder)
         self._workers = SamplingWorkers(
             self.num_workers, self._source.seeds, self._source.sampler, self._stages, self._maker
@@ -410,10 +410,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _prepare(self, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
         """What this rank can find out without the others; raises on a wrong argument."""
-        if "partial_aggregation" in kwargs:
-            raise ValueError(
-                f"partial_aggregation= is for a NeighborLoader; {type(self).__name__} gives batches of edges, without sums; leave it out"
-            )
+        for name in ("partial_aggregation", "partial_weight"):
+            if name in kwargs:
+                raise ValueError(
+                    f"{name}= is for a NeighborLoader; {type(self).__name__} gives batches of edges, without sums; leave it out"
+                )
         options = options.checked(self.device)
         self._set_options(options)
         normalise_numbers(kwargs)
@@ -455,7 +456,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         options.check_slots(partitioned)
         options.check_send_as(partitioned)
         if options.partial_aggregation is not None:
-            check_partial(self.data, source, options.partial_aggregation)
+            check_partial(self.data, source, options.partial_aggregation, options.partial_weight)
         placement = exchange.placement if share is None else Placement(*share, num_parts=1)
         self._check_slots(source, placement)
         _check_cache(options.cache, source, exchange.part_id)
@@ -557,6 +558,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 "join_slots": self.join_slots,
                 "depth": self.depth,
                 "partial_aggregation": self.partial_aggregation,
+                "partial_weight": self.partial_weight,
                 "dtype": str(self.dtype),
                 "gather": [
                     [

@@ -68,6 +68,7 @@ class Options:
     send_as: Mapping[Any, str] | None = None
     lookahead: Window = 0
     partial_aggregation: PartialAggregation = None
+    partial_weight: str | None = None
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -144,6 +145,10 @@ class Options:
             self._check_goes_with_lookahead()
         if self.partial_aggregation is not None:
             self._check_goes_with_partial()
+        elif self.partial_weight is not None:
+            raise ValueError(
+                f"partial_weight={self.partial_weight!r} is for sums of rows; pass partial_aggregation= too, or leave it out"
+            )
         return dataclasses.replace(
             self,
             lookahead=lookahead,

@@ -11,19 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
+from salientpp.minibatch.batch import PartitionTemplate
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.source import BatchSource
 from salientpp.minibatch.stages import BatchStages, Finished, RowsSent, Sampled, Wanted
 from salientpp.plan.sums import Sums, Wire
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.exchange import SOURCES, SUMS
+from salientpp.store.exchange import SOURCES, SUMS, WEIGHTS
 from salientpp.store.fetch import Column
 from salientpp.store.narrow import WIDE
+from salientpp.store.rows import take_rows
 from salientpp.store.sums import sums_of
 from salientpp.store.tiers import NO_IDS, Places
 
@@ -36,29 +39,40 @@ class Partial(NamedTuple):
         value: [m, ...], their sum, mean or maximum, of the dtype of ``x``.
         count: int64 [m], how many they are, a neighbour that was drawn twice counted twice.
         reduction: 'sum', 'mean' or 'max'.
+        weight: the batch's attribute with the weights of its edges, if the rows were multiplied by theirs first; a mean is over their number nevertheless.
     """
 
     target: Tensor
     value: Tensor
     count: Tensor  # type: ignore[assignment]  # a tuple's method has this name
     reduction: str
+    weight: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Summed(Sampled):
-    """``sums``: what other ranks are asked for beside rows."""
+    """
+    Attributes:
+        sums: what other ranks are asked for beside rows.
+        weight: of the rows in them, as words that travel, so many for each; None: they have none.
+    """
 
     sums: Sums | None = None
+    weight: Tensor | None = None
 
     @property
     def from_others(self) -> Mapping[str | None, Wanted | Places]:
         sums = self.sums
         assert sums is not None  # it comes last only because fields of a Sampled have defaults
-        return {
+        wanted: dict[str | None, Wanted | Places] = {
             **self.places,
             SUMS: Wanted(sums.size, sums.groups, NO_IDS),
             SOURCES: Wanted(sums.source, sums.sources, NO_IDS),
         }
+        if self.weight is not None:
+            words = self.weight.numel() // max(1, sums.source.numel())
+            wanted[WEIGHTS] = Wanted(self.weight, sums.sources * words, NO_IDS)
+        return wanted
 
 
 @dataclass
@@ -67,11 +81,13 @@ class PartialStages(BatchStages):
 
     Attributes:
         reduction: 'sum', 'mean' or 'max'.
-        wire: what travels for a row and for an id.
+        weight: the attribute with the weights of edges, and it, [E] or [E, 1]; None: rows are summed as they are.
+        wire: what travels for a row, an id and a weight.
         asks: this rank asks for sums where they are fewer bytes; it serves the others' requests in any case.
     """
 
     reduction: str = "sum"
+    weight: tuple[str, Tensor] | None = None
     wire: Wire | None = None
     asks: bool = True
 
@@ -80,7 +96,19 @@ class PartialStages(BatchStages):
         assert self.wire is not None  # it comes late only because fields of the ten stages have defaults
         left, sums = sums_of(mfg, self.fetch.tiers[None], self.wire, self.asks)
         sampled = self._prepared(index, left, num_seeds, self.fetch.look_up({None: left.node}))
-        return Summed(**{field.name: getattr(sampled, field.name) for field in dataclasses.fields(Sampled)}, sums=sums)
+        return Summed(
+            **{field.name: getattr(sampled, field.name) for field in dataclasses.fields(Sampled)},
+            sums=sums,
+            weight=self._weight_of(sums),
+        )
+
+    def _weight_of(self, sums: Sums) -> Tensor | None:
+        if self.weight is None:
+            return None
+        assert sums.edge is not None  # the edges of a partitioned graph have ids
+        exchange, ((type_, name),) = self.fetch.exchange, self.fetch.columns
+        dtype = exchange.weight_dtype(self.fetch.tiers[type_].home.rows[name].dtype)
+        return exchange.words_of(take_rows(self.weight[1], sums.edge).view(-1).to(dtype))
 
     def _complete(self, batch: Data | HeteroData, sampled: Sampled, arrived: Mapping[Column, Tensor]) -> None:
         assert isinstance(sampled, Summed) and sampled.sums is not None
@@ -88,20 +116,50 @@ class PartialStages(BatchStages):
         sums, to_device = sampled.sums, self.fetch.own.to_device
         value = arrived[SUMS, name]
         value = value if self.builder.dtype is None else value.to(self.builder.dtype)
-        batch.partial = Partial(to_device(sums.target), value, to_device(sums.size), self.reduction)
+        weight = None if self.weight is None else self.weight[0]
+        batch.partial = Partial(to_device(sums.target), value, to_device(sums.size), self.reduction, weight)
 
     def assemble(self, state: RowsSent) -> Finished:
         finished = super().assemble(state)
         if finished.batch is not None:
             batch = finished.batch
             x = batch[self.fetch.columns[0][1]]
-            # By this merge_partial knows whose edges and rows a layer is given.
-            batch.edge_index.salientpp_partial = (batch.partial, x, x._version)
+            weight = None if self.weight is None else batch[self.weight[0]]
+            # By this merge_partial knows whose edges, rows and weights a layer is given.
+            batch.edge_index.salientpp_partial = (
+                batch.partial,
+                (x, x._version),
+                None if weight is None else (weight, weight._version),
+            )
         return finished
 
 
-def check_partial(data: Any, source: BatchSource, given: Any) -> None:
-    """Raise ValueError where a loader's batches cannot have sums."""
+def weights_of(source: BatchSource, name: str | None) -> tuple[str, Tensor] | None:
+    """The edge attribute that rows in sums are multiplied by, if any."""
+    return None if name is None else (name, _edge_rows(source)[name])
+
+
+def _edge_rows(source: BatchSource) -> Mapping[str, Tensor]:
+    assert isinstance(source.template, PartitionTemplate)  # check_partial has refused others
+    return source.template.edge_rows[None]
+
+
+def asked_beside_rows(reduction: Any, weight: Any) -> tuple[str, ...]:
+    """By these arguments of a loader; wrong ones are refused later."""
+    if reduction is None:
+        return ()
+    return (SUMS, SOURCES) if weight is None else (SUMS, SOURCES, WEIGHTS)
+
+
+def wire_of(source: BatchSource, weight: str | None) -> Wire:
+    """What travels for a row of such batches."""
+    exchange, (column,) = source.exchange, source.exchanged
+    weight_bytes = 0 if weight is None else exchange.weight_dtype(source.rows_of(column).dtype).itemsize
+    return Wire(source.row_bytes[None], exchange.id_bytes, weight_bytes)
+
+
+def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> None:
+    """Raise ValueError where a loader's batches cannot have sums, or not with these weights."""
     words = f"partial_aggregation={given!r}"
     if not isinstance(data, PartitionedGraph):
         raise ValueError(
@@ -134,3 +192,16 @@ def check_partial(data: Any, source: BatchSource, given: Any) -> None:
         raise ValueError(
             f"{words} sums floating-point rows (float64, float32, float16, bfloat16), and those of {column[1]!r} are {dtype}; leave it out"
         )
+    if weight is not None:
+        edge_rows = _edge_rows(source)
+        if not isinstance(weight, str) or weight not in edge_rows:
+            known = ", ".join(edge_rows) or "none"
+            raise ValueError(
+                f"partial_weight must name an edge attribute of {data.root}, which has {known}; got {weight!r}"
+            )
+        rows = edge_rows[weight]
+        if rows.numel() != rows.size(0) or rows.dtype == torch.bool or rows.is_complex():
+            dtype = str(rows.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"partial_weight={weight!r} must be one real number per edge, [{rows.size(0)}], got {dtype} {list(rows.shape)}"
+            )

@@ -206,14 +206,14 @@ def connect_part(
     comm: Comm,
     slots: int | None = None,
     ranks_by_host: Sequence[int] = (),
-    sums: bool = False,
+    extra: Sequence[str] = (),
 ) -> Connected:
     """What each rank has and visits.
 
     Args:
         slots: that share an epoch's batches; None: as many as ranks.
         ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
-        sums: sums of rows may be asked for; of a graph with one type of vertices.
+        extra: what may be asked for beside rows of a graph with one type of vertices, see :class:`~salientpp.store.exchange.Exchange`.
 
     Raises:
         ValueError: the ranks or slots do not fit the parts, or this rank loaded another part.
@@ -232,7 +232,7 @@ def connect_part(
         )
     held = whole.joined(placement.row_offsets, placement.part_id)
     own = whole.joined(placement.own_offsets, placement.own_part)
-    return Connected(own, held, Exchange(comm, held.row_books, placement, sums and not part.is_hetero))
+    return Connected(own, held, Exchange(comm, held.row_books, placement, () if part.is_hetero else extra))
 
 
 def open_partition(

@@ -40,26 +40,34 @@ class Sums:
         target: positions in the batch of the vertices whose neighbours they are; once for each owner that has some.
         size: how many rows each sums up.
         source: global ids of these rows, one sum's after the other's.
+        edge: ids of the edges that they came by; None where edges have none.
         groups, sources: [K], how many sums, and rows in them, each part makes.
     """
 
     target: Tensor
     size: Tensor
     source: Tensor
+    edge: Tensor | None
     groups: Tensor
     sources: Tensor
 
 
 @dataclass(frozen=True)
 class Wire:
-    """What travels for a row: its bytes, and those of an id."""
+    """What travels for a row: its bytes, those of an id, and of the weight of a row in a sum, 0 without weights."""
 
     row_bytes: int
     id_bytes: int
+    weight_bytes: int = 0
+
+    @property
+    def source_bytes(self) -> int:
+        """What is asked for a row in a sum."""
+        return self.id_bytes + self.weight_bytes
 
     def bytes_of(self, rows: int, sums: int = 0, sources: int = 0) -> int:
         """Of so many rows, sums, and rows in sums: what is asked for and what is answered."""
-        return self.row_bytes * (rows + sums) + self.id_bytes * (rows + sums + sources)
+        return (self.row_bytes + self.id_bytes) * (rows + sums) + self.source_bytes * sources
 
 
 def owners_of(num_vertices: int, remote_position: Tensor, remote_counts: Tensor) -> Tensor:
@@ -88,9 +96,10 @@ def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> 
     first, first_edge = mfg.node.numel() - nodes[-1], mfg.row.numel() - edges[-1]
     if not edges[-1]:
         none, counts = mfg.node.new_empty(0), mfg.node.new_zeros(num_parts)
-        return mfg, Sums(none, none, none, counts, counts)
-    kept_vertex, kept_edge, kept_row, target, size, source, groups, sources = ops.plan_sums(
-        mfg.row[first_edge:].contiguous(), mfg.col[first_edge:].contiguous(), owner, first, num_parts, wire.row_bytes, wire.id_bytes
+        return mfg, Sums(none, none, none, None if mfg.edge is None else mfg.edge[:0], counts, counts)
+    kept_vertex, kept_edge, kept_row, target, size, summed_edge, groups, sources = ops.plan_sums(
+        mfg.row[first_edge:].contiguous(), mfg.col[first_edge:].contiguous(), owner, first, num_parts, wire.row_bytes, wire.id_bytes,
+        wire.source_bytes,
     )  # fmt: skip
     place = torch.cat([torch.arange(first), kept_vertex + first])
     edge = torch.cat([torch.arange(first_edge), kept_edge + first_edge])
@@ -104,4 +113,7 @@ def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> 
         num_sampled_edges=[*edges[:-1], kept_edge.numel()],
         metadata=mfg.metadata,
     )
-    return left, Sums(target, size, mfg.node[source + first], groups, sources)
+    summed = summed_edge + first_edge
+    return left, Sums(
+        target, size, mfg.node[mfg.row[summed]], None if mfg.edge is None else mfg.edge[summed], groups, sources
+    )

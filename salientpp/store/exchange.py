@@ -33,8 +33,9 @@ from salientpp.store.tiers import NO_IDS, IdSet
 #: An attribute of the vertices of one type; the type is None where there is only one.
 Column = tuple[str | None, str]
 
-#: What is asked for beside rows, under the names of types that no graph with one type has (:mod:`salientpp.store.sums`).
-SUMS, SOURCES = "(sums)", "(sources of sums)"
+#: What is asked for beside rows, under the names of types that no graph with one type has (:mod:`salientpp.store.sums`): sizes of sums, ids of the rows in
+#: them, and their weights, as :meth:`Exchange.words_of` has them.
+SUMS, SOURCES, WEIGHTS = "(sums)", "(sources of sums)", "(weights in sums)"
 
 #: The cache is filled by requests for about this many bytes of rows, so that filling needs little memory.
 FILL_CHUNK_BYTES = 64 * 2**20
@@ -107,21 +108,20 @@ class Exchange:
         comm: the ranks that serve the parts.
         books: by vertex type, which row part owns what. A type that every rank has whole is one of a single part, and its rows never travel.
         placement: of this rank.
-        sums: with :data:`SUMS` and :data:`SOURCES`, for a graph with one type of vertices.
+        extra: none or the first of :data:`SUMS`, :data:`SOURCES` and :data:`WEIGHTS`, for a graph with one type of vertices.
 
     Attributes:
         types: those whose rows may travel.
     """
 
     def __init__(
-        self, comm: Comm, books: Mapping[str | None, PartitionBook], placement: Placement, sums: bool = False
+        self, comm: Comm, books: Mapping[str | None, PartitionBook], placement: Placement, extra: Sequence[str] = ()
     ) -> None:
         self.comm = comm
         self.types = [type_ for type_, book in books.items() if book.num_parts == len(placement.row_parts)]
         self._books = [books[type_] for type_ in self.types]
-        if sums:
-            self.types += [SUMS, SOURCES]
-            self._books += [books[None], books[None]]
+        self.types += extra
+        self._books += [books[None] for _ in extra]
         self.placement = placement
         self.traffic = Traffic()
         self._buffers = BufferPool()  # for rows that arrive
@@ -137,6 +137,18 @@ class Exchange:
     def id_bytes(self) -> int:
         """Of an id in a request."""
         return self._wire_dtype.itemsize
+
+    def weight_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What weights of rows of this dtype travel as: what these are added up in, but no less than an id."""
+        return torch.float64 if dtype == torch.float64 or self.id_bytes == 8 else torch.float32
+
+    def words_of(self, weight: Tensor) -> Tensor:
+        """Weights of a :meth:`weight_dtype` as words of the size of an id."""
+        return weight.view(self._wire_dtype)
+
+    def weights_of(self, words: Tensor, dtype: torch.dtype) -> Tensor:
+        """The reverse of :meth:`words_of`, of words that :meth:`read_ids` gave."""
+        return words.to(self._wire_dtype).view(dtype)
 
     def part_of(self, type_: str | None) -> int:
         """The part, in the type's book, whose rows this rank has: its own, or the only one."""
@@ -173,14 +185,15 @@ class Exchange:
         return self._send(ids, _sums(counts.wanted), _sums(counts.asked))
 
     def read_ids(self, counts: Counts, pending: Pending) -> dict[str | None, Tensor]:
-        """Wait for the ids that the others want; gives rows of this rank's part, int64, by type and in it by rank; of :data:`SUMS` their sizes.
+        """Wait for the ids that the others want; gives rows of this rank's part, int64, by type and in it by rank; of :data:`SUMS` and
+        :data:`WEIGHTS` what was sent.
 
         Raises:
             RuntimeError: a rank asks for a row that this part does not own.
         """
         rows: dict[str | None, Tensor] = {}
         for place, (book, (type_, ids)) in enumerate(zip(self._books, self._ids_asked(counts, pending).items())):
-            if type_ == SUMS:
+            if type_ in (SUMS, WEIGHTS):
                 rows[type_] = ids
                 continue
             begin, end = book.range_of(self.part_id)

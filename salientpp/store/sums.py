@@ -1,7 +1,8 @@
 """How does a rank get sums of rows that other ranks own?
 
 In the same three all-to-alls as rows (:mod:`salientpp.store.exchange`), as if there were two more types of vertices: of :data:`SUMS` a rank wants so
-many sums, and names the size of each; of :data:`SOURCES` the rows that they sum up, one sum's after the other's. What comes back is the rows and the sums.
+many sums, and names the size of each; of :data:`SOURCES` the rows that they sum up, one sum's after the other's; and of :data:`WEIGHTS`, where edges have
+weights that only the asking rank has looked up, what each of these rows is multiplied by. What comes back is the rows and the sums.
 :mod:`salientpp.plan.sums` says which of them a batch asks for.
 """
 
@@ -17,10 +18,13 @@ from torch_geometric.sampler import SamplerOutput
 
 from salientpp import ops
 from salientpp.plan.sums import REDUCTIONS, WORTH_IT, Sums, Wire, owners_of, plan_sums
-from salientpp.store.exchange import SOURCES, SUMS, Column
+from salientpp.store.exchange import SOURCES, SUMS, WEIGHTS, Column
 from salientpp.store.fetch import Fetch, Recipe, Taken
 from salientpp.store.rows import RowSource, TensorRows, empty_rows, take_rows
 from salientpp.store.tiers import NO_IDS, Places, Tiers
+
+#: What is asked for beside rows.
+_ASKED = (SUMS, SOURCES, WEIGHTS)
 
 
 @dataclass
@@ -38,12 +42,17 @@ class FetchWithSums(Fetch):
         return False  # so that batches of one rank alone have the same form
 
     def take(self, plan: Mapping[str | None, Places | Recipe], asked: Mapping[str | None, Tensor]) -> Taken:
-        taken = super().take(plan, {type_: rows for type_, rows in asked.items() if type_ not in (SUMS, SOURCES)})
+        taken = super().take(plan, {type_: rows for type_, rows in asked.items() if type_ not in _ASKED})
         sums: dict[Column, Tensor] = {
-            (SUMS, name): reduced(self.tiers[type_].home.rows[name], asked[SOURCES], asked[SUMS], self.reduction)
-            for type_, name in self.columns
+            (SUMS, name): self._reduced(self.tiers[type_].home.rows[name], asked) for type_, name in self.columns
         }
         return dataclasses.replace(taken, served={**taken.served, **sums})
+
+    def _reduced(self, rows: RowSource, asked: Mapping[str | None, Tensor]) -> Tensor:
+        weight = None
+        if WEIGHTS in asked:
+            weight = self.exchange.weights_of(asked[WEIGHTS], self.exchange.weight_dtype(rows.dtype))
+        return reduced(rows, asked[SOURCES], asked[SUMS], weight, self.reduction)
 
     def put_served_together(self, taken: Taken) -> Taken:
         sums = {column: rows for column, rows in taken.served.items() if column[0] == SUMS}
@@ -52,12 +61,15 @@ class FetchWithSums(Fetch):
         return dataclasses.replace(done, served={**done.served, **sums})
 
 
-def reduced(rows: RowSource, index: Tensor, size: Tensor, reduction: str) -> Tensor:
-    """[m, ...], for each of the ``size`` int64 [m] the sum, mean or maximum of so many of the rows ``index`` int64 [n], which follow one another."""
+def reduced(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
+    """[m, ...], for each of the ``size`` int64 [m] the sum, mean or maximum of so many of the rows ``index`` int64 [n], which follow one another, times
+    ``weight`` floating-point [n] if given."""
     if not isinstance(rows, TensorRows):
         rows, index = TensorRows(take_rows(rows, index)), torch.arange(index.numel())
     out = empty_rows(rows, size.numel())
-    ops.reduce_rows(rows.tensor, index, size, out, REDUCTIONS.index(reduction))
+    if weight is not None:
+        weight = weight.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
+    ops.reduce_rows(rows.tensor, index, size, weight, out, REDUCTIONS.index(reduction))
     return out
 
 
