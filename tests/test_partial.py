@@ -19,6 +19,7 @@ from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.analysis.volume import analyze
 from salientpp.minibatch.partial import Partial
 from salientpp.nn import merge_partial
+from salientpp.store.exchange import HOST_SUMS
 from salientpp.store.fetch import Packed
 
 BATCH, WIDTH = 32, 12
@@ -91,6 +92,23 @@ def loader_of(root: str, **options: Any) -> NeighborLoader:
     return NeighborLoader(salientpp.load(root), **given)
 
 
+def as_for_a_device(loader: NeighborLoader) -> NeighborLoader:
+    """The same loader, which puts its batches together as for a device, and sums up for it what the host has; ``copied`` is what it copied."""
+    loader._fetch.own = Packed(torch.device("cpu"))
+    loader._stages.sums_here = True
+    loader.copied = Counter()
+    to_device = loader._fetch.to_device
+
+    def counted(taken: Any) -> Any:
+        loader.copied += Counter(
+            {"rows" if type_ is None else type_: len(rows) for (type_, _), rows in taken.own.items()}
+        )
+        return to_device(taken)
+
+    loader._fetch.to_device = counted
+    return loader
+
+
 def model_of(first: MessagePassing, hops: int) -> list[MessagePassing]:
     """As many layers as hops; the first is the one to be tested, and gives 6 or WIDTH columns."""
     width = WIDTH if isinstance(first, Plain) else 6
@@ -126,7 +144,11 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
     torch.manual_seed(5)
     seen: Counter[str] = Counter()
     weight = options.get("partial_weight")
+    options, for_device = dict(options), "device" in options
+    options.pop("device", None)
     with_sums = loader_of(root, partial_aggregation=reduction, **options)
+    if for_device:
+        as_for_a_device(with_sums)
     whole = loader_of(root, **{name: value for name, value in options.items() if name != "partial_weight"})
     hops = len(options.get("num_neighbors", [5, 4]))
     models = [model_of(make().double(), hops) for make in (WEIGHTED if weight else LAYERS)[reduction]]
@@ -160,11 +182,25 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
             assert close(got[0], want[0]) and close(got[1], want[1]), type(layers[0]).__name__
             assert len(got[2]) == len(want[2]) and all(map(close, got[2], want[2]))
     for loader in (with_sums, whole):
+        loader.reset_stats()
+        if for_device and loader is with_sums:
+            loader.copied.clear()
         for _ in loader:  # a whole epoch, for the counts
             pass
+    if for_device:
+        check_copies(with_sums, whole, seen)
     seen["rows"], seen["whole"] = with_sums.stats().rows_remote, whole.stats().rows_remote
     seen["bytes"], seen["whole bytes"] = with_sums.stats().bytes_received, whole.stats().bytes_received
     return dict(seen)
+
+
+def check_copies(with_sums: NeighborLoader, whole: NeighborLoader, seen: Counter[str]) -> None:
+    """What was copied to the device is what was counted; the host's rows that are left, and the sums in the place of others, are fewer."""
+    ours, full = with_sums.stats(), whole.stats()
+    seen["host sums"], seen["device rows"] = ours.rows_partial_cpu, ours.rows_gpu
+    seen["copied"], seen["copied whole"] = ours.rows_cpu + ours.rows_cache, full.rows_cpu + full.rows_cache
+    assert with_sums.copied["rows"] == seen["copied"] and with_sums.copied[HOST_SUMS] == seen["host sums"]
+    assert ours.rows_gpu == full.rows_gpu, "rows that the device has come whole"
 
 
 def whole_rows(root: str, n_id: Tensor) -> Tensor:
@@ -210,6 +246,22 @@ def test_it_goes_with_caches_replacement_and_other_hops(roots, options):
 def test_ranks_may_share_a_part_or_a_host(roots, parts, options):
     for (found,) in distributed.run(check_all, 4, roots[parts], ["sum"], options):
         assert found["sums"] > 0 and found["bytes"] < found["whole bytes"]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gpu_fraction": 0.3, "replication_factor": 0.2, "num_workers": 2}, {"partial_weight": "w", "replication_factor": 0.2}, {"replace": True}],
+    ids=str,
+)  # fmt: skip
+def test_the_host_sums_up_for_its_device_what_it_would_copy(roots, parts, options):
+    for found in sum(
+        distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], {**options, "device": 0}), []
+    ):
+        assert found["batches"] > 2 and found["host sums"] > 0
+        assert found["copied"] + found["host sums"] < found["copied whole"]
+        assert all(found[kind] > 0 for kind in ("sums", "both", "only_sums", "neither"))
+        assert (found["device rows"] > 0) == ("gpu_fraction" in options)
 
 
 def check_uneven(rank: int, root: str) -> tuple[bool, ...]:

@@ -186,8 +186,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
   check(first >= 0 && first <= kMost, "first must be in [0, 2^31), got ", first);
   check(num_parts >= 1 && num_parts <= kMostParts, "num_parts must be in [1, ", kMostParts, "], got ", num_parts);
   check(row_bytes >= 0 && row_bytes <= kMost, "row_bytes must be in [0, 2^31), got ", row_bytes);
-  check(id_bytes >= 1 && id_bytes <= kMostIdBytes, "id_bytes must be in [1, ", kMostIdBytes, "], got ", id_bytes);
-  check(source_bytes >= 1 && source_bytes <= kMostIdBytes, "source_bytes must be in [1, ", kMostIdBytes, "], got ",
+  check(id_bytes >= 0 && id_bytes <= kMostIdBytes, "id_bytes must be in [0, ", kMostIdBytes, "], got ", id_bytes);
+  check(source_bytes >= 0 && source_bytes <= kMostIdBytes, "source_bytes must be in [0, ", kMostIdBytes, "], got ",
         source_bytes);
   const int64_t num_edges = row.numel(), num_sources = owner.numel(), num_vertices = first + num_sources;
   const int64_t *from = int64_data(row), *to = int64_data(col), *owner_of = int64_data(owner);

@@ -20,7 +20,7 @@ from salientpp.plan.cache import Workload, plan_cache, score
 from salientpp.plan.lookahead import Trial
 from salientpp.plan.schedule import Schedule, batch_keys
 from salientpp.plan.sums import Wire
-from salientpp.store.sums import Fetched, is_worth_it
+from salientpp.store.sums import Moved, are_worth_it
 from salientpp.store.tiers import IdSet, Tier, Tiers
 
 #: Batches counted ahead, per thread.
@@ -53,10 +53,10 @@ class PartialVolume:
 
     @classmethod
     def of(
-        cls, fanouts: tuple[int, ...], alpha: float, epochs: int, parts: Sequence[tuple[Fetched, Wire, bool]]
+        cls, fanouts: tuple[int, ...], alpha: float, epochs: int, parts: Sequence[tuple[Moved, Wire, bool]]
     ) -> PartialVolume:
         """Of what the parts fetch in so many epochs, and whether they ask for sums by themselves."""
-        every, wire = sum((fetched for fetched, _, _ in parts), Fetched()), parts[0][1]
+        every, wire = sum((fetched for fetched, _, _ in parts), Moved()), parts[0][1]
         return cls(
             fanouts,
             alpha,
@@ -90,7 +90,7 @@ def count_sums(
     shared: bool = False,
     draw_block: int = 1,
     on_batch: Callable[[], None] = lambda: None,
-) -> list[tuple[Fetched, Wire, bool]]:
+) -> list[tuple[Moved, Wire, bool]]:
     """What one part fetches in all epochs, for every replication factor; what travels for a row; and whether 'auto' asks for sums.
 
     Args:
@@ -116,19 +116,19 @@ def count_sums(
             keys = batch_keys(schedule.seed, epoch, schedule.slot, index, draw_block)
             yield sampler.sample(workload.seeds[batches[index]], keys.draws)
 
-    def count(mfg: SamplerOutput) -> list[Fetched]:
-        return [Fetched.of(mfg, of_alpha, wire) for of_alpha in tiers]
+    def count(mfg: SamplerOutput) -> list[Moved]:
+        return [Moved.between_ranks(mfg, of_alpha, wire) for of_alpha in tiers]
 
-    total = [Fetched() for _ in alphas]
+    total = [Moved() for _ in alphas]
 
-    def add(pending: Future[list[Fetched]]) -> None:
+    def add(pending: Future[list[Moved]]) -> None:
         for place, fetched in enumerate(pending.result()):
             total[place] += fetched
             on_batch()
 
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads, thread_name_prefix="salientpp-sums") as pool:
-        under_way: deque[Future[list[Fetched]]] = deque()
+        under_way: deque[Future[list[Moved]]] = deque()
         for epoch in range(epochs):
             for mfg in drawn(epoch):
                 under_way.append(pool.submit(count, mfg))
@@ -137,4 +137,4 @@ def count_sums(
         while under_way:
             add(under_way.popleft())
     tried = list(drawn(0, Trial.batches(schedule.num_batches)))
-    return [(fetched, wire, is_worth_it(tried, of_alpha, wire)) for fetched, of_alpha in zip(total, tiers)]
+    return [(fetched, wire, are_worth_it(tried, of_alpha, wire)[0]) for fetched, of_alpha in zip(total, tiers)]

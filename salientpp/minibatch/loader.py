@@ -80,13 +80,13 @@ from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.devices import reachable, split_rows, split_tiers
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.exchange import SUMS, Traffic
+from salientpp.store.exchange import HOST_SUMS, SUMS, Traffic
 from salientpp.store.fetch import Fetch, InPlace, Packed
 from salientpp.store.host import HostExchange, fetch_host_caches, pooled
 from salientpp.store.moving import MovingRows
 from salientpp.store.narrow import EncodedRows, NarrowRows
 from salientpp.store.rows import TensorRows
-from salientpp.store.sums import FetchWithSums, is_worth_it
+from salientpp.store.sums import FetchWithSums, are_worth_it
 from salientpp.store.tiers import NO_IDS, IdSet, Tiers
 
 #: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
@@ -122,6 +122,7 @@ class LoaderStats:
         by_type: per vertex type (None where there is only one), these rows by tier, 'gpu', 'cpu', 'cache' and 'remote', and
             'bytes_received', what the remote ones took.
         rows_partial: sums that this rank received in the place of rows (``partial_aggregation``); no rows of the tiers, and in ``bytes_received``.
+        rows_partial_cpu: sums that the host of this rank made in the place of its own rows, of the tiers 'cpu' and 'cache', and copied to the device.
     """
 
     batches: int
@@ -136,6 +137,7 @@ class LoaderStats:
     seconds_waiting: float
     by_type: dict[str | None, dict[str, int]]
     rows_partial: int = 0
+    rows_partial_cpu: int = 0
 
     @property
     def rows(self) -> int:
@@ -333,10 +335,15 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._stages = LookaheadStages(self._fetch, self._builder, gather.submit, self.device, cache=self._ahead)
         if reduction is not None:
             wire = wire_of(self._source, self.partial_weight)
-            asks = self.partial_aggregation != "auto" or is_worth_it(self._first_draws(), tiers[None], wire)
+            asks, sums_here = (
+                are_worth_it(self._first_draws(), tiers[None], wire)
+                if self.partial_aggregation == "auto"
+                else (True, True)
+            )
             self._stages = PartialStages(
                 self._fetch, self._builder, gather.submit, self.device,
                 reduction=reduction, weight=weights_of(self._source, self.partial_weight), wire=wire, asks=asks,
+                sums_here=sums_here and not on_host,
             )  # fmt: skip
         self._maker = BatchMaker(self._fetch, self._builder)
         self._workers = SamplingWorkers(
@@ -1287,6 +1294,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             seconds_waiting=counters.seconds_waiting,
             by_type=by_type,
             rows_partial=counts[SUMS, "fetched"],
+            rows_partial_cpu=counts[HOST_SUMS, "cpu"],
         )
 
     def reset_stats(self) -> None:

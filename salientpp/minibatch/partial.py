@@ -1,6 +1,7 @@
 """How do batches come with sums in the place of rows, and which loaders can give such batches?
 
-A batch is drawn, what it lacks is looked up, and :mod:`salientpp.plan.sums` decides which of its rows come whole. Vertices and edges that sums replace
+A batch is drawn, what it lacks is looked up, and :mod:`salientpp.plan.sums` decides which of its rows come whole: first of those that other ranks have, then,
+for a device, of those that the host has. Vertices and edges that sums replace
 leave the batch before it is made, so later steps see a smaller batch that wants sums too. The user's model adds them by :func:`salientpp.nn.merge_partial`.
 """
 
@@ -20,22 +21,24 @@ from torch_geometric.sampler.base import SubgraphType
 from salientpp.minibatch.batch import PartitionTemplate
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.source import BatchSource
-from salientpp.minibatch.stages import BatchStages, Finished, RowsSent, Sampled, Wanted
+from salientpp.minibatch.stages import BatchStages, Finished, IdsRead, RowsSent, Sampled, Wanted
+from salientpp.pipeline import traced
 from salientpp.plan.sums import Sums, Wire
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.exchange import SOURCES, SUMS, WEIGHTS
-from salientpp.store.fetch import Column
+from salientpp.store.exchange import HOST_SUMS, SOURCES, SUMS, WEIGHTS
+from salientpp.store.fetch import Column, Taken
 from salientpp.store.narrow import WIDE
 from salientpp.store.rows import take_rows
-from salientpp.store.sums import sums_of
+from salientpp.store.sums import FetchWithSums, HostSums, host_sums_of, sums_of
 from salientpp.store.tiers import NO_IDS, Places
 
 
 class Partial(NamedTuple):
-    """``batch.partial``: what other ranks have made of rows that the batch does not have.
+    """``batch.partial``: what other ranks, and for a device the host, have made of rows that the batch does not have.
 
     Attributes:
-        target: int64 [m], positions in the batch of the vertices whose neighbours these are; a vertex occurs once for each part that has some of them.
+        target: int64 [m], positions in the batch of the vertices whose neighbours these are; a vertex occurs once for each part, and each kind of the host's
+            memory, that has some of them.
         value: [m, ...], their sum, mean or maximum, of the dtype of ``x``.
         count: int64 [m], how many they are, a neighbour that was drawn twice counted twice.
         reduction: 'sum', 'mean' or 'max'.
@@ -55,10 +58,12 @@ class Summed(Sampled):
     Attributes:
         sums: what other ranks are asked for beside rows.
         weight: of the rows in them, as words that travel, so many for each; None: they have none.
+        here: what the host sums up for the device; None: nothing.
     """
 
     sums: Sums | None = None
     weight: Tensor | None = None
+    here: HostSums | None = None
 
     @property
     def from_others(self) -> Mapping[str | None, Wanted | Places]:
@@ -84,40 +89,65 @@ class PartialStages(BatchStages):
         weight: the attribute with the weights of edges, and it, [E] or [E, 1]; None: rows are summed as they are.
         wire: what travels for a row, an id and a weight.
         asks: this rank asks for sums where they are fewer bytes; it serves the others' requests in any case.
+        sums_here: the host sums up what it has where that is fewer bytes to copy to a device.
     """
 
     reduction: str = "sum"
     weight: tuple[str, Tensor] | None = None
     wire: Wire | None = None
     asks: bool = True
+    sums_here: bool = False
 
     def prepare(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Sampled:
         assert isinstance(mfg, SamplerOutput)  # check_partial has refused others
         assert self.wire is not None  # it comes late only because fields of the ten stages have defaults
-        left, sums = sums_of(mfg, self.fetch.tiers[None], self.wire, self.asks)
+        tiers, here = self.fetch.tiers[None], None
+        left, sums = sums_of(mfg, tiers, self.wire, self.asks)
+        weight = self._weight_of(sums)
+        if self.sums_here:
+            left, here = host_sums_of(left, tiers, self.wire)
+            here = dataclasses.replace(here, weight=self._weight_of(here.sums))
         sampled = self._prepared(index, left, num_seeds, self.fetch.look_up({None: left.node}))
         return Summed(
             **{field.name: getattr(sampled, field.name) for field in dataclasses.fields(Sampled)},
             sums=sums,
-            weight=self._weight_of(sums),
+            weight=None if weight is None else self.fetch.exchange.words_of(weight),
+            here=here,
         )
 
+    def _work_on_host_rows(self, state: IdsRead) -> Taken:
+        taken, here = (
+            super()._work_on_host_rows(state),
+            state.sampled.here if isinstance(state.sampled, Summed) else None,
+        )
+        if here is None:
+            return taken
+        assert isinstance(self.fetch, FetchWithSums)  # the loader has made it so
+        with traced(self.trace, "worker: sum_host_rows", state.index):
+            return self.fetch.with_host_sums(taken, here)
+
     def _weight_of(self, sums: Sums) -> Tensor | None:
+        """Of the rows in sums, as it travels."""
         if self.weight is None:
             return None
         assert sums.edge is not None  # the edges of a partitioned graph have ids
-        exchange, ((type_, name),) = self.fetch.exchange, self.fetch.columns
-        dtype = exchange.weight_dtype(self.fetch.tiers[type_].home.rows[name].dtype)
-        return exchange.words_of(take_rows(self.weight[1], sums.edge).view(-1).to(dtype))
+        ((type_, name),) = self.fetch.columns
+        dtype = self.fetch.exchange.weight_dtype(self.fetch.tiers[type_].home.rows[name].dtype)
+        return take_rows(self.weight[1], sums.edge).view(-1).to(dtype)
 
     def _complete(self, batch: Data | HeteroData, sampled: Sampled, arrived: Mapping[Column, Tensor]) -> None:
         assert isinstance(sampled, Summed) and sampled.sums is not None
         ((_, name),) = self.fetch.columns
-        sums, to_device = sampled.sums, self.fetch.own.to_device
-        value = arrived[SUMS, name]
+        sums, here, to_device = sampled.sums, sampled.here, self.fetch.own.to_device
+        target, value, count = sums.target, arrived[SUMS, name], sums.size
+        if here is not None:
+            target, count = torch.cat([target, here.sums.target]), torch.cat([count, here.sums.size])
+            value = torch.cat([value, arrived[HOST_SUMS, name]])
+            with self.fetch.counting:
+                self.fetch.counts[HOST_SUMS, "cpu"] += here.sums.size.numel()
         value = value if self.builder.dtype is None else value.to(self.builder.dtype)
         weight = None if self.weight is None else self.weight[0]
-        batch.partial = Partial(to_device(sums.target), value, to_device(sums.size), self.reduction, weight)
+        batch.partial = Partial(to_device(target), value, to_device(count), self.reduction, weight)
 
     def assemble(self, state: RowsSent) -> Finished:
         finished = super().assemble(state)

@@ -8,6 +8,9 @@ own, and those of its cache.
 Of what remains, every edge is served by its source's row or by a sum of its target's, whichever way is fewer bytes in all: a vertex cover of the
 bipartite graph of rows and sums. ``csrc/plan/plan_sums.cpp`` says how it is chosen. Each rank does so alone, batch by batch.
 
+The same plan says what a host sums up for its device, with the kinds of the host's memory in the place of owners; then ids cost nothing, and rows that the
+device has come whole.
+
 The idea is that of *Accelerating GNN training with locality-aware partial execution* (APSys 2021), for the sums of one machine's host for its devices.
 """
 
@@ -65,6 +68,11 @@ class Wire:
         """What is asked for a row in a sum."""
         return self.id_bytes + self.weight_bytes
 
+    @property
+    def of_copies(self) -> Wire:
+        """To a device: what is copied is not asked for."""
+        return Wire(self.row_bytes, 0)
+
     def bytes_of(self, rows: int, sums: int = 0, sources: int = 0) -> int:
         """Of so many rows, sums, and rows in sums: what is asked for and what is answered."""
         return (self.row_bytes + self.id_bytes) * (rows + sums) + self.source_bytes * sources
@@ -87,7 +95,7 @@ def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> 
 
     Args:
         mfg: of vertices of one type, with counts per hop; edges by target, in the order in which targets were found.
-        owner: int64 [d], of the vertices that were first found in the last hop, from :func:`owners_of`.
+        owner: int64 [d], of the vertices that were first found in the last hop, from :func:`owners_of`; or which of so many kinds of memory has their rows.
 
     Returns:
         The MFG without the vertices and edges that sums replace, whose other vertices keep their order; and the sums.

@@ -37,6 +37,9 @@ Column = tuple[str | None, str]
 #: them, and their weights, as :meth:`Exchange.words_of` has them.
 SUMS, SOURCES, WEIGHTS = "(sums)", "(sources of sums)", "(weights in sums)"
 
+#: Under which a host makes sums for its own device, likewise.
+HOST_SUMS = "(sums of the host)"
+
 #: The cache is filled by requests for about this many bytes of rows, so that filling needs little memory.
 FILL_CHUNK_BYTES = 64 * 2**20
 

@@ -1,9 +1,13 @@
-"""How does a rank get sums of rows that other ranks own?
+"""How does a rank get sums of rows that other ranks own, and a device those of rows that its host has?
 
-In the same three all-to-alls as rows (:mod:`salientpp.store.exchange`), as if there were two more types of vertices: of :data:`SUMS` a rank wants so
-many sums, and names the size of each; of :data:`SOURCES` the rows that they sum up, one sum's after the other's; and of :data:`WEIGHTS`, where edges have
-weights that only the asking rank has looked up, what each of these rows is multiplied by. What comes back is the rows and the sums.
+**From other ranks** in the same three all-to-alls as rows (:mod:`salientpp.store.exchange`), as if there were more types of vertices: of :data:`SUMS` a rank
+wants so many sums, and names the size of each; of :data:`SOURCES` the rows that they sum up, one sum's after the other's; and of :data:`WEIGHTS`, where
+edges have weights that only the asking rank has looked up, what each of these rows is multiplied by. What comes back is the rows and the sums.
 :mod:`salientpp.plan.sums` says which of them a batch asks for.
+
+**From the host** beside the rows that are packed and copied: the thread that packs rows makes the sums too, of rows of one tier each, into pinned
+memory. Which they are follows from the same plan, with the tiers of the host in the place of owners; what is saved there is rows copied, and ids cost nothing.
+Rows that a device reads where they are stay in the batch, whose model sums them on the device.
 """
 
 from __future__ import annotations
@@ -18,13 +22,28 @@ from torch_geometric.sampler import SamplerOutput
 
 from salientpp import ops
 from salientpp.plan.sums import REDUCTIONS, WORTH_IT, Sums, Wire, owners_of, plan_sums
-from salientpp.store.exchange import SOURCES, SUMS, WEIGHTS, Column
+from salientpp.store.exchange import HOST_SUMS, SOURCES, SUMS, WEIGHTS, Column, PendingRows
 from salientpp.store.fetch import Fetch, Recipe, Taken
 from salientpp.store.rows import RowSource, TensorRows, empty_rows, take_rows
 from salientpp.store.tiers import NO_IDS, Places, Tiers
 
 #: What is asked for beside rows.
 _ASKED = (SUMS, SOURCES, WEIGHTS)
+
+
+@dataclass(frozen=True, eq=False)
+class HostSums:
+    """What the host sums up for its device in one batch.
+
+    Attributes:
+        sums: by tier, as :func:`host_sums_of` gives them.
+        slot: int64, of the rows in them, in the tier that has them.
+        weight: floating-point, what these rows are multiplied by; None: nothing.
+    """
+
+    sums: Sums
+    slot: Tensor
+    weight: Tensor | None = None
 
 
 @dataclass
@@ -48,11 +67,33 @@ class FetchWithSums(Fetch):
         }
         return dataclasses.replace(taken, served={**taken.served, **sums})
 
+    def with_host_sums(self, taken: Taken, here: HostSums) -> Taken:
+        """Also what the host sums up for its device, to be copied as packed rows are; for a worker thread."""
+        sums: dict[Column, Tensor] = {
+            (HOST_SUMS, name): self._summed_here(type_, name, here) for type_, name in self.columns
+        }
+        return dataclasses.replace(taken, own={**taken.own, **sums})
+
+    def _summed_here(self, type_: str | None, name: str, here: HostSums) -> Tensor:
+        tiers, sums = self.tiers[type_], here.sums
+        like = tiers.home.rows[name]
+        is_pinned = torch.accelerator.is_available()
+        out = torch.empty((sums.size.numel(), *like.shape[1:]), dtype=like.dtype, pin_memory=is_pinned)
+        groups, sources = sums.groups.tolist(), sums.sources.tolist()
+        weights = [None] * len(groups) if here.weight is None else list(here.weight.split(sources))
+        pieces = zip(tiers.all, here.slot.split(sources), sums.size.split(groups), weights, out.split(groups))
+        for tier, slot, size, weight, to in pieces:
+            if size.numel():
+                put_sums(tier.rows[name], slot, size, weight, self.reduction, to)
+        return out
+
     def _reduced(self, rows: RowSource, asked: Mapping[str | None, Tensor]) -> Tensor:
         weight = None
         if WEIGHTS in asked:
             weight = self.exchange.weights_of(asked[WEIGHTS], self.exchange.weight_dtype(rows.dtype))
-        return reduced(rows, asked[SOURCES], asked[SUMS], weight, self.reduction)
+        out = empty_rows(rows, asked[SUMS].numel())
+        put_sums(rows, asked[SOURCES], asked[SUMS], weight, self.reduction, out)
+        return out
 
     def put_served_together(self, taken: Taken) -> Taken:
         sums = {column: rows for column, rows in taken.served.items() if column[0] == SUMS}
@@ -60,17 +101,28 @@ class FetchWithSums(Fetch):
         done = super().put_served_together(dataclasses.replace(taken, served=rows))
         return dataclasses.replace(done, served={**done.served, **sums})
 
+    def put_together(
+        self,
+        plan: Mapping[str | None, Places | Recipe],
+        taken: Taken,
+        pending: PendingRows,
+        places: Mapping[str | None, Places],
+    ) -> tuple[dict[Column, Tensor], dict[Column, Tensor]]:
+        """As there; sums of the host are among what arrived."""
+        here = {column: rows for column, rows in taken.own.items() if column[0] == HOST_SUMS}
+        own = {column: rows for column, rows in taken.own.items() if column[0] != HOST_SUMS}
+        rows, arrived = super().put_together(plan, dataclasses.replace(taken, own=own), pending, places)
+        return rows, {**arrived, **here}
 
-def reduced(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
-    """[m, ...], for each of the ``size`` int64 [m] the sum, mean or maximum of so many of the rows ``index`` int64 [n], which follow one another, times
-    ``weight`` floating-point [n] if given."""
+
+def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None, reduction: str, out: Tensor) -> None:
+    """Write to ``out`` [m, ...], for each of the ``size`` int64 [m], the sum, mean or maximum of so many of the rows ``index`` int64 [n], which follow one
+    another, times ``weight`` floating-point [n] if given."""
     if not isinstance(rows, TensorRows):
         rows, index = TensorRows(take_rows(rows, index)), torch.arange(index.numel())
-    out = empty_rows(rows, size.numel())
     if weight is not None:
         weight = weight.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
     ops.reduce_rows(rows.tensor, index, size, weight, out, REDUCTIONS.index(reduction))
-    return out
 
 
 def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> tuple[SamplerOutput, Sums]:
@@ -85,13 +137,27 @@ def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> 
     return plan_sums(mfg, owner, tiers.book.num_parts, wire)
 
 
+def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, HostSums]:
+    """What is left of a batch for a device of a rank with these tiers, and what its host sums up, without weights: fewest rows copied in all."""
+    last = mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
+    tier_of = torch.full((last.numel(),), -1)
+    for number, (tier, position, _) in enumerate(tiers.groups(tiers.look_up(last))):
+        if not tier.on_device:
+            tier_of[slice(None) if position is None else position] = number
+    left, sums = plan_sums(mfg, tier_of, len(tiers.all), wire.of_copies)
+    slot = torch.empty_like(sums.source)
+    for _, position, of_tier in tiers.groups(tiers.look_up(sums.source)):
+        slot[slice(None) if position is None else position] = of_tier
+    return left, HostSums(sums, slot)
+
+
 @dataclass(frozen=True)
-class Fetched:
-    """What travels for a batch, or for several.
+class Moved:
+    """What is fetched from other ranks, or copied to a device, for a batch or for several.
 
     Attributes:
-        rows, sums, sources: rows and sums that are fetched, and rows in these sums.
-        whole_rows: that would be fetched without sums.
+        rows, sums, sources: rows and sums that move, and rows in these sums.
+        whole_rows: that would move without sums.
     """
 
     rows: int = 0
@@ -100,14 +166,24 @@ class Fetched:
     whole_rows: int = 0
 
     @classmethod
-    def of(cls, mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> Fetched:
-        """For a batch of a rank with these tiers."""
+    def between_ranks(cls, mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> Moved:
+        """What a rank with these tiers fetches for a batch."""
         left, sums = sums_of(mfg, tiers, wire)
         rows, whole_rows = (tiers.look_up(n_id).remote_id.numel() for n_id in (left.node, mfg.node))
         return cls(rows, sums.size.numel(), sums.source.numel(), whole_rows)
 
-    def __add__(self, other: Fetched) -> Fetched:
-        return Fetched(
+    @classmethod
+    def to_device(cls, mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> Moved:
+        """What its host has of a batch and copies to its device; what is fetched comes on top."""
+        left, here = host_sums_of(mfg, tiers, wire)
+        rows, whole_rows = (
+            sum(slot.numel() for tier, _, slot in tiers.groups(tiers.look_up(n_id)) if not tier.on_device)
+            for n_id in (left.node, mfg.node)
+        )
+        return cls(rows, here.sums.size.numel(), here.sums.source.numel(), whole_rows)
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(
             self.rows + other.rows,
             self.sums + other.sums,
             self.sources + other.sources,
@@ -123,6 +199,10 @@ class Fetched:
         return self.bytes(wire) < WORTH_IT * wire.bytes_of(self.whole_rows)
 
 
-def is_worth_it(mfgs: Iterable[SamplerOutput], tiers: Tiers, wire: Wire) -> bool:
-    """Whether batches like these take markedly fewer bytes with sums."""
-    return sum((Fetched.of(mfg, tiers, wire) for mfg in mfgs), Fetched()).is_worth_it(wire)
+def are_worth_it(mfgs: Iterable[SamplerOutput], tiers: Tiers, wire: Wire) -> tuple[bool, bool]:
+    """Whether batches like these take markedly fewer bytes with sums, from other ranks and to a device."""
+    fetched = copied = Moved()
+    for mfg in mfgs:
+        fetched += Moved.between_ranks(mfg, tiers, wire)
+        copied += Moved.to_device(mfg, tiers, wire)
+    return fetched.is_worth_it(wire), copied.is_worth_it(wire.of_copies)
