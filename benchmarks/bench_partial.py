@@ -1,9 +1,11 @@
-"""What does it save that owners sum up neighbours of the last hop? Writes results/partial.json.
+"""What does it save that owners sum up neighbours of the last hop, and hosts for their devices? Writes results/partial.json and results/partial_copies.json.
 
     python benchmarks/bench_partial.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
+    python benchmarks/bench_partial.py --copies synthetic:num_vertices=500000,average_degree=50 --batch-size 1024
 
 By simulation, which counts the very rows, sums and bytes that loaders with partial_aggregation fetch (--epochs epochs of the training split, policy
-vip, metis-vip). Beside them what choosing costs: CPU time of one batch's plan and of drawing it, in one thread.
+vip, metis-vip). Beside them what choosing costs: CPU time of one batch's plan and of drawing it, in one thread. With --copies the rows and sums that one
+machine copies to its device, which has the first β of them in VIP order.
 
 Directed graphs are made symmetric, as users of sampled training commonly do.
 """
@@ -27,6 +29,7 @@ from salientpp.store.sums import sums_of
 from salientpp.store.tiers import Tier, Tiers
 
 FANOUTS = [[25], [15, 10], [15, 10, 5]]
+COPIED_FANOUTS = [[10], *FANOUTS]
 ALPHAS = [0, 0.16]
 
 
@@ -36,7 +39,13 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument(
+        "--copies", action="store_true", help="count copies to a device in the place of what is fetched; on one machine"
+    )
     arguments = parser.parse_args()
+    if arguments.copies:
+        count_copies(arguments)
+        return
     rows: list[dict[str, Any]] = []
     costs: list[dict[str, Any]] = []
     for dataset in tqdm(arguments.datasets):
@@ -79,6 +88,39 @@ def main() -> None:
     write_results(
         "partial", rows, costs=costs, parts=arguments.parts, batch_size=arguments.batch_size, epochs=arguments.epochs
     )
+
+
+def count_copies(arguments: argparse.Namespace) -> None:
+    """Rows that one machine copies to its device, with and without sums."""
+    rows: list[dict[str, Any]] = []
+    for dataset in arguments.datasets:
+        data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
+        for fanouts in COPIED_FANOUTS:  # each with rows in its own order
+            analysis = analyze(
+                data,
+                1,
+                name=dataset,
+                fanouts=[fanouts],
+                batch_size=arguments.batch_size,
+                replication_factors=[0],
+                policies=["vip"],
+                epochs=arguments.epochs,
+                partial=True,
+            )
+            labels = {
+                "graph": dataset,
+                "vertices": analysis.num_vertices,
+                "edges": analysis.num_edges,
+                "row_bytes": analysis.row_bytes,
+            }
+            for copies in analysis.partial_copies:
+                rows.append({**labels, **copies.to_dict()})
+                print(
+                    f"{dataset} {fanouts!s:12} β={copies.gpu_fraction:<5g} rows {copies.rows_without:12,.0f} -> {copies.rows_per_epoch:12,.0f} "
+                    f"and {copies.sums_per_epoch:12,.0f} sums: {1 / copies.share:.2f}x fewer",
+                    flush=True,
+                )
+    write_results("partial_copies", rows, batch_size=arguments.batch_size, epochs=arguments.epochs)
 
 
 def cost(parted: Parted, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:

@@ -7,6 +7,7 @@
     steps       Table 1, Figures 4, 5 and 8: full replication, partitioned, pipelined, cached; on every graph, with every number of hosts
     alpha       Figure 7: over the replication factor; generated graph, 4 hosts
     lookahead   beyond the paper: α = 0.32 with batches known ahead, and with draws that agree; on every graph, with more than 2 hosts
+    partial     beyond the paper: owners send sums of neighbours in the place of rows, with caches and without; on every graph, with more than 2 hosts
     slow        Figure 9: VIP by formula and by simulation, over the replication factor, with a network of half the rate
     device      Figure 6: rows copied from host to device over the GPU fraction, in VIP order and in the file's
     accuracy    test accuracy of several ranks and of one with the same global batch
@@ -21,6 +22,7 @@ else to do, takes ``--ratio`` times as long as training an epoch with all rows a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import statistics
 import sys
@@ -48,6 +50,7 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.analysis.volume import analyze
 from salientpp.datasets import load_dataset
+from salientpp.nn import merge_partial
 
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 import train_sage
@@ -70,7 +73,7 @@ BETAS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
 MOST_CORRECTIONS, CLOSE_ENOUGH = 5, 0.03
 #: Of the table of lookahead: batches known ahead, and how many draw alike.
 BLOCK = 64
-TABLES = ["steps", "alpha", "lookahead", "slow", "device", "accuracy"]
+TABLES = ["steps", "alpha", "lookahead", "partial", "slow", "device", "accuracy"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Configuration:
     lookahead: int | str = 0
     shared_draws: str | None = None
     draw_block: int = 1
+    partial_aggregation: str | None = None
 
     def loader(self, part: salientpp.PartitionedGraph) -> NeighborLoader:
         return NeighborLoader(
@@ -101,6 +105,7 @@ class Configuration:
             lookahead=self.lookahead,
             shared_draws=self.shared_draws,
             draw_block=self.draw_block,
+            partial_aggregation=self.partial_aggregation,
         )
 
     @property
@@ -134,6 +139,14 @@ def the_lookahead(num_hosts: int) -> list[Configuration]:
     ]
 
 
+def the_partial(num_hosts: int) -> list[Configuration]:
+    rows = [Configuration("rows", alpha) for alpha in (0.0, 0.16)]
+    return [
+        full_replication(num_hosts),
+        *(each for of in rows for each in (of, replace(of, step="rows and sums", partial_aggregation="mean"))),
+    ]
+
+
 # --- what a rank does --------------------------------------------------------------------------------------
 
 
@@ -142,7 +155,8 @@ class Trainer:
 
     def __init__(self, part: salientpp.PartitionedGraph, hidden: int) -> None:
         torch.manual_seed(SEED)
-        self.model = DistributedDataParallel(GraphSAGE(part.num_features, hidden, len(FANOUTS), part.num_classes))
+        bare = GraphSAGE(part.num_features, hidden, len(FANOUTS), part.num_classes)
+        self.model, self._sums = DistributedDataParallel(bare), merge_partial(bare.convs[0])
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.005)
 
     def train(self, loader: NeighborLoader, most_batches: int | None = None) -> float:
@@ -150,7 +164,9 @@ class Trainer:
         dist.barrier()
         started = time.perf_counter()
         for batch in islice(loader, most_batches):
-            loss = F.cross_entropy(train_sage.forward(self.model, batch), batch.y[: batch.batch_size])
+            with contextlib.nullcontext() if loader.partial_aggregation else self._sums.paused():
+                out = train_sage.forward(self.model, batch)
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -362,9 +378,9 @@ def timed(
             "seconds": spread(by_turn),
             "seconds_by_turn": by_turn,
             "remote_rows": rows,
-            "predicted_rows": predicted[configuration],
+            "sums": mean_of(of_rank, "rows_partial") * num_hosts,
+            **predicted[configuration].of(row_bytes, num_hosts, facts["batches_per_epoch"]),
             "bytes": mean_of(of_rank, "bytes_received") * num_hosts,
-            "predicted_bytes": predicted_bytes(row_bytes, rows, num_hosts, facts["batches_per_epoch"]),
             "feature_bytes": sum(
                 turns[0]["memory"].get(tier, 0) for turns in ranks for tier in ("cpu", "cache", "lookahead")
             ),
@@ -378,7 +394,7 @@ def timed(
         }
         print(
             f"  {configuration.step}, α = {configuration.replication_factor:g}, {configuration.policy}: {row['seconds']['median']:.2f} s, "
-            f"{rows:,.0f} rows, predicted {row['predicted_rows']:,.0f}",
+            f"{rows:,.0f} rows, predicted {row['predicted_rows']:,.0f}, {row['sums']:,.0f} sums",
             flush=True,
         )
         yield row
@@ -386,16 +402,17 @@ def timed(
 
 def count_rows(
     part: salientpp.PartitionedGraph, configurations: list[Configuration], epochs: int
-) -> dict[Configuration, float]:
-    """By configuration, how many rows an epoch fetches, counted without a network; the mean over the first ``epochs``."""
-    found: dict[Configuration, float] = {}
+) -> dict[Configuration, Predicted]:
+    """By configuration, what an epoch fetches, counted without a network; the mean over the first ``epochs``."""
+    found: dict[Configuration, Predicted] = {}
     for configuration in configurations:
         if configuration in found:
             continue
         alike = [
             other
             for other in configurations
-            if (other.draws, other.lookahead) == (configuration.draws, configuration.lookahead)
+            if (other.draws, other.lookahead, other.partial_aggregation)
+            == (configuration.draws, configuration.lookahead, configuration.partial_aggregation)
         ]
         counted = analyze(
             part,
@@ -406,11 +423,17 @@ def count_rows(
             replication_factors=[other.replication_factor for other in alike],
             policies=sorted({other.policy for other in alike}),
             lookahead=configuration.lookahead or None,
+            partial=configuration.partial_aggregation is not None,
             **configuration.draws,
         )
-        rows = {(v.policy, v.replication_factor): v.remote_rows_per_epoch for v in counted.results}
+        rows = {(v.policy, v.replication_factor): Predicted(v.remote_rows_per_epoch) for v in counted.results}
         if configuration.lookahead:
-            rows = {("vip", v.replication_factor): v.remote_rows_per_epoch for v in counted.lookahead}
+            rows = {("vip", v.replication_factor): Predicted(v.remote_rows_per_epoch) for v in counted.lookahead}
+        if configuration.partial_aggregation:
+            rows = {
+                ("vip", v.replication_factor): Predicted(v.rows_per_epoch, (v.sums_per_epoch, v.sources_per_epoch))
+                for v in counted.partial
+            }
         found |= {other: rows[other.policy, other.replication_factor] for other in alike}
     return found
 
@@ -419,9 +442,19 @@ def mean_of(ranks: list[list[dict[str, Any]]], name: str) -> float:
     return statistics.mean(turn[name] for turns in ranks for turn in turns)
 
 
-def predicted_bytes(row_bytes: int, rows: float, num_hosts: int, num_batches: int) -> float:
-    """What all ranks receive in an epoch that fetches ``rows``: the rows, a 4-byte id for each, and 16 bytes of counts per batch and pair."""
-    return rows * (row_bytes + 4) + num_batches * num_hosts * (num_hosts - 1) * 16
+@dataclass(frozen=True)
+class Predicted:
+    """What all ranks receive in an epoch: rows, and with them sums and rows in these sums."""
+
+    rows: float
+    sums: tuple[float, float] | None = None
+
+    def of(self, row_bytes: int, num_hosts: int, num_batches: int) -> dict[str, float]:
+        """In rows, sums and bytes: rows and sums, 4 bytes for each and for a row in a sum, and 16 or 32 bytes of counts per batch and pair."""
+        sums, sources = self.sums or (0.0, 0.0)
+        counts = num_batches * num_hosts * (num_hosts - 1) * (16 if self.sums is None else 32)
+        number = (self.rows + sums) * (row_bytes + 4) + 4 * sources + counts
+        return {"predicted_rows": self.rows, "predicted_sums": sums, "predicted_bytes": number}
 
 
 def run_steps(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -445,6 +478,16 @@ def run_lookahead(datasets: Datasets, arguments: argparse.Namespace) -> list[dic
         for num_hosts in arguments.hosts
         if num_hosts > 2  # with fewer the network does not bind
         for row in timed(datasets, graph, num_hosts, the_lookahead(num_hosts), arguments, untimed=1)
+    ]
+
+
+def run_partial(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    return [
+        row
+        for graph in arguments.graphs
+        for num_hosts in arguments.hosts
+        if num_hosts > 2
+        for row in timed(datasets, graph, num_hosts, the_partial(num_hosts), arguments, untimed=1)
     ]
 
 
@@ -543,7 +586,7 @@ def main() -> None:
         help="generated, npz:FILE, ...; alpha and slow take the first",
     )
     parser.add_argument(
-        "--hosts", type=int, nargs="+", default=[2, 4, 8], help="of steps and lookahead; the others take 4"
+        "--hosts", type=int, nargs="+", default=[2, 4, 8], help="of steps, lookahead and partial; the others take 4"
     )
     parser.add_argument("--turns", type=int, default=3, help="epochs of each configuration, taking turns")
     parser.add_argument("--ratio", type=float, default=2.1, help="communication without a cache over computation")

@@ -195,6 +195,7 @@ def analyze(arguments: argparse.Namespace) -> int:
             report.lookahead_table(analysis, fanouts),
             *([report.partial_table(analysis, fanouts)] if analysis.partial else []),
             report.device_table(analysis, fanouts),
+            *([report.partial_copies_table(analysis, fanouts)] if analysis.partial else []),
         ]
     if len(analysis.recommendations) > 1:
         lines.append(report.mean_table(analysis))

@@ -122,8 +122,12 @@ def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir
         bare["replication_factor"] == 0 and cached["bytes_per_epoch"] < bare["bytes_per_epoch"] < bare["bytes_without"]
     )
     assert bare["bytes_without"] == figures["results"][0]["remote_rows_per_epoch"] * (figures["row_bytes"] + 4)
+    whole, some, _ = figures["partial_copies"]
+    assert "rows and sums, of rows without" in shown
+    assert whole["gpu_fraction"] == 0 and some["rows_without"] < whole["rows_without"] and whole["share"] < 1
     assert cli.main([*call, "--json", str(tmp_path / "b.json")]) == 0
-    assert json.loads((tmp_path / "b.json").read_text())["partial"] == [] and "sums" not in capsys.readouterr().out
+    without = json.loads((tmp_path / "b.json").read_text())
+    assert without["partial"] == without["partial_copies"] == [] and "sums" not in capsys.readouterr().out
     assert cli.main([*call, "--partial", "--predict-only"]) == 2
     assert "leave predict_only out" in capsys.readouterr().err
     assert cli.main([*call, "--partial", "--send-as", "x=int8"]) == 2

@@ -364,6 +364,29 @@ def test_what_is_fetched_is_what_the_analysis_counts(roots, parts, options):
     assert volume.share < 1 and analysis.to_dict()["partial"][0]["share"] == volume.share
 
 
+def check_copied(rank: int, root: str, beta: float) -> tuple[int, ...]:
+    whole = loader_of(root, partial_aggregation="auto", gpu_fraction=beta)
+    ours = as_for_a_device(loader_of(root, partial_aggregation="auto", gpu_fraction=beta))
+    sources = 0
+    for _ in range(2):
+        for batch, full in zip(ours, whole, strict=True):
+            sources += int(batch.partial.count.sum()) - int(full.partial.count.sum())
+    return whole.stats().rows_cpu, ours.stats().rows_cpu, ours.stats().rows_partial_cpu, sources
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_is_copied_to_devices_is_what_the_analysis_counts(roots, parts):
+    analysis = analyze(
+        salientpp.load(roots[parts]), replication_factors=[0], policies=["vip"], epochs=2, seed=3, fanouts=[[5, 4]], batch_size=BATCH, partial=True
+    )  # fmt: skip
+    for copies in analysis.partial_copies:
+        found = distributed.run(check_copied, parts, roots[parts], copies.gpu_fraction)
+        counted = copies.rows_without, copies.rows_per_epoch, copies.sums_per_epoch, copies.sources_per_epoch
+        assert [sum(of_rank) for of_rank in zip(*found)] == [2 * count for count in counted]
+        assert copies.auto == (True,) * parts and copies.share < 1
+    assert [copies.gpu_fraction for copies in analysis.partial_copies] == [0, 0.04, 0.2]
+
+
 def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
     # Every neighbour in the last hop is one vertex's alone, or has a row that takes fewer bytes than an id and a half.
     data = random_data(2000, 7000, directed=True)

@@ -1,4 +1,4 @@
-"""How many bytes would cross the network, if owners summed up what they can?
+"""How many bytes would cross the network, if owners summed up what they can, and how many rows would be copied to devices, if hosts did?
 
 Counted are the very rows and sums that loaders with ``partial_aggregation=`` fetch: the same plan (:mod:`salientpp.plan.sums`) for the batches that they make
 for the same seed, with the rows that their caches have. Whether 'auto' asks for sums follows from the same trial.
@@ -20,8 +20,11 @@ from salientpp.plan.cache import Workload, plan_cache, score
 from salientpp.plan.lookahead import Trial
 from salientpp.plan.schedule import Schedule, batch_keys
 from salientpp.plan.sums import Wire
-from salientpp.store.sums import Moved, are_worth_it
+from salientpp.store.sums import Moved, are_copies_worth_it, are_fetches_worth_it
 from salientpp.store.tiers import IdSet, Tier, Tiers
+
+#: Of a part's rows, what a device has for which copies are counted.
+GPU_FRACTIONS = (0.0, 0.04, 0.2)
 
 #: Batches counted ahead, per thread.
 _AHEAD = 4
@@ -80,6 +83,52 @@ class PartialVolume:
         return {**asdict(self), "share": self.share}
 
 
+@dataclass(frozen=True)
+class PartialCopies:
+    """What of their own parts' rows hosts copy to a device per epoch over all K parts, if it has the first rows of each part; means over epochs.
+
+    Attributes:
+        fanouts, gpu_fraction: β, the part of the rows that a device has.
+        rows_without: without sums.
+        rows_per_epoch, sums_per_epoch, sources_per_epoch: rows, sums in the place of rows, and rows in these sums.
+        auto: by part, whether 'auto' has its host sum up.
+    """
+
+    fanouts: tuple[int, ...]
+    gpu_fraction: float
+    rows_without: float
+    rows_per_epoch: float
+    sums_per_epoch: float
+    sources_per_epoch: float
+    auto: tuple[bool, ...]
+
+    @classmethod
+    def of(
+        cls, fanouts: tuple[int, ...], beta: float, epochs: int, parts: Sequence[tuple[Moved, Wire, bool]]
+    ) -> PartialCopies:
+        """Of what the parts' hosts copy in so many epochs, and whether they sum up by themselves."""
+        every, worth_it = sum((moved for moved, _, _ in parts), Moved()), tuple(asks for _, _, asks in parts)
+        return cls(
+            fanouts,
+            beta,
+            every.whole_rows / epochs,
+            every.rows / epochs,
+            every.sums / epochs,
+            every.sources / epochs,
+            worth_it,
+        )
+
+    @property
+    def share(self) -> float:
+        """Rows and sums over rows without."""
+        copied = self.rows_per_epoch + self.sums_per_epoch
+        return copied / self.rows_without if self.rows_without else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(self), "share": self.share}
+
+
 def count_sums(
     workload: Workload,
     schedule: Schedule,
@@ -90,15 +139,16 @@ def count_sums(
     shared: bool = False,
     draw_block: int = 1,
     on_batch: Callable[[], None] = lambda: None,
-) -> list[tuple[Moved, Wire, bool]]:
-    """What one part fetches in all epochs, for every replication factor; what travels for a row; and whether 'auto' asks for sums.
+) -> tuple[list[tuple[Moved, Wire, bool]], list[tuple[Moved, Wire, bool]]]:
+    """What one part fetches in all epochs, for every replication factor, and what its host copies, for every one of :data:`GPU_FRACTIONS`; what moves for a
+    row; and whether 'auto' asks for sums.
 
     Args:
         workload, schedule: of the part; it plans as loaders do.
         row_bytes: of a row.
         epochs: to count.
         shared, draw_block: how batches are drawn.
-        on_batch: called after each batch and replication factor.
+        on_batch: called after each batch.
     """
     book, part_id = workload.book, workload.part_id
     wire = Wire(row_bytes, 4 if book.num_vertices < 2**31 else 8)
@@ -109,6 +159,10 @@ def count_sums(
     for alpha in alphas:
         members = IdSet.of(plan_cache(scores, book, part_id, alpha), book.num_vertices)
         tiers.append(Tiers(book, part_id, home, copies=[Tier("cache", members, {}, False, "")]))
+    size, device_tiers = book.size_of(part_id), []
+    for beta in GPU_FRACTIONS:
+        members = IdSet.of(torch.arange(int(beta * size)), size)
+        device_tiers.append(Tiers(book, part_id, home, near=[Tier("gpu", members, {}, True, "")] if beta else ()))
 
     def drawn(epoch: int, only: Sequence[int] | None = None) -> Iterator[SamplerOutput]:
         batches = schedule.batches(epoch)
@@ -117,14 +171,15 @@ def count_sums(
             yield sampler.sample(workload.seeds[batches[index]], keys.draws)
 
     def count(mfg: SamplerOutput) -> list[Moved]:
-        return [Moved.between_ranks(mfg, of_alpha, wire) for of_alpha in tiers]
+        fetched = [Moved.between_ranks(mfg, of_alpha, wire) for of_alpha in tiers]
+        return fetched + [Moved.to_device(mfg, of_beta, wire) for of_beta in device_tiers]
 
-    total = [Moved() for _ in alphas]
+    total = [Moved() for _ in (*tiers, *device_tiers)]
 
     def add(pending: Future[list[Moved]]) -> None:
         for place, fetched in enumerate(pending.result()):
             total[place] += fetched
-            on_batch()
+        on_batch()
 
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads, thread_name_prefix="salientpp-sums") as pool:
@@ -137,4 +192,6 @@ def count_sums(
         while under_way:
             add(under_way.popleft())
     tried = list(drawn(0, Trial.batches(schedule.num_batches)))
-    return [(fetched, wire, are_worth_it(tried, of_alpha, wire)[0]) for fetched, of_alpha in zip(total, tiers)]
+    fetched = [(moved, wire, are_fetches_worth_it(tried, of_alpha, wire)) for moved, of_alpha in zip(total, tiers)]
+    copied = zip(total[len(tiers) :], device_tiers)
+    return fetched, [(moved, wire.of_copies, are_copies_worth_it(tried, of_beta, wire)) for moved, of_beta in copied]

@@ -115,6 +115,22 @@ def partial_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
     return table
 
 
+def partial_copies_table(analysis: Analysis, fanouts: tuple[int, ...]) -> Table:
+    """For each β that was counted what is copied to devices with sums in the place of rows."""
+    found = [copies for copies in analysis.partial_copies if copies.fanouts == fanouts]
+    table = _table(
+        f"Fanouts {list(fanouts)}: what hosts copy to devices of their own parts' rows per epoch with partial_aggregation, over all machines, if the first β "
+        "of each part are kept in GPU memory",
+        "",
+        [f"β={copies.gpu_fraction:g}" for copies in found],
+    )
+    table.add_row("rows without", *(_short(copies.rows_without) for copies in found))
+    table.add_row("rows", *(_short(copies.rows_per_epoch) for copies in found))
+    table.add_row("sums in the place of rows", *(_short(copies.sums_per_epoch) for copies in found))
+    table.add_row("rows and sums, of rows without", *(f"{copies.share:.3f}" for copies in found), style="bold")
+    return table
+
+
 def partial_advice(analysis: Analysis) -> list[str]:
     """For each fanouts and α at which it is worth it, what partial aggregation leaves."""
     return [

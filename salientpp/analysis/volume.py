@@ -29,7 +29,7 @@ from torch_geometric.data import Data
 from salientpp import ops
 from salientpp.analysis.advice import DeviceRows, Recommendation, advise
 from salientpp.analysis.lookahead_volume import LookaheadVolume, look_ahead, summed
-from salientpp.analysis.partial_volume import PartialVolume, count_sums
+from salientpp.analysis.partial_volume import GPU_FRACTIONS, PartialCopies, PartialVolume, count_sums
 from salientpp.graph.csc import Graph
 from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.cache import POLICIES, Policy, Workload, cache_capacity, check_replication_factor, score
@@ -129,6 +129,7 @@ class Analysis:
         steps_per_epoch: batches of the machine that has most.
         lookahead: for each fanouts and α, of ranks that know their next batches.
         partial: for each fanouts and α, with sums in the place of rows; empty where nobody asked.
+        partial_copies: likewise for each fanouts and some β, of rows copied to a device.
     """
 
     dataset: str
@@ -151,11 +152,15 @@ class Analysis:
     send_as: str | None = None
     steps_per_epoch: int = 0
     partial: tuple[PartialVolume, ...] = ()
+    partial_copies: tuple[PartialCopies, ...] = ()
 
     def to_dict(self) -> dict:
         """JSON values; ``schema`` is the version of their meaning."""
         figures = {"schema": 1, **asdict(self), "lookahead": [volume.to_dict() for volume in self.lookahead]}
-        return {**figures, "partial": [volume.to_dict() for volume in self.partial]}
+        return {
+            **figures,
+            **{name: [v.to_dict() for v in getattr(self, name)] for name in ("partial", "partial_copies")},
+        }
 
     def geometric_means(self) -> dict[tuple[str, float], float]:
         """(policy, α) -> geometric mean over fanouts of the share of rows left; shares below 0.001 count as 0.001."""
@@ -239,7 +244,7 @@ def analyze(
         shared_draws, draw_block: how batches are drawn, as in :class:`salientpp.NeighborLoader`.
         lookahead: count also what loaders with this argument fetch, with the policy 'vip'; None: predict that, for 'auto'.
         send_as: the format that rows of ``x`` travel in, as in :class:`salientpp.NeighborLoader`; those that a directory stores narrower travel so.
-        partial: count also what loaders with ``partial_aggregation`` fetch, with the policy 'vip'.
+        partial: count also what loaders with ``partial_aggregation`` fetch, with the policy 'vip', and what they copy to a device.
         track: see :data:`Track`.
 
     Raises:
@@ -268,14 +273,17 @@ def analyze(
     parted = source if isinstance(source, Parted) else part_graph(source, method, fanouts[0], batch_size, seed, track)
     del source
     alphas = sorted({float(alpha) for alpha in replication_factors})
-    results, device_rows, recommendations, without, ahead, sums = [], [], [], {}, [], []
+    results, device_rows, recommendations, without, ahead = [], [], [], {}, []
+    sums: list[PartialVolume] = []
+    copies: list[PartialCopies] = []
     for entry in fanouts:
         volumes, devices, recommendation, bare, known = _analyze_fanouts(
             parted, entry, batch_size, alphas, policies, 0 if predict_only else epochs, seed, draws, track
         )
         ahead += known
         if partial:
-            sums += _count_sums(parted, entry, batch_size, alphas, epochs, seed, draws, track)
+            fetched, copied = _count_sums(parted, entry, batch_size, alphas, epochs, seed, draws, track)
+            sums, copies = sums + fetched, copies + copied
         results += volumes
         device_rows += devices
         recommendations.append(recommendation)
@@ -301,6 +309,7 @@ def analyze(
         send_as=next(iter(send_as.values())) if send_as else None,
         steps_per_epoch=max(schedule.num_batches for schedule in _schedules(parted, batch_size, seed)),
         partial=tuple(sums),
+        partial_copies=tuple(copies),
     )
 
 
@@ -615,14 +624,12 @@ def _count_sums(
     seed: int,
     draws: Draws,
     track: Track,
-) -> list[PartialVolume]:
+) -> tuple[list[PartialVolume], list[PartialCopies]]:
     schedules = _schedules(parted, batch_size, seed)
     title = ",".join(map(str, fanouts))
     found = []
     for part_id, schedule in enumerate(schedules):
-        on_batch = track(
-            f"{title}: part {part_id} of {parted.book.num_parts}, sums", epochs * schedule.num_batches * len(alphas)
-        )
+        on_batch = track(f"{title}: part {part_id} of {parted.book.num_parts}, sums", epochs * schedule.num_batches)
         workload = parted.workload(part_id, fanouts, batch_size)
         found.append(
             count_sums(
@@ -630,10 +637,15 @@ def _count_sums(
                 draw_block=draws.draw_block, on_batch=on_batch,
             )
         )  # fmt: skip
-    return [
-        PartialVolume.of(tuple(fanouts), alpha, epochs, [of_part[a] for of_part in found])
+    volumes = [
+        PartialVolume.of(tuple(fanouts), alpha, epochs, [fetched[a] for fetched, _ in found])
         for a, alpha in enumerate(alphas)
     ]
+    copies = [
+        PartialCopies.of(tuple(fanouts), beta, epochs, [copied[b] for _, copied in found])
+        for b, beta in enumerate(GPU_FRACTIONS)
+    ]
+    return volumes, copies
 
 
 def _total(figures: Sequence[np.ndarray]) -> np.ndarray:

@@ -86,7 +86,7 @@ from salientpp.store.host import HostExchange, fetch_host_caches, pooled
 from salientpp.store.moving import MovingRows
 from salientpp.store.narrow import EncodedRows, NarrowRows
 from salientpp.store.rows import TensorRows
-from salientpp.store.sums import FetchWithSums, are_worth_it
+from salientpp.store.sums import FetchWithSums, are_copies_worth_it, are_fetches_worth_it
 from salientpp.store.tiers import NO_IDS, IdSet, Tiers
 
 #: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
@@ -335,15 +335,14 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._stages = LookaheadStages(self._fetch, self._builder, gather.submit, self.device, cache=self._ahead)
         if reduction is not None:
             wire = wire_of(self._source, self.partial_weight)
-            asks, sums_here = (
-                are_worth_it(self._first_draws(), tiers[None], wire)
-                if self.partial_aggregation == "auto"
-                else (True, True)
-            )
+            asks, sums_here = True, not on_host
+            if self.partial_aggregation == "auto":
+                asks = are_fetches_worth_it(self._first_draws(), tiers[None], wire)
+                sums_here = sums_here and are_copies_worth_it(self._first_draws(), tiers[None], wire)
             self._stages = PartialStages(
                 self._fetch, self._builder, gather.submit, self.device,
                 reduction=reduction, weight=weights_of(self._source, self.partial_weight), wire=wire, asks=asks,
-                sums_here=sums_here and not on_host,
+                sums_here=sums_here,
             )  # fmt: skip
         self._maker = BatchMaker(self._fetch, self._builder)
         self._workers = SamplingWorkers(

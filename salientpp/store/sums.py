@@ -199,10 +199,11 @@ class Moved:
         return self.bytes(wire) < WORTH_IT * wire.bytes_of(self.whole_rows)
 
 
-def are_worth_it(mfgs: Iterable[SamplerOutput], tiers: Tiers, wire: Wire) -> tuple[bool, bool]:
-    """Whether batches like these take markedly fewer bytes with sums, from other ranks and to a device."""
-    fetched = copied = Moved()
-    for mfg in mfgs:
-        fetched += Moved.between_ranks(mfg, tiers, wire)
-        copied += Moved.to_device(mfg, tiers, wire)
-    return fetched.is_worth_it(wire), copied.is_worth_it(wire.of_copies)
+def are_fetches_worth_it(mfgs: Iterable[SamplerOutput], tiers: Tiers, wire: Wire) -> bool:
+    """Whether ranks take markedly fewer bytes with sums for batches like these."""
+    return sum((Moved.between_ranks(mfg, tiers, wire) for mfg in mfgs), Moved()).is_worth_it(wire)
+
+
+def are_copies_worth_it(mfgs: Iterable[SamplerOutput], tiers: Tiers, wire: Wire) -> bool:
+    """Whether a device takes markedly fewer with sums that its host makes."""
+    return sum((Moved.to_device(mfg, tiers, wire) for mfg in mfgs), Moved()).is_worth_it(wire.of_copies)
