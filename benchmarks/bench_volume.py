@@ -2,8 +2,9 @@
 
     python benchmarks/bench_volume.py synthetic npz:GRAPH.npz ... [--only static|ahead]
 
-Directed graphs are made symmetric, as users of sampled training commonly do. The second file has what is left of the static cache's rows and bytes by ranks
-that know their next batches, by draws that agree in blocks, and by rows that are sent narrower (`--ahead-epochs` of them, and K as the first of `--parts`).
+Directed graphs are made symmetric, as users of sampled training commonly do. The second file has what is left of the static cache's rows and bytes where owners
+send sums, and by ranks that know their next batches, by draws that agree in blocks, and by rows that are sent narrower (`--ahead-epochs` of them, and K as
+the first of `--parts`).
 """
 
 from __future__ import annotations
@@ -88,21 +89,29 @@ def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
             policies=["vip"],
             epochs=epochs,
             lookahead="auto",
+            partial=not rows,
             **draws,
         )
-        lines = [(way, found.lookahead)]
+        lines: list[tuple[str, Any, float, float]] = [
+            (way, volume, volume.remote_rows_per_epoch, volume.remote_bytes_per_epoch) for volume in found.lookahead
+        ]
         if not rows:
-            lines.insert(0, ("static VIP cache", found.results))
-        for words, volumes in lines:
-            for volume in volumes:
-                rows.append(
-                    {
-                        "dataset": name, "parts": parts, "batch_size": batch_size, "way": words, "alpha": volume.replication_factor,
-                        "row_bytes": found.row_bytes, "rows": volume.remote_rows_per_epoch, "bytes": volume.remote_bytes_per_epoch,
-                        "windows": getattr(volume, "windows", None), "steps": found.steps_per_epoch,
-                    }
-                )  # fmt: skip
-                print(rows[-1], flush=True)
+            static = [("static VIP cache", v, v.remote_rows_per_epoch, v.remote_bytes_per_epoch) for v in found.results]
+            for volume in found.partial:
+                number = volume.rows_per_epoch + volume.sums_per_epoch
+                # What is asked for rows counts nowhere here, but of rows in sums it comes on top.
+                num_bytes = number * found.row_bytes + 4 * volume.sources_per_epoch
+                static.append(("the same with sums", volume, number, num_bytes))
+            lines = static + lines
+        for words, volume, number, num_bytes in lines:
+            rows.append(
+                {
+                    "dataset": name, "parts": parts, "batch_size": batch_size, "way": words, "alpha": volume.replication_factor,
+                    "row_bytes": found.row_bytes, "rows": number, "bytes": num_bytes,
+                    "windows": getattr(volume, "windows", None), "steps": found.steps_per_epoch,
+                }
+            )  # fmt: skip
+            print(rows[-1], flush=True)
     return rows
 
 

@@ -146,7 +146,15 @@ def draw_partial(result: Row) -> str:
                     "–" if is_full else f"{without[alpha] / row['bytes']:.2f}",
                 ]
             )
-    header = ["", "seconds per epoch", "over full replication", "rows fetched", "sums", "MB fetched", "times fewer bytes"]
+    header = [
+        "",
+        "seconds per epoch",
+        "over full replication",
+        "rows fetched",
+        "sums",
+        "MB fetched",
+        "times fewer bytes",
+    ]
     exact = sum(
         abs(row["remote_rows"] - row["predicted_rows"]) < 1e-6
         and abs(row["sums"] - row["predicted_sums"]) < 1e-6
