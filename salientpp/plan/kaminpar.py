@@ -200,7 +200,9 @@ def write_parhip(
     return (
         torch.from_numpy(indptr),
         _mapped(path, width, position, num_entries),
-        _mapped(path, width, position + width.itemsize * (num_entries + num_vertices), num_entries) if weighted else None,
+        _mapped(path, width, position + width.itemsize * (num_entries + num_vertices), num_entries)
+        if weighted
+        else None,
     )
 
 

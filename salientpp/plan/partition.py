@@ -40,6 +40,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph, runs_of_vertices
+from salientpp.graph.mapped import releaser
 from salientpp.ids import first_outside
 from salientpp.plan.kaminpar import check_kaminpar, partition_with_kaminpar, write_undirected
 
@@ -368,6 +369,7 @@ def _partition_with_kaminpar(
     with tempfile.TemporaryDirectory(prefix="salientpp-") as folder:
         path = Path(folder) / "graph.parhip"
         symmetric = write_undirected(path, graph, edge_weights, weight_of_each, _vertex_weights(graph))
+        releaser(graph.indices)()  # not needed until it is done
         # Half of the tolerance, as for METIS. It compresses what it coarsens, so nothing is thinned.
         assignment = partition_with_kaminpar(path, num_parts, tolerance / 2, seed)
         return _rebalanced(assignment, *symmetric, weights, num_parts, tolerance)
