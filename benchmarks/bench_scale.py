@@ -1,18 +1,17 @@
 """What does each step from nothing to a partitioned directory take, in time and memory, as graphs grow? Writes results/scale.json.
 
-    python benchmarks/bench_scale.py [--vertices 500000 1000000 ...] [--degree 20] [--parts 8] [--partition kaminpar-vip] [--folder DIR] [--keep]
+    python benchmarks/bench_scale.py [--vertices 500000 1000000 ...] [--graphs DIR ...] [--degree 20] [--parts 8] [--folder DIR]
 
 For each size ``salientpp generate`` writes a graph with 128 float16 columns, and ``salientpp partition converted:`` partitions it for fanouts 15,10,5 and
-batches of 1024, each in a process of its own with two threads. Meanwhile /proc is read 50 times a second: time on the clock and of the CPU, and the largest memory of
-each step, summed over the process and those that it started. *Anonymous* is what arrays take, and cannot be had back before they are freed; *resident* has
-the pages of libraries and mapped files besides, which are the page cache's too and give way where memory is short; pages that processes share count once for
-each. The figure to hold against a machine's memory is the first. The steps are those that the command names; where another process is there, it is KaMinPar.
+batches of 1024, each in a process of its own with two threads. Meanwhile /proc is read 50 times a second: time on the clock and of the CPU, and the largest
+memory of each step, summed over the process and those that it started. *Anonymous* is what arrays take, and cannot be had back before they are freed;
+*resident* has the pages of libraries and mapped files besides, which are the page cache's too and give way where memory is short; pages that processes share
+count once for each. The steps are those that the command names; where there is another process, it is KaMinPar.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -24,10 +23,9 @@ import threading
 import time
 from pathlib import Path
 
-from common import write_results
+from common import children, process_figures, write_results
 
 FEATURES, FANOUTS, BATCH_SIZE, THREADS = 128, "15,10,5", 1024, 2
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 BEFORE = "VIP weights and undirected graph"
 
@@ -43,40 +41,34 @@ STEPS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vertices", type=int, nargs="+", default=[500_000, 1_000_000, 2_000_000, 5_000_000])
+    parser.add_argument(
+        "--vertices", type=int, nargs="*", default=[500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000]
+    )
+    parser.add_argument("--graphs", type=Path, nargs="*", default=[], help="graphs that were generated before, besides")
     parser.add_argument("--degree", type=float, default=20)
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--partition", default="kaminpar-vip")
     parser.add_argument("--memory", default="1GB", help="for generate")
     parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
-    parser.add_argument("--keep", action="store_true", help="leave graphs there, and use those that are")
     arguments = parser.parse_args()
     rows, quality = [], []
-    for vertices in arguments.vertices:
+    for given in [*arguments.vertices, *arguments.graphs]:
         folder = Path(tempfile.mkdtemp(prefix="salientpp-scale-", dir=arguments.folder))
-        graph = (arguments.folder or folder) / f"g{vertices}-{arguments.degree:g}" if arguments.keep else folder / "g"
+        graph, found = folder / "g", []
         try:
-            found = []
-            if not (graph / "manifest.json").is_file():
-                options = [
-                    "--num-vertices",
-                    vertices,
-                    "--average-degree",
-                    arguments.degree,
-                    "--num-features",
-                    FEATURES,
-                    "--memory",
-                    arguments.memory,
-                ]
-                found += watch(["generate", graph, *options], folder, "generate")
+            if isinstance(given, Path):
+                graph = given
+            else:
+                options = ["--num-vertices", given, "--average-degree", arguments.degree, "--num-features", FEATURES]
+                found += watch(["generate", graph, *options, "--memory", arguments.memory], folder, "generate")
             workload = ["--fanouts", FANOUTS, "--batch-size", BATCH_SIZE, "--partition", arguments.partition]
             found += watch(
                 ["partition", f"converted:{graph}", folder / "parts", "--parts", arguments.parts, *workload], folder
             )
-            manifest = json.loads((folder / "parts" / "manifest.json").read_text())
-            edges = json.loads((graph / "manifest.json").read_text())["edge_types"][0]["num_edges"]
-            rows += [{"vertices": vertices, "edges": edges, **row} for row in found]
-            quality.append({"vertices": vertices, "edges": edges, **manifest["quality"]})
+            made = json.loads((graph / "manifest.json").read_text())
+            size = {"vertices": made["node_types"][0]["num_vertices"], "edges": made["edge_types"][0]["num_edges"]}
+            rows += [{**size, **row} for row in found]
+            quality.append({**size, **json.loads((folder / "parts" / "manifest.json").read_text())["quality"]})
             write_results(
                 "scale",
                 rows,
@@ -84,6 +76,8 @@ def main() -> None:
                 parts=arguments.parts,
                 partition=arguments.partition,
                 features=FEATURES,
+                fanouts=FANOUTS,
+                batch_size=BATCH_SIZE,
                 threads=THREADS,
             )
         finally:
@@ -107,14 +101,14 @@ def watch(command: list, folder: Path, only: str | None = None) -> list[dict]:
     rows: dict[str, dict] = {}
     before, cpu_before, had_child = time.perf_counter(), 0.0, False
     while process.poll() is None:
-        mine = read(process.pid)
-        others = [read(pid) for pid in children(process.pid)]
+        mine = process_figures(process.pid)
+        others = [process_figures(pid) for pid in children(process.pid)]
         words = [match[1] for line in said if (match := re.match(r" *[\d.]+ s  (\w+)", line))]
         step = only or STEPS.get(words[-1] if words else "loading", "writing")
         if step == BEFORE:
             had_child = had_child or bool(others)
             step = "KaMinPar" if others else "balancing" if had_child else step
-        now, cpu = time.perf_counter(), mine["cpu"] + sum(other["cpu"] for other in others)
+        now, cpu = time.perf_counter(), mine["cpu_seconds"] + sum(other["cpu_seconds"] for other in others)
         row = rows.setdefault(
             step, {"step": step, "seconds": 0.0, "cpu_seconds": 0.0, "anonymous_bytes": 0, "resident_bytes": 0}
         )
@@ -130,30 +124,6 @@ def watch(command: list, folder: Path, only: str | None = None) -> list[dict]:
     for row in rows.values():
         print(row, flush=True)
     return list(rows.values())
-
-
-def read(pid: int) -> dict:
-    """CPU seconds, children's that have ended included, and memory; zeros where the process is gone."""
-    figures = {"cpu": 0.0, "anonymous_bytes": 0, "resident_bytes": 0}
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
-    except OSError:
-        return figures
-    figures["cpu"] = sum(map(int, times)) / _TICKS
-    for line in lines:
-        for name, kind in (("RssAnon:", "anonymous_bytes"), ("VmRSS:", "resident_bytes")):
-            if line.startswith(name):
-                figures[kind] = int(line.split()[1]) * 1024
-    return figures
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, task.read_text().split())
-    return found
 
 
 if __name__ == "__main__":
