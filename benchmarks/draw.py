@@ -740,10 +740,11 @@ def draw_partition(result: dict) -> str:
             f"{row['peak_bytes'] / 1e6:,.0f}",
             f"{row['edge_cut_fraction']:.1%}",
             f"{row['largest_load']:.3f}",
+            f"{row['predicted_rows']:,.0f}",
         ]
         for row in result["rows"]
     ]
-    header = ["", "s · CPU s", "MB beside the graph", "edges cut", "largest load / mean"]
+    header = ["", "s · CPU s", "MB beside the graph", "edges cut", "largest load / mean", "predicted rows per epoch"]
     title = f"**Partitioners**, {result['parts']} parts, on generated graphs that are mapped; two threads, of which METIS uses one:"
     return "\n\n".join([title, table(header, lines), source(result)])
 

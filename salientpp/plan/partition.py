@@ -31,6 +31,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,9 @@ _BALANCING_SHARE = 0.9
 _MOST_EDGE_ENDS = 2**26
 _EDGES_KEPT = 32
 
+#: What is balanced beside the seed sets: a vertex counts once, and with its in-degree.
+_LOADS = ("vertices", "edges")
+
 #: Every part has tables of its own, and a folder of five digits on disk.
 MOST_PARTS = 100_000
 
@@ -63,12 +67,35 @@ MOST_PARTS = 100_000
 _EDGES_AT_ONCE = 2**22
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Weights:
-    """What each vertex adds to its part: int64 [N, C], a column for each of the names."""
+    """What each vertex adds to its part, under each constraint.
 
-    names: list[str]
-    table: Tensor
+    Attributes:
+        loads: name to int64 [N].
+        seed_sets: name to int64 ids; a vertex adds as often as it is listed.
+    """
+
+    graph: Graph
+    loads: Mapping[str, Tensor] | None
+    seed_sets: Mapping[str, Tensor]
+
+    @property
+    def names(self) -> list[str]:
+        return [*(_LOADS if self.loads is None else self.loads), *self.seed_sets]
+
+    @cached_property
+    def table(self) -> Tensor:
+        """int64 [N, C], made when it is first asked for: partitioners can do with the memory."""
+        table = torch.ones((self.graph.num_vertices, len(self.names)), dtype=torch.int64)
+        for column, name in zip(table.unbind(1), self.names):
+            if name in self.seed_sets:
+                column.copy_(torch.bincount(self.seed_sets[name], minlength=len(table)))
+            elif self.loads is not None:
+                column.copy_(self.loads[name])
+            elif name == "edges":
+                column.copy_(self.graph.indptr.diff())
+        return table
 
     def columns(self) -> dict[str, Tensor]:
         return dict(zip(self.names, self.table.unbind(1)))
@@ -177,7 +204,7 @@ def assign_parts(
     elif num_parts == 1:  # METIS is not made for one part
         assignment = torch.zeros(num_vertices, dtype=torch.int64)
     elif method == "random":
-        strata = [weight for name, weight in weights.columns().items() if name in (seed_sets or {})]
+        strata = [weight for name, weight in weights.columns().items() if name in weights.seed_sets]
         assignment = _deal_at_random(strata, num_vertices, num_parts, seed)
     elif method == "kaminpar":
         assignment = _partition_with_kaminpar(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
@@ -207,16 +234,14 @@ def _constraint_weights(
     graph: Graph, seed_sets: Mapping[str, Tensor], loads: Mapping[str, Tensor] | None = None
 ) -> _Weights:
     """What a vertex adds to its part, under each constraint. Empty seed sets are left out."""
-    weights = {} if loads is None else dict(loads)
-    if loads is None:
-        weights = {"vertices": torch.ones(graph.num_vertices, dtype=torch.int64), "edges": graph.indptr.diff()}
-    for name, load in weights.items():
+    for name, load in (loads or {}).items():
         if (load.dtype, list(load.shape)) != (torch.int64, [graph.num_vertices]) or bool((load < 0).any()):
             raise ValueError(
                 f"loads[{name!r}] must be int64 [{graph.num_vertices}] of numbers >= 0, got {load.dtype} {list(load.shape)}"
             )
+    checked = {}
     for name, ids in seed_sets.items():
-        if name in weights:
+        if name in (_LOADS if loads is None else loads):
             raise ValueError(f"a seed set may not be called {name!r}: that load is always balanced; rename it")
         if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
             got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
@@ -229,14 +254,8 @@ def _constraint_weights(
         if i is not None:
             raise ValueError(f"seed_sets[{name!r}][{i}] must be in [0, {graph.num_vertices}), got {int(ids[i])}")
         if ids.numel():
-            weights[name] = ids
-    # Column by column into one table: at 8 bytes a vertex each, they are not to be there twice.
-    names = list(weights)
-    table = torch.empty((graph.num_vertices, len(names)), dtype=torch.int64)
-    for column, name in enumerate(names):
-        given = weights.pop(name)
-        table[:, column] = torch.bincount(given, minlength=graph.num_vertices) if name in seed_sets else given
-    return _Weights(names, table)
+            checked[name] = ids
+    return _Weights(graph, loads, checked)
 
 
 def _check_edge_weights(weights: Tensor, name: str, size: int, of: str, also: torch.dtype = torch.int64) -> None:
