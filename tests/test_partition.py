@@ -517,6 +517,12 @@ def test_a_kaminpar_that_fails_says_why_and_what_to_do(tmp_path):
         parhip.partition_with_kaminpar(tmp_path / "nothing.parhip", 2, 0.05, 0)
 
 
+def test_a_kaminpar_that_is_killed_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(parhip, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(RuntimeError, match=r"KaMinPar was ended by signal 9, most often for want of memory"):
+        parhip.partition_with_kaminpar(tmp_path / "g.parhip", 2, 0.05, 0)
+
+
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=40),
     kind=st.sampled_from(["none", "by target", "of each", "large"]),
