@@ -740,12 +740,72 @@ def draw_partition(result: dict) -> str:
             f"{row['peak_bytes'] / 1e6:,.0f}",
             f"{row['edge_cut_fraction']:.1%}",
             f"{row['largest_load']:.3f}",
+            f"{row['predicted_rows']:,.0f}",
         ]
         for row in result["rows"]
     ]
-    header = ["", "s · CPU s", "MB beside the graph", "edges cut", "largest load / mean"]
+    header = ["", "s · CPU s", "MB beside the graph", "edges cut", "largest load / mean", "predicted rows per epoch"]
     title = f"**Partitioners**, {result['parts']} parts, on generated graphs that are mapped; two threads, of which METIS uses one:"
     return "\n\n".join([title, table(header, lines), source(result)])
+
+
+#: Edges of ogbn-papers100M, both directions counted, of which 1.6 billion are distinct pairs.
+PAPERS = 3.2e9
+
+
+def draw_scale(result: dict) -> str:
+    sizes = sorted({row["edges"] for row in result["rows"]})
+    steps = [step for step in dict.fromkeys(row["step"] for row in result["rows"]) if step != "generate"]
+    found = {(row["edges"], row["step"]): row for row in result["rows"]}
+    header = ["", *(f"{edges / 1e6:.1f} M edges" for edges in sizes)]
+
+    def cells(step: str) -> list[str]:
+        rows = [found[edges, step] for edges in sizes]
+        return [
+            f"{row['seconds']:,.0f} · {row['cpu_seconds']:,.0f} · {row['anonymous_bytes'] / 1e9:.2f} · {row['resident_bytes'] / 1e9:.2f}"
+            for row in rows
+        ]
+
+    def whole(edges: int) -> dict[str, float]:
+        rows = [found[edges, step] for step in steps]
+        return {kind: sum(row[kind] for row in rows) for kind in ("seconds", "cpu_seconds")} | {
+            kind: max(row[kind] for row in rows) for kind in ("anonymous_bytes", "resident_bytes")
+        }
+
+    lines = [[step, *cells(step)] for step in steps]
+    found |= {(edges, "all"): whole(edges) for edges in sizes}
+    lines.append(["**all**", *cells("all")])
+    lines.append(
+        [
+            "edges cut",
+            *(f"{row['edge_cut_fraction']:.1%}" for row in sorted(result["quality"], key=lambda row: row["edges"])),
+        ]
+    )
+    title = (
+        f"**Measured**: `partition converted:`, {result['parts']} parts, `--partition {result['partition']}`, {result['features']} float16 columns, fanouts "
+        f"{result['fanouts']}, batches of {result['batch_size']}, {result['threads']} threads: seconds · CPU seconds · most GB, anonymous · resident:"
+    )
+    growth = []
+    for step in [*steps, "all"]:
+        line = ["**all**" if step == "all" else step]
+        for kind, unit, scale in (("cpu_seconds", "CPU s", 1), ("anonymous_bytes", "GB", 1e9)):
+            values = [found[edges, step][kind] / scale for edges in sizes]
+            slope, start = statistics.linear_regression(sizes, values)
+            # Whether a line holds: what the smaller sizes say of the largest.
+            of_smaller = statistics.linear_regression(sizes[:-1], values[:-1])
+            error = (of_smaller.intercept + of_smaller.slope * sizes[-1]) / values[-1] - 1
+            line += [
+                f"{start:.2f} + {1e8 * slope:.2f} {unit}",
+                f"{error:+.0%}",
+                f"{start + slope * PAPERS:,.0f} {unit}",
+            ]
+        growth.append(line)
+    of_growth = ["", "CPU time", "error", "*extrapolated*", "anonymous memory", "error", "*extrapolated*"]
+    says = (
+        f"**Fitted and extrapolated, not measured**: a straight line through the figures above, per 100 M edges; its *error* is how far the line through the "
+        f"smaller sizes alone misses the largest; and what the line says of {PAPERS / 1e9:.1f} billion edges, the size of ogbn-papers100M in both directions:"
+    )
+    return "\n\n".join([title, table(header, lines), says, table(of_growth, growth), source(result)])
 
 
 def draw_mapped(result: dict) -> str:
@@ -799,6 +859,7 @@ DRAWN = {
     "joins": ("host_volume", draw_joins),
     "convert": ("convert", draw_convert),
     "partition": ("partition", draw_partition),
+    "scale": ("scale", draw_scale),
     "mapped": ("mapped", draw_mapped),
     "second_level": ("host_volume", draw_second_level),
 }

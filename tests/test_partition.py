@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -386,9 +388,9 @@ def test_rebalancing_never_increases_the_worst_overload(seed):
 def test_rebalancing_meets_limits_that_leave_room(seed):
     graph, seed_sets = make_skewed(seed)
     indptr, indices, weight = symmetric(graph)
-    columns = partition._constraint_weights(graph, seed_sets)
-    weights, limits = torch.stack(list(columns.values()), 1), partition._load_limits(columns, 4, 0.05)
-    aim = partition._load_limits(columns, 4, 0.045)
+    adds = partition._constraint_weights(graph, seed_sets)
+    weights, limits = adds.table, partition._load_limits(adds, 4, 0.05)
+    aim = partition._load_limits(adds, 4, 0.045)
     everything_in_one = torch.zeros(graph.num_vertices, dtype=torch.int64)
     result = ops.rebalance_parts(indptr, indices, everything_in_one, weights, aim, 4, 2, weight)
     assert worst_overload(result, weights, limits, 4) == 0.0
@@ -509,20 +511,74 @@ def test_without_kaminpar_the_error_names_the_ways_out(monkeypatch):
         assign_parts(make_graph([(0, 1), (1, 0)], 2), 2, method="kaminpar")
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_file_for_kaminpar_holds_the_graph_and_its_weights(tmp_path, weighted):
+def test_a_kaminpar_that_fails_says_why_and_what_to_do(tmp_path):
+    pytest.importorskip("kaminpar")
+    with pytest.raises(RuntimeError, match=r"KaMinPar failed .*memory.*use method='random'"):
+        parhip.partition_with_kaminpar(tmp_path / "nothing.parhip", 2, 0.05, 0)
+
+
+def test_a_kaminpar_that_is_killed_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(parhip, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(RuntimeError, match=r"KaMinPar was ended by signal 9, most often for want of memory"):
+        parhip.partition_with_kaminpar(tmp_path / "g.parhip", 2, 0.05, 0)
+
+
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=40),
+    kind=st.sampled_from(["none", "by target", "of each", "large"]),
+    seed=st.integers(0, 99),
+    piece=st.sampled_from([1, 5, 2**20]),
+)
+def test_the_undirected_graph_in_a_file_is_the_one_in_memory(pairs, kind, seed, piece):
+    graph = make_graph(pairs, 7)
+    rng = torch.Generator().manual_seed(seed)
+    of_target = of_each = None
+    if kind in ("by target", "large"):
+        of_target = torch.randint(1, 9 if kind == "by target" else 2**40, (7,), generator=rng)
+    elif kind == "of each":
+        of_each = torch.randint(1, 9, (len(pairs),), generator=rng)
+    expected = partition._symmetrise(graph, of_target, of_each)
+    before, parhip._PIECE = parhip._PIECE, piece
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "g.parhip"
+            found = parhip.write_undirected(path, graph, of_target, of_each, torch.arange(7) + 1)
+            assert list(Path(folder).iterdir()) == [path]
+    finally:
+        parhip._PIECE = before
+    for ours, theirs in zip(found, expected):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("weights", ["none", "narrow", "wide"])
+def test_the_file_for_kaminpar_holds_the_graph_and_its_weights(tmp_path, weights):
     kaminpar = pytest.importorskip("kaminpar")
     graph, _ = make_skewed(0)
-    indptr, indices, weights = symmetric(graph)
+    graph = Graph.from_edge_index(graph_without_repeats(graph), graph.num_vertices)
+    generator = torch.Generator().manual_seed(0)
+    of_target = torch.randint(1, 100, (graph.num_vertices,), generator=generator) * (2**30 if weights == "wide" else 1)
     vertex_weights = torch.arange(graph.num_vertices) + 3
-    parhip.write_parhip(tmp_path / "g", indptr, indices, weights if weighted else None, vertex_weights)
+    indptr, indices, of_each = parhip.write_undirected(
+        tmp_path / "g", graph, None if weights == "none" else of_target, None, vertex_weights
+    )
+    assert indices.dtype == (torch.int64 if weights == "wide" else torch.int32)
     read = kaminpar.load_graph(str(tmp_path / "g"), kaminpar.GraphFileFormat.PARHIP, compress=True)
-    assert (read.n(), read.m(), read.is_edge_weighted()) == (graph.num_vertices, indices.numel(), weighted)
+    assert (read.n(), read.m(), read.is_edge_weighted()) == (graph.num_vertices, indices.numel(), weights != "none")
     for vertex in range(0, graph.num_vertices, 97):
         entries = slice(int(indptr[vertex]), int(indptr[vertex + 1]))
-        of_each = weights[entries].tolist() if weighted else [1] * (entries.stop - entries.start)
-        assert sorted(read.neighbors(vertex)) == sorted(zip(indices[entries].tolist(), of_each))
+        ids = indices[entries].tolist()
+        assert sorted(read.neighbors(vertex)) == sorted(
+            zip(ids, [1] * len(ids) if of_each is None else of_each[entries].tolist())
+        )
         assert read.node_weight(vertex) == vertex + 3
+
+
+def graph_without_repeats(graph: Graph) -> Tensor:
+    """Edges, each in both directions and once, so that all weigh the same: int64 [2, E]."""
+    target = torch.arange(graph.num_vertices).repeat_interleave(graph.indptr.diff())
+    edges = torch.stack([graph.indices.long(), target])
+    return torch.unique(torch.cat([edges, edges.flip(0)], dim=1), dim=1)
 
 
 def test_kaminpar_keeps_to_the_limits_and_cuts_no_more_than_metis_does_by_much():

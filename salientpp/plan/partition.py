@@ -28,8 +28,11 @@ seed set. Three steps:
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,8 +41,9 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph, runs_of_vertices
+from salientpp.graph.mapped import releaser
 from salientpp.ids import first_outside
-from salientpp.plan.kaminpar import partition_with_kaminpar
+from salientpp.plan.kaminpar import check_kaminpar, partition_with_kaminpar, write_undirected
 
 #: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
 _SWEEPS = 8
@@ -53,11 +57,48 @@ _BALANCING_SHARE = 0.9
 _MOST_EDGE_ENDS = 2**26
 _EDGES_KEPT = 32
 
+#: What is balanced beside the seed sets: a vertex counts once, and with its in-degree.
+_LOADS = ("vertices", "edges")
+
 #: Every part has tables of its own, and a folder of five digits on disk.
 MOST_PARTS = 100_000
 
 #: Edges looked at together when the cut is counted: bounds memory, and memory-mapped graphs stay on disk.
 _EDGES_AT_ONCE = 2**22
+
+
+@dataclass(eq=False)
+class _Weights:
+    """What each vertex adds to its part, under each constraint.
+
+    Attributes:
+        loads: name to int64 [N].
+        seed_sets: name to int64 ids; a vertex adds as often as it is listed.
+    """
+
+    graph: Graph
+    loads: Mapping[str, Tensor] | None
+    seed_sets: Mapping[str, Tensor]
+
+    @property
+    def names(self) -> list[str]:
+        return [*(_LOADS if self.loads is None else self.loads), *self.seed_sets]
+
+    @cached_property
+    def table(self) -> Tensor:
+        """int64 [N, C], made when it is first asked for: partitioners can do with the memory."""
+        table = torch.ones((self.graph.num_vertices, len(self.names)), dtype=torch.int64)
+        for column, name in zip(table.unbind(1), self.names):
+            if name in self.seed_sets:
+                column.copy_(torch.bincount(self.seed_sets[name], minlength=len(table)))
+            elif self.loads is not None:
+                column.copy_(self.loads[name])
+            elif name == "edges":
+                column.copy_(self.graph.indptr.diff())
+        return table
+
+    def columns(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.table.unbind(1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +204,7 @@ def assign_parts(
     elif num_parts == 1:  # METIS is not made for one part
         assignment = torch.zeros(num_vertices, dtype=torch.int64)
     elif method == "random":
-        strata = [weights[name] for name in seed_sets or {} if name in weights]
+        strata = [weight for name, weight in weights.columns().items() if name in weights.seed_sets]
         assignment = _deal_at_random(strata, num_vertices, num_parts, seed)
     elif method == "kaminpar":
         assignment = _partition_with_kaminpar(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
@@ -174,7 +215,7 @@ def assign_parts(
         num_parts=num_parts,
         num_edges=graph.num_edges,
         edge_cut=_count_cut_edges(graph, assignment),
-        loads={name: _sum_by_part(weight, assignment, num_parts) for name, weight in weights.items()},
+        loads={name: _sum_by_part(weight, assignment, num_parts) for name, weight in weights.columns().items()},
     )
 
 
@@ -191,18 +232,16 @@ def check_num_parts(num_parts: int) -> None:
 
 def _constraint_weights(
     graph: Graph, seed_sets: Mapping[str, Tensor], loads: Mapping[str, Tensor] | None = None
-) -> dict[str, Tensor]:
-    """Name of each constraint to int64 [N]: what a vertex adds to its part. Empty seed sets are left out."""
-    weights = {} if loads is None else dict(loads)
-    if loads is None:
-        weights = {"vertices": torch.ones(graph.num_vertices, dtype=torch.int64), "edges": graph.indptr.diff()}
-    for name, load in weights.items():
+) -> _Weights:
+    """What a vertex adds to its part, under each constraint. Empty seed sets are left out."""
+    for name, load in (loads or {}).items():
         if (load.dtype, list(load.shape)) != (torch.int64, [graph.num_vertices]) or bool((load < 0).any()):
             raise ValueError(
                 f"loads[{name!r}] must be int64 [{graph.num_vertices}] of numbers >= 0, got {load.dtype} {list(load.shape)}"
             )
+    checked = {}
     for name, ids in seed_sets.items():
-        if name in weights:
+        if name in (_LOADS if loads is None else loads):
             raise ValueError(f"a seed set may not be called {name!r}: that load is always balanced; rename it")
         if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
             got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
@@ -215,8 +254,8 @@ def _constraint_weights(
         if i is not None:
             raise ValueError(f"seed_sets[{name!r}][{i}] must be in [0, {graph.num_vertices}), got {int(ids[i])}")
         if ids.numel():
-            weights[name] = torch.bincount(ids, minlength=graph.num_vertices)
-    return weights
+            checked[name] = ids
+    return _Weights(graph, loads, checked)
 
 
 def _check_edge_weights(weights: Tensor, name: str, size: int, of: str, also: torch.dtype = torch.int64) -> None:
@@ -288,7 +327,7 @@ def _deal_at_random(seed_sets: Sequence[Tensor], num_vertices: int, num_parts: i
 def _partition_with_metis(
     graph: Graph,
     num_parts: int,
-    weights: Mapping[str, Tensor],
+    weights: _Weights,
     edge_weights: Tensor | None,
     weight_of_each: Tensor | None,
     tolerance: float,
@@ -339,18 +378,20 @@ def _partition_with_metis(
 def _partition_with_kaminpar(
     graph: Graph,
     num_parts: int,
-    weights: Mapping[str, Tensor],
+    weights: _Weights,
     edge_weights: Tensor | None,
     weight_of_each: Tensor | None,
     tolerance: float,
     seed: int,
 ) -> Tensor:
-    indptr, indices, symmetric_weights = _symmetrise(graph, edge_weights, weight_of_each)
-    # Half of the tolerance, as for METIS. It compresses what it coarsens, so nothing is thinned.
-    assignment = partition_with_kaminpar(
-        indptr, indices, symmetric_weights, _vertex_weights(graph), num_parts, tolerance / 2, seed
-    )
-    return _rebalanced(assignment, indptr, indices, symmetric_weights, weights, num_parts, tolerance)
+    check_kaminpar()
+    with tempfile.TemporaryDirectory(prefix="salientpp-") as folder:
+        path = Path(folder) / "graph.parhip"
+        symmetric = write_undirected(path, graph, edge_weights, weight_of_each, _vertex_weights(graph))
+        releaser(graph.indices)()  # not needed until it is done
+        # Half of the tolerance, as for METIS. It compresses what it coarsens, so nothing is thinned.
+        assignment = partition_with_kaminpar(path, num_parts, tolerance / 2, seed)
+        return _rebalanced(assignment, *symmetric, weights, num_parts, tolerance)
 
 
 def _vertex_weights(graph: Graph) -> Tensor:
@@ -363,18 +404,17 @@ def _rebalanced(
     indptr: Tensor,
     indices: Tensor,
     symmetric_weights: Tensor | None,
-    weights: Mapping[str, Tensor],
+    weights: _Weights,
     num_parts: int,
     tolerance: float,
 ) -> Tensor:
     """The third step: within all limits, and then with a smaller cut."""
-    loads = torch.stack(list(weights.values()), dim=1)
     for share, sweeps in ((_BALANCING_SHARE, 0), (1.0, _SWEEPS)):
         assignment = ops.rebalance_parts(
             indptr,
             indices,
             assignment,
-            loads,
+            weights.table,
             _load_limits(weights, num_parts, share * tolerance),
             num_parts,
             sweeps,
@@ -424,10 +464,10 @@ def _thin(indptr: Tensor, indices: Tensor, weight: Tensor | None) -> tuple[Tenso
     return place[indptr], indices[kept], None if weight is None else weight[kept]
 
 
-def _load_limits(weights: Mapping[str, Tensor], num_parts: int, tolerance: float) -> Tensor:
+def _load_limits(weights: _Weights, num_parts: int, tolerance: float) -> Tensor:
     """int64 [C]: the largest load allowed under each constraint."""
     limits = []
-    for weight in weights.values():
+    for weight in weights.table.unbind(1):
         total = int(weight.sum())
         # Whole vertices cannot do better than ceil(mean), nor than the heaviest of them.
         limits.append(max(int((1 + tolerance) * total / num_parts), -(-total // num_parts), int(weight.max())))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.graph.csc import Graph
+from salientpp.graph.mapped import releaser
 from salientpp.graph.relation import Relation
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition import PartitionAssignment
@@ -31,6 +32,9 @@ from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import Narrow
 
 _COPY_BYTES = 64 * 2**20
+
+#: Of a mapped file about as much is resident while its rows are copied.
+_SPAN_BYTES = 256 * 2**20
 
 
 def partition(
@@ -113,6 +117,7 @@ def partition(
         writer = _Writer(temporary)
         for edges, relation in zip(described.edge_types, graph.relations):
             _write_edges(writer, edges, relation, layouts, contents)
+            releaser(relation.indices)()
         for vertices in described.node_types:
             _write_vertices(writer, vertices, layouts[vertices.name], contents, time_attr)
         manifest = described.to_manifest(writer.files)
@@ -358,6 +363,22 @@ def _write_edges(
             writer.write_tensor(edges.split_file(name, part_id), position[begin:end])
 
 
+def _take(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
+    """``rows[ids]`` in pieces. A file is read from its beginning to its end for each, and not held."""
+    release = releaser(rows)
+    num_runs = -(-rows.nbytes // _SPAN_BYTES)
+    for some in ids.split(max(1, _COPY_BYTES // max(1, rows.nbytes // max(1, rows.size(0))))):
+        if num_runs <= 1:
+            yield rows[some]
+            continue
+        piece = torch.empty((some.numel(), *rows.shape[1:]), dtype=rows.dtype)
+        ascending = some.argsort()
+        for run in ascending.split(-(-some.numel() // num_runs)):
+            piece[run] = rows[some[run]]
+            release()
+        yield piece
+
+
 def _write_vertices(
     writer: _Writer, vertices: VertexType, layout: Layout, contents: Contents, time_attr: str | None
 ) -> None:
@@ -365,8 +386,7 @@ def _write_vertices(
     columns, narrow = contents.node_columns[vertices.name], contents.narrow[vertices.name]
 
     def write_rows(file: str, rows: Tensor, ids: Tensor, stored: Narrow | None = None) -> None:
-        chunk = max(1, _COPY_BYTES // max(1, rows.nbytes // max(1, rows.size(0))))
-        pieces = (rows[some] for some in ids.split(chunk))
+        pieces = _take(rows, ids)
         if stored is None:
             writer.write(file, rows.dtype, (ids.numel(), *rows.shape[1:]), pieces)
         else:

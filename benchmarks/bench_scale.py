@@ -1,0 +1,130 @@
+"""What does each step from nothing to a partitioned directory take, in time and memory, as graphs grow? Writes results/scale.json.
+
+    python benchmarks/bench_scale.py [--vertices 500000 1000000 ...] [--graphs DIR ...] [--degree 20] [--parts 8] [--folder DIR]
+
+For each size ``salientpp generate`` writes a graph with 128 float16 columns, and ``salientpp partition converted:`` partitions it for fanouts 15,10,5 and
+batches of 1024, each in a process of its own with two threads. Meanwhile /proc is read 50 times a second: time on the clock and of the CPU, and the largest
+memory of each step, summed over the process and those that it started. *Anonymous* is what arrays take, and cannot be had back before they are freed;
+*resident* has the pages of libraries and mapped files besides, which are the page cache's too and give way where memory is short; pages that processes share
+count once for each. The steps are those that the command names; where there is another process, it is KaMinPar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from common import children, process_figures, write_results
+
+FEATURES, FANOUTS, BATCH_SIZE, THREADS = 128, "15,10,5", 1024, 2
+
+BEFORE = "VIP weights and undirected graph"
+
+#: What the command says at the beginning of a step, and what the step is called here.
+STEPS = {
+    "loading": "start and reading",
+    "reading": "start and reading",
+    "assigning": BEFORE,
+    "computing": "VIP",
+    "writing": "writing",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--vertices", type=int, nargs="*", default=[500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000]
+    )
+    parser.add_argument("--graphs", type=Path, nargs="*", default=[], help="graphs that were generated before, besides")
+    parser.add_argument("--degree", type=float, default=20)
+    parser.add_argument("--parts", type=int, default=8)
+    parser.add_argument("--partition", default="kaminpar-vip")
+    parser.add_argument("--memory", default="1GB", help="for generate")
+    parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
+    arguments = parser.parse_args()
+    rows, quality = [], []
+    for given in [*arguments.vertices, *arguments.graphs]:
+        folder = Path(tempfile.mkdtemp(prefix="salientpp-scale-", dir=arguments.folder))
+        graph, found = folder / "g", []
+        try:
+            if isinstance(given, Path):
+                graph = given
+            else:
+                options = ["--num-vertices", given, "--average-degree", arguments.degree, "--num-features", FEATURES]
+                found += watch(["generate", graph, *options, "--memory", arguments.memory], folder, "generate")
+            workload = ["--fanouts", FANOUTS, "--batch-size", BATCH_SIZE, "--partition", arguments.partition]
+            found += watch(
+                ["partition", f"converted:{graph}", folder / "parts", "--parts", arguments.parts, *workload], folder
+            )
+            made = json.loads((graph / "manifest.json").read_text())
+            size = {"vertices": made["node_types"][0]["num_vertices"], "edges": made["edge_types"][0]["num_edges"]}
+            rows += [{**size, **row} for row in found]
+            quality.append({**size, **json.loads((folder / "parts" / "manifest.json").read_text())["quality"]})
+            write_results(
+                "scale",
+                rows,
+                quality=quality,
+                parts=arguments.parts,
+                partition=arguments.partition,
+                features=FEATURES,
+                fanouts=FANOUTS,
+                batch_size=BATCH_SIZE,
+                threads=THREADS,
+            )
+        finally:
+            shutil.rmtree(folder)
+
+
+def watch(command: list, folder: Path, only: str | None = None) -> list[dict]:
+    """Run the command; a row for each step."""
+    program = "import sys; from salientpp.cli import main; sys.exit(main())"
+    variables = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "TMPDIR": str(folder)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, command)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=variables,
+    )
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: [said.append(line) for line in process.stderr], daemon=True)
+    reader.start()
+    rows: dict[str, dict] = {}
+    before, cpu_before, had_child = time.perf_counter(), 0.0, False
+    while process.poll() is None:
+        mine = process_figures(process.pid)
+        others = [process_figures(pid) for pid in children(process.pid)]
+        words = [match[1] for line in said if (match := re.match(r" *[\d.]+ s  (\w+)", line))]
+        step = only or STEPS.get(words[-1] if words else "loading", "writing")
+        if step == BEFORE:
+            had_child = had_child or bool(others)
+            step = "KaMinPar" if others else "balancing" if had_child else step
+        now, cpu = time.perf_counter(), mine["cpu_seconds"] + sum(other["cpu_seconds"] for other in others)
+        row = rows.setdefault(
+            step, {"step": step, "seconds": 0.0, "cpu_seconds": 0.0, "anonymous_bytes": 0, "resident_bytes": 0}
+        )
+        row["seconds"] += now - before
+        row["cpu_seconds"] += max(0.0, cpu - cpu_before)
+        for kind in ("anonymous_bytes", "resident_bytes"):
+            row[kind] = max(row[kind], mine[kind] + sum(other[kind] for other in others))
+        before, cpu_before = now, max(cpu, cpu_before)
+        time.sleep(0.02)
+    reader.join()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))} failed: {''.join(said)}")
+    for row in rows.values():
+        print(row, flush=True)
+    return list(rows.values())
+
+
+if __name__ == "__main__":
+    main()

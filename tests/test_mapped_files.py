@@ -1,0 +1,59 @@
+"""Does a process let go of pages that it only read, and of nothing else?"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from salientpp.graph.mapped import releaser
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+def write(folder: Path) -> Path:
+    np.save(folder / "a.npy", np.arange(2**18))
+    return folder / "a.npy"
+
+
+def resident_kb(array: Tensor) -> int:
+    """Of the map that the array lies in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if head := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(head[1], 16) <= array.data_ptr() < int(head[2], 16)
+        elif inside and line.startswith("Rss:"):
+            return int(line.split()[1])
+    raise AssertionError("it is in no map")
+
+
+@pytest.mark.parametrize("mode", ["c", "r+"])
+def test_pages_that_were_read_are_let_go_of_and_come_again(tmp_path, mode):
+    array = torch.from_numpy(np.load(write(tmp_path), mmap_mode=mode))
+    total = int(array.sum())
+    release = releaser(array)
+    assert resident_kb(array) >= 2000
+    release()
+    assert resident_kb(array) <= 8, "but for the pages that it shares with the header and the end"
+    assert int(array.sum()) == total
+    release()
+    assert resident_kb(array) <= 8
+
+
+def test_what_was_written_to_a_copy_stays(tmp_path):
+    array = torch.from_numpy(np.load(write(tmp_path), mmap_mode="c"))
+    array[100_000] = -5
+    releaser(array)()
+    assert int(array[100_000]) == -5
+
+
+@pytest.mark.parametrize("array", [torch.arange(2**18), torch.arange(3), torch.empty(0), torch.ones(2**16, 9)[:, ::2]])
+def test_arrays_in_memory_stay(array):
+    expected = array.clone()
+    releaser(array)()
+    assert torch.equal(array, expected)
