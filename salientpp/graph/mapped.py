@@ -17,17 +17,21 @@ from torch import Tensor
 _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+)")
 
 
+def nothing() -> None:
+    """There is nothing to let go of."""
+
+
 def releaser(array: Tensor) -> Callable[[], None]:
     """What lets go of the pages under an array each time it is called. The array may be read meanwhile, and must not be written to.
 
-    It does nothing unless the array lies in a mapped file (Linux), and none of that map's pages was written to.
+    It is :func:`nothing` unless the array lies in a mapped file (Linux), and none of that map's pages was written to.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     # The pages that are the array's alone.
     first = -(-array.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (array.data_ptr() + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if advise is None or not array.is_contiguous() or last <= first or not _only_read(first, last):
-        return lambda: None
+        return nothing
 
     def release() -> None:
         advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.graph.csc import Graph
-from salientpp.graph.mapped import releaser
+from salientpp.graph.mapped import nothing, releaser
 from salientpp.graph.relation import Relation
 from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition import PartitionAssignment
@@ -364,9 +364,9 @@ def _write_edges(
 
 
 def _take(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
-    """``rows[ids]`` in pieces. A file is read from its beginning to its end for each, and not held."""
+    """``rows[ids]`` in pieces. A mapped file is read from its beginning to its end for each, and not held."""
     release = releaser(rows)
-    num_runs = -(-rows.nbytes // _SPAN_BYTES)
+    num_runs = 1 if release is nothing else -(-rows.nbytes // _SPAN_BYTES)
     for some in ids.split(max(1, _COPY_BYTES // max(1, rows.nbytes // max(1, rows.size(0))))):
         if num_runs <= 1:
             yield rows[some]
