@@ -240,8 +240,18 @@ DTYPES = [
 ]
 
 
-def test_every_dtype_and_shape_keeps_its_bits(tmp_path):
+def read_in_pieces(monkeypatch):
+    """As rows of large mapped files are."""
+    monkeypatch.setattr(writer, "_COPY_BYTES", 100)
+    monkeypatch.setattr(writer, "_SPAN_BYTES", 30)
+    monkeypatch.setattr(writer, "releaser", lambda rows: lambda: None)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_every_dtype_and_shape_keeps_its_bits(tmp_path, monkeypatch, in_pieces):
     """Random bits, so NaN payloads, negative zeros and subnormals are among them."""
+    if in_pieces:
+        read_in_pieces(monkeypatch)
     data = hostile_data(7)
     generator = generator_of(8)
 
@@ -273,9 +283,7 @@ def test_every_dtype_and_shape_keeps_its_bits(tmp_path):
 def test_writing_in_many_small_pieces_gives_the_same_files(tmp_path, monkeypatch):
     data = hostile_data(9)
     write(data, 3, tmp_path / "whole")
-    monkeypatch.setattr(writer, "_COPY_BYTES", 100)
-    monkeypatch.setattr(writer, "_SPAN_BYTES", 30)
-    monkeypatch.setattr(writer, "releaser", lambda rows: lambda: None)  # as if they were mapped
+    read_in_pieces(monkeypatch)
     monkeypatch.setattr(layout, "_EDGES_AT_ONCE", 7)
     write(data, 3, tmp_path / "pieces")
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")

@@ -30,6 +30,7 @@ from salientpp.store.directory.files import STORED_AS, describe_file, numpy_dtyp
 from salientpp.store.directory.manifest import manifest_checksum, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import Narrow
+from salientpp.store.rows import put_rows
 
 _COPY_BYTES = 64 * 2**20
 
@@ -374,7 +375,7 @@ def _take(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
         piece = torch.empty((some.numel(), *rows.shape[1:]), dtype=rows.dtype)
         ascending = some.argsort()
         for run in ascending.split(-(-some.numel() // num_runs)):
-            piece[run] = rows[some[run]]
+            put_rows(rows, some[run], piece, run)
             release()
         yield piece
 
