@@ -241,7 +241,13 @@ def test_it_goes_with_caches_replacement_and_other_hops(roots, options):
 
 
 @pytest.mark.parametrize(
-    "parts, options", [(2, {"ranks_per_host": 1}), (4, {"ranks_per_host": 2, "replication_factor": 0.2})], ids=str
+    "parts, options",
+    [
+        (2, {"ranks_per_host": 1}),
+        (4, {"ranks_per_host": 2, "replication_factor": 0.2}),
+        (4, {"ranks_per_host": 2, "device": 0}),
+    ],
+    ids=str,
 )
 def test_ranks_may_share_a_part_or_a_host(roots, parts, options):
     for (found,) in distributed.run(check_all, 4, roots[parts], ["sum"], options):

@@ -138,7 +138,7 @@ def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> 
 
 
 def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, HostSums]:
-    """What is left of a batch for a device of a rank with these tiers, and what its host sums up, without weights: fewest rows copied in all."""
+    """What is left of a batch for a device of a rank with these tiers, and what its host sums up so that it copies fewer, without weights."""
     last = mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
     tier_of = torch.full((last.numel(),), -1)
     for number, (tier, position, _) in enumerate(tiers.groups(tiers.look_up(last))):
