@@ -148,11 +148,17 @@ def process_figures(pid: int | str = "self") -> dict[str, float]:
 
 
 def children(pid: int | str = "self") -> list[int]:
-    """Of a process, from /proc (Linux)."""
+    """Of a process, from /proc (Linux), but for those that have yet to become another program: their memory is the parent's."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, task.read_text().split())
+    with contextlib.suppress(OSError):
+        program = Path(f"/proc/{pid}/cmdline").read_bytes()
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += [
+                    child
+                    for child in map(int, task.read_text().split())
+                    if Path(f"/proc/{child}/cmdline").read_bytes() != program
+                ]
     return found
 
 
