@@ -3,7 +3,7 @@
     python benchmarks/bench_mapped.py [--gigabytes 4] [--repeats 5]
 
 The file has rows of 256 and of 1,024 bytes. Before each turn it is dropped from the page cache, and a random half of its megabytes is read again. Then as many
-random rows as a batch has are gathered by the row kernel, and by torch's ``index_select`` of the mapped tensor; and, for the disk's own speed, the pages that
+random rows as a batch has are gathered by the row kernel, and by torch's ``index_select`` of the mapped tensor; and, for comparison, the pages that
 hold them are read with ``pread`` by 32 threads. What the disk reads is counted by the system. Needs a disk under the temporary folder, not memory.
 """
 
