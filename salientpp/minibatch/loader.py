@@ -337,8 +337,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             wire = wire_of(self._source, self.partial_weight)
             asks, sums_here = True, not on_host
             if self.partial_aggregation == "auto":
-                asks = are_fetches_worth_it(self._first_draws(), tiers[None], wire)
-                sums_here = sums_here and are_copies_worth_it(self._first_draws(), tiers[None], wire)
+                tried = list(self._first_draws())
+                asks = are_fetches_worth_it(tried, tiers[None], wire)
+                sums_here = sums_here and are_copies_worth_it(tried, tiers[None], wire)
             self._stages = PartialStages(
                 self._fetch, self._builder, gather.submit, self.device,
                 reduction=reduction, weight=weights_of(self._source, self.partial_weight), wire=wire, asks=asks,

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch_geometric.sampler import SamplerOutput
 
 from salientpp import ops
-from salientpp.plan.sums import REDUCTIONS, WORTH_IT, Sums, Wire, owners_of, plan_sums
+from salientpp.plan.sums import REDUCTIONS, WORTH_IT, Sums, Wire, owners_of, plan_sums, without_sums
 from salientpp.store.exchange import HOST_SUMS, SOURCES, SUMS, WEIGHTS, Column, PendingRows
 from salientpp.store.fetch import Fetch, Recipe, Taken
 from salientpp.store.rows import RowSource, TensorRows, empty_rows, take_rows
-from salientpp.store.tiers import NO_IDS, Places, Tiers
+from salientpp.store.tiers import Places, Tiers
 
 #: What is asked for beside rows.
 _ASKED = (SUMS, SOURCES, WEIGHTS)
@@ -125,21 +125,24 @@ def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None
     ops.reduce_rows(rows.tensor, index, size, weight, out, REDUCTIONS.index(reduction))
 
 
+def _found_last(mfg: SamplerOutput) -> Tensor:
+    """The vertices that were first found in the last hop."""
+    return mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
+
+
 def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> tuple[SamplerOutput, Sums]:
     """What is left of a batch of a rank with these tiers, and the sums that it asks for; with ``asks`` False none."""
-    last = mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
-    places, none = tiers.look_up(last), NO_IDS.new_zeros(tiers.book.num_parts)
-    owner = (
-        owners_of(last.numel(), places.remote_position, places.remote_counts)
-        if asks
-        else owners_of(last.numel(), NO_IDS, none)
-    )
-    return plan_sums(mfg, owner, tiers.book.num_parts, wire)
+    num_parts = tiers.book.num_parts
+    if not asks:
+        return without_sums(mfg, num_parts)
+    last = _found_last(mfg)
+    places = tiers.look_up(last)
+    return plan_sums(mfg, owners_of(last.numel(), places.remote_position, places.remote_counts), num_parts, wire)
 
 
 def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, HostSums]:
     """What is left of a batch for a device of a rank with these tiers, and what its host sums up so that it copies fewer, without weights."""
-    last = mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
+    last = _found_last(mfg)
     tier_of = torch.full((last.numel(),), -1)
     for number, (tier, position, _) in enumerate(tiers.groups(tiers.look_up(last))):
         if not tier.on_device:
