@@ -84,7 +84,7 @@ def partition(arguments: argparse.Namespace) -> int:
             seeds=arguments.seeds,
             replicate=() if arguments.replicate_none else arguments.replicate,
             time_attr=arguments.time_attr,
-            store_as=dict(arguments.store_as) if arguments.store_as else None,
+            store_as=_formats(arguments.store_as),
             tolerance=arguments.tolerance,
             seed=arguments.seed,
             overwrite=arguments.overwrite,
@@ -181,7 +181,7 @@ def analyze(arguments: argparse.Namespace) -> int:
             shared_draws=draws.shared_draws,
             draw_block=draws.draw_block,
             lookahead=draws.lookahead,
-            send_as=_send_as(arguments),
+            send_as=_formats(arguments.send_as),
             partial=bool(arguments.partial),
             track=track,
         )
@@ -289,8 +289,9 @@ def _agreeing(arguments: argparse.Namespace) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
 
 
-def _send_as(arguments: argparse.Namespace) -> dict[Any, str] | None:
-    return dict(arguments.send_as) if arguments.send_as else None
+def _formats(given: Sequence[tuple[Any, str]] | None) -> dict[Any, str] | None:
+    """Attributes to the formats that --store-as or --send-as name."""
+    return dict(given) if given else None
 
 
 def _hosts(arguments: argparse.Namespace) -> list[str]:
@@ -336,7 +337,7 @@ def _analyze_hosts(arguments: argparse.Namespace, method: Any, is_directory: boo
         seeds=arguments.seeds,
         seed=arguments.seed,
         predict_only=arguments.predict_only,
-        send_as=_send_as(arguments),
+        send_as=_formats(arguments.send_as),
         track=track,
     )
 
@@ -382,7 +383,7 @@ def _analyze_typed(arguments: argparse.Namespace, part: PartitionedGraph, track:
         neg_sampling=negatives,
         seed=arguments.seed,
         predict_only=arguments.predict_only,
-        send_as=_send_as(arguments),
+        send_as=_formats(arguments.send_as),
         track=track,
         time_attr=arguments.time_attr,
         weight_attr=arguments.weight_attr,

@@ -21,7 +21,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.plan.cache import Workload, cache_capacity, plan_cache, score
 from salientpp.plan.lookahead import Blocks, Planner, Shape, Trial, Window, forecast, plan_rows
-from salientpp.plan.schedule import Schedule, batch_keys
+from salientpp.plan.schedule import Schedule
 
 #: Batches drawn ahead, per thread.
 _AHEAD = 4
@@ -119,10 +119,7 @@ def look_ahead(
         return ops.code_ids(n_id, num_vertices, begin, end)
 
     def drawn(epoch: int, only: Iterable[int] | None = None) -> Iterator[tuple[Tensor, int]]:
-        batches = schedule.batches(epoch)
-        for index in range(len(batches)) if only is None else only:
-            keys = batch_keys(schedule.seed, epoch, schedule.slot, index, draw_block)
-            yield workload.seeds[batches[index]], keys.draws
+        return schedule.drawn(workload.seeds, epoch, draw_block, only)
 
     def trial() -> Trial:
         if not epochs:

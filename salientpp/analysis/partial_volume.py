@@ -18,7 +18,7 @@ from torch_geometric.sampler import SamplerOutput
 from salientpp.minibatch.sampler import Sampler
 from salientpp.plan.cache import Workload, plan_cache, score
 from salientpp.plan.lookahead import Trial
-from salientpp.plan.schedule import Schedule, batch_keys
+from salientpp.plan.schedule import Schedule
 from salientpp.plan.sums import Wire
 from salientpp.store.sums import Moved, are_copies_worth_it, are_fetches_worth_it
 from salientpp.store.tiers import IdSet, Tier, Tiers
@@ -165,10 +165,8 @@ def count_sums(
         device_tiers.append(Tiers(book, part_id, home, near=[Tier("gpu", members, {}, True, "")] if beta else ()))
 
     def drawn(epoch: int, only: Sequence[int] | None = None) -> Iterator[SamplerOutput]:
-        batches = schedule.batches(epoch)
-        for index in range(len(batches)) if only is None else only:
-            keys = batch_keys(schedule.seed, epoch, schedule.slot, index, draw_block)
-            yield sampler.sample(workload.seeds[batches[index]], keys.draws)
+        for batch in schedule.drawn(workload.seeds, epoch, draw_block, only):
+            yield sampler.sample(*batch)
 
     def count(mfg: SamplerOutput) -> list[Moved]:
         fetched = [Moved.between_ranks(mfg, of_alpha, wire) for of_alpha in tiers]

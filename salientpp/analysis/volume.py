@@ -36,7 +36,7 @@ from salientpp.plan.cache import POLICIES, Policy, Workload, cache_capacity, che
 from salientpp.plan.layout import assign_for, lay_out, relabel
 from salientpp.plan.lookahead import Window, check_lookahead
 from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.schedule import Schedule, batch_keys
+from salientpp.plan.schedule import Schedule
 from salientpp.plan.shared_vip import shared_inclusion_probability
 from salientpp.plan.vip import check_fanouts, inclusion_probability
 from salientpp.store.directory.contents import collect_splits
@@ -530,9 +530,7 @@ def _analyze_fanouts(
     for part_id, workload in enumerate(workloads):
         what = f"{title}: part {part_id} of {book.num_parts}"
         parts.append(
-            _analyze_part(
-                workload, expected[part_id], schedules[part_id], alphas, policies, epochs, seed, draws, what, track
-            )
+            _analyze_part(workload, expected[part_id], schedules[part_id], alphas, policies, epochs, draws, what, track)
         )
         counted_epochs = 0 if draws.lookahead is None else epochs
         ahead.append(
@@ -688,7 +686,6 @@ def _analyze_part(
     alphas: list[float],
     policies: list[str],
     epochs: int,
-    seed: int,
     draws: Draws,
     what: str,
     track: Track,
@@ -705,11 +702,10 @@ def _analyze_part(
         on_batch = track(f"{what}, {name}", total)
         return count_accesses(workload.graph, batches, workload.num_neighbors, shared=shared, on_batch=on_batch)
 
-    def loader_batches(epoch: int) -> Iterable[tuple[Tensor, int]]:
-        for index, positions in enumerate(schedule.batches(epoch)):
-            yield seeds[positions], batch_keys(seed, epoch, part_id, index, draws.draw_block).draws
-
-    counts = [count(loader_batches(epoch), f"epoch {epoch}", num_batches)[remote].numpy() for epoch in range(epochs)]
+    counts = [
+        count(schedule.drawn(seeds, epoch, draws.draw_block), f"epoch {epoch}", num_batches)[remote].numpy()
+        for epoch in range(epochs)
+    ]
     scores = {}
     if "oracle" in policies:
         scores["oracle"] = torch.zeros(book.num_vertices).index_put_((remote,), torch.from_numpy(sum(counts)).float())

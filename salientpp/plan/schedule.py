@@ -18,7 +18,7 @@ batches in the last ticks. So after the last tick of a round every rank has all 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -148,6 +148,20 @@ class Schedule:
         if self.uneven == "wrap" and 0 < order.numel() != wanted:
             order = order[torch.arange(wanted) % order.numel()]
         return list(order.split(self.batch_size)[: self.num_batches]) if order.numel() else []
+
+    def drawn(
+        self, seeds: Tensor, epoch: int, block: int = 1, only: Iterable[int] | None = None
+    ) -> Iterator[tuple[Tensor, int]]:
+        """The seeds of this slot's batches, and the keys that their neighbours are drawn by.
+
+        Args:
+            seeds: int64 [num_seeds], of the unit.
+            block: so many batches that follow one another draw alike.
+            only: which batches; None: all.
+        """
+        batches = self.batches(epoch)
+        for index in range(len(batches)) if only is None else only:
+            yield seeds[batches[index]], batch_keys(self.seed, epoch, self.slot, index, block).draws
 
 
 class Turn(NamedTuple):
