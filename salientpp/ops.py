@@ -308,7 +308,9 @@ def take_hits(
     return _ops.take_hits(remote_position, remote_id, offsets, hit_place)
 
 
-def gather_rows(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
+def gather_rows(
+    source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None = None, parallel: bool = True
+) -> None:
     """``out[out_index] = source[source_index]`` along dimension 0, for rows of any dtype and shape.
 
     Args:
@@ -316,17 +318,24 @@ def gather_rows(source: Tensor, source_index: Tensor, out: Tensor, out_index: Te
         source_index: int32 or int64 [n], in [0, S).
         out: contiguous [O, ...] of the same dtype and row shape, written in place.
         out_index: int64 [n], in [0, O); None means 0, 1, ..., n - 1.
+        parallel: torch's threads share large work; False: the thread that calls does it.
 
     Raises:
         RuntimeError: an index is out of range or shapes differ; then nothing was written.
     """
     if source.dtype not in _KNOWN_DTYPES and source.dtype == out.dtype:
         source, out = _as_bytes(source), _as_bytes(out)
-    _ops.gather_rows(source, source_index, out, out_index)
+    _ops.gather_rows(source, source_index, out, out_index, parallel)
 
 
 def reduce_rows(
-    source: Tensor, source_index: Tensor, size: Tensor, weight: Tensor | None, out: Tensor, reduction: int
+    source: Tensor,
+    source_index: Tensor,
+    size: Tensor,
+    weight: Tensor | None,
+    out: Tensor,
+    reduction: int,
+    parallel: bool = True,
 ) -> None:
     """``out[i]`` = the sum, mean or maximum of ``size[i]`` of the rows ``source[source_index]``, which follow one another; zeros of none.
 
@@ -337,11 +346,12 @@ def reduce_rows(
         weight: [n], by which rows are multiplied first; a mean is still over their number. float64 if rows are, else float32. None: not at all.
         out: contiguous [m, ...] of the same dtype and row shape, written in place.
         reduction: 0 the sum, 1 the mean, 2 the maximum, of which a NaN is one. Rows of 16 bits are added up in 32.
+        parallel: torch's threads share large work; False: the thread that calls does it.
 
     Raises:
         RuntimeError: an index is out of range or shapes do not fit; then nothing was written.
     """
-    _ops.reduce_rows(source, source_index, size, weight, out, reduction)
+    _ops.reduce_rows(source, source_index, size, weight, out, reduction, parallel)
 
 
 def encode_rows(
@@ -729,12 +739,20 @@ def _(remote_position: Tensor, remote_id: Tensor, offsets: Tensor, hit_place: Te
 
 
 @torch.library.register_fake("salientpp::gather_rows")
-def _(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
+def _(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None, parallel: bool = True) -> None:
     return None
 
 
 @torch.library.register_fake("salientpp::reduce_rows")
-def _(source: Tensor, source_index: Tensor, size: Tensor, weight: Tensor | None, out: Tensor, reduction: int) -> None:
+def _(
+    source: Tensor,
+    source_index: Tensor,
+    size: Tensor,
+    weight: Tensor | None,
+    out: Tensor,
+    reduction: int,
+    parallel: bool = True,
+) -> None:
     return None
 
 

@@ -11,7 +11,7 @@ namespace {
 
 // out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.
 void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor& out,
-                 const std::optional<Tensor>& out_index) {
+                 const std::optional<Tensor>& out_index, bool parallel) {
   check_defined(source, "source");
   check_defined(out, "out");
   check_index_vector(source_index, "source_index");
@@ -77,7 +77,7 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
       }
     };
     constexpr int64_t kGrainBytes = int64_t{1} << 20;
-    const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, row_bytes));
+    const int64_t grain = std::max<int64_t>(1, parallel ? kGrainBytes / std::max<int64_t>(1, row_bytes) : num_rows);
     for_rows_at(from, source_rows, row_bytes, index, num_rows, grain, copy_range);
   });
 }

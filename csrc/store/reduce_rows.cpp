@@ -20,13 +20,13 @@ enum Reduction : int64_t { kSum, kMean, kMax };
 // out[i] = the reduction of size[i] rows, in order. `Wide` is what is added up in.
 template <class Value, class Wide, class Index>
 void reduce(const Value* source, const Index* index, const Wide* weight, const std::vector<int64_t>& begin,
-            int64_t columns, int64_t reduction, Value* out) {
+            int64_t columns, int64_t reduction, bool parallel, Value* out) {
   const auto num_groups = static_cast<int64_t>(begin.size()) - 1;
   const int64_t num_rows = begin.back();
   constexpr int64_t kLine = 64, kAhead = 16, kGrainBytes = int64_t{1} << 20;
   const int64_t row_bytes = columns * static_cast<int64_t>(sizeof(Value));
   const int64_t per_group = std::max<int64_t>(1, num_rows / std::max<int64_t>(1, num_groups)) * row_bytes;
-  const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, per_group));
+  const int64_t grain = std::max<int64_t>(1, parallel ? kGrainBytes / std::max<int64_t>(1, per_group) : num_groups);
   torch::stable::parallel_for(0, num_groups, grain, [&](int64_t first, int64_t last) {
     std::vector<Wide> total(static_cast<size_t>(columns));
     for (int64_t g = first; g < last; ++g) {
@@ -62,7 +62,7 @@ void reduce(const Value* source, const Index* index, const Wide* weight, const s
 }
 
 void reduce_rows(const Tensor& source, const Tensor& source_index, const Tensor& size,
-                 const std::optional<Tensor>& weight, const Tensor& out, int64_t reduction) {
+                 const std::optional<Tensor>& weight, const Tensor& out, int64_t reduction, bool parallel) {
   check_defined(source, "source");
   check_defined(out, "out");
   check_index_vector(source_index, "source_index");
@@ -107,7 +107,7 @@ void reduce_rows(const Tensor& source, const Tensor& source_index, const Tensor&
       using Wide = decltype(wide);
       reduce<Value, Wide>(static_cast<const Value*>(source.const_data_ptr()), index,
                           weight ? static_cast<const Wide*>(weight->const_data_ptr()) : nullptr, begin, columns,
-                          reduction, static_cast<Value*>(out.mutable_data_ptr()));
+                          reduction, parallel, static_cast<Value*>(out.mutable_data_ptr()));
     };
     switch (source.scalar_type()) {
       case ScalarType::Float:

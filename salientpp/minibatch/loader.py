@@ -87,6 +87,7 @@ from salientpp.store.moving import MovingRows
 from salientpp.store.narrow import EncodedRows, NarrowRows
 from salientpp.store.rows import TensorRows
 from salientpp.store.sums import FetchWithSums, are_copies_worth_it, are_fetches_worth_it
+from salientpp.store.thread_groups import Balance
 from salientpp.store.tiers import NO_IDS, IdSet, Tiers
 
 #: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
@@ -340,10 +341,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 tried = list(self._first_draws())
                 asks = are_fetches_worth_it(tried, tiers[None], wire)
                 sums_here = sums_here and are_copies_worth_it(tried, tiers[None], wire)
+            num_threads = torch.get_num_threads()
+            helpers = Threads(max(1, num_threads - 1), "salientpp-groups")
             self._stages = PartialStages(
                 self._fetch, self._builder, gather.submit, self.device,
                 reduction=reduction, weight=weights_of(self._source, self.partial_weight), wire=wire, asks=asks,
-                sums_here=sums_here,
+                sums_here=sums_here, balance=Balance(num_threads, helpers.submit),
             )  # fmt: skip
         self._maker = BatchMaker(self._fetch, self._builder)
         self._workers = SamplingWorkers(

@@ -8,6 +8,7 @@ leave the batch before it is made, so later steps see a smaller batch that wants
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from salientpp.store.fetch import Column, Taken
 from salientpp.store.narrow import WIDE
 from salientpp.store.rows import take_rows
 from salientpp.store.sums import FetchWithSums, HostSums, host_sums_of, sums_of
+from salientpp.store.thread_groups import Balance
 from salientpp.store.tiers import NO_IDS, Places
 
 
@@ -90,6 +92,7 @@ class PartialStages(BatchStages):
         wire: what travels for a row, an id and a weight.
         asks: this rank asks for sums where they are fewer bytes; it serves the others' requests in any case.
         sums_here: the host sums up what it has where that is fewer bytes to copy to a device.
+        balance: has rows packed and sums made by two groups of threads.
     """
 
     reduction: str = "sum"
@@ -97,6 +100,7 @@ class PartialStages(BatchStages):
     wire: Wire | None = None
     asks: bool = True
     sums_here: bool = False
+    balance: Balance | None = None
 
     def prepare(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Sampled:
         assert isinstance(mfg, SamplerOutput)  # check_partial has refused others
@@ -116,15 +120,18 @@ class PartialStages(BatchStages):
         )
 
     def _work_on_host_rows(self, state: IdsRead) -> Taken:
-        taken, here = (
-            super()._work_on_host_rows(state),
-            state.sampled.here if isinstance(state.sampled, Summed) else None,
-        )
+        here = state.sampled.here if isinstance(state.sampled, Summed) else None
         if here is None:
-            return taken
+            return super()._work_on_host_rows(state)
+        assert self.balance is not None  # it comes late only because fields of the ten stages have defaults
+        pack_rows = functools.partial(super()._work_on_host_rows, state)
+        taken, sums = self.balance.both(pack_rows, functools.partial(self._sum_host_rows, state, here))
+        return dataclasses.replace(taken, own={**taken.own, **sums})
+
+    def _sum_host_rows(self, state: IdsRead, here: HostSums) -> dict[Column, Tensor]:
         assert isinstance(self.fetch, FetchWithSums)  # the loader has made it so
         with traced(self.trace, "worker: sum_host_rows", state.index):
-            return self.fetch.with_host_sums(taken, here)
+            return self.fetch.take_host_sums(here)
 
     def _weight_of(self, sums: Sums) -> Tensor | None:
         """Of the rows in sums, as it travels."""

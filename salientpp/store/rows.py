@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
+from salientpp.store.thread_groups import in_group, in_pieces
 
 
 class RowSource(Protocol):
@@ -182,7 +183,16 @@ def take_rows(rows: Tensor | RowSource, index: Tensor) -> Tensor:
 
 def put_rows(rows: Tensor, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
     """``out[out_index] = rows[index]`` for CPU rows, through the row kernel; ``out_index`` None: 0, 1, ..."""
-    ops.gather_rows(rows, index, out, out_index)
+    if not in_group():
+        ops.gather_rows(rows, index, out, out_index)
+        return
+    num_rows = index.numel()
+
+    def put(first: int, last: int) -> None:
+        to, places = (out[first:last], None) if out_index is None else (out, out_index[first:last])
+        ops.gather_rows(rows, index[first:last], to, places, parallel=False)
+
+    in_pieces(put, num_rows, num_rows * rows[:1].nbytes)
 
 
 def pinned(tensor: Tensor) -> Tensor:

@@ -5,14 +5,15 @@ wants so many sums, and names the size of each; of :data:`SOURCES` the rows that
 edges have weights that only the asking rank has looked up, what each of these rows is multiplied by. What comes back is the rows and the sums.
 :mod:`salientpp.plan.sums` says which of them a batch asks for.
 
-**From the host** beside the rows that are packed and copied: the thread that packs rows makes the sums too, of rows of one tier each, into pinned
-memory. Which they are follows from the same plan, with the tiers of the host in the place of owners; what is saved there is rows copied, and ids cost nothing.
-Rows that a device reads where they are stay in the batch, whose model sums them on the device.
+**From the host** beside the rows that are packed and copied: while a group of threads packs rows, another makes the sums, of rows of one tier each, into
+pinned memory (:mod:`salientpp.store.thread_groups`). Which they are follows from the same plan, with the tiers of the host in the place of owners; what is
+saved there is rows copied, and ids cost nothing. Rows that a device reads where they are stay in the batch, whose model sums them on the device.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from salientpp.plan.sums import REDUCTIONS, WORTH_IT, Sums, Wire, owners_of, pla
 from salientpp.store.exchange import HOST_SUMS, SOURCES, SUMS, WEIGHTS, Column, PendingRows
 from salientpp.store.fetch import Fetch, Recipe, Taken
 from salientpp.store.rows import RowSource, TensorRows, empty_rows, take_rows
+from salientpp.store.thread_groups import in_group, in_pieces
 from salientpp.store.tiers import Places, Tiers
 
 #: What is asked for beside rows.
@@ -67,12 +69,9 @@ class FetchWithSums(Fetch):
         }
         return dataclasses.replace(taken, served={**taken.served, **sums})
 
-    def with_host_sums(self, taken: Taken, here: HostSums) -> Taken:
-        """Also what the host sums up for its device, to be copied as packed rows are; for a worker thread."""
-        sums: dict[Column, Tensor] = {
-            (HOST_SUMS, name): self._summed_here(type_, name, here) for type_, name in self.columns
-        }
-        return dataclasses.replace(taken, own={**taken.own, **sums})
+    def take_host_sums(self, here: HostSums) -> dict[Column, Tensor]:
+        """What the host sums up for its device, to be copied as packed rows are; for a worker thread."""
+        return {(HOST_SUMS, name): self._summed_here(type_, name, here) for type_, name in self.columns}
 
     def _summed_here(self, type_: str | None, name: str, here: HostSums) -> Tensor:
         tiers, sums = self.tiers[type_], here.sums
@@ -122,7 +121,24 @@ def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None
         rows, index = TensorRows(take_rows(rows, index)), torch.arange(index.numel())
     if weight is not None:
         weight = weight.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
-    ops.reduce_rows(rows.tensor, index, size, weight, out, REDUCTIONS.index(reduction))
+    kernel = functools.partial(ops.reduce_rows, reduction=REDUCTIONS.index(reduction))
+    if not in_group():
+        kernel(rows.tensor, index, size, weight, out)
+        return
+    end = torch.cat([size.new_zeros(1), size.cumsum(0)])
+
+    def put(first: int, last: int) -> None:
+        of = slice(int(end[first]), int(end[last]))
+        kernel(
+            rows.tensor,
+            index[of],
+            size[first:last],
+            None if weight is None else weight[of],
+            out[first:last],
+            parallel=False,
+        )
+
+    in_pieces(put, size.numel(), index.numel() * rows.tensor[:1].nbytes)
 
 
 def _found_last(mfg: SamplerOutput) -> Tensor:
