@@ -1,6 +1,6 @@
 """Which threads pack rows for a device, and which sum rows up for it?
 
-Two groups of threads work side by side, since a device waits for both; a rule moves threads between them by what batches took, after Kaler et al.,
+Two groups of threads work side by side, since a device waits for both; a rule moves threads between them by what batches took, after
 *Accelerating GNN training with locality-aware partial execution* (APSys 2021).
 
 A group is a thread that has been given work, and others that take pieces of each large part of it. They are threads of ours and not of torch: those of
