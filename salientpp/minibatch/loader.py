@@ -74,7 +74,7 @@ from salientpp.plan.lookahead import Blocks, Planner, Trial, plan_rows
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
 from salientpp.plan.schedule import BatchKeys, Schedule, Turn, Turns, batch_keys, share_size
-from salientpp.processes import Lock, Threads, Undone, forks, lazy
+from salientpp.processes import Lock, Threads, Undone, completed, forks, lazy
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.devices import reachable, split_rows, split_tiers
@@ -375,7 +375,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             lambda draws, turn: self._workers.scout(self._scout, self._pieces(draws.epoch, turn)),
             most_pending(planners, self._most_ahead if self.num_workers else 0),
         )
-        return LookaheadCache(planners, rows, books, scouts)
+        submit: Callable[..., Any] = Threads(1, "salientpp-decide").submit if self.num_workers else completed
+        return LookaheadCache(planners, rows, books, scouts, submit)
 
     def _scout(self, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> dict[str | None, Tensor]:
         """Per vertex type, the list of remote ids that the batch of these pieces needs."""

@@ -3,25 +3,28 @@
 A batch is a pure function of (seed, epoch, slot, index). So beside the batches that are made, those that come W later are drawn for their ids alone
 (:class:`Scouts`), in the same sampling threads; later they are drawn again, whole. To keep what was drawn would take more memory than the cache has.
 
-What is kept is decided (:mod:`salientpp.plan.lookahead`) when a batch enters the pipeline: in the order of the batches, in the thread that drives it. What
-was only asked for may be cancelled; what has entered is put together, also when the epoch is left. So nothing that was decided has to be undone. Rows
-move when batches are put together, in the same order (:mod:`salientpp.store.moving`).
+What is kept is decided (:mod:`salientpp.plan.lookahead`) when a batch enters the pipeline, in the order of the batches: begun in ``sample`` and awaited in
+the stage after it, by a thread of its own where there are sampling threads. What was only asked for may be cancelled; what has entered is put together, also
+when the epoch is left. So nothing that was decided has to be undone. Rows move when batches are put together, in the same order
+(:mod:`salientpp.store.moving`).
 
 Epochs join: near the end of one the first batches of the next are drawn. If something else comes then, the window is forgotten and the rows stay.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
-from salientpp.minibatch.stages import BatchStages, Finished, Request, RowsSent, Sampled
+from salientpp.minibatch.stages import BatchStages, CountsSent, Finished, Request, RowsSent, Sampled
 from salientpp.plan.lookahead import Planner, group_of
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import Turn
@@ -126,6 +129,7 @@ class LookaheadCache:
         planners: by vertex type.
         rows, books: of the same types.
         scouts: what the batches to come need.
+        submit: has a function done, one after the other, and returns its future.
     """
 
     def __init__(
@@ -134,8 +138,11 @@ class LookaheadCache:
         rows: Mapping[str | None, MovingRows],
         books: Mapping[str | None, PartitionBook],
         scouts: Scouts,
+        submit: Callable[..., Task | Future],
     ) -> None:
         self.planners, self.rows, self._books, self._scouts = planners, rows, books, scouts
+        self._submit = submit
+        self._decision: Task | Future | None = None  # the last
         self._lists: dict[str | None, deque[Tensor]] = {type_: deque() for type_ in planners}
         self._under_way = 0  # batches that have entered and are not put together
 
@@ -143,17 +150,24 @@ class LookaheadCache:
         """Before any batch of it enters. Where batches of an epoch before were lost on their way, so are rows that slots were to have."""
         if self._under_way:
             self._under_way = 0
+            if self._decision is not None:
+                with contextlib.suppress(BaseException):  # whoever it was for has had the error, or is gone
+                    self._decision.result()
             self._scouts.forget()
             for planner in self.planners.values():
                 planner.forget_rows()
 
-    def decide(self, request: ForeseenRequest, places: Mapping[str | None, Places]) -> dict[str | None, Places]:
-        """Where the rows of a batch that enters come from; called in the order of the batches."""
+    def begin_to_decide(self, request: ForeseenRequest, places: Mapping[str | None, Places]) -> Task | Future:
+        """Where the rows of a batch that enters come from, once it is known; called in the order of the batches."""
+        self._under_way += 1
+        self._decision = self._submit(self._decide, request, places)
+        return self._decision
+
+    def _decide(self, request: ForeseenRequest, places: Mapping[str | None, Places]) -> dict[str | None, Places]:
         if not self._scouts.enter(request.draws, request.index):
             for type_, planner in self.planners.items():
                 planner.forget_window()
                 self._lists[type_].clear()
-        self._under_way += 1
         decided = dict(places)
         for type_, planner in self.planners.items():
             moves = planner.plan(places[type_].remote_id, partial(self._upcoming, type_))
@@ -192,6 +206,18 @@ def most_pending(planners: Mapping[str | None, Planner], most_ahead: int) -> int
     return most_ahead + max(group_of(planner.shape.window) for planner in planners.values()) - 1
 
 
+@dataclass(frozen=True, eq=False)
+class Deciding:
+    """A batch that was drawn, while it is decided where its rows come from."""
+
+    sampled: Sampled
+    places: Task | Future
+
+    @property
+    def index(self) -> int:
+        return self.sampled.index
+
+
 @dataclass
 class LookaheadStages(BatchStages):
     """The ten stages of a rank that looks ahead.
@@ -210,12 +236,17 @@ class LookaheadStages(BatchStages):
     def plan(self, places: Mapping[str | None, Places]) -> Mapping[str | None, Places | Recipe]:
         return {}  # what is fetched is not known yet
 
-    def sample(self, request: Request) -> Sampled:
+    def sample(self, request: Request) -> Sampled | Deciding:  # type: ignore[override]  # which the next stage takes
         sampled = super().sample(request)
         if sampled.batch is None or not isinstance(request, ForeseenRequest):
             return sampled
-        places = self._cache.decide(request, sampled.places)
-        return dataclasses.replace(sampled, places=places, plan=self.fetch.plan(places))
+        return Deciding(sampled, self._cache.begin_to_decide(request, sampled.places))
+
+    def exchange_counts(self, state: Sampled | Deciding) -> CountsSent:
+        if isinstance(state, Deciding):
+            places = state.places.result()
+            state = dataclasses.replace(state.sampled, places=places, plan=self.fetch.plan(places))
+        return super().exchange_counts(state)
 
     def assemble(self, state: RowsSent) -> Finished:
         finished = super().assemble(state)
