@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} had been written" if written else "nothing was written"
         left = {" stage": "the copy is not complete"}
-        left |= dict.fromkeys((" convert", " generate"), "the same command goes on after the last step that was done")
+        goes_on = (" convert", " generate", *([] if written else [" partition"]))
+        left |= dict.fromkeys(goes_on, "the same command goes on after the last step that was done")
         terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")
         return 130
 
@@ -90,7 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     cut = commands.add_parser(
         "partition",
         help="partition a graph and write a dataset directory",
-        description="Partition a graph, order each part by vertex inclusion probability (VIP), write a dataset directory.",
+        description="Partition a graph, order each part by vertex inclusion probability (VIP), write a dataset directory. A run that was stopped goes on where "
+        "it was when the same command is given again: the assignment, the order, and every file of edges and part that was done are kept.",
     )
     cut.add_argument(
         "dataset",
@@ -142,7 +144,11 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("--tolerance", type=float, default=0.05, help="allowed excess of a part over the mean (0.05)")
     cut.add_argument("--seed", type=int, default=0, help="of METIS or of the random assignment (0)")
     cut.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
-    cut.add_argument("--overwrite", action="store_true", help="replace an existing dataset directory")
+    cut.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace an existing dataset directory, or the work of another command that was stopped",
+    )
     cut.set_defaults(run=_heavy("partition"))
 
     cost = commands.add_parser(

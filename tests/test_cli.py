@@ -488,15 +488,29 @@ def test_a_bug_is_not_disguised_as_a_mistake(monkeypatch, dataset_dir):
         cli.main(["info", str(dataset_dir)])
 
 
-def test_ctrl_c_ends_in_130_and_writes_nothing(capsys, monkeypatch, tmp_path, npz_file):
+@pytest.mark.parametrize("step", ["_assign", "_write_vertices"])
+def test_ctrl_c_ends_in_130_and_the_same_command_goes_on(capsys, monkeypatch, tmp_path, npz_file, step):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(salientpp.store.directory.writer, "_write_vertices", interrupt)
-    code, out, err = run(capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2)
+    command = ["partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2]
+    with monkeypatch.context() as patched:
+        patched.setattr(salientpp.store.directory.writer, step, interrupt)
+        code, out, err = run(capsys, *command)
     assert code == 130 and out == ""
-    assert err.splitlines()[-1] == "salientpp partition: interrupted; nothing was written"
-    assert [path.name for path in tmp_path.iterdir()] == ["ring.npz"]
+    assert err.splitlines()[-1] == (
+        "salientpp partition: interrupted; the same command goes on after the last step that was done"
+    )
+    done = step == "_write_vertices"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*([".d.writing"] if done else []), "ring.npz"]
+    other = run(capsys, *command, "--seed", 1)
+    if done:
+        assert other[0] == 2 and "seed was 0, is 1. Give that command again" in other[2]
+        code, out, err = run(capsys, *command)
+        assert code == 0 and "assigning" not in err and "computing" not in err
+    else:
+        assert other[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "ring.npz"]
 
 
 @pytest.mark.parametrize(

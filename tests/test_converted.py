@@ -298,10 +298,11 @@ def test_too_little_memory_is_answered_with_how_much_is_needed(tmp_path, monkeyp
 _STOPPED = """
 import os, resource, signal, sys
 from pathlib import Path
-from salientpp.datasets.converted import files, journal
+from salientpp.datasets.converted import files
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.convert import Options, write_converted
 from salientpp.datasets.converted.sources import open_source
+from salientpp.store.directory import journal
 
 source, root, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 
@@ -321,7 +322,7 @@ def dies_at(owner, name, number, after):
     setattr(owner, name, call)
 
 points = [(journal.Journal, "note", 1, False), (files._File, "write", 5, True), (journal.Journal, "note", 2, True), (journal.os, "replace", 3, True),
-          (files._File, "write", 3, True), (journal.Journal, "drop", 1, False), (journal.Journal, "close", 1, False)]
+          (files._File, "write", 3, True), (journal.Journal, "drop", 1, False), (journal.Journal, "finish", 1, False)]
 for point in points[:count]:
     pid = os.fork()  # torch has computed nothing in this process, so it has no threads
     if not pid:
@@ -331,7 +332,7 @@ for point in points[:count]:
     status = os.waitpid(pid, 0)[1]
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (point, status)
     assert not (root / "manifest.json").exists()
-    print(len(__import__("json").loads((root / "journal.json").read_text())["steps"]))
+    print(len(journal._read(root / "journal.jsonl")[1]))
 run()
 """
 
@@ -357,7 +358,7 @@ def test_a_conversion_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
 
 def begun(source: str, root: Path, monkeypatch, steps: int = 2) -> None:
     """A conversion that stops after so many steps."""
-    from salientpp.datasets.converted.journal import Journal
+    from salientpp.store.directory.journal import Journal
 
     with monkeypatch.context() as patched:
         note, left = Journal.note, [steps]

@@ -624,7 +624,12 @@ def test_what_appears_while_writing_is_not_replaced_either(tmp_path, overwrite):
     with pytest.raises(ValueError, match="d exists"):
         write(hostile_data(), 2, root, on_step=on_step, overwrite=overwrite)
     assert contents(root) == {"thesis.tex": b"precious"}
-    assert names_in(tmp_path) == ["d"]
+    assert names_in(tmp_path) == [".d.writing", "d"]
+    root.rename(tmp_path / "moved")
+    steps = []
+    write(hostile_data(), 2, root, on_step=steps.append, overwrite=overwrite)
+    assert steps == [STEPS[0], STEPS[-1]], "what was done is not lost"
+    assert names_in(tmp_path) == ["d", "moved"]
 
 
 def test_overwriting_through_a_link_keeps_the_link(tmp_path):
@@ -642,7 +647,7 @@ STEPS = ["reading the topology", "assigning", "computing inclusion probabilities
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("failing", STEPS)
-def test_a_failure_at_any_step_leaves_the_old_directory_and_nothing_else(tmp_path, failing, error):
+def test_a_failure_at_any_step_leaves_the_old_directory_and_what_can_be_gone_on_with(tmp_path, failing, error):
     write(hostile_data(0), 2, tmp_path / "d")
     before = contents(tmp_path / "d")
     steps = []
@@ -657,30 +662,46 @@ def test_a_failure_at_any_step_leaves_the_old_directory_and_nothing_else(tmp_pat
             write(hostile_data(1), 3, root, overwrite=True, on_step=on_step)
     assert len(steps) == 2 * (1 + STEPS.index(failing))
     assert contents(tmp_path / "d") == before
-    assert names_in(tmp_path) == ["d"]
+    num_done = max(0, STEPS.index(failing) - 1)
+    assert names_in(tmp_path) == ([".d.writing", ".new.writing", "d"] if num_done else ["d"])
+    for root in (tmp_path / "d", tmp_path / "new"):
+        steps.clear()
+        write(hostile_data(1), 3, root, overwrite=True, on_step=steps.append)
+        assert [step.split(" ")[0] for step in steps] == [
+            step.split(" ")[0] for i, step in enumerate(STEPS) if not 1 <= i <= num_done
+        ]
+    assert (
+        contents(tmp_path / "d")
+        == contents(tmp_path / "new")
+        == contents(write(hostile_data(1), 3, tmp_path / "whole").root)
+    )
+    assert names_in(tmp_path) == ["d", "new", "whole"]
 
 
-@pytest.mark.parametrize("failing_file", [1, 2, 5, "last"])
-def test_a_full_disk_leaves_the_old_directory_and_nothing_else(tmp_path, monkeypatch, failing_file):
-    part = write(hostile_data(0), 2, tmp_path / "d")
-    before = contents(tmp_path / "d")
-    fail_at = len(part.manifest["files"]) if failing_file == "last" else failing_file
-    calls = 0
+@pytest.mark.parametrize("failing", [1, 2, 3, 4, 5, 8, 13, "last"])
+def test_a_full_disk_leaves_the_old_directory_and_what_the_next_run_goes_on_with(tmp_path, monkeypatch, failing):
+    write(hostile_data(0), 2, tmp_path / "d")
+    before, fsync, calls, fail_at = contents(tmp_path / "d"), os.fsync, [0], [0]
 
-    def fsync(descriptor: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == fail_at:
+    def counted(descriptor: int) -> None:
+        calls[0] += 1
+        if calls[0] == fail_at[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", counted)
+    whole = contents(write(hostile_data(1), 2, tmp_path / "whole").root)
+    fail_at[0] = calls[0] if failing == "last" else failing
+    calls[0] = 0
     with pytest.raises(OSError, match="No space left on device"):
         write(hostile_data(1), 2, tmp_path / "d", overwrite=True)
-    monkeypatch.undo()
-    assert calls == fail_at
+    assert calls[0] == fail_at[0]
     assert contents(tmp_path / "d") == before
-    assert names_in(tmp_path) == ["d"]
+    assert set(names_in(tmp_path)) <= {".d.writing", "d", "whole"}
     salientpp.load(tmp_path / "d", verify="full")
+    write(hostile_data(1), 2, tmp_path / "d", overwrite=True)
+    assert contents(tmp_path / "d") == whole
+    assert names_in(tmp_path) == ["d", "whole"]
 
 
 def test_a_failing_rename_puts_the_old_directory_back(tmp_path, monkeypatch):
@@ -689,7 +710,7 @@ def test_a_failing_rename_puts_the_old_directory_back(tmp_path, monkeypatch):
     rename = Path.rename
 
     def failing_rename(path: Path, target: Path) -> Path:
-        if ".writing-" in path.name:
+        if path.name.endswith(".writing"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return rename(path, target)
 
@@ -698,26 +719,10 @@ def test_a_failing_rename_puts_the_old_directory_back(tmp_path, monkeypatch):
         write(hostile_data(1), 2, tmp_path / "d", overwrite=True)
     monkeypatch.undo()
     assert contents(tmp_path / "d") == before
+    steps = []
+    write(hostile_data(1), 2, tmp_path / "d", overwrite=True, on_step=steps.append)
+    assert steps == [STEPS[0], STEPS[-1]]
     assert names_in(tmp_path) == ["d"]
-
-
-def test_what_a_killed_run_of_the_same_process_id_left_is_not_in_the_way(tmp_path, monkeypatch):
-    """In a container the process id is often the same in every run."""
-    left = []
-
-    def killed(step: str) -> None:
-        if step == "writing":
-            left.extend(names_in(tmp_path))
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
-    with pytest.raises(KeyboardInterrupt):
-        write(hostile_data(), 2, tmp_path / "d", on_step=killed)
-    monkeypatch.undo()
-    assert names_in(tmp_path) == left != [], "half a directory is there under another name"
-    assert not (tmp_path / "d").exists()
-    write(hostile_data(), 2, tmp_path / "d")
-    assert names_in(tmp_path) == sorted([*left, "d"])
 
 
 def test_an_unwritable_root_is_refused_in_words(tmp_path):
@@ -764,7 +769,7 @@ def test_missing_parents_of_the_root_are_made(tmp_path):
 
 
 @pytest.mark.parametrize("failing", STEPS)
-def test_parents_made_for_a_run_that_fails_go_with_it_and_others_stay(tmp_path, failing):
+def test_parents_made_for_a_run_that_did_nothing_go_with_it_and_others_stay(tmp_path, failing):
     (tmp_path / "mine").mkdir()
 
     def on_step(step: str) -> None:
@@ -775,9 +780,11 @@ def test_parents_made_for_a_run_that_fails_go_with_it_and_others_stay(tmp_path, 
 
     with pytest.raises(RuntimeError, match="injected"):
         write(hostile_data(), 2, tmp_path / "mine" / "a" / "b" / "d", on_step=on_step)
-    assert names_in(tmp_path / "mine" / "a") == ["others"], "what is not empty is not this run's to remove"
+    kept = ["b"] if STEPS.index(failing) > 1 else []
+    assert names_in(tmp_path / "mine" / "a") == [*kept, "others"], "what is not empty is not this run's to remove"
     (tmp_path / "mine" / "a" / "others").rmdir()
-    (tmp_path / "mine" / "a").rmdir()
+    write(hostile_data(), 2, tmp_path / "mine" / "a" / "b" / "d")
+    shutil.rmtree(tmp_path / "mine" / "a")
     with pytest.raises(ValueError, match="num_parts"):
         write(hostile_data(), 0, tmp_path / "mine" / "a" / "b" / "d")
     assert names_in(tmp_path) == ["mine"] and names_in(tmp_path / "mine") == []
@@ -796,14 +803,18 @@ def _write_with_limits(rank: int, root: str, most_bytes: int) -> str:
 
 
 @pytest.mark.parametrize("most_bytes", [0, 200, 700, 1000, 2000])
-def test_a_write_that_breaks_off_leaves_the_old_directory_and_nothing_else(tmp_path, most_bytes):
-    """The files have 128 to 2,528 bytes and the manifest more."""
+def test_a_write_that_breaks_off_leaves_the_old_directory_and_the_next_run_goes_on(tmp_path, most_bytes):
+    """The files have 128 to 2,528 bytes, the journal and the manifest more."""
     write(hostile_data(0), 2, tmp_path / "d")
     before = contents(tmp_path / "d")
     for root in (tmp_path / "d", tmp_path / "new" / "d"):
         assert distributed.run(_write_with_limits, 1, str(root), most_bytes) == ["EFBIG"]
-    assert contents(tmp_path / "d") == before and names_in(tmp_path) == ["d"]
+    assert contents(tmp_path / "d") == before
     salientpp.load(tmp_path / "d", verify="full")
+    for root in (tmp_path / "d", tmp_path / "new" / "d"):
+        write(hostile_data(1), 2, root, overwrite=True)
+    assert contents(tmp_path / "d") == contents(tmp_path / "new" / "d") != before
+    assert names_in(tmp_path) == ["d", "new"] and names_in(tmp_path / "new") == ["d"]
 
 
 def _write_and_die(rank: int, root: str, place: str) -> None:
@@ -818,7 +829,7 @@ def _write_and_die(rank: int, root: str, place: str) -> None:
         os.fsync = lambda descriptor: die() if len(calls) == int(place) else (calls.append(0), fsync(descriptor))
     elif place == "between renames":
         rename = Path.rename
-        Path.rename = lambda path, target: die() if ".writing-" in path.name else rename(path, target)
+        Path.rename = lambda path, target: die() if path.name.endswith(".writing") else rename(path, target)
     write(
         hostile_data(1), 3, Path(root), overwrite=True, on_step=lambda step: die() if step.startswith(place) else None
     )

@@ -16,6 +16,7 @@ from torch_geometric.data import Data, HeteroData
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.analysis.typed_volume import analyze_typed
+from salientpp.datasets import generate, load_dataset
 from salientpp.plan.cache import cache_bytes, plan_cache, plan_caches
 from salientpp.plan.partition_book import PartitionBook
 
@@ -70,6 +71,8 @@ def check_batches(loader: Any, one: NeighborSampler, data: Any, draw: str, **giv
             x = store_of(data, type_).get("x")
             if x is not None:
                 assert torch.equal(store.x, x[n_id]) and store.x.dtype == x.dtype
+            if "y" in store:
+                assert torch.equal(store.y, store_of(data, type_).y[n_id[: store.batch_size]])
             if loader.data.row_books[type_].num_parts > 1 and x is not None:
                 begin, end = begin_end[type_]
                 distinct = n_id.unique()
@@ -157,6 +160,59 @@ def test_times_weights_trees_and_subgraphs_are_those_of_one_process(tmp_path, nu
     root = tmp_path / "parts"
     salientpp.partition(homogeneous(), num_parts, root, FANOUTS, BATCH)
     distributed.run(check_one_type, world, str(root), [0.0, 0.3])
+
+
+def source_under_ids_of(part: salientpp.PartitionedGraph, source: Data) -> Data:
+    """The graph that was partitioned, renumbered as its directory says; of that the original ids alone are used."""
+    old = torch.cat([part.original_id(ids) for ids in torch.arange(part.num_vertices).split(2**20)])
+    new = torch.empty_like(old)
+    new[old] = torch.arange(old.numel())
+    indptr, sources = source.adj_t.crow_indices(), source.adj_t.col_indices()
+    degree = indptr.diff()[old]
+    lists = []
+    for first in range(0, old.numel(), 2**17):
+        targets, lengths = old[first : first + 2**17], degree[first : first + 2**17]
+        begin = torch.repeat_interleave(indptr[targets] - (lengths.cumsum(0) - lengths), lengths)
+        lists.append(new[sources[begin + torch.arange(begin.numel())].long()].to(torch.int32))
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    indices = torch.cat(lists)
+    size = (old.numel(), old.numel())
+    adj_t = torch.sparse_csr_tensor(ends, indices, torch.ones(1).expand(indices.numel()), size, check_invariants=False)
+    return Data(x=source.x[old], y=source.y[old], adj_t=adj_t)
+
+
+def check_converted(rank: int, root: str, graph: str, fanouts: list[int], batch_size: int, alphas: list[float]) -> dict:
+    part = salientpp.load(root)
+    data = source_under_ids_of(part, load_dataset(f"converted:{graph}"))
+    one = NeighborSampler(data, fanouts)
+    counts = {}
+    for alpha in alphas:
+        loader = NeighborLoader(
+            part,
+            fanouts,
+            "train",
+            batch_size=batch_size,
+            shuffle=True,
+            seed=3,
+            replication_factor=alpha,
+            gpu_fraction=0,
+        )
+        remote = check_batches(loader, one, data, "sample_from_nodes")
+        stats = loader.stats()
+        assert stats.rows_remote == remote if alpha == 0 else stats.rows_remote < remote
+        counts[alpha] = (len(loader), remote, stats.rows_remote)
+    return counts
+
+
+@pytest.mark.parametrize("method", ["metis-vip", "kaminpar-vip"])
+def test_a_graph_that_was_converted_and_partitioned_gives_the_batches_of_one_process(tmp_path, method):
+    """From the files of the converted graph, which the directory has no part in but for original ids."""
+    if method == "kaminpar-vip":
+        pytest.importorskip("kaminpar")
+    graph = generate(tmp_path / "graph", num_vertices=3000, average_degree=8, num_features=6, train_fraction=0.1)
+    salientpp.partition(load_dataset(f"converted:{graph}"), 2, tmp_path / "parts", FANOUTS, BATCH, method=method)
+    for counts in distributed.run(check_converted, 2, str(tmp_path / "parts"), str(graph), FANOUTS, BATCH, [0.0, 0.3]):
+        assert all(num_batches > 10 and remote > 0 for num_batches, remote, _ in counts.values())
 
 
 LINK_OPTIONS = [

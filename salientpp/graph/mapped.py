@@ -1,4 +1,4 @@
-"""How do arrays that are mapped from files stay out of this process's memory?
+"""How do arrays that are mapped from files stay out of this process's memory, and which files are they?
 
 Pages of a mapped file that a process has read count as resident until somebody wants the memory. Here is how to let go of them at once; the system keeps
 them as long as it likes, and they come again when they are read again.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-_HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+)")
+_HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s*(.*)")
 
 
 def nothing() -> None:
@@ -30,7 +30,7 @@ def releaser(array: Tensor) -> Callable[[], None]:
     # The pages that are the array's alone.
     first = -(-array.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (array.data_ptr() + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if advise is None or not array.is_contiguous() or last <= first or not _only_read(first, last):
+    if advise is None or not array.is_contiguous() or last <= first or _map_over(first, last) is None:
         return nothing
 
     def release() -> None:
@@ -39,16 +39,33 @@ def releaser(array: Tensor) -> Callable[[], None]:
     return release
 
 
-def _only_read(first: int, last: int) -> bool:
-    """Whether addresses belong to one map, of a file, without pages of this process's own."""
+def mapped_from(array: Tensor) -> tuple[Path, int] | None:
+    """The file that an array lies in and the byte where it begins there; None unless it is mapped (Linux), and none of that map's pages was written to."""
+    first = array.data_ptr()
+    found = _map_over(first, first + array.nbytes) if array.is_contiguous() and array.numel() else None
+    if found is None:
+        return None
+    start, offset, inode, path = found
     try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
+        is_there = (
+            path.is_absolute() and path.stat().st_ino == inode
+        )  # the system's text says it otherwise of odd names
     except OSError:
-        return False
-    inside = False
+        return None
+    return (path, offset + first - start) if is_there else None
+
+
+def _map_over(first: int, last: int) -> tuple[int, int, int, Path] | None:
+    """If addresses belong to one map, of a file, without pages of this process's own: its start, the offset and inode of the file, its path."""
+    try:
+        lines = Path("/proc/self/smaps").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    inside = None
     for line in lines:
         if head := _HEAD.match(line):
-            inside = int(head[1], 16) <= first and last <= int(head[2], 16) and int(head[3]) > 0
+            inside = head if int(head[1], 16) <= first and last <= int(head[2], 16) and int(head[4]) > 0 else None
         elif inside and line.startswith("Anonymous:"):
-            return line.split()[1] == "0"
-    return False
+            is_untouched = line.split()[1] == "0"
+            return (int(inside[1], 16), int(inside[3], 16), int(inside[4]), Path(inside[5])) if is_untouched else None
+    return None

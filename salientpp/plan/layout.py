@@ -23,18 +23,16 @@ _EDGES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """A numbering of N vertices in K parts.
+class Numbering:
+    """New ids of N vertices in K parts.
 
     Attributes:
         order: int64 [N], the old id of every new one.
         book: which new ids each part owns.
-        vip: float32 [K, N] by new id, what each part's batches need, seeds not counted.
     """
 
     order: Tensor
     book: PartitionBook
-    vip: Tensor
 
     def part_of_old(self) -> Tensor:
         """int64 [N], the part of every old id."""
@@ -47,6 +45,17 @@ class Layout:
         inverse = torch.empty_like(self.order)
         inverse[self.order] = torch.arange(self.order.numel())
         return inverse
+
+
+@dataclass(frozen=True, eq=False)
+class Layout(Numbering):
+    """A numbering, and what it is by.
+
+    Attributes:
+        vip: float32 [K, N] by new id, what each part's batches need, seeds not counted.
+    """
+
+    vip: Tensor
 
 
 def assign_for(
@@ -119,7 +128,7 @@ def number_by(assignment: Tensor, vip: Tensor, with_seeds: Iterable[Tensor]) -> 
 
 
 def relabeled_edges(
-    lists: Graph | Relation, targets: Layout, sources: Layout | None = None
+    lists: Graph | Relation, targets: Numbering, sources: Numbering | None = None
 ) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
     """Edges under new ids, piece by piece.
 
@@ -145,7 +154,7 @@ def relabeled_edges(
     return indptr, pieces()
 
 
-def relabel(graph: Graph, layout: Layout) -> Graph:
+def relabel(graph: Graph, layout: Numbering) -> Graph:
     """The graph under new ids, in memory."""
     indptr, pieces = relabeled_edges(graph, layout)
     return Graph.trusted(indptr, torch.cat([graph.indices[:0], *(sources for _, sources in pieces)]))

@@ -20,11 +20,11 @@ from torch import Tensor
 from salientpp.datasets.converted import buckets
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
-from salientpp.datasets.converted.directory import manifest_text
-from salientpp.datasets.converted.journal import RUNS, Journal, save
+from salientpp.datasets.converted.directory import is_converted, manifest_text
 from salientpp.datasets.converted.lists import write_lists
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
+from salientpp.store.directory.journal import JOURNAL, MANIFEST, RUNS, Journal, alone
 
 #: Given what a step does, how much there is of it and in what unit, tells it of how much is done.
 Track = Callable[[str, int, str], Callable[[int], None]]
@@ -137,10 +137,26 @@ def write_converted(
         "dtype": dict(options.dtype),
         "finite": options.finite,
     }
-    with Journal.open(root, task, overwrite) as journal:
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"{root} exists and is no directory; choose another")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"{root} cannot be written ({error.strerror}); choose another directory"
+        ) from None
+    with alone(root):
+        complete = (root / MANIFEST).is_file()
+        if complete and not overwrite:
+            raise ValueError(f"{root} exists; pass --overwrite to replace it, or choose another directory")
+        if complete and not is_converted(root):
+            raise ValueError(
+                f"{root} exists and is no converted graph, so it is not replaced; choose another directory"
+            )
+        journal = Journal.open(root, "conversion", task, overwrite=overwrite, complete=complete)
         conversion = _Conversion(source, journal, budget, options, track)
-        body = conversion.run()
-        journal.close(lambda path: save(path, manifest_text(body)))
+        journal.finish(manifest_text(conversion.run()))
+        (root / JOURNAL).unlink()
     return root
 
 

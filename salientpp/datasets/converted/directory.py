@@ -17,13 +17,11 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.store.directory.files import DatasetError, numpy_dtype, open_array, verify_file
+from salientpp.store.directory.journal import JOURNAL, MANIFEST
 from salientpp.store.directory.manifest import manifest_checksum
 
 FORMAT = "salientpp-converted-graph"
 VERSION = 1
-
-#: The journal is there until a conversion is complete, the manifest from then on.
-JOURNAL, MANIFEST = "journal.json", "manifest.json"
 
 _AGAIN = "convert again"
 

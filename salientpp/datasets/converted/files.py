@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from salientpp.store.directory.files import STORED_AS, numpy_dtype
+from salientpp.store.directory.journal import says_what_to_do
 
 
 class _File:
@@ -21,13 +22,13 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _said(path):
+        with says_what_to_do(path):
             self._file = path.open("wb", buffering=0)
 
     def write(self, data: Any) -> None:
         view = memoryview(data)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        with _said(self.path):
+        with says_what_to_do(self.path):
             while view:  # a disk that fills up takes a part
                 view = view[self._file.write(view) :]
 
@@ -35,7 +36,7 @@ class _File:
         self._file.seek(position)
 
     def close(self, to_disk: bool) -> None:
-        with _said(self.path):
+        with says_what_to_do(self.path):
             if to_disk:
                 os.fsync(self._file.fileno())
             self._file.close()
@@ -43,18 +44,6 @@ class _File:
     def abandon(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
-
-
-@contextlib.contextmanager
-def _said(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"{path} cannot be written ({error.strerror or error}); make room or mend what is wrong, and give the same command again, which goes on "
-            "after the last step that was done",
-        ) from error
 
 
 @contextlib.contextmanager

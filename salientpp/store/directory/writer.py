@@ -1,4 +1,8 @@
-"""How is a graph partitioned and written as a dataset directory?"""
+"""How is a graph partitioned and written as a dataset directory?
+
+Steps, each noted in a journal (:mod:`salientpp.store.directory.journal`) once its files are on the disk: the assignment of vertices to parts; their order and
+inclusion probabilities, and with them all that the manifest says but for files; every file of edges; every part's rows and splits. The manifest comes last.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,13 +26,15 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.graph.csc import Graph
 from salientpp.graph.mapped import nothing, releaser
 from salientpp.graph.relation import Relation
-from salientpp.plan.layout import Layout, assign_for, lay_out, relabeled_edges
+from salientpp.plan.layout import Layout, Numbering, assign_for, lay_out, relabeled_edges
 from salientpp.plan.partition import PartitionAssignment
 from salientpp.plan.typed import Fanouts, assign_types, check_typed_fanouts, lay_out_types
 from salientpp.plan.vip import check_batch_size
 from salientpp.store.directory.contents import Contents, check_types, describe, num_classes_of, read_contents
 from salientpp.store.directory.description import Description, EdgeType, VertexType
-from salientpp.store.directory.files import STORED_AS, describe_file, numpy_dtype
+from salientpp.store.directory.files import STORED_AS, numpy_dtype
+from salientpp.store.directory.identity import identify
+from salientpp.store.directory.journal import JOURNAL, Journal, alone, has_steps, says_what_to_do
 from salientpp.store.directory.manifest import manifest_checksum, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import Narrow
@@ -36,6 +44,9 @@ _COPY_BYTES = 64 * 2**20
 
 #: Of a mapped file about as much is resident while its rows are copied.
 _SPAN_BYTES = 256 * 2**20
+
+#: The parts of all vertices, until it is known in what order they are written.
+_ASSIGNMENT = "assignment.npy"
 
 
 def partition(
@@ -59,6 +70,10 @@ def partition(
 ) -> PartitionedGraph:
     """Partition a graph, order each part by VIP, and write the dataset directory ``root``.
 
+    A run that was stopped, however, goes on where it was when it is called again with the same arguments and data: what it had done lies in
+    ``.<name>.writing`` beside ``root``. Data in memory is the same if its checksums are, arrays that are mapped from files if these have the same names,
+    sizes and times.
+
     Args:
         data: a ``Data`` or ``HeteroData`` with ``edge_index`` or ``adj_t``; its node and edge attributes that are tensors
             are stored with it. Vertices with a negative ``y`` are in no split.
@@ -81,15 +96,15 @@ def partition(
             info`` shows. With several types a name means this attribute of every type that has it, and (node type, name) that of one.
         tolerance: allowed excess of a part over the mean, per balanced quantity.
         seed: of METIS or of the random assignment.
-        overwrite: replace an existing dataset directory (only once the new one is complete).
-        on_step: called with a short description before each step.
+        overwrite: replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
+        on_step: called with a short description before each step that is not done.
 
     Returns:
         The directory, opened.
 
     Raises:
-        ValueError: an argument or the data is wrong; ``root`` exists.
-        OSError: ``root`` cannot be written. An existing directory is then left as it was.
+        ValueError: an argument or the data is wrong; ``root`` exists, or was begun with others.
+        OSError: ``root`` cannot be written. An existing directory is then left as it was, and what was done stays for the next run.
     """
     root = Path(root)
     if isinstance(data, HeteroData):
@@ -97,7 +112,7 @@ def partition(
     fanouts = check_typed_fanouts(num_neighbors, data.edge_types if isinstance(data, HeteroData) else [None])
     batch_size = check_batch_size(batch_size)
     _check_root_is_free(root, overwrite)
-    with _temporary_beside(root) as temporary:
+    with _folder_beside(root) as folder:
         on_step("reading the topology")
         contents = read_contents(
             data,
@@ -108,31 +123,108 @@ def partition(
             time_attr=time_attr,
             store_as=store_as,
         )
-        graph = contents.graph
-        on_step(f"assigning {sum(graph.num_vertices)} vertices to {num_parts} parts")
-        assigned = _assign(contents, num_parts, method, fanouts, batch_size, tolerance, seed)
-        on_step("computing inclusion probabilities")
-        layouts = _lay_out(contents, assigned, fanouts, batch_size)
+        task = {
+            "num_parts": num_parts,
+            "method": _named(method),
+            "num_neighbors": fanouts,
+            "batch_size": batch_size,
+            "seeds": contents.seeds,
+            "replicate": sorted(map(str, contents.replicated)),
+            "time_attr": time_attr,
+            "store_as": [
+                [type_, name, narrow.format]
+                for type_, of in contents.narrow.items()
+                for name, (narrow, _) in of.items()
+            ],
+            "tolerance": tolerance,
+            "seed": seed,
+            "data": _identify(contents),
+        }
+        journal = Journal.open(folder, "partition", task, overwrite=overwrite, name=root)
+        for part in folder.glob("part-*") if not journal.steps else ():  # of a call that was given up
+            shutil.rmtree(part)
+        writer = _Writer(journal)
+
+        def plan() -> dict[str, Any]:
+            assigned = _assigned(writer, contents, num_parts, method, fanouts, batch_size, tolerance, seed, on_step)
+            on_step("computing inclusion probabilities")
+            layouts = _lay_out(contents, assigned, fanouts, batch_size)
+            described = _describe(contents, layouts, assigned, time_attr, fanouts, batch_size)
+            for vertices in described.node_types:
+                _write_layout(writer, vertices, layouts[vertices.name])
+            return described.to_manifest({})
+
+        manifest = dict(writer.step("layout", plan))
+        journal.drop("assignment")
         on_step("writing")
-        described = _describe(contents, layouts, assigned, time_attr, fanouts, batch_size)
-        writer = _Writer(temporary)
-        for edges, relation in zip(described.edge_types, graph.relations):
-            _write_edges(writer, edges, relation, layouts, contents)
+        described = Description.of(manifest)
+        numberings = {
+            vertices.name: Numbering(torch.from_numpy(np.load(folder / vertices.original_id_file)), vertices.book)
+            for vertices in described.node_types
+        }
+        for edges, relation in zip(described.edge_types, contents.graph.relations):
+            _write_edges(writer, edges, relation, numberings, contents)
             releaser(relation.indices)()
         for vertices in described.node_types:
-            _write_vertices(writer, vertices, layouts[vertices.name], contents, time_attr)
-        manifest = described.to_manifest(writer.files)
+            _write_vertices(writer, vertices, numberings[vertices.name], contents, time_attr)
+        manifest["files"] = journal.file_entries()
         manifest["checksum"] = manifest_checksum(manifest)
-        with (temporary / "manifest.json").open("w") as file:
-            file.write(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        journal.finish(json.dumps(manifest, indent=1, sort_keys=True))
         _check_root_is_free(root, overwrite)  # again: hours may have passed
-        _move_into_place(temporary, root)
+        _move_into_place(folder, root)
+        (root / JOURNAL).unlink()
     return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
 
 
+def _named(method: Any) -> Any:
+    """What tells methods apart, as JSON."""
+    if isinstance(method, Mapping):
+        return {str(name): _named(parts) for name, parts in method.items()}
+    return identify(method.detach().cpu()) if isinstance(method, Tensor) else str(method)
+
+
+def _identify(contents: Contents) -> list[list[Any]]:
+    """What tells the data apart from other data: the name of every array and what identifies it."""
+    graph, found = contents.graph, []
+    for edge_type, relation in zip(graph.edge_types, graph.relations):
+        of = "" if edge_type is None else f" of {edge_type}"
+        lists = {"edges": relation.indices, "ends of edges": relation.indptr, "order of edges": relation.edge_id}
+        found += [(f"{name}{of}", array) for name, array in lists.items() if array is not None]
+        found += [(f"{name}{of}", array) for name, array in contents.edge_columns[edge_type].items()]
+        found += [(f"split {name}{of}", array) for name, array in contents.edge_splits[edge_type].items()]
+    for node_type in graph.node_types:
+        of = "" if node_type is None else f" of {node_type!r}"
+        found += [(f"{name}{of}", array) for name, array in contents.node_columns[node_type].items()]
+        found += [(f"split {name}{of}", array) for name, array in contents.splits[node_type].items()]
+    sizes = [[f"number of {name or 'vertices'}", n] for name, n in zip(graph.node_types, graph.num_vertices)]
+    return [*sizes, *sorted([name, identify(array)] for name, array in found)]
+
+
 # --- the plan ---------------------------------------------------------------------------------------------
+
+
+def _assigned(
+    writer: _Writer,
+    contents: Contents,
+    num_parts: int,
+    method: str | Tensor | Mapping[str, Tensor],
+    fanouts: Sequence[Sequence[int]],
+    batch_size: int,
+    tolerance: float,
+    seed: int,
+    on_step: Callable[[str], None],
+) -> PartitionAssignment:
+    """The parts of all vertices, as they were noted, or else computed and noted now."""
+
+    def assign() -> dict[str, Any]:
+        on_step(f"assigning {sum(contents.graph.num_vertices)} vertices to {num_parts} parts")
+        assigned = _assign(contents, num_parts, method, fanouts, batch_size, tolerance, seed)
+        writer.write_tensor(_ASSIGNMENT, assigned.assignment.to(torch.int32))
+        return {"num_edges": assigned.num_edges, "edge_cut": assigned.edge_cut, "loads": assigned.loads}
+
+    noted = writer.step("assignment", assign)
+    parts = torch.from_numpy(np.load(writer.root / _ASSIGNMENT)).long()
+    return PartitionAssignment(assignment=parts, num_parts=num_parts, **noted)
 
 
 def _assign(
@@ -266,41 +358,46 @@ def _check_root_is_free(root: Path, overwrite: bool) -> None:
         raise ValueError(f"{root} exists and is not a dataset directory, so it is not replaced; choose another root")
 
 
-def _beside(root: Path, purpose: str) -> Path:
-    """A new name in the directory of ``root`` (of its target, if it is a link), for a rename within one file system."""
-    root = Path(os.path.realpath(root))
-    # Not the process id alone: in a container it is often the same in every run, and a killed run leaves its files.
-    return root.parent / f".{root.name}.{purpose}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
 @contextlib.contextmanager
-def _temporary_beside(root: Path) -> Iterator[Path]:
-    """A new directory to write; on failure it is removed, with the parents that were made for it."""
-    temporary, made = _beside(root, "writing"), []
-    try:
-        try:
-            made = [parent for parent in temporary.parents if not parent.exists()]  # nearest first
-            temporary.mkdir(parents=True)
-        except OSError as error:
-            raise type(error)(
-                error.errno,
-                f"{root} cannot be written ({error.strerror}); choose a root in a directory that you may write to",
-            ) from None
-        yield temporary
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for parent in made:
+def _folder_beside(root: Path) -> Iterator[Path]:
+    """The directory that becomes ``root``, held alone. On failure it stays if the next run can go on with it; else it goes, with the parents made for it."""
+    place = Path(os.path.realpath(root))
+    folder = place.parent / f".{place.name}.writing"
+    made = [path for path in (folder, *folder.parents) if not path.exists()]  # nearest first
+
+    def leave() -> None:
+        for path in made[1:]:
             with contextlib.suppress(OSError):  # another process may have put something there
-                parent.rmdir()
-        raise
+                path.rmdir()
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        leave()
+        raise type(error)(
+            error.errno,
+            f"{root} cannot be written ({error.strerror}); choose a root in a directory that you may write to",
+        ) from None
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (not made and found.st_uid != os.geteuid()):
+        raise ValueError(f"{folder} is no directory of yours; remove it, or choose another root")
+    with alone(folder, root):
+        try:
+            yield folder
+        except BaseException:
+            if (made or (folder / JOURNAL).is_file()) and not has_steps(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                leave()
+            raise
 
 
 def _move_into_place(temporary: Path, root: Path) -> None:
-    place = Path(os.path.realpath(root))
+    place = Path(os.path.realpath(root))  # a link stays
     if not place.exists():
         temporary.rename(place)
         return
-    old = _beside(root, "replaced")
+    # Not the process id alone: in a container it is often the same in every run, and a killed run leaves its files.
+    old = place.parent / f".{place.name}.replaced-{os.getpid()}-{secrets.token_hex(4)}"
     place.rename(old)
     try:
         temporary.rename(place)
@@ -311,57 +408,83 @@ def _move_into_place(temporary: Path, root: Path) -> None:
 
 
 class _Writer:
-    """Writes arrays piece by piece and remembers sizes and checksums."""
+    """Writes arrays piece by piece, in steps that the journal notes."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.files: dict[str, dict[str, Any]] = {}
+    def __init__(self, journal: Journal) -> None:
+        self.root = journal.root
+        self._journal = journal
+        self._written: dict[str, dict[str, Any]] = {}
+
+    def step(self, name: str, write: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any]:
+        """What a step finds: of the journal if it is done, else of ``write``, whose files get their names now."""
+        facts = self._journal.facts(name)
+        if facts is None:
+            found = write()
+            facts = self._journal.note(name, self._written, found or {})
+            self._written = {}
+        return facts
 
     def write(self, name: str, dtype: torch.dtype, shape: Sequence[int], pieces: Iterable[Tensor]) -> None:
         """Write tensors that follow one another along dimension 0."""
         stored, on_disk = STORED_AS.get(dtype, dtype), numpy_dtype(dtype)
-        path = self.root / name
-        path.parent.mkdir(exist_ok=True)
+        path = self._journal.work / name
         header = {"descr": np.lib.format.dtype_to_descr(on_disk), "fortran_order": False, "shape": tuple(shape)}
-        with path.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for piece in pieces:
-                file.write(piece.to(dtype).contiguous().view(stored).numpy().data.cast("B") if piece.numel() else b"")
-            file.flush()
-            os.fsync(file.fileno())
-        self.files[name] = {
-            **describe_file(path),
-            "dtype": on_disk.str,
-            "shape": list(shape),
-        }
+        with says_what_to_do(self.root / name):
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for piece in pieces:
+                    file.write(
+                        piece.to(dtype).contiguous().view(stored).numpy().data.cast("B") if piece.numel() else b""
+                    )
+                file.flush()
+                os.fsync(file.fileno())
+        self._written[name] = {"dtype": on_disk.str, "shape": list(shape)}
 
     def write_tensor(self, name: str, tensor: Tensor) -> None:
         self.write(name, tensor.dtype, tensor.shape, [tensor])
 
 
+def _write_layout(writer: _Writer, vertices: VertexType, layout: Layout) -> None:
+    """Original ids and probabilities of one type of vertices."""
+    writer.write_tensor(vertices.original_id_file, layout.order)
+    for part_id, probability in enumerate(layout.vip):
+        writer.write_tensor(vertices.vip_file(part_id), probability)
+
+
 def _write_edges(
-    writer: _Writer, edges: EdgeType, relation: Relation, layouts: Mapping[str | None, Layout], contents: Contents
+    writer: _Writer, edges: EdgeType, relation: Relation, numberings: Mapping[str | None, Numbering], contents: Contents
 ) -> None:
     """Topology, attributes and splits of one edge type."""
-    targets, sources = layouts[edges.target], layouts[edges.source]
+    targets, sources = numberings[edges.target], numberings[edges.source]
+    indptr, _ = relabeled_edges(relation, targets, sources)
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         """The user's numbers of edges in new order, and their sources."""
         for position, source in relabeled_edges(relation, targets, sources)[1]:
             yield position if relation.edge_id is None else relation.edge_id[position], source
 
-    indptr, _ = relabeled_edges(relation, targets, sources)
-    writer.write_tensor(edges.indptr_file, indptr)
-    writer.write(edges.indices_file, relation.indices.dtype, relation.indices.shape, (source for _, source in pieces()))
-    for name, rows in contents.edge_columns[edges.name].items():
+    def write_lists() -> None:
+        writer.write_tensor(edges.indptr_file, indptr)
+        sources_of_all = (source for _, source in pieces())
+        writer.write(edges.indices_file, relation.indices.dtype, relation.indices.shape, sources_of_all)
+
+    def write_rows(name: str, rows: Tensor) -> None:
         writer.write(edges.rows_file(name), rows.dtype, rows.shape, (rows[number] for number, _ in pieces()))
-    for name, ids in contents.edge_splits[edges.name].items():
+
+    def write_split(name: str, ids: Tensor) -> None:
         chosen = torch.zeros(edges.num_edges, dtype=torch.bool)
         chosen[ids] = True
         position = torch.cat([chosen[:0], *(chosen[number] for number, _ in pieces())]).nonzero().flatten()
         first = torch.searchsorted(position, indptr[targets.book.offsets]).tolist()
         for part_id, (begin, end) in enumerate(pairwise(first)):
             writer.write_tensor(edges.split_file(name, part_id), position[begin:end])
+
+    writer.step(edges.indices_file, write_lists)
+    for name, rows in contents.edge_columns[edges.name].items():
+        writer.step(edges.rows_file(name), partial(write_rows, name, rows))
+    for name, ids in contents.edge_splits[edges.name].items():
+        writer.step(f"{edges.prefix}split {name}", partial(write_split, name, ids))
 
 
 def _take(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
@@ -381,10 +504,11 @@ def _take(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
 
 
 def _write_vertices(
-    writer: _Writer, vertices: VertexType, layout: Layout, contents: Contents, time_attr: str | None
+    writer: _Writer, vertices: VertexType, numbering: Numbering, contents: Contents, time_attr: str | None
 ) -> None:
-    """Ids, rows, splits and probabilities of one type of vertices."""
+    """Rows and splits of one type of vertices."""
     columns, narrow = contents.node_columns[vertices.name], contents.narrow[vertices.name]
+    order = numbering.order
 
     def write_rows(file: str, rows: Tensor, ids: Tensor, stored: Narrow | None = None) -> None:
         pieces = _take(rows, ids)
@@ -396,19 +520,22 @@ def _write_vertices(
     def write_column(name: str, rows: Tensor, part_id: int, ids: Tensor) -> None:
         write_rows(vertices.rows_file(name, part_id), rows, ids, narrow[name][0] if name in narrow else None)
 
-    writer.write_tensor(vertices.original_id_file, layout.order)
     if time_attr in columns:
-        write_rows(vertices.time_file(time_attr), columns[time_attr], layout.order)
+        file = vertices.time_file(time_attr)
+        writer.step(file, partial(write_rows, file, columns[time_attr], order))
     for name, rows in columns.items() if vertices.replicated else ():
-        write_column(name, rows, 0, layout.order)
+        writer.step(vertices.rows_file(name, 0), partial(write_column, name, rows, 0, order))
     in_split = {name: torch.zeros(vertices.num_vertices, dtype=torch.bool) for name in vertices.splits}
     for name, ids in contents.splits[vertices.name].items():
         in_split[name][ids] = True
-    for part_id in range(layout.book.num_parts):
-        begin, end = layout.book.range_of(part_id)
-        own = layout.order[begin:end]
+
+    def write_part(part_id: int) -> None:
+        begin, end = numbering.book.range_of(part_id)
+        own = order[begin:end]
         for name, rows in columns.items() if not vertices.replicated else ():
             write_column(name, rows, part_id, own)
         for name, mask in in_split.items():
             writer.write_tensor(vertices.split_file(name, part_id), mask[own].nonzero().flatten() + begin)
-        writer.write_tensor(vertices.vip_file(part_id), layout.vip[part_id])
+
+    for part_id in range(numbering.book.num_parts):
+        writer.step(f"{vertices.prefix}part {part_id}", partial(write_part, part_id))
