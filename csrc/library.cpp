@@ -9,6 +9,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   // graph
   m.def("csc_from_coo(Tensor source, Tensor target, int num_vertices, bool linked=False, bool is_sorted=False) -> (Tensor indptr, Tensor indices, Tensor edge_id)");
   m.def("transpose_csc(Tensor indptr, Tensor indices) -> (Tensor indptr, Tensor indices)");
+  m.def("is_symmetric(Tensor indptr, Tensor indices) -> Tensor");
   m.def("check_csc(Tensor indptr, Tensor indices) -> ()");
   // plan
   m.def("inclusion_probability(Tensor indptr, Tensor out_indptr, Tensor out_indices, Tensor seeds, Tensor seed_offsets, int[] fanouts, int batch_size, bool frontier, bool include_seeds, bool replace) -> Tensor");

@@ -84,6 +84,14 @@ def transpose_csc(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return _ops.transpose_csc(indptr, indices)
 
 
+def is_symmetric(indptr: Tensor, indices: Tensor) -> Tensor:
+    """Whether :func:`transpose_csc` would give the same arrays, bool [1]: lists ascend, and every edge is there in both directions, equally often.
+
+    By a sum of hashes, which takes no memory and takes one graph in 2**64 for symmetric that is not.
+    """
+    return _ops.is_symmetric(indptr, indices)
+
+
 def check_csc(indptr: Tensor, indices: Tensor) -> None:
     """Raise unless ``indptr`` int64 [N + 1] runs from 0 to E without decreasing and ``indices`` is in [0, N)."""
     _ops.check_csc(indptr, indices)
@@ -609,6 +617,11 @@ def _(
 @torch.library.register_fake("salientpp::transpose_csc")
 def _(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(indptr), torch.empty_like(indices)
+
+
+@torch.library.register_fake("salientpp::is_symmetric")
+def _(indptr: Tensor, indices: Tensor) -> Tensor:
+    return indptr.new_empty([1], dtype=torch.bool)
 
 
 @torch.library.register_fake("salientpp::check_csc")

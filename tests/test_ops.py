@@ -64,6 +64,12 @@ CASES = {
         lambda: (long(0), NONE),
         lambda: (BIG.indptr, BIG.indices),
     ],
+    "is_symmetric": [
+        lambda: (INDPTR, INDICES),
+        lambda: (long(0, 1, 2), long(1, 0)),
+        lambda: (long(0), NONE),
+        lambda: (BIG.indptr, BIG.indices),
+    ],
     "check_csc": [lambda: (INDPTR, INDICES), lambda: (INDPTR, INDICES.long()), lambda: (long(0), NONE)],
     "inclusion_probability": [
         lambda: (INDPTR, OUT_INDPTR, OUT_INDICES, long(0), long(0, 1), [2, 1], 1, True, False, False),
@@ -789,6 +795,20 @@ def test_reassign_parts_refuses_with_words(change, text):
 def test_sum_over_lists_refuses_with_words(change, text):
     with pytest.raises(RuntimeError, match=text):
         ops.sum_over_lists(**(dict(indptr=INDPTR, indices=INDICES, value=torch.zeros(3, dtype=torch.float64)) | change))
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (dict(indptr=long(0, 2, 1, 3)), "indptr must not decrease, got 1 after 2"),
+        (dict(indptr=long()), "indptr must have N . 1 >= 1 entries, got 0"),
+        (dict(indptr=long(0, 2, 3, 4)), "indptr must run from 0 to the number of indices, 3, got 0 to 4"),
+        (dict(indices=torch.zeros(3)), "indices must have dtype int32 or int64, got Float"),
+    ],
+)
+def test_is_symmetric_refuses_with_words(change, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.is_symmetric(**(dict(indptr=INDPTR, indices=INDICES) | change))
 
 
 def test_transpose_csc_checks_what_it_is_given():

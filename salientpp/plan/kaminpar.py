@@ -115,13 +115,13 @@ def write_undirected(
         whole: Lists = (0, num_vertices, np.diff(lists[0]), lists[1], lists[2] if lists[2].size else None)
         most = int(lists[2].max(initial=1))
         return write_parhip(path, num_vertices, [whole], vertex_weights, most, lists[2].size > 0)
-    transposed = ops.transpose_csc(graph.indptr, graph.indices)
-    ends = graph.indptr + transposed[0]
+    transposed = Graph.trusted(graph.indptr, graph.indices).transpose()  # of a graph of its own, so that it is not kept
+    ends = graph.indptr + transposed.indptr
     largest = 1 if edge_weights is None else int(edge_weights.max())
     if edge_weights is not None and float(edge_weights.double() @ graph.indptr.diff().double()) > 2**60:
         raise ValueError("edge_weights sum to more than 2^60 over the edges; scale them down")
     most = largest * int(ends.diff().max())
-    pieces = _merged(graph, Graph.trusted(*transposed), ends, edge_weights)
+    pieces = _merged(graph, transposed, ends, edge_weights)
     return write_parhip(path, num_vertices, pieces, vertex_weights, most, edge_weights is not None)
 
 
