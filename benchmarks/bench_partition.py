@@ -30,13 +30,14 @@ from salientpp.plan.layout import assign_for
 from salientpp.plan.vip import inclusion_probability
 
 FANOUTS, BATCH_SIZE = [15, 10, 5], 1024
+METHODS = ["metis", "metis-vip", "metis-vip-refined", "kaminpar", "kaminpar-vip", "kaminpar-vip-refined", "random"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vertices", type=int, nargs="+", default=[100_000, 500_000])
     parser.add_argument("--parts", type=int, default=8)
-    parser.add_argument("--methods", nargs="+", default=["metis", "metis-vip", "kaminpar", "kaminpar-vip", "random"])
+    parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--one", help=argparse.SUPPRESS)  # the method, in the process of its own
     parser.add_argument("--graph", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -749,6 +749,33 @@ def draw_partition(result: dict) -> str:
     return "\n\n".join([title, table(header, lines), source(result)])
 
 
+def draw_refine(result: dict) -> str:
+    lines = []
+    for plain, refined in zip(result["rows"][::2], result["rows"][1::2]):
+        ratios = [
+            f"{new / old:.3f} · {of_new / of_old:.3f}"
+            for old, new, of_old, of_new in zip(
+                plain["predicted_rows"], refined["predicted_rows"], plain["counted_rows"], refined["counted_rows"]
+            )
+        ]
+        lines.append(
+            [
+                f"{plain['dataset']}, {plain['method']}, K = {plain['parts']}",
+                *ratios,
+                f"{plain['edge_cut_fraction']:.1%} → {refined['edge_cut_fraction']:.1%}",
+                f"{plain['largest_load']:.3f} → {refined['largest_load']:.3f}",
+                f"{plain['cpu_seconds']:.1f} → {refined['cpu_seconds']:.1f}",
+            ]
+        )
+    alphas = ["without a cache" if alpha == 0 else f"α = {alpha:g}" for alpha in result["alphas"]]
+    title = (
+        f"**Rows of an epoch, refined over not**, predicted · counted ({result['epochs']} epochs), all training seeds, batches of {result['batch_size']}, "
+        "fanouts 15,10,5:"
+    )
+    header = ["", *alphas, "edges cut", "largest load / mean", "CPU s"]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 #: Edges of ogbn-papers100M, both directions counted, of which 1.6 billion are distinct pairs.
 PAPERS = 3.2e9
 
@@ -859,6 +886,7 @@ DRAWN = {
     "joins": ("host_volume", draw_joins),
     "convert": ("convert", draw_convert),
     "partition": ("partition", draw_partition),
+    "refine": ("refine", draw_refine),
     "scale": ("scale", draw_scale),
     "mapped": ("mapped", draw_mapped),
     "second_level": ("host_volume", draw_second_level),

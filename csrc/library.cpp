@@ -9,11 +9,13 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   // graph
   m.def("csc_from_coo(Tensor source, Tensor target, int num_vertices, bool linked=False, bool is_sorted=False) -> (Tensor indptr, Tensor indices, Tensor edge_id)");
   m.def("transpose_csc(Tensor indptr, Tensor indices) -> (Tensor indptr, Tensor indices)");
+  m.def("is_symmetric(Tensor indptr, Tensor indices) -> Tensor");
   m.def("check_csc(Tensor indptr, Tensor indices) -> ()");
   // plan
   m.def("inclusion_probability(Tensor indptr, Tensor out_indptr, Tensor out_indices, Tensor seeds, Tensor seed_offsets, int[] fanouts, int batch_size, bool frontier, bool include_seeds, bool replace) -> Tensor");
   m.def("symmetrise(Tensor indptr, Tensor indices, Tensor? weight_by_target=None, Tensor? weight_of_each=None) -> (Tensor indptr, Tensor indices, Tensor weight)");
   m.def("rebalance_parts(Tensor indptr, Tensor indices, Tensor assignment, Tensor weights, Tensor limits, int num_parts, int sweeps, Tensor? edge_weights=None) -> Tensor");
+  m.def("reassign_parts(Tensor cost, Tensor assignment, Tensor weights, Tensor limits, int most_moves) -> Tensor");
   m.def("keep_heaviest_edges(Tensor indptr, Tensor indices, int most, Tensor? edge_weights=None) -> Tensor");
   m.def("sum_over_lists(Tensor indptr, Tensor indices, Tensor value) -> Tensor");
   m.def("code_ids(Tensor ids, int num_ids, int but_from=0, int but_to=0) -> Tensor");

@@ -103,8 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument(
         "--partition",
         metavar="HOW",
-        help="metis-vip (default), metis, kaminpar-vip, kaminpar (an extra), random, given (that of pyg-partition: or glt-partition:, their default), or an "
-        ".npy file of part ids [N]",
+        help="metis-vip (default), metis, kaminpar-vip, kaminpar (an extra) or random, with -refined behind it to move vertices until fewer rows travel; given "
+        "(that of pyg-partition: or glt-partition:, their default); or an .npy file of part ids [N]",
     )
     cut.add_argument(
         "--fanouts",
@@ -164,8 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "--partition",
         metavar="HOW",
-        help="metis-vip (default), metis, kaminpar-vip, kaminpar (an extra), random, given (that of pyg-partition: or glt-partition:, their default), or an "
-        ".npy file of part ids; a dataset directory is partitioned already",
+        help="metis-vip (default), metis, kaminpar-vip, kaminpar (an extra) or random, with -refined behind it to move vertices until fewer rows travel; given "
+        "(that of pyg-partition: or glt-partition:, their default); or an .npy file of part ids; a dataset directory is partitioned already",
     )
     cost.add_argument(
         "--fanouts",

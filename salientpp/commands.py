@@ -47,6 +47,7 @@ from salientpp.datasets.converted.directory import read_converted
 from salientpp.datasets.load import is_partition, load_given
 from salientpp.files import write_whole
 from salientpp.launch.environment import detect
+from salientpp.plan.layout import REFINED
 from salientpp.plan.placement import parts_of
 from salientpp.plan.vip import check_fanouts
 from salientpp.store.directory.description import VertexType
@@ -522,7 +523,7 @@ def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
                 f"--partition given is for datasets that are partitioned, pyg-partition:DIR and glt-partition:DIR, got {dataset}"
             )
         return None
-    if text in ("metis", "metis-vip", "kaminpar", "kaminpar-vip", "random"):
+    if text.removesuffix(REFINED) in ("metis", "metis-vip", "kaminpar", "kaminpar-vip", "random"):
         return text
     try:
         if Path(text).exists() and not Path(text).is_file():
@@ -531,7 +532,8 @@ def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
         return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
-            f"--partition must be metis, metis-vip, kaminpar, kaminpar-vip, given, random or an .npy file of part ids, got {text} ({error})"
+            f"--partition must be metis, metis-vip, kaminpar, kaminpar-vip, random (each also with -refined), given or an .npy file of part ids, "
+            f"got {text} ({error})"
         ) from None
 
 

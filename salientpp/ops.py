@@ -84,6 +84,14 @@ def transpose_csc(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return _ops.transpose_csc(indptr, indices)
 
 
+def is_symmetric(indptr: Tensor, indices: Tensor) -> Tensor:
+    """Whether :func:`transpose_csc` would give the same arrays, bool [1]: lists ascend, and every edge is there in both directions, equally often.
+
+    By a sum of hashes, which takes no memory and takes one graph in 2**64 for symmetric that is not.
+    """
+    return _ops.is_symmetric(indptr, indices)
+
+
 def check_csc(indptr: Tensor, indices: Tensor) -> None:
     """Raise unless ``indptr`` int64 [N + 1] runs from 0 to E without decreasing and ``indices`` is in [0, N)."""
     _ops.check_csc(indptr, indices)
@@ -157,6 +165,22 @@ def rebalance_parts(
     return _ops.rebalance_parts(indptr, indices, assignment, weights, limits, num_parts, sweeps, edge_weights)
 
 
+def reassign_parts(cost: Tensor, assignment: Tensor, weights: Tensor, limits: Tensor, most_moves: int) -> Tensor:
+    """Move vertices to parts where they cost less, alone or two that swap places, those that gain most first; see :mod:`salientpp.plan.refine`.
+
+    Args:
+        cost: float32 [K, N], finite: of a vertex in a part, whatever other vertices do.
+        assignment: int64 [N], parts in [0, K).
+        weights: int64 [N, C], >= 0, what a vertex adds to its part.
+        limits: int64 [C]. No load rises above its limit, and none that is above it rises; no part becomes empty.
+        most_moves: of vertices; a swap may be one more.
+
+    Returns:
+        int64 [N].
+    """
+    return _ops.reassign_parts(cost, assignment, weights, limits, most_moves)
+
+
 def keep_heaviest_edges(indptr: Tensor, indices: Tensor, most: int, edge_weights: Tensor | None = None) -> Tensor:
     """Which edges of an undirected graph are among the ``most`` heaviest at either end, bool [E].
 
@@ -169,7 +193,7 @@ def keep_heaviest_edges(indptr: Tensor, indices: Tensor, most: int, edge_weights
 
 
 def sum_over_lists(indptr: Tensor, indices: Tensor, value: Tensor) -> Tensor:
-    """``out[v]`` = the sum of ``value`` float64 over ``indices[indptr[v]:indptr[v + 1]]``, float64 [N]."""
+    """``out[v]`` = the sum of ``value`` over ``indices[indptr[v]:indptr[v + 1]]``; float32 or float64, [N] or up to 8 columns, [N, W], as ``value``."""
     return _ops.sum_over_lists(indptr, indices, value)
 
 
@@ -605,6 +629,11 @@ def _(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(indptr), torch.empty_like(indices)
 
 
+@torch.library.register_fake("salientpp::is_symmetric")
+def _(indptr: Tensor, indices: Tensor) -> Tensor:
+    return indptr.new_empty([1], dtype=torch.bool)
+
+
 @torch.library.register_fake("salientpp::check_csc")
 def _(indptr: Tensor, indices: Tensor) -> None:
     return None
@@ -648,6 +677,11 @@ def _(
     return torch.empty_like(assignment)
 
 
+@torch.library.register_fake("salientpp::reassign_parts")
+def _(cost: Tensor, assignment: Tensor, weights: Tensor, limits: Tensor, most_moves: int) -> Tensor:
+    return torch.empty_like(assignment)
+
+
 @torch.library.register_fake("salientpp::keep_heaviest_edges")
 def _(indptr: Tensor, indices: Tensor, most: int, edge_weights: Tensor | None = None) -> Tensor:
     return torch.empty_like(indices, dtype=torch.bool)
@@ -655,7 +689,7 @@ def _(indptr: Tensor, indices: Tensor, most: int, edge_weights: Tensor | None = 
 
 @torch.library.register_fake("salientpp::sum_over_lists")
 def _(indptr: Tensor, indices: Tensor, value: Tensor) -> Tensor:
-    return value.new_empty([indptr.shape[0] - 1])
+    return value.new_empty([indptr.shape[0] - 1, *value.shape[1:]])
 
 
 @torch.library.register_fake("salientpp::code_ids")

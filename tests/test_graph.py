@@ -14,7 +14,7 @@ from peers import peer
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
-from salientpp import Graph
+from salientpp import Graph, ops
 
 # A directed graph with a self-loop at 1, an edge 0 -> 1 that is there twice, and vertex 3 alone.
 SMALL = torch.tensor([[0, 1, 2, 0, 4, 1], [1, 1, 0, 1, 0, 4]])
@@ -351,3 +351,24 @@ def test_adj_t_must_be_compressed():
 def test_data_with_fewer_nodes_than_ids_is_refused():
     with pytest.raises(ValueError, match=r"edge_index\[0, 4\] must be in \[0, 3\), got 4; the graph has 3 vertices"):
         Graph.from_data(Data(edge_index=SMALL, num_nodes=3))
+
+
+def test_an_undirected_graph_whose_lists_ascend_is_its_own_transpose():
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        edges = torch.from_numpy(rng.integers(0, 30, (2, 100)))
+        both = torch.cat([edges, edges.flip(0)], dim=1)
+        order = torch.from_numpy(np.lexsort((both[0].numpy(), both[1].numpy())))
+        graph = Graph.from_edge_index(both[:, order], 30, is_sorted=True)
+        assert ops.is_symmetric(graph.indptr, graph.indices).tolist() == [True]
+        assert graph.transpose().indices.data_ptr() == graph.indices.data_ptr()
+        for made, found in zip(ops.transpose_csc(graph.indptr, graph.indices), (graph.indptr, graph.indices)):
+            assert torch.equal(made, found)
+        # Without one edge, with one more often in one direction, or with lists that do not ascend it is not.
+        for other in (both[:, order[1:]], torch.cat([both, both[:, :1]], dim=1), both.flip(1)):
+            rest = other[:, torch.from_numpy(np.argsort(other[1].numpy(), kind="stable"))]
+            almost = Graph.from_edge_index(rest, 30, is_sorted=True)
+            made = ops.transpose_csc(almost.indptr, almost.indices)
+            want = torch.equal(made[0], almost.indptr) and torch.equal(made[1], almost.indices)
+            assert ops.is_symmetric(almost.indptr, almost.indices).tolist() == [want]
+            assert torch.equal(almost.transpose().indices, made[1])

@@ -64,6 +64,12 @@ CASES = {
         lambda: (long(0), NONE),
         lambda: (BIG.indptr, BIG.indices),
     ],
+    "is_symmetric": [
+        lambda: (INDPTR, INDICES),
+        lambda: (long(0, 1, 2), long(1, 0)),
+        lambda: (long(0), NONE),
+        lambda: (BIG.indptr, BIG.indices),
+    ],
     "check_csc": [lambda: (INDPTR, INDICES), lambda: (INDPTR, INDICES.long()), lambda: (long(0), NONE)],
     "inclusion_probability": [
         lambda: (INDPTR, OUT_INDPTR, OUT_INDICES, long(0), long(0, 1), [2, 1], 1, True, False, False),
@@ -95,6 +101,11 @@ CASES = {
         lambda: (INDPTR, INDICES, long(0, 0, 0), torch.ones(3, 2, dtype=torch.int64), long(2, 3), 2, 0, long(1, 5, 1)),
         lambda: (long(0), NONE, NONE, torch.ones(0, 1, dtype=torch.int64), long(2), 2, 3, None),
     ],
+    "reassign_parts": [
+        lambda: (torch.rand(2, 3), long(0, 0, 1), torch.ones(3, 1, dtype=torch.int64), long(2), 3),
+        lambda: (torch.rand(3, 80), torch.arange(80) % 3, torch.ones(80, 2, dtype=torch.int64), long(30, 27), 9),
+        lambda: (torch.rand(1, 0), NONE, torch.ones(0, 1, dtype=torch.int64), long(2), 3),
+    ],
     "keep_heaviest_edges": [
         lambda: (long(0, 2, 3, 4), ints(1, 2, 0, 0), 1, None),
         lambda: (long(0, 2, 3, 4), long(1, 2, 0, 0), 1, long(5, 4, 5, 4)),
@@ -104,6 +115,7 @@ CASES = {
         lambda: (INDPTR, INDICES, torch.rand(3, dtype=torch.float64)),
         lambda: (BIG.indptr, BIG.indices.long(), torch.rand(80, dtype=torch.float64)),
         lambda: (long(0), NONE, torch.rand(0, dtype=torch.float64)),
+        lambda: (BIG.indptr, BIG.indices, torch.rand(80, 5)),
     ],
     "code_ids": [
         lambda: (long(9, 3, 3, 70), 100, 0, 0),
@@ -712,6 +724,45 @@ def test_sums_over_lists_are_products_with_the_adjacency_matrix():
     target = torch.arange(80).repeat_interleave(BIG.in_degree())
     dense.index_put_((target, BIG.indices.long()), torch.ones((), dtype=torch.float64), accumulate=True)
     assert torch.allclose(ops.sum_over_lists(BIG.indptr, BIG.indices, value), dense @ value, rtol=1e-12)
+    for width in range(1, 9):
+        rows = torch.rand(80, width, dtype=torch.float64)
+        assert torch.allclose(ops.sum_over_lists(BIG.indptr, BIG.indices, rows), dense @ rows, rtol=1e-12)
+        assert torch.allclose(
+            ops.sum_over_lists(BIG.indptr, BIG.indices, rows.float()), (dense @ rows).float(), rtol=1e-5
+        )
+
+
+COST = torch.zeros(2, 3)
+REASSIGN = dict(
+    cost=COST, assignment=long(0, 1, 1), weights=torch.ones(3, 1, dtype=torch.int64), limits=long(2), most_moves=3
+)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (dict(cost=COST.double()), "cost must be a contiguous tensor of dtype Float and 2 dimensions"),
+        (dict(cost=torch.zeros(3)), "cost must be a contiguous tensor of dtype Float and 2 dimensions"),
+        (dict(cost=torch.zeros(3, 2).t()), "cost must be a contiguous tensor of dtype Float and 2 dimensions"),
+        (dict(cost=torch.zeros(0, 3)), r"cost must have 1 to 2\^31 - 1 rows, got 0"),
+        (dict(cost=torch.full((2, 3), float("nan"))), r"cost\[0, 0\] must be finite, got nan"),
+        (dict(assignment=long(0, 1)), "assignment must have one entry per column of cost, expected 3, got 2"),
+        (dict(assignment=long(0, 1, 2)), r"assignment\[2\] must be in \[0, 2\), got 2"),
+        (dict(assignment=long(0, -1, 1)), r"assignment\[1\] must be in \[0, 2\), got -1"),
+        (
+            dict(weights=torch.ones(3, 2, dtype=torch.int64)),
+            r"weights must have one row per vertex .* expected \[3, 1\]",
+        ),
+        (dict(weights=torch.ones(3, 1)), "weights must have dtype Long, got Float"),
+        (dict(weights=-torch.ones(3, 1, dtype=torch.int64)), r"weights\[0, 0\] must be >= 0, got -1"),
+        (dict(weights=torch.full((3, 1), 2**62)), r"weights\[:, 0\] sum to more than 2\^63 - 1; scale them down"),
+        (dict(limits=long(-1)), r"limits\[0\] must be >= 0, got -1"),
+        (dict(most_moves=-1), "most_moves must be >= 0, got -1"),
+    ],
+)
+def test_reassign_parts_refuses_with_words(change, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.reassign_parts(**(REASSIGN | change))
 
 
 @pytest.mark.parametrize(
@@ -721,7 +772,10 @@ def test_sums_over_lists_are_products_with_the_adjacency_matrix():
         (dict(indices=ints(1, 2, -1)), r"indices must be in \[0, 3\), the number of values; one is not"),
         (dict(indptr=long(0, 2, 1, 3)), "indptr must not decrease, got 1 after 2"),
         (dict(indptr=long(0, 2, 3, 4)), "indptr must run from 0 to the number of indices, 3, got 0 to 4"),
-        (dict(value=torch.zeros(3)), "value must have dtype Double, got Float"),
+        (dict(value=torch.zeros(3, dtype=torch.int64)), "value must have dtype Double or Float, got Long"),
+        (dict(value=torch.zeros(3, 9)), "value must have 1 to 8 columns, got 9"),
+        (dict(value=torch.zeros(3, 1, 1)), "value must have 1 or 2 dimensions, got 3"),
+        (dict(value=torch.zeros(2, 3).t()), "value must be contiguous"),
         # Far from the vertex at hand, where lists are looked at ahead of their turn.
         (dict(indptr=torch.arange(61), indices=torch.full((60,), 2**62)), "indices must be in"),
         (
@@ -741,6 +795,20 @@ def test_sums_over_lists_are_products_with_the_adjacency_matrix():
 def test_sum_over_lists_refuses_with_words(change, text):
     with pytest.raises(RuntimeError, match=text):
         ops.sum_over_lists(**(dict(indptr=INDPTR, indices=INDICES, value=torch.zeros(3, dtype=torch.float64)) | change))
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (dict(indptr=long(0, 2, 1, 3)), "indptr must not decrease, got 1 after 2"),
+        (dict(indptr=long()), "indptr must have N . 1 >= 1 entries, got 0"),
+        (dict(indptr=long(0, 2, 3, 4)), "indptr must run from 0 to the number of indices, 3, got 0 to 4"),
+        (dict(indices=torch.zeros(3)), "indices must have dtype int32 or int64, got Float"),
+    ],
+)
+def test_is_symmetric_refuses_with_words(change, text):
+    with pytest.raises(RuntimeError, match=text):
+        ops.is_symmetric(**(dict(indptr=INDPTR, indices=INDICES) | change))
 
 
 def test_transpose_csc_checks_what_it_is_given():

@@ -20,6 +20,9 @@ namespace {
 
 constexpr int64_t kPrefetchAhead = 48;
 constexpr int64_t kRunEdges = 512;
+// Of more vertices, four parts are swept at a time and not eight: what a sweep holds is 8 bytes for each vertex and
+// part.
+constexpr int64_t kManyVertices = int64_t{1} << 25;
 // Less work than this is not worth waking threads for.
 constexpr int64_t kParallelWork = 1 << 16;
 
@@ -224,7 +227,7 @@ Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, con
   dispatch_index(out_indices, [&](auto* targets) {
     for (int64_t part = 0; part < num_sets;) {
       const int64_t left = num_sets - part;
-      const int64_t taken = std::min<int64_t>(left, 8);
+      const int64_t taken = std::min<int64_t>(left, num_vertices > kManyVertices ? 4 : 8);
       if (taken > 4)
         sweep<8>(problem, targets, part, taken, result);
       else if (taken > 2)

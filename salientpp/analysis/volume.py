@@ -231,7 +231,7 @@ def analyze(
             equal a live run's exactly).
         parts: K; needed for a ``Data``.
         name: of the dataset, for the report.
-        method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'random', or an assignment [N].
+        method: as in ``partition``.
         fanouts: one or more lists, nearest the seeds first. None, as for ``batch_size`` and ``seeds``: what the directory was ordered for; of a ``Data``
             one list of 15, 10, 5, batches of 1024, and 'train'.
         batch_size: seeds per batch and rank.

@@ -92,10 +92,13 @@ class Graph:
 
     @lazy
     def _transposed(self) -> Graph:
+        # Most graphs that are large are undirected, and mapped: they need no second copy, in memory.
+        if bool(ops.is_symmetric(self.indptr, self.indices)):
+            return Graph.trusted(self.indptr, self.indices)
         return Graph.trusted(*ops.transpose_csc(self.indptr, self.indices))
 
     def transpose(self) -> Graph:
-        """The graph with every edge turned round, without edge ids; made once and kept."""
+        """The graph with every edge turned round, without edge ids; made once and kept. Of an undirected graph whose lists ascend it has the same arrays."""
         return self._transposed
 
     @classmethod

@@ -14,9 +14,13 @@ from torch import Tensor
 
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.graph.relation import Relation
-from salientpp.plan.partition import PartitionAssignment, assign_parts, check_num_parts
+from salientpp.plan.partition import PartitionAssignment, assign_parts, check_num_parts, loads_and_limits
 from salientpp.plan.partition_book import PartitionBook
+from salientpp.plan.refine import refine_by_vip
 from salientpp.plan.vip import add_seeds, draw_weights, inclusion_probability
+
+#: At the end of a method's name: what it found is then refined.
+REFINED = "-refined"
 
 #: Relabelling works on runs of about this many edges, so that its memory is bounded.
 _EDGES_AT_ONCE = 2**22
@@ -74,21 +78,34 @@ def assign_for(
 
     Args:
         method: 'metis-vip' is METIS with the edge weights of :func:`~salientpp.plan.vip.draw_weights`, for the steps of K ranks,
-            'kaminpar-vip' is KaMinPar with them; the rest as in ``assign_parts``.
+            'kaminpar-vip' is KaMinPar with them; the rest as in ``assign_parts``. With '-refined' behind it, what a method found is improved by
+            :func:`~salientpp.plan.refine.refine_by_vip`.
         seeds: int64 ids that batches start from; None: all vertices.
     """
     check_num_parts(num_parts)
     weights = None
+    seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
+    refined = isinstance(method, str) and method.endswith(REFINED)
+    if isinstance(method, str):
+        method = method.removesuffix(REFINED)
     if isinstance(method, str) and method in ("metis-vip", "kaminpar-vip"):
-        seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
         # A graph of its own, so that its transpose is not kept while METIS wants the memory.
         own = Graph.trusted(graph.indptr, graph.indices)
         weights = draw_weights(own, seeds, num_neighbors, batch_size * num_parts)
         del own
         method = method.removesuffix("-vip")
-    return assign_parts(
+    found = assign_parts(
         graph, num_parts, method=method, seed_sets=splits, edge_weights=weights, tolerance=tolerance, seed=seed
     )
+    if not refined:
+        return found
+    del weights
+    loads, limits = loads_and_limits(graph, num_parts, splits, tolerance)
+    assignment = refine_by_vip(
+        Graph.trusted(graph.indptr, graph.indices), found.assignment, num_parts, seeds=seeds, num_neighbors=num_neighbors, batch_size=batch_size,
+        weights=loads, limits=limits,
+    )  # fmt: skip
+    return assign_parts(graph, num_parts, method=assignment, seed_sets=splits)
 
 
 def lay_out(

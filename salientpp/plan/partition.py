@@ -219,6 +219,14 @@ def assign_parts(
     )
 
 
+def loads_and_limits(
+    graph: Graph, num_parts: int, seed_sets: Mapping[str, Tensor], tolerance: float
+) -> tuple[Tensor, Tensor]:
+    """What every vertex adds to its part, int64 [N, C], and how much of each a part may hold, int64 [C], of partitions of vertices, edges and seeds."""
+    weights = _constraint_weights(graph, seed_sets)
+    return weights.table, _load_limits(weights, num_parts, min(tolerance, num_parts))
+
+
 # --- arguments -------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import words_for
 from salientpp.graph.typed import TypedGraph
-from salientpp.plan.layout import Layout, number_by
+from salientpp.plan.layout import REFINED, Layout, number_by
 from salientpp.plan.partition import PartitionAssignment, assign_parts, check_assignment, check_num_parts
 from salientpp.plan.vip import check_fanouts, typed_inclusion_probabilities, typed_traffic, uniform_starts
 
@@ -126,6 +126,10 @@ def assign_types(
         tolerance, seed: as in :func:`~salientpp.plan.partition.assign_parts`.
     """
     check_num_parts(num_parts)
+    if isinstance(method, str) and method.endswith(REFINED):
+        raise ValueError(
+            f"method {method!r} is for graphs of one type of vertices, got {len(typed.node_types)}; use {method.removesuffix(REFINED)!r}"
+        )
     joint = JointGraph.of(typed)
     weights, given = None, method if isinstance(method, str) else _joint_assignment(typed, method, num_parts)
     if isinstance(given, str) and given in ("metis-vip", "kaminpar-vip"):

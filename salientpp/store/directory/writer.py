@@ -81,8 +81,9 @@ def partition(
         root: the directory to write; its parent must exist or be creatable.
         num_neighbors, batch_size: the workload whose VIP orders the rows and is stored for the cache; of a ``HeteroData`` one list for all edge
             types, or a mapping. Training with other numbers is right as well, the loader then computes what it needs.
-        method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'kaminpar-vip' and 'kaminpar' (with KaMinPar, an extra), 'random', or the given
-            assignment: an integer tensor [N] of parts in [0, K); of a ``HeteroData`` a mapping from node types to such tensors.
+        method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'kaminpar-vip' and 'kaminpar' (with KaMinPar, an extra), 'random'; each
+            also with '-refined' behind it, where vertices then move while fewer rows are predicted to travel. Or the given assignment: an integer tensor [N]
+            of parts in [0, K); of a ``HeteroData`` a mapping from node types to such tensors.
         split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping; None takes ``train_mask``, ``train_idx`` or
             ``train_index`` of the data, and so for ``val`` and ``test``.
         edge_split: name -> edge ids or mask, of a ``HeteroData`` edge type -> such a mapping; ids are positions in ``edge_index``. An edge belongs
