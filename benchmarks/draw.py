@@ -1026,8 +1026,8 @@ def draw_large_epoch(result: dict) -> str:
         "what bounds it",
     ]
     title = (
-        "**Extrapolated, not measured**: an epoch by the largest of those graphs, times the seeds of the dataset; rows of all machines together; seconds of the "
-        "network for what one machine receives at α = 0.16:"
+        "**Extrapolated, not measured**: an epoch by the largest of those graphs, times the seeds of the dataset; rows of all machines together; seconds of "
+        "the network for what one machine receives at α = 0.16:"
     )
     return "\n\n".join([title, table(header, lines), source(result)])
 
