@@ -1,6 +1,6 @@
 """What does each step from nothing to a partitioned directory take, in time and memory, as graphs grow? Writes results/scale.json.
 
-    python benchmarks/bench_scale.py [--vertices 500000 1000000 ...] [--graphs DIR ...] [--degree 20] [--parts 8] [--folder DIR]
+    python benchmarks/bench_scale.py [--vertices 500000 1000000 ...] [--graphs DIR ...] [--degree 20 ...] [--parts 8] [--folder DIR]
 
 For each size ``salientpp generate`` writes a graph with 128 float16 columns, and ``salientpp partition converted:`` partitions it for fanouts 15,10,5 and
 batches of 1024, each in a process of its own with two threads. Meanwhile /proc is read 50 times a second: time on the clock and of the CPU, and the largest
@@ -45,21 +45,23 @@ def main() -> None:
         "--vertices", type=int, nargs="*", default=[500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000]
     )
     parser.add_argument("--graphs", type=Path, nargs="*", default=[], help="graphs that were generated before, besides")
-    parser.add_argument("--degree", type=float, default=20)
+    parser.add_argument("--degree", type=float, nargs="+", default=[20.0], help="for every number of vertices")
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--partition", default="kaminpar-vip")
     parser.add_argument("--memory", default="1GB", help="for generate")
+    parser.add_argument("--results", default="scale", help="name of the file in results")
     parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
     arguments = parser.parse_args()
     rows, quality = [], []
-    for given in [*arguments.vertices, *arguments.graphs]:
+    sizes = [(vertices, degree) for vertices in arguments.vertices for degree in arguments.degree]
+    for given, degree in [*sizes, *((graph, None) for graph in arguments.graphs)]:
         folder = Path(tempfile.mkdtemp(prefix="salientpp-scale-", dir=arguments.folder))
         graph, found = folder / "g", []
         try:
             if isinstance(given, Path):
                 graph = given
             else:
-                options = ["--num-vertices", given, "--average-degree", arguments.degree, "--num-features", FEATURES]
+                options = ["--num-vertices", given, "--average-degree", degree, "--num-features", FEATURES]
                 found += watch(["generate", graph, *options, "--memory", arguments.memory], folder, "generate")
             workload = ["--fanouts", FANOUTS, "--batch-size", BATCH_SIZE, "--partition", arguments.partition]
             found += watch(
@@ -70,7 +72,7 @@ def main() -> None:
             rows += [{**size, **row} for row in found]
             quality.append({**size, **json.loads((folder / "parts" / "manifest.json").read_text())["quality"]})
             write_results(
-                "scale",
+                arguments.results,
                 rows,
                 quality=quality,
                 parts=arguments.parts,

@@ -6,10 +6,13 @@ A table stands between ``<!-- name -->`` and ``<!-- /name -->``; what is between
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -835,6 +838,200 @@ def draw_scale(result: dict) -> str:
     return "\n\n".join([title, table(header, lines), says, table(of_growth, growth), source(result)])
 
 
+#: The largest public graphs, which are not here. Edges are those that batches are drawn from: of papers100M and MAG240M both directions of every edge that is
+#: stored (none is assumed to be stored both ways), of IGB-full the edges as they are stored. ``rows``: vertices with features; ``row_bytes``: as float16.
+#: ``train`` and ``split``: seeds, and ids in all splits, of IGB-full 60 % and all of its labelled vertices, as its own loader has them. From: OGB
+#: (arXiv 2005.00687), OGB-LSC (arXiv 2103.09430), IGB (arXiv 2302.13522).
+LARGE = {
+    "papers100M": dict(
+        vertices=111_059_956, edges=2 * 1_615_685_872, rows=111_059_956, row_bytes=256, train=1_207_179, split=1_546_782
+    ),
+    "MAG240M": dict(
+        vertices=244_160_499, edges=2 * 1_728_364_232, rows=121_751_666, row_bytes=1536, train=1_112_392, split=1_398_159
+    ),
+    "IGB-full": dict(
+        vertices=269_346_174, edges=3_995_777_033, rows=269_346_174, row_bytes=2048, train=136_278_514, split=227_130_858
+    ),
+}  # fmt: skip
+
+#: Cores of a machine, and Gbit/s of its network, that the table assumes.
+CORES, GIGABITS = 16, (1, 10, 100)
+
+
+def directory_bytes(
+    parts: int, vertices: int, edges: int, rows: int, row_bytes: int, split: int, label: int = 8
+) -> float:
+    """Of a dataset directory: lists (int64 and int32), original ids, rows, labels, ids of splits, and the VIP of every vertex for every part."""
+    return 8 * (vertices + 1) + 4 * edges + 8 * vertices + rows * (row_bytes + label) + 8 * split + 4 * parts * vertices
+
+
+def draw_large_disk(result: dict) -> str:
+    """What the formats take: exact but for headers."""
+    errors = [
+        directory_bytes(
+            row["parts"],
+            row["vertices"],
+            row["edges"],
+            row["vertices"],
+            row["row_bytes"],
+            row["split_ids"],
+            row["label_bytes"],
+        )
+        / row["bytes"]
+        - 1
+        for row in result["disk"]
+    ]
+    lines = []
+    for name, graph in LARGE.items():
+        vertices, edges, rows, row_bytes = (graph[key] for key in ("vertices", "edges", "rows", "row_bytes"))
+        converted = 8 * (vertices + 1) + 4 * edges + rows * (row_bytes + 8) + 3 * vertices
+        for parts in (1, 8, 16):
+            whole = directory_bytes(parts, vertices, edges, rows, row_bytes, graph["split"])
+            topology = 8 * (vertices + 1) + 4 * edges
+            own = topology + 8 * vertices + rows * (row_bytes + 8) / parts + 4 * vertices
+            memory = topology + rows * row_bytes / parts * (1 + (0.16 if parts > 1 else 0)) + 4 * vertices
+            figures = [converted, whole, own, topology, rows * row_bytes / parts, memory]
+            lines.append(
+                [f"{name}, {parts} machine{'s' * (parts > 1)}", *(f"{figure / 1e9:,.0f}" for figure in figures)]
+            )
+    title = (
+        "**Computed from the formats, not measured**, GB; float16 rows. Against directories of generated graphs that were written, "
+        f"{len(errors)} of them, the sum is off by {min(errors):+.2%} to {max(errors):+.2%}:"
+    )
+    header = [
+        "",
+        "converted graph",
+        "directory",
+        "of it, what one machine needs",
+        "topology, mapped",
+        "rows of a part",
+        "a host's memory that holds all it reads, α = 0.16",
+    ]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
+def plane(rows: list[dict], key: str) -> np.ndarray:
+    """Least squares ``a + b N + c E`` with b, c >= 0: [a, b, c]."""
+    design = np.array([[1.0, row["vertices"], row["edges"]] for row in rows])
+    values = np.array([row[key] for row in rows])
+    best, least = np.zeros(3), math.inf
+    for columns in ([0, 1, 2], [0, 1], [0, 2], [0]):
+        size = design[:, columns].max(0)
+        found = np.zeros(3)
+        found[columns] = np.linalg.lstsq(design[:, columns] / size, values, rcond=None)[0] / size
+        error = float(((design @ found - values) ** 2).sum())
+        if (found[1:] >= 0).all() and error < least:
+            best, least = found, error
+    return best
+
+
+def draw_scale_degrees(result: dict) -> str:
+    """Memory and time by vertices and by edges, from graphs of several degrees."""
+    measured, extrapolated = [], []
+    sizes = sorted({(row["vertices"], row["edges"]) for row in result["rows"]})
+    for step in dict.fromkeys(row["step"] for row in result["rows"]):
+        if step == "generate":
+            continue
+        rows = sorted(
+            (row for row in result["rows"] if row["step"] == step), key=lambda row: (row["vertices"], row["edges"])
+        )
+        measured.append([step, *(f"{row['anonymous_bytes'] / 1e9:.2f} · {row['cpu_seconds']:.0f}" for row in rows)])
+        line = [step]
+        for key, unit, scale in (("anonymous_bytes", "GB", 1e9), ("cpu_seconds", "CPU h", 3600)):
+            start, by_vertex, by_edge = plane(rows, key)
+            # Whether a plane holds: what the other graphs say of the largest.
+            *others, largest = sorted(rows, key=lambda row: row["edges"])
+            of_others = plane(others, key) @ [1, largest["vertices"], largest["edges"]]
+            line.append(
+                f"{start / 1e9:.2f} GB + {by_vertex:.0f} B · N + {by_edge:.1f} B · E"
+                if unit == "GB"
+                else f"{start:.1f} s + {1e6 * by_vertex:.1f} µs · N + {1e6 * by_edge:.2f} µs · E"
+            )
+            line.append(f"{of_others / largest[key] - 1:+.0%}")
+            for graph in LARGE.values():
+                number = (start + by_vertex * graph["vertices"] + by_edge * graph["edges"]) / scale
+                line.append(f"{number:,.0f}" if unit == "GB" else f"{number:,.2f}")
+        extrapolated.append(line)
+    header = ["", *(f"{vertices / 1e6:g} M vertices, {edges / 1e6:.1f} M edges" for vertices, edges in sizes)]
+    title = (
+        f"**Measured**: most anonymous GB · CPU seconds, graphs of several degrees, {result['parts']} parts, `--partition {result['partition']}`, "
+        f"{result['features']} float16 columns:"
+    )
+    says = (
+        "**Fitted, and in italics extrapolated, not measured**: a plane through these figures, N vertices and E edges; *error* is how far the plane through "
+        "the other graphs misses the one of most edges:"
+    )
+    of_fit = ["", "anonymous memory", "error", *(f"*{name}, GB*" for name in LARGE)]
+    of_fit += ["CPU time", "error", *(f"*{name}, CPU h*" for name in LARGE)]
+    return "\n\n".join([title, table(header, measured), says, table(of_fit, extrapolated), source(result)])
+
+
+def draw_large_rows(result: dict) -> str:
+    """Rows of a seed as graphs grow: what was measured."""
+    lines = []
+    for name in LARGE:
+        for parts in sorted({row["parts"] for row in result["rows"]}):
+            rows = sorted(
+                (row for row in result["rows"] if (row["shape"], row["parts"]) == (name, parts)),
+                key=lambda row: row["vertices"],
+            )
+            for row in rows:
+                lines.append(
+                    [
+                        f"like {name}, K = {parts}, {row['vertices'] / 1e6:g} M vertices, {row['edges'] / 1e6:.1f} M edges",
+                        str(row["batch_size"]),
+                        f"{row['edge_cut_fraction']:.1%}",
+                        f"{row['vertices_per_seed']:.0f}",
+                        *(f"{number:.0f}" for number in row["rows_per_seed"]),
+                    ]
+                )
+    header = ["", "batch size", "edges cut", "vertices a seed", *(f"rows, α = {alpha:g}" for alpha in result["alphas"])]
+    title = (
+        "**Measured** on generated graphs, for each seed of a batch: its share of the batch's distinct vertices, and of those that another part owns and "
+        f"that are not cached; fanouts 15,10,5, {result['counted_seeds']} seeds of each part at least:"
+    )
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
+def draw_large_epoch(result: dict) -> str:
+    """Rows of an epoch, and what bounds it, of the largest graphs."""
+    gather = {row["row_bytes"]: row["cpu_seconds_per_row"] for row in result["gather"]}
+    alphas = result["alphas"]
+    lines = []
+    for name, graph in LARGE.items():
+        with_rows = graph["rows"] / graph["vertices"]
+        for parts in (1, 8, 16):
+            own = [row for row in result["rows"] if (row["shape"], row["parts"]) == (name, max(8, parts))]
+            row = max(own, key=lambda row: row["vertices"])
+            seeds = graph["train"] / parts
+            of_vertex = row["sampling_cpu_seconds_per_vertex"] + with_rows * gather[graph["row_bytes"]]
+            making = seeds * row["vertices_per_seed"] * of_vertex / CORES
+            cells = [f"{seeds / result['batch_size']:,.0f}", f"{making:,.0f}"]
+            if parts == 1:
+                cells += ["0"] * len(alphas) + ["–"] * len(GIGABITS) + ["making batches"]
+            else:
+                fetched = [number * with_rows * graph["train"] for number in row["rows_per_seed"]]
+                received = fetched[alphas.index(0.16)] / parts * graph["row_bytes"]
+                seconds = [received / (speed * 1e9 / 8) for speed in GIGABITS]
+                slow = [f"{speed:g}" for speed, time in zip(GIGABITS, seconds) if time > making]
+                cells += [f"{number / 1e6:,.0f}" for number in fetched] + [f"{time:,.0f}" for time in seconds]
+                cells.append(f"the network up to {slow[-1]} Gbit/s" if slow else "making batches")
+            lines.append([f"{name}, {parts} machine{'s' * (parts > 1)}", *cells])
+    header = [
+        "",
+        "batches a machine",
+        f"s to make them, {CORES} cores",
+        *(f"M rows, α = {alpha:g}" for alpha in alphas),
+        *(f"s at {speed} Gbit/s" for speed in GIGABITS),
+        "what bounds it",
+    ]
+    title = (
+        "**Extrapolated, not measured**: an epoch by the largest of those graphs, times the seeds of the dataset; rows of all machines together; seconds of "
+        "the network for what one machine receives at α = 0.16:"
+    )
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
 def draw_mapped(result: dict) -> str:
     disk = {row["row_bytes"]: row["seconds"] for row in result["rows"] if row["way"] == "disk"}
     names = {"kernel": "the row kernel", "torch": "torch's index_select", "disk": "pages with pread, 32 threads"}
@@ -888,6 +1085,10 @@ DRAWN = {
     "partition": ("partition", draw_partition),
     "refine": ("refine", draw_refine),
     "scale": ("scale", draw_scale),
+    "scale_degrees": ("scale_degrees", draw_scale_degrees),
+    "large_disk": ("large", draw_large_disk),
+    "large_rows": ("large", draw_large_rows),
+    "large_epoch": ("large", draw_large_epoch),
     "mapped": ("mapped", draw_mapped),
     "second_level": ("host_volume", draw_second_level),
 }
