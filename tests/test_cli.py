@@ -414,7 +414,7 @@ def test_brackets_in_a_path_are_no_markup(capsys, tmp_path, npz_file):
         (DATASET, ["--parts", "0"], "num_parts must be an integer >= 1, got 0"),
         (DATASET, ["--tolerance", "-1"], "tolerance must be a number >= 0, got -1.0"),
         (DATASET, ["--seed", "-1"], "seed must be an integer >= 0, got -1"),
-        (DATASET, ["--partition", "nowhere.npy"], "random or an .npy file of part ids, got nowhere.npy ("),
+        (DATASET, ["--partition", "nowhere.npy"], "given or an .npy file of part ids, got nowhere.npy ("),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, dataset, options, text):
@@ -443,7 +443,7 @@ def test_a_partition_file_that_is_no_array_of_part_ids_is_refused(capsys, tmp_pa
         path.mkdir()
     line = mistake(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--partition", path)
     assert line.startswith("salientpp partition: --partition must be metis, ")
-    assert f"random or an .npy file of part ids, got {path} (" in line
+    assert f"given or an .npy file of part ids, got {path} (" in line
 
 
 @pytest.mark.parametrize(
