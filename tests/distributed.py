@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import signal
 import time
@@ -32,17 +33,6 @@ NEVER = 3600.0
 _MEETINGS = 3
 _NOT_MET = "NotMet"
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "torch",
-        "torch_geometric.loader",
-        "salientpp.minibatch.node_loader",
-        "salientpp.store.directory.writer",
-        "distributed",
-    ]
-)
-
 
 @dataclass(frozen=True)
 class Failed:
@@ -53,6 +43,21 @@ class Failed:
 
     def __bool__(self) -> bool:
         return False
+
+
+def forks() -> multiprocessing.context.ForkServerContext:
+    """Starts processes by forks of a server that has imported what is slow to import; the server runs from the first call on."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["preloaded", "graphs", "distributed"])
+    before = os.environ.get("PYTHONPATH")  # until Python 3.13 the server is not told where these are
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), before]))
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    return context
 
 
 def run(
@@ -87,14 +92,15 @@ def run(
 def _start(
     function: Callable[..., Any], world_size: int, args: tuple, seconds: float, group_seconds: float, rank_0_hosts: bool
 ) -> list[Any]:
+    context = forks()
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = master.port
     if rank_0_hosts:
         del master
     pipes, processes = [], []
     for rank in range(world_size):
-        here, there = _context.Pipe(duplex=False)
-        process = _context.Process(
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(
             target=_main,
             args=(there, function, rank, world_size, port, group_seconds, rank_0_hosts and rank == 0, args),
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked_python import python
 from torch_geometric.data import Data, HeteroData
 
 import salientpp
@@ -341,7 +342,7 @@ def test_a_conversion_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
     source = f"npz:{write_npz(tmp_path / 'g.npz')}"
     (tmp_path / "a").mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", _STOPPED, source, str(tmp_path / "a" / "c"), "7"],
+        [python(), "-c", _STOPPED, source, str(tmp_path / "a" / "c"), "7"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -449,9 +450,7 @@ run()
 
 def test_a_disk_that_fills_up_is_said_and_the_next_run_goes_on(tmp_path):
     source, root = f"npz:{write_npz(tmp_path / 'g.npz')}", tmp_path / "c"
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL, source, str(root), "20000"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([python(), "-c", _FULL, source, str(root), "20000"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (
         "cannot be written (File too large); make room" in done.stdout and "give the same command again" in done.stdout

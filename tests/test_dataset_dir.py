@@ -15,7 +15,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ import distributed
 import numpy as np
 import pytest
 import torch
+from forked_python import python
 from graphs import identity_features, random_data
 from torch import Tensor
 from torch_geometric.data import Data
@@ -1218,7 +1218,7 @@ except salientpp.store.directory.files.DatasetError as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [python(), "-c", program],
         capture_output=True,
         text=True,
         timeout=300,

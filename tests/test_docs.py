@@ -18,7 +18,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import Any
 
 import pytest
 from distributed import HANG
+from forked_python import python
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
@@ -84,9 +84,15 @@ def salientpp_command(words: list[str]) -> None:
 
 def torchrun(words: list[str]) -> None:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHON_EXEC": python(),  # of what torchrun starts
+    }
     command = [
-        sys.executable,
+        python(),
         "-m",
         "torch.distributed.run",
         "--rdzv-backend",

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
+from forked_python import python
 from graphs import random_data, random_hetero
 from torch_geometric.data import Data, HeteroData
 
@@ -422,7 +423,7 @@ def test_a_loader_can_be_used_at_exit():
     atexit.register(lambda: print([batch.n_id.tolist() for batch in loader] == numbers, flush=True))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
+        [python(), "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
         timeout=HANGS,

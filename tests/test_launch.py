@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import shutil
 import signal
@@ -153,7 +152,7 @@ def as_tasks(
     function: Callable[..., Any], size: int, directory: Path, seconds: float = HANG, **environ: str
 ) -> list[Any]:
     """What ``function()`` returns, or the text that it raises, in tasks that srun might have started."""
-    context = multiprocessing.get_context("forkserver")
+    context = distributed.forks()
     pipes, processes = [], []
     for rank in range(size):
         here, there = context.Pipe(duplex=False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from forked_python import python
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "partition_to_plot.ipynb"
 
@@ -21,6 +22,6 @@ def test_cells_run_in_order(tmp_path: Path) -> None:
     script += "for policy, values in rows.items():\n    assert values == sorted(values, reverse=True) and values[0] > values[-1] > 0, policy\n"
     environment = {**os.environ, "MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path
+        [python(), "-c", script], capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr

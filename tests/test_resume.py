@@ -7,13 +7,13 @@ import itertools
 import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import distributed
 import pytest
 import torch
+from forked_python import python
 from graphs import random_data
 
 import salientpp
@@ -101,7 +101,7 @@ print(json.dumps([[digest(batch) for batch in loader] for _ in range(2)]))
     for _ in itertools.islice(loader, 3):
         pass
     done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(loader.state_dict())],
+        [python(), "-c", program, json.dumps(loader.state_dict())],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,

@@ -1,0 +1,99 @@
+"""Laws of the interpreters that tests fork: a script in one does what it does in a fresh one, and none outlives who asked for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import distributed
+import pytest
+from distributed import HANG
+from forked_python import python
+
+SHOWS = """
+import os, sys
+print(__name__, __spec__, sys.argv, os.getcwd(), os.environ.get("TOLD"), sys.path[0] or os.getcwd(), sys.stdin.read())
+print("to stderr", file=sys.stderr)
+"""
+ENDS = """
+import atexit, threading, time
+class Held:
+    def __del__(self):
+        print("held by __main__")
+held = Held()
+atexit.register(print, "atexit")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+"""
+SCRIPTS = {
+    "shows": SHOWS,
+    "ends": ENDS,
+    "number": "print('said'); raise SystemExit(7)",
+    "words": "raise SystemExit('words')",
+    "error": "def f():\n    1 / 0\nf()",
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "terminated": "import os; os.kill(os.getpid(), 15)",
+    "aborted": "import os; os.abort()",
+    "interrupted": "raise KeyboardInterrupt",
+    "excepthook": "import sys; sys.excepthook = lambda kind, *_: print(kind); raise LookupError",
+    "forks": "import os\nif os.fork():\n    os.wait()\nprint('end')",
+}
+
+
+def ended(executable: str, *arguments: object, **options: object) -> tuple:
+    """Exit code, stdout, and stderr without the frames of a traceback."""
+    environment = {**os.environ, "TOLD": "it"}
+    done = subprocess.run(
+        [executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        input="input",
+        env=environment,
+        timeout=HANG,
+        **options,
+    )
+    return done.returncode, done.stdout, [line for line in done.stderr.splitlines() if line[:1] != " "]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends_as_in_a_fresh_interpreter(tmp_path, name):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPTS[name])
+    for arguments in ([script, "a", "-b"], ["-u", script], ["-c", SCRIPTS[name], "c"]):
+        found = ended(python(), *arguments, cwd=tmp_path)
+        assert found == ended(sys.executable, *arguments, cwd=tmp_path)
+
+
+def test_a_module_runs_as_in_a_fresh_interpreter(tmp_path):
+    (tmp_path / "module.py").write_text("import sys; print(__name__, __file__, sys.argv); sys.exit(3)")
+    for executable in (python(), sys.executable):
+        assert ended(executable, "-m", "module", "a", cwd=tmp_path) == (
+            3,
+            f"__main__ {tmp_path / 'module.py'} {[str(tmp_path / 'module.py'), 'a']}\n",
+            [],
+        )
+
+
+def test_what_is_slow_to_import_is_there():
+    code = "import sys; print('preloaded' in sys.modules, 'salientpp.minibatch.node_loader' in sys.modules)"
+    assert ended(python(), "-c", code)[:2] == (0, "True True\n")
+    assert distributed.run(_preloaded, 1) == [True]
+
+
+def _preloaded(rank: int) -> bool:
+    return "preloaded" in sys.modules
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_who_asked_ends_the_script(number):
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(3600)"
+    with subprocess.Popen(
+        [python(), "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as asking:
+        pid = int(asking.stdout.readline())
+        asking.send_signal(number)
+        assert asking.wait(HANG) == -number
+    while os.path.exists(f"/proc/{pid}"):  # a hang of the test, were it to stay
+        time.sleep(0.01)
