@@ -6,7 +6,8 @@ runs the script as ``__main__`` and ends as every interpreter does: threads, ``a
 exit code or signal, passes SIGTERM and SIGINT on, and if it is killed, so is the script.
 
 What a fork cannot show needs ``sys.executable``: how the interpreter starts, what an import does, variables that C libraries read when they are loaded, how
-much memory is in use. No thread may run where it forks, so the server starts none, and ``OMP_NUM_THREADS`` is applied to torch afterwards.
+much memory is in use. No thread may run where it forks, so the server starts none, and ``OMP_NUM_THREADS`` is applied to torch afterwards. Nor does it know
+``-W`` and ``PYTHONWARNINGS``, give ``__main__`` a ``__loader__``, or print the traceback of a script that cannot be compiled in as few lines.
 """
 
 from __future__ import annotations
