@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from distributed import HANG
-from forked_python import python
 from graphs import random_data
 
 import salientpp
@@ -38,7 +37,7 @@ def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subpro
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    command = [python(), str(script)]
+    command = [sys.executable, str(script)]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "parts"), str(tmp_path / "meet")],
@@ -206,7 +205,7 @@ def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path,
     script = tmp_path / "script.py"
     script.write_text(PROCESSES.replace("START", start.replace("METHOD", method)))
     done = subprocess.run(
-        [python(), str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
+        [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
         capture_output=True,
         text=True,
         timeout=HANG,
@@ -226,7 +225,7 @@ def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
         )
     )
     done = subprocess.run(
-        [python(), str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
+        [sys.executable, str(script), str(tmp_path / "parts"), str(tmp_path / "meet")],
         capture_output=True,
         text=True,
         timeout=HANG,
