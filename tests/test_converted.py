@@ -297,8 +297,10 @@ def test_too_little_memory_is_answered_with_how_much_is_needed(tmp_path, monkeyp
 # --- stops and goes on ------------------------------------------------------------------------------------
 
 _STOPPED = """
-import os, resource, signal, sys
+import resource, signal, sys
+sys.path.insert(0, "tests")
 from pathlib import Path
+from killed import killed_at
 from salientpp.datasets.converted import files
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.convert import Options, write_converted
@@ -310,28 +312,10 @@ source, root, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 def run():
     write_converted(open_source(source, Path(), True), root, Budget(0, 2_000_000), Options(False, {}, False))
 
-def dies_at(owner, name, number, after):
-    original, calls = getattr(owner, name), [0]
-    def call(*arguments, **named):
-        calls[0] += 1
-        if calls[0] == number and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = original(*arguments, **named)
-        if calls[0] == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-    setattr(owner, name, call)
-
 points = [(journal.Journal, "note", 1, False), (files._File, "write", 5, True), (journal.Journal, "note", 2, True), (journal.os, "replace", 3, True),
           (files._File, "write", 3, True), (journal.Journal, "drop", 1, False), (journal.Journal, "finish", 1, False)]
 for point in points[:count]:
-    pid = os.fork()  # torch has computed nothing in this process, so it has no threads
-    if not pid:
-        dies_at(*point)
-        run()
-        os._exit(0)
-    status = os.waitpid(pid, 0)[1]
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (point, status)
+    killed_at(*point, run)
     assert not (root / "manifest.json").exists()
     print(len(journal._read(root / "journal.jsonl")[1]))
 run()

@@ -21,10 +21,12 @@ from salientpp.store.directory.journal import JOURNAL, Journal, has_steps
 ROOT = Path(__file__).parents[1]
 
 _KILLED = """
-import os, signal, sys
+import sys
+sys.path.insert(0, "tests")
 from pathlib import Path
 import torch
 import salientpp
+from killed import killed_at
 from salientpp.datasets import load_dataset
 from salientpp.store.directory import journal, writer
 
@@ -36,31 +38,13 @@ def run(root):
     on_step = lambda step: print(step, flush=True)
     salientpp.partition(load_dataset(dataset), 3, root, [4, 3], 16, method=method, store_as={"x": "int8"}, on_step=on_step, **typed)
 
-def dies_at(owner, name, number, after):
-    original, calls = getattr(owner, name), [0]
-    def call(*arguments, **named):
-        calls[0] += 1
-        if calls[0] == number and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = original(*arguments, **named)
-        if calls[0] == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-    setattr(owner, name, call)
-
 points = [(journal.Journal, "_save", 1, False), (writer, "_assign", 1, True), (journal.os, "replace", 2, False), (journal.Journal, "note", 1, True),
           (writer, "_lay_out", 1, True), (writer._Writer, "write", 2, True), (journal.os, "replace", 3, True), (journal.Journal, "note", 1, True),
           (journal.Journal, "drop", 1, True), (writer._Writer, "write", 1, False), (journal.Journal, "note", 1, True), (journal.Journal, "_add", 2, False),
           (writer._Writer, "write", 2, True), (journal.Journal, "note", 2, True), (journal.Journal, "finish", 1, False), (journal.Journal, "finish", 1, True),
           (writer, "_move_into_place", 1, False)]
 for point in points:
-    pid = os.fork()  # torch has computed nothing in this process, so it has no threads
-    if not pid:
-        dies_at(*point)
-        run(folder / "d")
-        os._exit(0)
-    status = os.waitpid(pid, 0)[1]
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (point, status)
+    killed_at(*point, lambda: run(folder / "d"))
     assert not (folder / "d").exists() and sorted(path.name for path in folder.iterdir()) == [".d.writing"]
     print("killed", flush=True)
 run(folder / "d")

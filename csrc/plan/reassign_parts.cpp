@@ -5,9 +5,7 @@
 // move that would overload its part is made as a swap with a vertex of that part that is in the same seed sets, gains
 // most the other way, and costs less than the move gains.
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <vector>
 

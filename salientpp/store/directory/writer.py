@@ -146,8 +146,12 @@ def partition(
             shutil.rmtree(part)
         writer = _Writer(journal)
 
+        def assign() -> PartitionAssignment:
+            on_step(f"assigning {sum(contents.graph.num_vertices)} vertices to {num_parts} parts")
+            return _assign(contents, num_parts, method, fanouts, batch_size, tolerance, seed)
+
         def plan() -> dict[str, Any]:
-            assigned = _assigned(writer, contents, num_parts, method, fanouts, batch_size, tolerance, seed, on_step)
+            assigned = _assigned(writer, num_parts, assign)
             on_step("computing inclusion probabilities")
             layouts = _lay_out(contents, assigned, fanouts, batch_size)
             described = _describe(contents, layouts, assigned, time_attr, fanouts, batch_size)
@@ -204,26 +208,15 @@ def _identify(contents: Contents) -> list[list[Any]]:
 # --- the plan ---------------------------------------------------------------------------------------------
 
 
-def _assigned(
-    writer: _Writer,
-    contents: Contents,
-    num_parts: int,
-    method: str | Tensor | Mapping[str, Tensor],
-    fanouts: Sequence[Sequence[int]],
-    batch_size: int,
-    tolerance: float,
-    seed: int,
-    on_step: Callable[[str], None],
-) -> PartitionAssignment:
+def _assigned(writer: _Writer, num_parts: int, assign: Callable[[], PartitionAssignment]) -> PartitionAssignment:
     """The parts of all vertices, as they were noted, or else computed and noted now."""
 
-    def assign() -> dict[str, Any]:
-        on_step(f"assigning {sum(contents.graph.num_vertices)} vertices to {num_parts} parts")
-        assigned = _assign(contents, num_parts, method, fanouts, batch_size, tolerance, seed)
+    def write() -> dict[str, Any]:
+        assigned = assign()
         writer.write_tensor(_ASSIGNMENT, assigned.assignment.to(torch.int32))
         return {"num_edges": assigned.num_edges, "edge_cut": assigned.edge_cut, "loads": assigned.loads}
 
-    noted = writer.step("assignment", assign)
+    noted = writer.step("assignment", write)
     parts = torch.from_numpy(np.load(writer.root / _ASSIGNMENT)).long()
     return PartitionAssignment(assignment=parts, num_parts=num_parts, **noted)
 

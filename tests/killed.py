@@ -1,0 +1,35 @@
+"""What does work leave behind that is killed at some point? For scripts that have computed nothing yet with torch, so that they have no threads and may fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+
+def killed_at(owner: Any, name: str, number: int, after: bool, work: Callable[[], Any]) -> None:
+    """Do the work in a fork that is killed by SIGKILL before or ``after`` the so many-th call of ``owner.name``, and check that it was."""
+    pid = os.fork()
+    if not pid:
+        _die_at(owner, name, number, after)
+        work()
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (owner, name, number, after, status)
+
+
+def _die_at(owner: Any, name: str, number: int, after: bool) -> None:
+    original, calls = getattr(owner, name), 0
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*arguments, **named)
+        if calls == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, call)
