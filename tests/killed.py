@@ -1,4 +1,7 @@
-"""What does work leave behind that is killed at some point? For scripts that have computed nothing yet with torch, so that they have no threads and may fork."""
+"""What does work leave behind that is killed at some point?
+
+For scripts that have computed nothing yet with torch, so that they have no threads and may fork.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.h"
+#include "plan/part_loads.h"
 
 namespace salientpp {
 namespace {
@@ -26,25 +27,13 @@ struct Candidate {
   }
 };
 
-class Reassigner {
+class Reassigner : PartLoads {
  public:
   Reassigner(const float* cost, int64_t num_vertices, int64_t num_parts, const int64_t* weights, const int64_t* limits,
              int64_t num_constraints, int64_t* part)
-      : cost_(cost),
-        n_(num_vertices),
-        k_(num_parts),
-        weights_(weights),
-        limits_(limits),
-        num_constraints_(num_constraints),
-        part_(part),
-        size_(static_cast<size_t>(num_parts), 0),
-        load_(static_cast<size_t>(num_parts * num_constraints), 0),
-        moved_(static_cast<size_t>(num_vertices), false) {
-    for (int64_t v = 0; v < n_; ++v) {
-      ++size(part_[v]);
-      for (int64_t c = 0; c < num_constraints_; ++c) load(part_[v], c) += weight(v, c);
-    }
-  }
+      : PartLoads(num_vertices, num_parts, weights, limits, num_constraints, part),
+        cost_(cost),
+        moved_(static_cast<size_t>(num_vertices), false) {}
 
   void run(int64_t most_moves) {
     find_partners(std::max<int64_t>(kMostTried, most_moves / k_));
@@ -80,9 +69,6 @@ class Reassigner {
     size_t next = 0;
   };
 
-  int64_t& size(int64_t p) { return size_[static_cast<size_t>(p)]; }
-  int64_t& load(int64_t p, int64_t c) { return load_[static_cast<size_t>(p * num_constraints_ + c)]; }
-  int64_t weight(int64_t v, int64_t c) const { return weights_[v * num_constraints_ + c]; }
   float gain(int64_t v, int64_t to) const { return cost_[part_[v] * n_ + v] - cost_[to * n_ + v]; }
 
   // Which constraints v counts under: what a swap of two of the same class leaves as it was, or nearly.
@@ -147,24 +133,11 @@ class Reassigner {
   }
 
   void move(int64_t v, int64_t to) {
-    const int64_t from = part_[v];
-    --size(from);
-    ++size(to);
-    for (int64_t c = 0; c < num_constraints_; ++c) {
-      load(from, c) -= weight(v, c);
-      load(to, c) += weight(v, c);
-    }
-    part_[v] = to;
+    PartLoads::move(v, to);
     moved_[static_cast<size_t>(v)] = true;
   }
 
   const float* cost_;  // [K, N]
-  int64_t n_, k_;
-  const int64_t* weights_;  // [N, C]
-  const int64_t* limits_;   // [C]
-  int64_t num_constraints_;
-  int64_t* part_;  // [N], changed in place
-  std::vector<int64_t> size_, load_;
   std::vector<bool> moved_;
   std::map<std::pair<int64_t, uint64_t>, Partners> partners_;
 };
@@ -181,33 +154,13 @@ Tensor reassign_parts(const Tensor& cost, const Tensor& assignment, const Tensor
   check(num_parts >= 1 && num_parts < (int64_t{1} << 31), "cost must have 1 to 2^31 - 1 rows, got ", num_parts);
   check(cost.size(1) == num_vertices, "assignment must have one entry per column of cost, expected ", cost.size(1),
         ", got ", num_vertices);
-  check_defined(weights, "weights");
-  check(weights.dim() == 2 && weights.size(0) == num_vertices && weights.size(1) == num_constraints,
-        "weights must have one row per vertex and one column per limit, expected [", num_vertices, ", ",
-        num_constraints, "]");
-  check(weights.scalar_type() == ScalarType::Long, "weights must have dtype ", ScalarType::Long, ", got ",
-        weights.scalar_type());
-  check(weights.is_contiguous(), "weights must be contiguous");
   check(most_moves >= 0, "most_moves must be >= 0, got ", most_moves);
   const auto* costs = static_cast<const float*>(cost.const_data_ptr());
   for (int64_t i = 0; i < cost.numel(); ++i) {
     check(std::isfinite(costs[i]), "cost[", i / num_vertices, ", ", i % num_vertices, "] must be finite, got ",
           costs[i]);
   }
-  for (int64_t v = 0; v < num_vertices; ++v) {
-    check(int64_data(assignment)[v] >= 0 && int64_data(assignment)[v] < num_parts, "assignment[", v,
-          "] must be in [0, ", num_parts, "), got ", int64_data(assignment)[v]);
-  }
-  for (int64_t c = 0; c < num_constraints; ++c) {
-    int64_t total = 0;
-    check(int64_data(limits)[c] >= 0, "limits[", c, "] must be >= 0, got ", int64_data(limits)[c]);
-    for (int64_t v = 0; v < num_vertices; ++v) {
-      const int64_t weight = int64_data(weights)[v * num_constraints + c];
-      check(weight >= 0, "weights[", v, ", ", c, "] must be >= 0, got ", weight);
-      check(!__builtin_add_overflow(total, weight, &total), "weights[:, ", c,
-            "] sum to more than 2^63 - 1; scale them down");
-    }
-  }
+  check_loads(assignment, weights, limits, num_parts);
   Tensor out = new_vector(num_vertices, ScalarType::Long);
   std::copy_n(int64_data(assignment), num_vertices, mutable_int64_data(out));
   Reassigner(costs, num_vertices, num_parts, int64_data(weights), int64_data(limits), num_constraints,

@@ -16,6 +16,7 @@
 
 #include "check.h"
 #include "graph/csc.h"
+#include "plan/part_loads.h"
 
 namespace salientpp {
 namespace {
@@ -28,26 +29,15 @@ constexpr double kLeastGain = 1e-12;
 constexpr int64_t kMostWeight = int64_t{1} << 61;
 
 template <class Index>
-class Rebalancer {
+class Rebalancer : PartLoads {
  public:
   Rebalancer(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_vertices,
              const int64_t* weights, const int64_t* limits, int64_t num_constraints, int64_t num_parts, int64_t* part)
-      : indptr_(indptr),
+      : PartLoads(num_vertices, num_parts, weights, limits, num_constraints, part),
+        indptr_(indptr),
         indices_(indices),
         edge_weights_(edge_weights),
-        n_(num_vertices),
-        weights_(weights),
-        limits_(limits),
-        num_constraints_(num_constraints),
-        k_(num_parts),
-        part_(part),
-        size_(static_cast<size_t>(num_parts), 0),
-        load_(static_cast<size_t>(num_parts * num_constraints), 0),
         links_(static_cast<size_t>(num_parts), 0) {
-    for (int64_t v = 0; v < n_; ++v) {
-      ++size(part_[v]);
-      for (int64_t c = 0; c < num_constraints_; ++c) load(part_[v], c) += weight(v, c);
-    }
     for (int64_t p = 0; p < k_; ++p) ceiling_ = std::max(ceiling_, worst_excess(p));
   }
 
@@ -162,10 +152,7 @@ class Rebalancer {
   };
   using Entry = std::pair<double, int64_t>;  // key, vertex: ties go to the smaller id
 
-  int64_t& size(int64_t p) { return size_[static_cast<size_t>(p)]; }
-  int64_t& load(int64_t p, int64_t c) { return load_[static_cast<size_t>(p * num_constraints_ + c)]; }
   int64_t& links(int64_t p) { return links_[static_cast<size_t>(p)]; }
-  int64_t weight(int64_t v, int64_t c) const { return weights_[v * num_constraints_ + c]; }
   int64_t edge_weight(int64_t e) const { return edge_weights_[e]; }
 
   double excess(int64_t c, int64_t total) const {
@@ -254,43 +241,23 @@ class Rebalancer {
     return best;
   }
 
-  void move(int64_t v, int64_t to) {
-    const int64_t from = part_[v];
-    --size(from);
-    ++size(to);
-    for (int64_t c = 0; c < num_constraints_; ++c) {
-      load(from, c) -= weight(v, c);
-      load(to, c) += weight(v, c);
-    }
-    part_[v] = to;
-  }
-
   const int64_t* indptr_;
   const Index* indices_;
   EdgeWeights edge_weights_;
-  int64_t n_;
-  const int64_t* weights_;  // [N, C]
-  const int64_t* limits_;   // [C]
-  int64_t num_constraints_, k_;
-  int64_t* part_;         // [N], changed in place
-  double ceiling_ = 0.0;  // the worst excess at the start, which no move may surpass
-  std::vector<int64_t> size_, load_;
+  double ceiling_ = 0.0;                  // the worst excess at the start, which no move may surpass
   std::vector<int64_t> links_, touched_;  // links of the vertex at hand to each part; zero between uses
 };
 
-// The kernel reads and writes through these arrays, so none may lie.
+// As check_loads, of what this kernel has beside.
 template <class Index>
-void check_problem(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_edges,
-                   int64_t num_vertices, const int64_t* assignment, const int64_t* weights, const int64_t* limits,
-                   int64_t num_constraints, int64_t num_parts) {
+void check_edges(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_edges,
+                 int64_t num_vertices) {
   check(indptr[0] == 0 && indptr[num_vertices] == num_edges, "indptr must run from 0 to the number of indices, ",
         num_edges, ", got ", indptr[0], " to ", indptr[num_vertices]);
   int64_t total = 0;
   for (int64_t v = 0; v < num_vertices; ++v) {
     check(indptr[v + 1] >= indptr[v], "indptr must not decrease, got indptr[", v, "] = ", indptr[v], " and indptr[",
           v + 1, "] = ", indptr[v + 1]);
-    check(assignment[v] >= 0 && assignment[v] < num_parts, "assignment[", v, "] must be in [0, ", num_parts, "), got ",
-          assignment[v]);
   }
   for (int64_t e = 0; e < num_edges; ++e) {
     check(indices[e] >= 0 && indices[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ",
@@ -300,16 +267,6 @@ void check_problem(const int64_t* indptr, const Index* indices, const EdgeWeight
     // The cost of a move is a difference of two sums, to which each edge adds twice more.
     check(!__builtin_add_overflow(total, edge_weights[e], &total) && total <= kMostWeight,
           "the edge weights sum to more than 2^61; scale them down");
-  }
-  for (int64_t c = 0; c < num_constraints; ++c) {
-    check(limits[c] >= 0, "limits[", c, "] must be >= 0, got ", limits[c]);
-    total = 0;
-    for (int64_t v = 0; v < num_vertices; ++v) {
-      const int64_t w = weights[v * num_constraints + c];
-      check(w >= 0, "weights[", v, ", ", c, "] must be >= 0, got ", w);
-      check(!__builtin_add_overflow(total, w, &total), "weights[:, ", c,
-            "] sum to more than 2^63 - 1; scale them down");
-    }
   }
 }
 
@@ -325,12 +282,6 @@ Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor
   const int64_t num_constraints = limits.numel();
   check(assignment.numel() == num_vertices, "assignment must have one entry per vertex, expected ", num_vertices,
         ", got ", assignment.numel());
-  check(weights.dim() == 2 && weights.size(0) == num_vertices && weights.size(1) == num_constraints,
-        "weights must have one row per vertex and one column per limit, expected [", num_vertices, ", ",
-        num_constraints, "]");
-  check(weights.scalar_type() == ScalarType::Long, "weights must have dtype ", ScalarType::Long, ", got ",
-        weights.scalar_type());
-  check(weights.is_contiguous(), "weights must be contiguous");
   check(num_parts >= 1, "num_parts must be >= 1, got ", num_parts);
   check(num_parts < (int64_t{1} << 31), "num_parts must be < 2^31, got ", num_parts);
   check(sweeps >= 0, "sweeps must be >= 0, got ", sweeps);
@@ -339,8 +290,8 @@ Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor
   Tensor out = new_vector(num_vertices, ScalarType::Long);
   int64_t* part = mutable_int64_data(out);
   dispatch_index(indices, [&](auto* sources) {
-    check_problem(int64_data(indptr), sources, edge_weight, indices.numel(), num_vertices, int64_data(assignment),
-                  int64_data(weights), int64_data(limits), num_constraints, num_parts);
+    check_edges(int64_data(indptr), sources, edge_weight, indices.numel(), num_vertices);
+    check_loads(assignment, weights, limits, num_parts);
     std::copy_n(int64_data(assignment), num_vertices, part);
     Rebalancer rebalancer(int64_data(indptr), sources, edge_weight, num_vertices, int64_data(weights),
                           int64_data(limits), num_constraints, num_parts, part);

@@ -1,0 +1,79 @@
+// What parts hold: how many vertices, and how much of each of C loads, of which every vertex adds some to its part.
+#pragma once
+
+#include <vector>
+
+#include "check.h"
+
+namespace salientpp {
+
+class PartLoads {
+ public:
+  // `part` is changed in place; the arrays must outlive this.
+  PartLoads(int64_t num_vertices, int64_t num_parts, const int64_t* weights, const int64_t* limits,
+            int64_t num_constraints, int64_t* part)
+      : n_(num_vertices),
+        k_(num_parts),
+        num_constraints_(num_constraints),
+        weights_(weights),
+        limits_(limits),
+        part_(part),
+        size_(static_cast<size_t>(num_parts), 0),
+        load_(static_cast<size_t>(num_parts * num_constraints), 0) {
+    for (int64_t v = 0; v < n_; ++v) {
+      ++size(part_[v]);
+      for (int64_t c = 0; c < num_constraints_; ++c) load(part_[v], c) += weight(v, c);
+    }
+  }
+
+ protected:
+  int64_t& size(int64_t p) { return size_[static_cast<size_t>(p)]; }
+  int64_t& load(int64_t p, int64_t c) { return load_[static_cast<size_t>(p * num_constraints_ + c)]; }
+  int64_t weight(int64_t v, int64_t c) const { return weights_[v * num_constraints_ + c]; }
+
+  void move(int64_t v, int64_t to) {
+    const int64_t from = part_[v];
+    --size(from);
+    ++size(to);
+    for (int64_t c = 0; c < num_constraints_; ++c) {
+      load(from, c) -= weight(v, c);
+      load(to, c) += weight(v, c);
+    }
+    part_[v] = to;
+  }
+
+  int64_t n_, k_, num_constraints_;
+  const int64_t* weights_;  // [N, C]
+  const int64_t* limits_;   // [C]
+  int64_t* part_;           // [N]
+
+ private:
+  std::vector<int64_t> size_, load_;
+};
+
+// The kernels read and write through these arrays, so none may lie. `assignment` and `limits` have passed check_vector.
+inline void check_loads(const Tensor& assignment, const Tensor& weights, const Tensor& limits, int64_t num_parts) {
+  const int64_t num_vertices = assignment.numel(), num_constraints = limits.numel();
+  check_defined(weights, "weights");
+  check(weights.dim() == 2 && weights.size(0) == num_vertices && weights.size(1) == num_constraints,
+        "weights must have one row per vertex and one column per limit, expected [", num_vertices, ", ",
+        num_constraints, "]");
+  check(weights.scalar_type() == ScalarType::Long, "weights must have dtype ", ScalarType::Long, ", got ",
+        weights.scalar_type());
+  check(weights.is_contiguous(), "weights must be contiguous");
+  const int64_t *part = int64_data(assignment), *weight = int64_data(weights), *limit = int64_data(limits);
+  for (int64_t v = 0; v < num_vertices; ++v)
+    check(part[v] >= 0 && part[v] < num_parts, "assignment[", v, "] must be in [0, ", num_parts, "), got ", part[v]);
+  for (int64_t c = 0; c < num_constraints; ++c) {
+    check(limit[c] >= 0, "limits[", c, "] must be >= 0, got ", limit[c]);
+    int64_t total = 0;
+    for (int64_t v = 0; v < num_vertices; ++v) {
+      const int64_t w = weight[v * num_constraints + c];
+      check(w >= 0, "weights[", v, ", ", c, "] must be >= 0, got ", w);
+      check(!__builtin_add_overflow(total, w, &total), "weights[:, ", c,
+            "] sum to more than 2^63 - 1; scale them down");
+    }
+  }
+}
+
+}  // namespace salientpp
