@@ -36,8 +36,8 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("round_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
   // minibatch
   m.def("permutation(int size, int key) -> Tensor");
-  m.def("sample_neighbors(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, Tensor? links=None, bool shared=False) -> (Tensor n_id, Tensor edge_index, Tensor e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
-  m.def("sample_vertices(Tensor indptr, Tensor indices, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, bool shared=False) -> Tensor");
+  m.def("sample_neighbors(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, Tensor? links=None, bool shared=False, int graph_number=0) -> (Tensor n_id, Tensor edge_index, Tensor e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
+  m.def("sample_vertices(Tensor indptr, Tensor indices, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, bool shared=False, int graph_number=0) -> Tensor");
   m.def("sample_typed_neighbors(Tensor[] indptr, Tensor[] indices, Tensor?[] edge_id, Tensor?[] edge_weight, Tensor?[] edge_time, int[] source_type, int[] target_type, int[] num_vertices, Tensor?[] node_time, Tensor[] seeds, Tensor?[] seed_time, int[] first_tree, int[] fanouts, int num_hops, int batch_key, bool replace, bool disjoint, bool last, bool induced, int map_budget_bytes=536870912, bool shared=False) -> (Tensor[] n_id, Tensor[] tree, Tensor[] edge_index, Tensor[] e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
   m.def("to_bidirectional(Tensor row, Tensor col, Tensor rev_row, Tensor rev_col, Tensor? edge_id, Tensor? rev_edge_id) -> (Tensor edge_index, Tensor edge_id)");
   // memory

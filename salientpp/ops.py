@@ -454,6 +454,7 @@ def sample_neighbors(
     map_budget_bytes: int = MAP_BUDGET_BYTES,
     links: Tensor | None = None,
     shared: bool = False,
+    graph_number: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.minibatch.sampler`.
 
@@ -467,6 +468,8 @@ def sample_neighbors(
         links: as :func:`csc_from_coo` makes them, read in place of ``indices`` and ``edge_id``, which is None then; or None.
         shared: every neighbour has one number for the batch, and a vertex takes those with the smallest; without ``replace``. A list of more than
             1,000 draws by itself.
+        graph_number: where draws are shared, a number that only this graph has, as it is now: a thread then remembers some of what was drawn, up to
+            4 MiB, and does not read a list again for the same key. 0: nothing is remembered. Results are the same.
 
     Returns:
         ``n_id`` int64 [n], seeds first, then in order of discovery; ``edge_index`` int64 [2, e], positions in
@@ -474,7 +477,17 @@ def sample_neighbors(
         ``num_sampled_edges`` int64 [hops].
     """
     return _ops.sample_neighbors(
-        indptr, indices, edge_id, seeds, list(fanouts), batch_key, replace, map_budget_bytes, links, shared
+        indptr,
+        indices,
+        edge_id,
+        seeds,
+        list(fanouts),
+        batch_key,
+        replace,
+        map_budget_bytes,
+        links,
+        shared,
+        graph_number,
     )
 
 
@@ -487,9 +500,12 @@ def sample_vertices(
     replace: bool = False,
     map_budget_bytes: int = MAP_BUDGET_BYTES,
     shared: bool = False,
+    graph_number: int = 0,
 ) -> Tensor:
     """The ``n_id`` of :func:`sample_neighbors`, int64 [n]; in less time, as no edges are kept."""
-    return _ops.sample_vertices(indptr, indices, seeds, list(fanouts), batch_key, replace, map_budget_bytes, shared)
+    return _ops.sample_vertices(
+        indptr, indices, seeds, list(fanouts), batch_key, replace, map_budget_bytes, shared, graph_number
+    )
 
 
 def sample_typed_neighbors(
@@ -814,6 +830,7 @@ def _(
     map_budget_bytes: int,
     links: Tensor | None = None,
     shared: bool = False,
+    graph_number: int = 0,
 ) -> tuple[Tensor, ...]:
     n_id, e_id = _dynamic(seeds), _dynamic(seeds)
     hops = len(fanouts)
@@ -830,6 +847,7 @@ def _(
     replace: bool,
     map_budget_bytes: int,
     shared: bool = False,
+    graph_number: int = 0,
 ) -> Tensor:
     return _dynamic(seeds)
 

@@ -3,7 +3,9 @@ the same for all of them."""
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from typing import Any
 
 import distributed
@@ -103,6 +105,47 @@ def test_both_kernels_draw_the_same(seed):
     for fanouts in ([3, 2], [10, 10, 5], [-1, 4]):
         a, b = plain(graph, fanouts, seeds, seed), typed(graph, fanouts, seeds, seed)
         assert same([a.node, a.row, a.col, a.edge], [b.node, b.row, b.col, b.edge])
+
+
+# --- what a thread remembers ------------------------------------------------------------------------------
+
+
+def test_what_was_drawn_before_changes_nothing():
+    graphs = [random_graph(seed, 300, 9000)[1] for seed in (1, 2)]
+    fanouts = [[3, 2], [10, 5], [22, 4], [23, 2], [60], [-1, 3]]
+    turns = [(0, 0, 5), (0, 0, 5), (1, 0, 5), (0, 1, 5), (0, 0, 6)]  # graph, fanouts, key
+    turns += torch.stack([torch.randint(high, (60,)) for high in (2, len(fanouts), 3)], 1).tolist()
+    for number, which, key in turns:
+        graph, seeds = graphs[number], torch.randint(300, (20,))
+        given = (graph.indptr, graph.indices, graph.edge_id, seeds, fanouts[which], key)
+        remembering = ops.sample_neighbors(*given, shared=True, graph_number=graph.number)
+        assert same(remembering, ops.sample_neighbors(*given, shared=True))
+        vertices = ops.sample_vertices(*given[:2], *given[3:], shared=True, graph_number=graph.number)
+        assert torch.equal(vertices, remembering[0])
+
+
+def test_a_graph_that_is_written_to_draws_as_it_is_now():
+    _, graph = random_graph(3, 300, 9000)
+    seeds = torch.arange(50)
+    plain(graph, [4, 3], seeds, 9)
+    graph.indices.copy_(graph.indices.flip(0))
+    written = Graph(graph.indptr, graph.indices.clone(), graph.edge_id)
+    ours, want = plain(graph, [4, 3], seeds, 9), plain(written, [4, 3], seeds, 9)
+    assert same([ours.node, ours.edge], [want.node, want.edge])
+
+
+def test_no_two_graphs_have_a_number_in_common():
+    _, graph = random_graph(4)
+    with torch.inference_mode():  # whose tensors do not say when they are written to
+        inferred = Graph(graph.indptr.clone(), graph.indices.clone())
+    graphs = [graph, inferred, Graph(graph.indptr, graph.indices), copy.deepcopy(graph)]
+    graphs += [pickle.loads(pickle.dumps(each)) for each in graphs]
+    numbers = [each.number for each in graphs]
+    assert numbers == [each.number for each in graphs]
+    graph.indices.zero_()
+    numbers.append(graph.number)
+    assert len(set(numbers)) == 9
+    assert min(numbers) >= 1
 
 
 # --- exactly uniform --------------------------------------------------------------------------------------

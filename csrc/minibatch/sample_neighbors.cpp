@@ -37,6 +37,7 @@ struct Scratch {
   HashMap hash_map;
   DrawnSet drawn;
   SharedDraw shared;
+  DrawMemory memory;
   Buffer<int64_t> n_id;       // global ids in order of discovery
   Buffer<int64_t> edge;       // per sampled edge: its position in `indices`, or its id where that comes with the source
   Buffer<int32_t> source;     // per sampled edge: local id of its source
@@ -98,13 +99,15 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
               " neighbours, too many to draw all; use a fanout < 2^31");
         s.num_drawn.data()[i] = static_cast<int32_t>(count);
         block_edges += count;
-        if (shared && SharedDraw::applies(end - begin, count)) {
+        if (shared && SharedDraw::applies(end - begin, count) && s.memory.find(vertex, end - begin, count) == nullptr) {
           const int64_t last = std::min(end, begin + kMostAhead);
           for (int64_t e = begin; e < last; e += kLine) lists.prefetch(e);
         }
       }
       const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
       for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
+      if (shared && s.memory.is_on())
+        for (int64_t i = block_end; i < next_end; ++i) s.memory.prefetch(s.n_id.data()[i], fanout);
 
       const int64_t first = s.edge.size();  // 0 where no edges are kept
       s.edge.reserve(first + block_edges);
@@ -122,7 +125,12 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         const int64_t degree = graph.indptr[vertex + 1] - begin;
         const int64_t count = s.num_drawn.data()[i];
         if (shared && SharedDraw::applies(degree, count)) {
-          s.shared(shared_key, source_at, begin, degree, count, edge + at);
+          if (const uint16_t* known = s.memory.find(vertex, degree, count); known != nullptr) {
+            for (int64_t k = 0; k < count; ++k) edge[at + k] = begin + known[k];
+          } else {
+            s.shared(shared_key, source_at, begin, degree, count, edge + at);
+            s.memory.keep(vertex, begin, degree, count, edge + at);
+          }
         } else {
           const Stream stream = vertex_stream(hop_key, vertex);
           draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
@@ -186,7 +194,7 @@ Tensor vector_of(const std::vector<int64_t>& values) {
 template <Keep keep>
 Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& links,
                     const Tensor& seeds, const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace,
-                    int64_t map_budget_bytes, bool shared) {
+                    int64_t map_budget_bytes, bool shared, int64_t graph_number) {
   check(!shared || !replace, "shared draws are without replacement; pass replace=False");
   check_vector(indptr, ScalarType::Long, "indptr");
   check_index_vector(indices, "indices");
@@ -215,6 +223,8 @@ Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::opti
   s.num_edges.clear();
   s.n_id.reserve(num_seeds);
 
+  s.memory.begin_batch(SharedDraw::key_of(static_cast<uint64_t>(batch_key)),
+                       shared ? static_cast<uint64_t>(graph_number) : 0, graph.num_vertices);
   const auto run = [&](auto& map) {
     map.begin_batch(graph.num_vertices, num_seeds);
     map.reserve(num_seeds);
@@ -250,7 +260,7 @@ Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::opti
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& edge_id, const Tensor& seeds,
     const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
-    const std::optional<Tensor>& links, bool shared) {
+    const std::optional<Tensor>& links, bool shared, int64_t graph_number) {
   if (edge_id) {
     check_index_vector(indices, "indices");
     check_vector(*edge_id, ScalarType::Long, "edge_id");
@@ -258,8 +268,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
           ", got ", edge_id->numel());
     check(!links, "edge_id must be None where there are links, which hold the ids");
   }
-  Scratch& s =
-      draw_batch<Keep::kAll>(indptr, indices, links, seeds, fanouts, batch_key, replace, map_budget_bytes, shared);
+  Scratch& s = draw_batch<Keep::kAll>(indptr, indices, links, seeds, fanouts, batch_key, replace, map_budget_bytes,
+                                      shared, graph_number);
   const int64_t num_sampled = s.edge.size();
   Tensor n_id = new_vector(s.n_id.size(), ScalarType::Long);
   std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
@@ -291,9 +301,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
 
 Tensor sample_vertices(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
                        const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
-                       bool shared) {
+                       bool shared, int64_t graph_number) {
   Scratch& s = draw_batch<Keep::kVertices>(indptr, indices, std::nullopt, seeds, fanouts, batch_key, replace,
-                                           map_budget_bytes, shared);
+                                           map_budget_bytes, shared, graph_number);
   Tensor n_id = new_vector(s.n_id.size(), ScalarType::Long);
   std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
   return n_id;

@@ -7,6 +7,7 @@ every later step relies on that.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -18,6 +19,18 @@ from torch_geometric.data import Data
 from salientpp import ops
 from salientpp.graph.from_pyg import read_adj_t, read_edge_index
 from salientpp.processes import lazy
+
+
+class _Identity:
+    """A number that no other has; a copy, also one in another process, has one of its own."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self) -> None:
+        self.number = next(self._numbers)
+
+    def __reduce__(self) -> tuple[type[_Identity], tuple[()]]:
+        return _Identity, ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +109,16 @@ class Graph:
         if bool(ops.is_symmetric(self.indptr, self.indices)):
             return Graph.trusted(self.indptr, self.indices)
         return Graph.trusted(*ops.transpose_csc(self.indptr, self.indices))
+
+    @lazy
+    def _identity(self) -> _Identity:
+        return _Identity()
+
+    @property
+    def number(self) -> int:
+        """Of this graph as it is now: no other in this process has it, nor had this one before something was written to its arrays. At least 1."""
+        written = sum(0 if array.is_inference() else array._version for array in (self.indptr, self.indices))
+        return self._identity.number + (written << 40)
 
     def transpose(self) -> Graph:
         """The graph with every edge turned round, without edge ids; made once and kept. Of an undirected graph whose lists ascend it has the same arrays."""

@@ -62,6 +62,7 @@ class Sampler:
             self.replace,
             links=graph.links,
             shared=self.shared,
+            graph_number=graph.number if self.shared else 0,
         )
         return SamplerOutput(
             node=n_id,
@@ -76,7 +77,14 @@ class Sampler:
         """``node`` of :meth:`sample` alone, int64 [n], which takes less time."""
         graph = self.graph
         return ops.sample_vertices(
-            graph.indptr, graph.indices, seeds, self.fanouts, key, self.replace, shared=self.shared
+            graph.indptr,
+            graph.indices,
+            seeds,
+            self.fanouts,
+            key,
+            self.replace,
+            shared=self.shared,
+            graph_number=graph.number if self.shared else 0,
         )
 
 
