@@ -28,7 +28,7 @@ from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
 from salientpp.store.host import by_asker
 from salientpp.store.moving import MovingRows
 from salientpp.store.narrow import Narrow, NarrowRows
-from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, take_rows
+from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, row_numbers, take_rows
 from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
 
 Plan = TypeVar("Plan")
@@ -115,10 +115,10 @@ class InPlace:
     ) -> Tensor:
         narrow = self._narrow(tiers, name)
         if kept is not None:
-            _put(narrow, TensorRows(kept.rows), kept.places.slot, taken, kept.places.position)
+            _put(narrow, kept.rows, kept.places.slot, taken, kept.places.position)
         if arrived is not None and plan.remote_position.numel():
-            row = torch.arange(len(arrived)) if plan.remote_row is None else plan.remote_row
-            _put(narrow, TensorRows(arrived), row, taken, plan.remote_position)
+            row = row_numbers(arrived.size(0)) if plan.remote_row is None else plan.remote_row
+            _put(narrow, arrived, row, taken, plan.remote_position)
         return taken
 
     def _narrow(self, tiers: Tiers, name: str) -> Narrow | None:
@@ -139,12 +139,14 @@ class InPlace:
         return 0 if self._buffers is None else self._buffers.bytes_allocated
 
 
-def _put(narrow: Narrow | None, rows: RowSource, index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
+def _put(narrow: Narrow | None, rows: Tensor | RowSource, index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
     """``out[out_index] = rows[index]``, decoded if the rows are ``narrow``."""
-    if narrow is None:
-        rows.take(index, out, out_index)
+    if narrow is not None:
+        narrow.put(TensorRows(rows) if isinstance(rows, Tensor) else rows, index, out, out_index)
+    elif isinstance(rows, Tensor):
+        put_rows(rows, index, out, out_index)
     else:
-        narrow.put(rows, index, out, out_index)
+        rows.take(index, out, out_index)
 
 
 @dataclass(frozen=True, eq=False)

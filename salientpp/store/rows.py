@@ -195,6 +195,18 @@ def put_rows(rows: Tensor, index: Tensor, out: Tensor, out_index: Tensor | None 
     in_pieces(put, num_rows, num_rows * rows[:1].nbytes)
 
 
+_numbers = torch.arange(0)
+
+
+def row_numbers(size: int) -> Tensor:
+    """int64 0, 1, ..., size - 1. Others have them too, so they are to be read only."""
+    global _numbers
+    numbers = _numbers  # another thread may set it meanwhile
+    if numbers.numel() < size:
+        _numbers = numbers = torch.arange(2 * size)
+    return numbers[:size]
+
+
 def pinned(tensor: Tensor) -> Tensor:
     """A copy in page-locked host memory, from which a device copies and reads by itself; without an accelerator the tensor."""
     return tensor.pin_memory() if torch.accelerator.is_available() else tensor
