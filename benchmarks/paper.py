@@ -78,7 +78,7 @@ TABLES = ["steps", "alpha", "lookahead", "partial", "slow", "device", "accuracy"
 
 @dataclass(frozen=True)
 class Configuration:
-    """A line of a table: arguments of the loader, nothing else."""
+    """A line of a table: arguments of the loader, and how the graph was partitioned."""
 
     step: str
     replication_factor: float
@@ -88,6 +88,7 @@ class Configuration:
     shared_draws: str | None = None
     draw_block: int = 1
     partial_aggregation: str | None = None
+    method: str = "metis-vip"  # of partitioning; not the loader's
 
     def loader(self, part: salientpp.PartitionedGraph) -> NeighborLoader:
         return NeighborLoader(
@@ -136,6 +137,9 @@ def the_lookahead(num_hosts: int) -> list[Configuration]:
         Configuration("feature caching", 0.32),
         Configuration("lookahead", 0.32, lookahead="auto"),
         Configuration("lookahead, shared draws", 0.32, lookahead=BLOCK, **shared),
+        Configuration(
+            "lookahead, shared draws, refined parts", 0.32, lookahead=BLOCK, method="metis-vip-refined", **shared
+        ),
     ]
 
 
@@ -194,7 +198,7 @@ def everywhere(value: float) -> float:
 def measure(
     rank: int,
     cluster: Cluster,
-    root: str,
+    roots: dict[str, str],
     hidden: int,
     configurations: list[Configuration],
     turns: int,
@@ -203,10 +207,11 @@ def measure(
     untimed: int,
 ) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
     """Find the rate, then train with every configuration in turn; facts, and by configuration what each turn measured, the ``untimed`` first."""
-    part = salientpp.load(root)
+    parts = {method: salientpp.load(root) for method, root in roots.items()}
+    part = parts[Configuration.method]
     trainer = Trainer(part, hidden)
     loaders = [
-        configuration.loader(part) for configuration in configurations
+        configuration.loader(parts[configuration.method]) for configuration in configurations
     ]  # caches are filled while the network is fast
     facts = calibrate(rank, cluster, part, trainer, ratio, slowdown)
     for loader, configuration in zip(loaders, configurations):
@@ -322,9 +327,9 @@ class Datasets:
         )
         return data
 
-    def _root(self, graph: str, num_hosts: int) -> str:
-        root = self._folder / f"{name_of(graph)}-{num_hosts}"
-        salientpp.partition(self.data(graph), num_hosts, root, FANOUTS, BATCH_SIZE, seed=SEED)
+    def _root(self, graph: str, num_hosts: int, method: str = Configuration.method) -> str:
+        root = self._folder / f"{name_of(graph)}-{num_hosts}-{method}"
+        salientpp.partition(self.data(graph), num_hosts, root, FANOUTS, BATCH_SIZE, method=method, seed=SEED)
         return str(root)
 
 
@@ -343,12 +348,14 @@ def timed(
     untimed: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """A row for every configuration; rows are counted in ``untimed`` epochs before those that are timed too."""
-    root, hidden = datasets.root(graph, num_hosts), HIDDEN.get(name_of(graph), HIDDEN_OTHERS)
+    methods = dict.fromkeys([Configuration.method, *(configuration.method for configuration in configurations)])
+    roots = {method: datasets.root(graph, num_hosts, method) for method in methods}
+    hidden = HIDDEN.get(name_of(graph), HIDDEN_OTHERS)
     with Cluster(num_hosts) as cluster:
         by_rank = cluster.run(
             measure,
             cluster,
-            root,
+            roots,
             hidden,
             configurations,
             arguments.turns,
@@ -362,9 +369,9 @@ def timed(
         f"{name_of(graph)}, {num_hosts} hosts: " + ", ".join(f"{name} {value:,.4g}" for name, value in facts.items()),
         flush=True,
     )
-    part = salientpp.load(root)
-    predicted = count_rows(part, configurations, untimed + arguments.turns)
-    row_bytes = 4 * part.num_features
+    parts = {method: salientpp.load(root) for method, root in roots.items()}
+    predicted = count_rows(parts, configurations, untimed + arguments.turns)
+    row_bytes = 4 * parts[Configuration.method].num_features
     for index, configuration in enumerate(configurations):
         of_rank = [measured[index] for _, measured in by_rank]
         ranks = [turns[untimed:] for turns in of_rank]
@@ -401,7 +408,7 @@ def timed(
 
 
 def count_rows(
-    part: salientpp.PartitionedGraph, configurations: list[Configuration], epochs: int
+    parts: dict[str, salientpp.PartitionedGraph], configurations: list[Configuration], epochs: int
 ) -> dict[Configuration, Predicted]:
     """By configuration, what an epoch fetches, counted without a network; the mean over the first ``epochs``."""
     found: dict[Configuration, Predicted] = {}
@@ -411,11 +418,11 @@ def count_rows(
         alike = [
             other
             for other in configurations
-            if (other.draws, other.lookahead, other.partial_aggregation)
-            == (configuration.draws, configuration.lookahead, configuration.partial_aggregation)
+            if (other.method, other.draws, other.lookahead, other.partial_aggregation)
+            == (configuration.method, configuration.draws, configuration.lookahead, configuration.partial_aggregation)
         ]
         counted = analyze(
-            part,
+            parts[configuration.method],
             fanouts=[FANOUTS],
             batch_size=BATCH_SIZE,
             epochs=epochs,
