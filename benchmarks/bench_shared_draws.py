@@ -49,12 +49,12 @@ def main() -> None:
         for shared, block in ((None, 1), ("batch", 1), (None, arguments.block), ("batch", arguments.block)):
             sampler = Sampler(graph, FANOUTS, shared=shared is not None)
             seconds = []
-            for _ in range(arguments.repeats):
+            for epoch in range(arguments.repeats):  # with draws of its own, as a thread remembers those that it made
                 needed = torch.zeros(graph.num_vertices, dtype=torch.bool)
                 drawn = vertices = edges = 0.0
                 for index, batch in enumerate(batches):
                     begin = time.process_time()
-                    out = sampler.sample(batch, batch_keys(3, 0, 0, index, block).draws)
+                    out = sampler.sample(batch, batch_keys(3, epoch, 0, index, block).draws)
                     drawn += time.process_time() - begin
                     needed[out.node] = True
                     vertices, edges = vertices + out.node.numel(), edges + out.edge.numel()

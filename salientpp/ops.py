@@ -469,7 +469,7 @@ def sample_neighbors(
         shared: every neighbour has one number for the batch, and a vertex takes those with the smallest; without ``replace``. A list of more than
             1,000 draws by itself.
         graph_number: where draws are shared, a number that only this graph has, as it is now: a thread then remembers some of what was drawn, up to
-            4 MiB, and does not read a list again for the same key. 0: nothing is remembered. Results are the same.
+            16 MiB, and does not read a list again for the same key. 0: nothing is remembered. Results are the same.
 
     Returns:
         ``n_id`` int64 [n], seeds first, then in order of discovery; ``edge_index`` int64 [2, e], positions in

@@ -448,7 +448,7 @@ class DrawMemory {
     if (!is_on_) return;
     key_ = join_key(shared_key, graph);
     const auto wanted = std::bit_ceil(static_cast<uint64_t>(std::clamp(2 * num_vertices, int64_t{2}, kMostPlaces)));
-    if (places_.size() < wanted) places_ = std::vector<Place>(wanted);
+    if (places_.size() < wanted) places_ = Places(wanted);
     shift_ = 64 - std::countr_zero(places_.size());
   }
 
@@ -475,22 +475,23 @@ class DrawMemory {
   }
 
  private:
-  static constexpr int64_t kMostPlaces = int64_t{1} << 16;  // 4 MiB
+  static constexpr int64_t kMostPlaces = int64_t{1} << 18;  // 16 MiB
   static constexpr int64_t kMostCount = 22;                 // what fits into a place
 
-  struct alignas(64) Place {
+  struct Place {
     uint64_t key = 0;
     int64_t vertex = -1;
     uint16_t degree = 0, count = 0;
     std::array<uint16_t, kMostCount> draws;
   };
   static_assert(sizeof(Place) == 64);
+  using Places = std::vector<Place, HugePageAllocator<Place>>;
 
   uint64_t place(int64_t vertex, int64_t count) const {
     return (static_cast<uint64_t>(vertex) * 64 + static_cast<uint64_t>(count)) * kGolden >> shift_;
   }
 
-  std::vector<Place> places_ = std::vector<Place>(2);
+  Places places_ = Places(2);
   uint64_t key_ = 0;
   int shift_ = 63;
   bool is_on_ = false;
