@@ -10,8 +10,10 @@ when a Comm is made, which of its groups are free, and all take the lowest that 
 Comms collectives never interleave. A group on which something failed is nobody's any more.
 
 **Waiting.** Every wait is bounded by the time-out and broken into slices. Between slices a rank looks for a
-failure note in the job's key-value store: a rank that fails in mid-epoch leaves one (who, where, why), so the
-others stop within a second and can say whose fault it was, rather than wait for the time-out.
+failure note in the job's key-value store: a rank that fails in mid-epoch, or whose script ends with an error, leaves one (who, where, why),
+so the others stop within a second and can say whose fault it was, rather than wait for the time-out. Who has read it says so in the store.
+Where that ends with a rank's process, as with rank 0's without torchrun, the process of a rank that knows of a failure ends no sooner than all
+others have read the note, are gone, or had two seconds for it.
 
 **Two groups.** What the host makes and reads (counts, ids, agreements) travels over gloo, always: then the host never waits for a device
 to learn what it is to do, and a lost rank is noticed as above. If the default group has NCCL and the loader a CUDA device, rows
@@ -63,6 +65,10 @@ _GRACE = timedelta(seconds=5)
 
 #: How long a look into the key-value store may take.
 _STORE_SECONDS = 5.0
+
+#: How long, after a failure, the process that hosts the store stays for the others to read of it, and how often it looks whether they have.
+_STAY_SECONDS = 2.0
+_STAY_PAUSE = 0.05
 
 #: How long a rank whose group could not be made waits to hear from the others that could not make it either.
 _ROLL_SECONDS = 2.0
@@ -140,6 +146,7 @@ class Comm:
     """
 
     made = False  # whether any group was
+    living: ClassVar[weakref.WeakSet[Comm]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -169,8 +176,10 @@ class Comm:
         prefix = "salientpp" if roll is None else roll.prefix
         self._note, self._waiting = f"{prefix}/failure", f"{prefix}/waiting"
         self._litter = [] if roll is None else roll.keys_of_this_rank
+        self._stays = False
         if groups is not None:
             Comm.made = True
+            self.living.add(self)
             weakref.finalize(self, groups.give_back).atexit = False
 
     @classmethod
@@ -348,25 +357,84 @@ class Comm:
         self._abandon()
         if self._within is not None:
             return self._within.report_failure(text)
-        self._ask_store(lambda store: store.compare_set(self._note, "", json.dumps({"rank": self.rank, "text": text})))
+        self._leave_note(text)
+        self._stay(time.monotonic() + _STAY_SECONDS)
+
+    def _leave_note(self, text: str) -> None:
+        def leave(store: dist.Store) -> None:
+            store.compare_set(self._note, "", json.dumps({"rank": self.rank, "text": text}))
+            store.set(self._read_key(self.rank), "")
+
+        self._ask_store(leave)
 
     def check_script(self) -> None:
         """Tell the others, and raise, if this rank's script has ended with an error while a thread still serves them.
 
         Otherwise they might be waiting for this process to end (in a collective of their own) and it for them.
         """
-        words = None if threading.main_thread().is_alive() else _script_error()
-        if words is not None:
-            text = f"rank {self._numbers[self.rank]} ended in mid-epoch: {words}"
+        text = self._early_end()
+        if text is not None:
             self.report_failure(text)
             raise RankFailure(text)
+
+    def _early_end(self) -> str | None:
+        words = None if threading.main_thread().is_alive() else _script_error()
+        return None if words is None else f"rank {self._numbers[self.rank]} ended early: {words}"
+
+    @classmethod
+    def leave_at_exit(cls) -> None:
+        """If the script has ended with an error, tell those who do not know: their next epoch may have begun before this rank's answers ended."""
+        until = time.monotonic() + _STAY_SECONDS
+        told = []
+        for comm in list(cls.living):
+            text = None if comm._within is not None or comm.is_inherited else comm._early_end()
+            knows = comm._groups is not None and comm._groups.broken
+            if text is not None and not knows and any(map(comm._reaches, comm._others)):
+                comm._leave_note(text)
+                told.append(comm)
+        for comm in told:
+            comm._stay(until)
 
     def failure(self) -> RankFailure | None:
         """What another rank has reported, if any."""
         if self._within is not None:
             return self._within.failure()
-        note = self._ask_store(lambda store: json.loads(store.get(self._note)) if store.check([self._note]) else None)
-        return None if note is None or note["rank"] == self.rank else RankFailure(note["text"])
+        note = self._ask_store(self._read_note)
+        if note is None or note["rank"] == self.rank:
+            return None
+        self._stay(time.monotonic() + _STAY_SECONDS)
+        return RankFailure(note["text"])
+
+    def _read_note(self, store: dist.Store) -> Any:
+        if not store.check([self._note]):
+            return None
+        note = json.loads(store.get(self._note))
+        store.set(self._read_key(self.rank), "")
+        return note
+
+    def _read_key(self, rank: int) -> str:
+        """There when that rank knows of the failure."""
+        return f"{self._note}/read/{rank}"
+
+    def _stay(self, until: float) -> None:
+        """There is a note. If the store ends with this process, let it end only when the others have read the note, are gone, or had time to."""
+        if self._stays or self._store is None or self.is_inherited or not _is_hosted_here(self._store):
+            return
+        self._stays = True
+        staying = threading.Thread(
+            target=self._ask_store, args=(lambda store: self._await_readers(store, until),), name="salientpp-stay"
+        )
+        if threading.main_thread().is_alive():
+            with contextlib.suppress(RuntimeError):  # no more threads
+                staying.start()  # the interpreter waits for it, also in processes of multiprocessing, which call no `atexit`
+        else:
+            staying.run()
+
+    def _await_readers(self, store: dist.Store, until: float) -> None:
+        others = self._others
+        while others and time.monotonic() < until:
+            time.sleep(_STAY_PAUSE)
+            others = [rank for rank in others if not store.check([self._read_key(rank)]) and self._reaches(rank)]
 
     def _ask_store(self, question: Callable[[dist.Store], Any]) -> Any:
         """The answer, or None. The store may be gone with the rank that hosts it, or that rank may be stopped."""
@@ -391,7 +459,7 @@ class Comm:
     def _lost(self, error: Exception) -> RankFailure:
         """The failure to raise when a collective broke: which connections are closed?"""
         # At once, before others that have found it out end too.
-        gone = [self._numbers[rank] for rank in range(self.size) if rank != self.rank and not self._reaches(rank)]
+        gone = [self._numbers[rank] for rank in self._others if not self._reaches(rank)]
         time.sleep(_SLICE_SECONDS)  # a lost connection may precede the note of the rank that went down
         failure = self.failure()
         if failure is None:
@@ -403,6 +471,10 @@ class Comm:
             )
             self.report_failure(str(failure))
         return failure
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
 
     def _reaches(self, rank: int) -> bool:
         if self._groups is None:
@@ -423,7 +495,7 @@ class Comm:
         failure = self.failure()
         if failure is not None:
             return failure
-        others = [rank for rank in range(self.size) if rank != self.rank]
+        others = self._others
         keys = [f"{self._waiting}/{rank}" for rank in others]
         waiting = self._ask_store(lambda store: [store.check([key]) for key in keys])
         seconds = f"within {self.timeout.total_seconds():g} s"
@@ -775,7 +847,8 @@ def _script_error() -> str | None:
 
 
 def _linger() -> None:
-    """Give gloo's threads time to let go of the last collectives, see ``Comm.all_to_all``."""
+    """Let others know of an error, and give gloo's threads time to let go of the last collectives, see ``Comm.all_to_all``."""
+    Comm.leave_at_exit()
     if Comm.made:
         time.sleep(_LET_GO_SECONDS)
 
@@ -786,6 +859,11 @@ atexit.register(_linger)  # on import, so that it runs after whatever users of C
 def _job_store() -> dist.Store:
     """The default group's key-value store."""
     return dist.distributed_c10d._get_default_store()
+
+
+def _is_hosted_here(store: dist.Store) -> bool:
+    """Whether the store ends with this process. torch tells only in the words that describe it."""
+    return "server=TCPServer(" in repr(getattr(store, "underlying_store", store))
 
 
 # --- forked children --------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from distributed import HANG, NEVER
 from graphs import random_data
 
 import salientpp
-from salientpp import NeighborLoader
+from salientpp import NeighborLoader, comm
 from salientpp.comm import Comm
 
 FANOUTS, BATCH = [4, 3], 8
@@ -167,6 +167,63 @@ def test_a_rank_that_is_stopped_is_named_after_the_timeout(tmp_path, victim, dep
                 rank_0_hosts and victim == 0 and "nor from the job's key-value store (which rank 0" in text
             )
             assert STOPPED_TIMEOUT <= seconds < 4 * STOPPED_TIMEOUT, "the stopped process is killed after 5"
+
+
+# --- rank 0 takes the store along -------------------------------------------------------------------------
+
+
+def _fail_and_end(rank: int, root: str, culprit: int) -> None:
+    """One rank fails; the last comes late to hear of it, and nobody stays for a given time."""
+    comm._STAY_SECONDS = comm._STORE_SECONDS = NEVER
+
+    def fail(batch):
+        if rank == culprit:
+            raise LookupError("the user's mistake")
+        return batch
+
+    for _ in _loader(root, depth=1, timeout=NEVER, transform=fail):
+        if rank == 2:
+            time.sleep(3)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_the_rank_that_hosts_the_store_stays_until_all_have_read_what_failed(tmp_path, culprit):
+    results = distributed.run(
+        _fail_and_end, 3, _partition(tmp_path / "parts", 3), culprit, may_fail=True, rank_0_hosts=True
+    )
+    for result in results:
+        assert f"rank {culprit}, batch 0, stage assemble: the user's mistake" in result.text
+
+
+def _fail_unheard(rank: int, root: str, how: str) -> None:
+    loader = _loader(root, timeout=NEVER)
+    if rank == 0:
+        if how == "killed":
+            comm._STAY_SECONDS = comm._STORE_SECONDS = NEVER
+        loader._comm.report_failure("the user's mistake")
+        raise LookupError("the user's mistake")
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while loader._comm._reaches(0):
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", ["killed", "does not listen"])
+def test_the_rank_that_hosts_the_store_ends_though_another_never_reads(tmp_path, how):
+    first, _ = distributed.run(
+        _fail_unheard, 2, _partition(tmp_path / "parts", 2), how, may_fail=True, rank_0_hosts=True
+    )
+    assert first.kind == "LookupError"
+
+
+def _end_well(rank: int, root: str) -> None:
+    comm._STAY_SECONDS = comm._STORE_SECONDS = NEVER
+    for _ in _loader(root, timeout=NEVER):
+        pass
+
+
+def test_after_no_failure_nobody_stays(tmp_path):
+    distributed.run(_end_well, 2, _partition(tmp_path / "parts", 2), rank_0_hosts=True)
 
 
 def _make_none(rank: int, root: str, absent: int) -> str:
@@ -323,8 +380,8 @@ class _LateWork:
 
 
 def test_a_collective_that_ends_while_a_rank_looks_for_a_note_is_no_failure():
-    comm, work = Comm(None, timedelta(seconds=HANG)), _LateWork()
-    comm._wait_in_slices(work)
+    work = _LateWork()
+    Comm(None, timedelta(seconds=HANG))._wait_in_slices(work)
     assert work.waits == 2
 
 

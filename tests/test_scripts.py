@@ -123,7 +123,30 @@ for epoch in range(3):
     failing, waiting = _run_script(tmp_path, body)
     assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
     assert waiting.returncode == 1
-    assert "rank 0 ended in mid-epoch: LookupError: the user's mistake" in waiting.stderr
+    assert "rank 0 ended early: LookupError: the user's mistake" in waiting.stderr
+
+
+def test_an_uncaught_exception_is_told_to_those_that_have_begun_the_next_epoch_too(tmp_path):
+    body = (
+        MAKE
+        + """
+import threading
+def late(*error):
+    for thread in threading.enumerate():
+        if thread.name == "salientpp-answer":  # answers rank 1 to the end of the epoch
+            thread.join()
+    sys.__excepthook__(*error)
+sys.excepthook = late
+for epoch in range(3):
+    for index, batch in enumerate(loader):
+        if rank == 0 and (epoch, index) == (1, 2):
+            raise LookupError("the user's mistake")
+"""
+    )
+    failing, waiting = _run_script(tmp_path, body)
+    assert failing.returncode == 1 and "LookupError: the user's mistake" in failing.stderr
+    assert waiting.returncode == 1
+    assert "stage open_epoch: rank 0 ended early: LookupError: the user's mistake" in waiting.stderr
 
 
 def test_an_uncaught_exception_does_not_keep_ranks_that_wait_for_the_process(tmp_path):
@@ -231,7 +254,7 @@ def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
         timeout=HANG,
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )
-    assert "rank 0 ended in mid-epoch: its process ended with exit code 1" in done.stderr
+    assert "rank 0 ended early: its process ended with exit code 1" in done.stderr
 
 
 def test_ctrl_c_on_a_script_that_has_ended_and_still_answers_ends_all_ranks(tmp_path):
@@ -252,7 +275,7 @@ for batch in loader:
 """
     )
     over, slow = _run_script(tmp_path, body)
-    assert slow.returncode == 1 and "rank 0 ended in mid-epoch: KeyboardInterrupt" in slow.stderr
+    assert slow.returncode == 1 and "rank 0 ended early: KeyboardInterrupt" in slow.stderr
     assert not re.search("terminate called|Fatal|FATAL|Segmentation", over.stderr), over.stderr
 
 

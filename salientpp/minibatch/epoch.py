@@ -333,7 +333,7 @@ class Run:
         if self._answering is not None and self._answering.is_alive() and not self._answered.is_set():
             # The interpreter waits for threads before this, unless Ctrl-C ends the wait: then nobody shall wait for the thread. Nor can it be joined
             # any more: Ctrl-C in the moment in which it ends leaves the lock taken that joining waits for.
-            self._failure = RankFailure(f"rank {self._comm.rank} ended in mid-epoch: KeyboardInterrupt")
+            self._failure = RankFailure(f"rank {self._comm.rank} ended early: KeyboardInterrupt")
             self._comm.report_failure(str(self._failure))
             self._answered.wait()
         if self._left or self._is_over():
