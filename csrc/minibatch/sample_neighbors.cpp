@@ -13,6 +13,7 @@
 // frontier is taken in blocks, and each block in phases that first prefetch what the next phase reads.
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "check.h"
@@ -30,6 +31,9 @@ constexpr int64_t kBlockVertices = 64;
 // that the processor has seen where it goes.
 constexpr int64_t kLine = 64 / sizeof(int64_t);
 constexpr int64_t kMostAhead = 16 * kLine;
+
+// Of topology and map: a core's own cache has room for so much.
+constexpr int64_t kNearBytes = int64_t{1} << 19;
 
 // What a thread keeps between batches. It never influences a result.
 struct Scratch {
@@ -55,6 +59,7 @@ struct Topology {
 template <class Index>
 struct Sources {
   const Index* indices;
+  static constexpr int64_t kBytes = sizeof(Index);
   void prefetch(int64_t position) const { prefetch_read(&indices[position]); }
   int64_t source(int64_t position) const { return indices[position]; }
   static int64_t id(int64_t position) { return position; }
@@ -63,6 +68,7 @@ struct Sources {
 // The same where both stand in one word, so that an edge misses the cache once for both.
 struct Links {
   const uint64_t* links;
+  static constexpr int64_t kBytes = sizeof(uint64_t);
   void prefetch(int64_t position) const { prefetch_read(&links[position]); }
   int64_t source(int64_t position) const { return static_cast<int64_t>(links[position] & 0xffffffffU); }
   int64_t id(int64_t position) const { return static_cast<int64_t>(links[position] >> 32); }
@@ -71,11 +77,109 @@ struct Links {
 // What is kept of a batch: everything, or its vertices.
 enum class Keep { kAll, kVertices };
 
+[[noreturn, gnu::cold]] void fail_at_source(int64_t source, const Topology& graph) {
+  fail("indices is corrupt: it holds ", source, ", expected ids in [0, ", graph.num_vertices, ")");
+}
+
+// How many neighbours a vertex draws of its list, which begins and ends there.
+[[gnu::always_inline]] inline int64_t draws_of(const Topology& graph, int64_t vertex, int64_t begin, int64_t end,
+                                               int64_t fanout, bool replace) {
+  // An array that was altered on disk after it was validated must not lead outside of it. Compared before they are
+  // subtracted: a difference may overflow.
+  check(begin >= 0 && begin <= end && end <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
+  const int64_t count = num_draws(end - begin, fanout, replace);
+  check(count <= std::numeric_limits<int32_t>::max(), "vertex ", vertex, " has ", count,
+        " neighbours, too many to draw all; use a fanout < 2^31");
+  return count;
+}
+
+// Shared draws are apart, so that the loop for others stays short.
+template <class Lists>
+[[gnu::noinline]] void fetch_list(const Scratch& s, const Lists& lists, int64_t vertex, int64_t begin, int64_t end,
+                                  int64_t count) {
+  if (s.memory.find(vertex, end - begin, count) != nullptr) return;
+  const int64_t last = std::min(end, begin + kMostAhead);
+  for (int64_t e = begin; e < last; e += kLine) lists.prefetch(e);
+}
+
+template <class Lists>
+[[gnu::noinline]] void draw_shared(Scratch& s, const Lists& lists, uint64_t key, int64_t vertex, int64_t begin,
+                                   int64_t degree, int64_t count, int64_t* out) {
+  if (const uint16_t* known = s.memory.find(vertex, degree, count); known != nullptr) {
+    for (int64_t k = 0; k < count; ++k) out[k] = begin + known[k];
+    return;
+  }
+  s.shared(key, [&](int64_t position) { return lists.source(position); }, begin, degree, count, out);
+  s.memory.keep(vertex, begin, degree, count, out);
+}
+
+// The same as `expand_hops` where a core's own cache has room for topology and map: nothing need be fetched ahead.
+template <Keep keep, class Lists>
+void expand_near_hops(Scratch& s, StampMap& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
+                      int64_t num_hops, uint64_t batch_key, bool replace) {
+  const StampMap::Inserter inserter = map.inserter();
+  int64_t hop_begin = 0;
+  for (int64_t hop = 0; hop < num_hops; ++hop) {
+    const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
+    const int64_t fanout = fanouts[hop];
+    const int64_t hop_end = s.n_id.size();
+    const int64_t edges_before = s.edge.size();
+    s.num_drawn.reserve(hop_end);
+    s.num_drawn.set_size(hop_end);
+    for (int64_t block = hop_begin; block < hop_end; block += kBlockVertices) {
+      const int64_t block_end = std::min(block + kBlockVertices, hop_end);
+      int64_t num_edges = 0;
+      for (int64_t i = block; i < block_end; ++i) {
+        const int64_t vertex = s.n_id.data()[i];
+        const int64_t begin = graph.indptr[vertex], end = graph.indptr[vertex + 1];
+        const int64_t count = draws_of(graph, vertex, begin, end, fanout, replace);
+        s.num_drawn.data()[i] = static_cast<int32_t>(count);
+        num_edges += count;
+      }
+      const int64_t first = s.edge.size();
+      s.edge.reserve(first + num_edges);
+      s.source.reserve(first + num_edges);
+      s.n_id.reserve(s.n_id.size() + num_edges);
+      int64_t* edge = s.edge.data() + first;
+      for (int64_t i = block, at = 0; i < block_end; ++i) {
+        const int64_t vertex = s.n_id.data()[i], begin = graph.indptr[vertex], count = s.num_drawn.data()[i];
+        draw(vertex_stream(hop_key, vertex), begin, graph.indptr[vertex + 1] - begin, count, replace && fanout >= 0,
+             s.drawn, edge + at);
+        at += count;
+      }
+      int32_t* source = s.source.data() + first;
+      int64_t* found = s.n_id.data();
+      int64_t size = s.n_id.size();
+      for (int64_t k = 0; k < num_edges; ++k) {
+        const int64_t vertex = lists.source(edge[k]);
+        if (static_cast<uint64_t>(vertex) >= static_cast<uint64_t>(graph.num_vertices)) [[unlikely]]
+          fail_at_source(vertex, graph);
+        const int64_t local_id = inserter.insert(vertex, size);
+        found[size] = vertex;
+        size += local_id == size;
+        if constexpr (keep == Keep::kAll) {
+          source[k] = static_cast<int32_t>(local_id);
+          edge[k] = lists.id(edge[k]);
+        }
+      }
+      s.n_id.set_size(size);
+      if constexpr (keep == Keep::kAll) {
+        s.edge.set_size(first + num_edges);
+        s.source.set_size(first + num_edges);
+      }
+    }
+    if constexpr (keep == Keep::kAll) {
+      s.num_edges.push_back(s.edge.size() - edges_before);
+      s.num_nodes.push_back(s.n_id.size() - hop_end);
+    }
+    hop_begin = hop_end;
+  }
+}
+
 template <Keep keep, class Lists, class Map>
 void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
                  int64_t num_hops, uint64_t batch_key, bool replace, bool shared) {
   const uint64_t shared_key = SharedDraw::key_of(batch_key);
-  const auto source_at = [&](int64_t position) { return lists.source(position); };
   int64_t hop_begin = 0;
   for (int64_t hop = 0; hop < num_hops; ++hop) {
     const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
@@ -91,18 +195,10 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
       for (int64_t i = block; i < block_end; ++i) {
         const int64_t vertex = s.n_id.data()[i];
         const int64_t begin = graph.indptr[vertex], end = graph.indptr[vertex + 1];
-        // An array that was altered on disk after it was validated must not lead outside of it. Compared before they
-        // are subtracted: a difference may overflow.
-        check(begin >= 0 && begin <= end && end <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
-        const int64_t count = num_draws(end - begin, fanout, replace);
-        check(count <= std::numeric_limits<int32_t>::max(), "vertex ", vertex, " has ", count,
-              " neighbours, too many to draw all; use a fanout < 2^31");
+        const int64_t count = draws_of(graph, vertex, begin, end, fanout, replace);
         s.num_drawn.data()[i] = static_cast<int32_t>(count);
         block_edges += count;
-        if (shared && SharedDraw::applies(end - begin, count) && s.memory.find(vertex, end - begin, count) == nullptr) {
-          const int64_t last = std::min(end, begin + kMostAhead);
-          for (int64_t e = begin; e < last; e += kLine) lists.prefetch(e);
-        }
+        if (shared && SharedDraw::applies(end - begin, count)) fetch_list(s, lists, vertex, begin, end, count);
       }
       const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
       for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
@@ -125,12 +221,7 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         const int64_t degree = graph.indptr[vertex + 1] - begin;
         const int64_t count = s.num_drawn.data()[i];
         if (shared && SharedDraw::applies(degree, count)) {
-          if (const uint16_t* known = s.memory.find(vertex, degree, count); known != nullptr) {
-            for (int64_t k = 0; k < count; ++k) edge[at + k] = begin + known[k];
-          } else {
-            s.shared(shared_key, source_at, begin, degree, count, edge + at);
-            s.memory.keep(vertex, begin, degree, count, edge + at);
-          }
+          draw_shared(s, lists, shared_key, vertex, begin, degree, count, edge + at);
         } else {
           const Stream stream = vertex_stream(hop_key, vertex);
           draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
@@ -141,8 +232,8 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
       uint64_t largest = 0;
       for (int64_t k = 0; k < block_edges; ++k)
         largest = std::max(largest, static_cast<uint64_t>(lists.source(edge[k])));
-      check(block_edges == 0 || largest < static_cast<uint64_t>(graph.num_vertices), "indices is corrupt: it holds ",
-            static_cast<int64_t>(largest), ", expected ids in [0, ", graph.num_vertices, ")");
+      if (block_edges != 0 && largest >= static_cast<uint64_t>(graph.num_vertices)) [[unlikely]]
+        fail_at_source(static_cast<int64_t>(largest), graph);
       for (int64_t k = 0; k < block_edges; ++k) map.prefetch(lists.source(edge[k]));
       // From here on `n_id` grows, and only the block's edges are read.
       int64_t size = s.n_id.size();
@@ -238,8 +329,15 @@ Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::opti
     s.n_id.set_size(num_seeds);
     s.num_nodes.push_back(num_seeds);
     const auto expand = [&](const auto& lists) {
-      expand_hops<keep>(s, map, graph, lists, fanouts.data(), static_cast<int64_t>(fanouts.size()),
-                        static_cast<uint64_t>(batch_key), replace, shared);
+      const auto num_hops = static_cast<int64_t>(fanouts.size());
+      const auto key = static_cast<uint64_t>(batch_key);
+      if constexpr (std::is_same_v<decltype(map), StampMap&>) {
+        const int64_t bytes = (graph.num_vertices + 1) * int64_t{sizeof(int64_t)} +
+                              StampMap::bytes(graph.num_vertices) + graph.num_edges * lists.kBytes;
+        if (!shared && bytes <= kNearBytes)
+          return expand_near_hops<keep>(s, map, graph, lists, fanouts.data(), num_hops, key, replace);
+      }
+      expand_hops<keep>(s, map, graph, lists, fanouts.data(), num_hops, key, replace, shared);
     };
     if (links)
       expand(Links{static_cast<const uint64_t*>(links->const_data_ptr())});
@@ -280,9 +378,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
   const int32_t* source = s.source.data();
   for (int64_t k = 0; k < num_sampled; ++k) row[k] = source[k];
   const int64_t num_expanded = s.n_id.size() - (s.num_nodes.size() > 1 ? s.num_nodes.back() : s.n_id.size());
+  // Counts are small and differ: four at a time are written without asking, and those too many are written over.
+  const int64_t* col_end = row + 2 * num_sampled;
   for (int64_t i = 0; i < num_expanded; ++i) {
     const int64_t count = s.num_drawn.data()[i];
-    std::fill(col, col + count, i);
+    if (count + 3 > col_end - col) [[unlikely]] {
+      std::fill(col, col + count, i);
+    } else {
+      for (int64_t k = 0; k < count; k += 4) std::fill_n(col + k, 4, i);
+    }
     col += count;
   }
   int64_t* edge_out = mutable_int64_data(e_id);

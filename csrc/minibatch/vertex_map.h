@@ -56,6 +56,21 @@ class StampMap {
     return value & 0xffffffU;
   }
 
+  // The same for a loop, in registers that what the loop writes to is no part of.
+  struct Inserter {
+    uint32_t* slots;
+    uint32_t stamped;  // a slot of local id 0
+
+    int64_t insert(int64_t id, int64_t next) const {
+      const uint32_t slot = slots[id];
+      const bool is_new = (slot ^ stamped) >= uint32_t{1} << 24;
+      const uint32_t value = is_new ? stamped | static_cast<uint32_t>(next) : slot;
+      slots[id] = value;
+      return value ^ stamped;
+    }
+  };
+  Inserter inserter() { return {slots_.data(), stamp_ << 24}; }
+
   int64_t find(int64_t id) const {
     const uint32_t slot = slots_[id];
     return (slot >> 24) == stamp_ ? int64_t{slot & 0xffffffU} : -1;
