@@ -93,26 +93,6 @@ enum class Keep { kAll, kVertices };
   return count;
 }
 
-// Shared draws are apart, so that the loop for others stays short.
-template <class Lists>
-[[gnu::noinline]] void fetch_list(const Scratch& s, const Lists& lists, int64_t vertex, int64_t begin, int64_t end,
-                                  int64_t count) {
-  if (s.memory.find(vertex, end - begin, count) != nullptr) return;
-  const int64_t last = std::min(end, begin + kMostAhead);
-  for (int64_t e = begin; e < last; e += kLine) lists.prefetch(e);
-}
-
-template <class Lists>
-[[gnu::noinline]] void draw_shared(Scratch& s, const Lists& lists, uint64_t key, int64_t vertex, int64_t begin,
-                                   int64_t degree, int64_t count, int64_t* out) {
-  if (const uint16_t* known = s.memory.find(vertex, degree, count); known != nullptr) {
-    for (int64_t k = 0; k < count; ++k) out[k] = begin + known[k];
-    return;
-  }
-  s.shared(key, [&](int64_t position) { return lists.source(position); }, begin, degree, count, out);
-  s.memory.keep(vertex, begin, degree, count, out);
-}
-
 // The same as `expand_hops` where a core's own cache has room for topology and map: nothing need be fetched ahead.
 template <Keep keep, class Lists>
 void expand_near_hops(Scratch& s, StampMap& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
@@ -180,6 +160,7 @@ template <Keep keep, class Lists, class Map>
 void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
                  int64_t num_hops, uint64_t batch_key, bool replace, bool shared) {
   const uint64_t shared_key = SharedDraw::key_of(batch_key);
+  const auto source_at = [&](int64_t position) { return lists.source(position); };
   int64_t hop_begin = 0;
   for (int64_t hop = 0; hop < num_hops; ++hop) {
     const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
@@ -198,7 +179,10 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         const int64_t count = draws_of(graph, vertex, begin, end, fanout, replace);
         s.num_drawn.data()[i] = static_cast<int32_t>(count);
         block_edges += count;
-        if (shared && SharedDraw::applies(end - begin, count)) fetch_list(s, lists, vertex, begin, end, count);
+        if (shared && SharedDraw::applies(end - begin, count) && s.memory.find(vertex, end - begin, count) == nullptr) {
+          const int64_t last = std::min(end, begin + kMostAhead);
+          for (int64_t e = begin; e < last; e += kLine) lists.prefetch(e);
+        }
       }
       const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
       for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
@@ -221,7 +205,12 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         const int64_t degree = graph.indptr[vertex + 1] - begin;
         const int64_t count = s.num_drawn.data()[i];
         if (shared && SharedDraw::applies(degree, count)) {
-          draw_shared(s, lists, shared_key, vertex, begin, degree, count, edge + at);
+          if (const uint16_t* known = s.memory.find(vertex, degree, count); known != nullptr) {
+            for (int64_t k = 0; k < count; ++k) edge[at + k] = begin + known[k];
+          } else {
+            s.shared(shared_key, source_at, begin, degree, count, edge + at);
+            s.memory.keep(vertex, begin, degree, count, edge + at);
+          }
         } else {
           const Stream stream = vertex_stream(hop_key, vertex);
           draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
