@@ -68,6 +68,8 @@ def _start() -> tuple:
 
 def ask(name: str, arguments: list[str]) -> None:
     """What the executable does: has the server run the script, and ends as that does."""
+    # A signal waits until there is a script to pass it to: the script may run, and show itself, before its number is known here.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(name)
         socket.send_fds(server, [b"\n"], [0, 1, 2])
@@ -76,6 +78,7 @@ def ask(name: str, arguments: list[str]) -> None:
         pid = int(answers.readline())
         for number in PASSED_ON:
             signal.signal(number, lambda number, frame: os.kill(pid, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         code = int(answers.readline())
     if code < 0:
         if -code != signal.SIGKILL:
