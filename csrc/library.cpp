@@ -17,6 +17,8 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("rebalance_parts(Tensor indptr, Tensor indices, Tensor assignment, Tensor weights, Tensor limits, int num_parts, int sweeps, Tensor? edge_weights=None) -> Tensor");
   m.def("reassign_parts(Tensor cost, Tensor assignment, Tensor weights, Tensor limits, int most_moves) -> Tensor");
   m.def("keep_heaviest_edges(Tensor indptr, Tensor indices, int most, Tensor? edge_weights=None) -> Tensor");
+  m.def("cluster_vertices(Tensor indptr, Tensor indices, Tensor vertex_weights, int most_weight, int rounds, int seed, Tensor? edge_weights=None) -> Tensor");
+  m.def("contract_lists(Tensor indptr, Tensor indices, Tensor cluster, int num_clusters, int first, int last, Tensor? edge_weights=None) -> (Tensor length, Tensor indices, Tensor weight)");
   m.def("sum_over_lists(Tensor indptr, Tensor indices, Tensor value) -> Tensor");
   m.def("code_ids(Tensor ids, int num_ids, int but_from=0, int but_to=0) -> Tensor");
   m.def("ids_of_list(Tensor list, int num_ids) -> Tensor");

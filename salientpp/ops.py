@@ -192,6 +192,51 @@ def keep_heaviest_edges(indptr: Tensor, indices: Tensor, most: int, edge_weights
     return _ops.keep_heaviest_edges(indptr, indices, most, edge_weights)
 
 
+def cluster_vertices(
+    indptr: Tensor,
+    indices: Tensor,
+    vertex_weights: Tensor,
+    most_weight: int,
+    rounds: int,
+    seed: int,
+    edge_weights: Tensor | None = None,
+) -> Tensor:
+    """Clusters of an undirected graph's vertices that hang together, int32 [N], numbered from 0 by their first vertices.
+
+    Args:
+        indptr, indices: each edge in the lists of both its ends; loops do not count.
+        vertex_weights: int64 [N], >= 1, of sum <= 2**61.
+        most_weight: >= 1, of a cluster of more than one vertex.
+        rounds: >= 1, how often every vertex may move at most, to the cluster that it has most edge weight to.
+        seed: decides among equals.
+        edge_weights: int32 or int64 [E] >= 1; None: 1 each.
+    """
+    return _ops.cluster_vertices(indptr, indices, vertex_weights, most_weight, rounds, seed, edge_weights)
+
+
+def contract_lists(
+    indptr: Tensor,
+    indices: Tensor,
+    cluster: Tensor,
+    num_clusters: int,
+    first: int,
+    last: int,
+    edge_weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The neighbour lists of the clusters in [first, last), in the graph whose vertices are the clusters, without loops.
+
+    Args:
+        indptr, indices: each edge in the lists of both its ends.
+        cluster: int32 [N], of every vertex, in [0, num_clusters).
+        edge_weights: int32 [E] >= 1; None: 1 each.
+
+    Returns:
+        The lengths of the lists, int64 [last - first]; their entries one after another, int32, ascending in each list; and the weights of all edges between
+        the two clusters together, int64. Beside it there are 4 bytes for each entry that was given, 8 with weights.
+    """
+    return _ops.contract_lists(indptr, indices, cluster, num_clusters, first, last, edge_weights)
+
+
 def sum_over_lists(indptr: Tensor, indices: Tensor, value: Tensor) -> Tensor:
     """``out[v]`` = the sum of ``value`` over ``indices[indptr[v]:indptr[v + 1]]``; float32 or float64, [N] or up to 8 columns, [N, W], as ``value``."""
     return _ops.sum_over_lists(indptr, indices, value)
@@ -701,6 +746,33 @@ def _(cost: Tensor, assignment: Tensor, weights: Tensor, limits: Tensor, most_mo
 @torch.library.register_fake("salientpp::keep_heaviest_edges")
 def _(indptr: Tensor, indices: Tensor, most: int, edge_weights: Tensor | None = None) -> Tensor:
     return torch.empty_like(indices, dtype=torch.bool)
+
+
+@torch.library.register_fake("salientpp::cluster_vertices")
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    vertex_weights: Tensor,
+    most_weight: int,
+    rounds: int,
+    seed: int,
+    edge_weights: Tensor | None = None,
+) -> Tensor:
+    return torch.empty_like(vertex_weights, dtype=torch.int32)
+
+
+@torch.library.register_fake("salientpp::contract_lists")
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    cluster: Tensor,
+    num_clusters: int,
+    first: int,
+    last: int,
+    edge_weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    entries = torch.library.get_ctx().new_dynamic_size()
+    return indptr.new_empty([last - first]), cluster.new_empty([entries]), indptr.new_empty([entries])
 
 
 @torch.library.register_fake("salientpp::sum_over_lists")

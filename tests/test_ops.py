@@ -111,6 +111,18 @@ CASES = {
         lambda: (long(0, 2, 3, 4), long(1, 2, 0, 0), 1, long(5, 4, 5, 4)),
         lambda: (long(0), NONE, 3, None),
     ],
+    "cluster_vertices": [
+        lambda: (long(0, 2, 3, 4), ints(1, 2, 0, 0), long(1, 2, 1), 3, 2, 0, None),
+        lambda: (long(0, 2, 3, 4), long(1, 2, 0, 0), long(1, 2, 1), 2, 1, 7, ints(5, 4, 5, 4)),
+        lambda: (long(0), NONE, NONE, 3, 1, 0, None),
+        lambda: (BIG.indptr, BIG.indices, torch.ones(80, dtype=torch.int64), 9, 3, -1, None),
+    ],
+    "contract_lists": [
+        lambda: (long(0, 2, 3, 4), ints(1, 2, 0, 0), ints(0, 1, 0), 2, 0, 2, None),
+        lambda: (long(0, 2, 3, 4), long(1, 2, 0, 0), ints(0, 1, 2), 3, 1, 2, ints(5, 4, 5, 4)),
+        lambda: (long(0), NONE, ints(), 0, 0, 0, None),
+        lambda: (BIG.indptr, BIG.indices, (torch.arange(80) // 3).int(), 27, 0, 20, None),
+    ],
     "sum_over_lists": [
         lambda: (INDPTR, INDICES, torch.rand(3, dtype=torch.float64)),
         lambda: (BIG.indptr, BIG.indices.long(), torch.rand(80, dtype=torch.float64)),

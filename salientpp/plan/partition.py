@@ -43,6 +43,7 @@ from salientpp import ops
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.graph.mapped import releaser
 from salientpp.ids import first_outside
+from salientpp.plan.coarsen import coarsen
 from salientpp.plan.kaminpar import check_kaminpar, partition_with_kaminpar, write_undirected
 
 #: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
@@ -395,10 +396,17 @@ def _partition_with_kaminpar(
     check_kaminpar()
     with tempfile.TemporaryDirectory(prefix="salientpp-") as folder:
         path = Path(folder) / "graph.parhip"
-        symmetric = write_undirected(path, graph, edge_weights, weight_of_each, _vertex_weights(graph))
+        vertex_weights = _vertex_weights(graph)
+        symmetric = write_undirected(path, graph, edge_weights, weight_of_each, vertex_weights)
         releaser(graph.indices)()  # not needed until it is done
-        # Half of the tolerance, as for METIS. It compresses what it coarsens, so nothing is thinned.
+        cluster = None
+        if symmetric[1].dtype == torch.int32:
+            cluster, path = coarsen(path, symmetric, vertex_weights, num_parts, seed)
+        del vertex_weights
+        # Half of the tolerance, as for METIS.
         assignment = partition_with_kaminpar(path, num_parts, tolerance / 2, seed)
+        if cluster is not None:
+            assignment = assignment.index_select(0, cluster)
         return _rebalanced(assignment, *symmetric, weights, num_parts, tolerance)
 
 

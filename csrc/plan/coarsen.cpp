@@ -1,0 +1,321 @@
+// A smaller graph with the shape of a large undirected one, for a partitioner that has no room for the large one.
+//
+// `cluster_vertices` lets every vertex, in turn, join the cluster that it has most edge weight to, as long as that does
+// not become too heavy: label propagation with a bound on the clusters, by which multilevel partitioners coarsen
+// (Meyerhenke, Sanders and Schulz, SEA 2014). Vertices that stay alone are put together with others that favour the
+// same cluster, and those without edges with each other. `contract_lists` makes the lists of a run of clusters.
+//
+// Both go through the lists in the order in which they lie in memory, which may be a mapped file, and take vertices one
+// after another in one thread: the result depends on nothing but the arguments, and the time is a few passes.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "graph/csc.h"
+#include "memory.h"
+#include "random.h"
+
+namespace salientpp {
+namespace {
+
+constexpr int64_t kPrefetchAhead = 32;
+constexpr int64_t kGrain = 256;
+// A round in which less than one vertex in so many has moved is the last.
+constexpr int64_t kFewMoves = 50;
+// Of all vertices together.
+constexpr int64_t kMostWeight = int64_t{1} << 61;
+
+template <class T>
+using Table = std::vector<T, HugePageAllocator<T>>;
+
+// Edge weight by cluster, of one vertex: open addressing, as large as its list needs.
+class Ratings {
+ public:
+  struct Entry {
+    int32_t cluster = -1;
+    int64_t weight = 0;
+  };
+
+  void reset(int64_t most) {
+    for (const size_t place : used_) entries_[place] = Entry{};
+    used_.clear();
+    while (static_cast<int64_t>(entries_.size()) < 2 * most) entries_.resize(2 * entries_.size());
+  }
+
+  void add(int32_t cluster, int64_t weight) {
+    const size_t mask = entries_.size() - 1;
+    size_t place = static_cast<size_t>((static_cast<uint64_t>(static_cast<uint32_t>(cluster)) * kGolden) >> 32) & mask;
+    while (entries_[place].cluster != cluster) {
+      if (entries_[place].cluster < 0) {
+        entries_[place].cluster = cluster;
+        used_.push_back(place);
+        break;
+      }
+      place = (place + 1) & mask;
+    }
+    entries_[place].weight += weight;
+  }
+
+  template <class F>
+  void each(F&& f) const {
+    for (const size_t place : used_) f(entries_[place].cluster, entries_[place].weight);
+  }
+
+ private:
+  std::vector<Entry> entries_ = std::vector<Entry>(64);
+  std::vector<size_t> used_;
+};
+
+template <class Index>
+class Clusters {
+ public:
+  Clusters(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, const int64_t* vertex_weights,
+           int64_t num_vertices, int64_t most_weight, uint64_t key, int32_t* cluster)
+      : indptr_(indptr),
+        indices_(indices),
+        edge_weights_(edge_weights),
+        vertex_weights_(vertex_weights),
+        n_(num_vertices),
+        most_(most_weight),
+        key_(key),
+        cluster_(cluster),
+        weight_(vertex_weights, vertex_weights + num_vertices) {
+    for (int64_t v = 0; v < n_; ++v) cluster_[v] = static_cast<int32_t>(v);
+  }
+
+  // Returns how many vertices went to another cluster.
+  int64_t round() {
+    int64_t moved = 0;
+    for (int64_t v = 0; v < n_; ++v) {
+      const int32_t own = cluster_[v];
+      if (vertex_weights_[v] >= most_) continue;
+      rate(v);
+      const int32_t best = heaviest(v, own, /*with_room=*/true);
+      if (best == own) continue;
+      move(v, best);
+      ++moved;
+    }
+    return moved;
+  }
+
+  // Those that are alone join others that favour the same cluster.
+  void join_the_lonely() {
+    Table<int32_t> lonely(static_cast<size_t>(n_) + 1,
+                          -1);  // by the favoured cluster; the last: of those without edges
+    for (int64_t v = 0; v < n_; ++v) {
+      const int32_t own = cluster_[v];
+      if (weight(own) != vertex_weights_[v]) continue;
+      auto favoured = static_cast<size_t>(n_);
+      if (indptr_[v] < indptr_[v + 1]) {
+        rate(v);
+        favoured = static_cast<size_t>(heaviest(v, own, /*with_room=*/false));
+      }
+      int32_t& other = lonely[favoured];
+      if (other >= 0 && other != own && weight(other) + vertex_weights_[v] <= most_)
+        move(v, other);
+      else
+        other = own;
+    }
+  }
+
+  // Numbers the clusters from 0, by their first vertices.
+  void number() {
+    Table<int32_t> number(static_cast<size_t>(n_), -1);
+    int32_t found = 0;
+    for (int64_t v = 0; v < n_; ++v) {
+      int32_t& of = number[static_cast<size_t>(cluster_[v])];
+      if (of < 0) of = found++;
+      cluster_[v] = of;
+    }
+  }
+
+ private:
+  int64_t& weight(int32_t cluster) { return weight_[static_cast<size_t>(cluster)]; }
+
+  void rate(int64_t v) {
+    const int64_t begin = indptr_[v], end = indptr_[v + 1];
+    ratings_.reset(end - begin);
+    for (int64_t e = begin; e < end; ++e) {
+      if (e + kPrefetchAhead < indptr_[n_]) prefetch_read(&cluster_[indices_[e + kPrefetchAhead]]);
+      if (static_cast<int64_t>(indices_[e]) != v) ratings_.add(cluster_[indices_[e]], edge_weights_[e]);
+    }
+  }
+
+  // Among equals it stays where it is, or else goes by a hash. Without neighbours that have room it stays.
+  int32_t heaviest(int64_t v, int32_t own, bool with_room) {
+    const uint64_t key = join_key(key_, static_cast<uint64_t>(v));
+    int32_t best = own;
+    std::tuple<int64_t, bool, uint64_t> highest{0, false, 0};
+    ratings_.each([&](int32_t cluster, int64_t rating) {
+      if (rating < std::get<0>(highest)) return;
+      if (with_room && cluster != own && weight(cluster) + vertex_weights_[v] > most_) return;
+      const std::tuple rank{rating, cluster == own, mix64(key ^ static_cast<uint64_t>(cluster))};
+      if (rank <= highest) return;
+      best = cluster;
+      highest = rank;
+    });
+    return best;
+  }
+
+  void move(int64_t v, int32_t to) {
+    weight(cluster_[v]) -= vertex_weights_[v];
+    weight(to) += vertex_weights_[v];
+    cluster_[v] = to;
+  }
+
+  const int64_t* indptr_;
+  const Index* indices_;
+  const EdgeWeights& edge_weights_;
+  const int64_t* vertex_weights_;
+  int64_t n_, most_;
+  uint64_t key_;
+  int32_t* cluster_;
+  Table<int64_t> weight_;  // of the clusters
+  Ratings ratings_;
+};
+
+void check_edges(const Tensor& indices, const EdgeWeights& edge_weights, int64_t num_vertices) {
+  dispatch_index(indices, [&](auto* list) {
+    int64_t total = 0;
+    for (int64_t e = 0; e < indices.numel(); ++e) {
+      check(list[e] >= 0 && list[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ",
+            list[e]);
+      check(edge_weights[e] >= 1, "edge_weights[", e, "] must be >= 1, got ", edge_weights[e]);
+      check(!__builtin_add_overflow(total, edge_weights[e], &total), "edge_weights sum to more than 2^63");
+    }
+  });
+}
+
+// What both operators take.
+void check_lists(const Tensor& indptr, const Tensor& indices) {
+  check_vector(indptr, ScalarType::Long, "indptr");
+  check_index_vector(indices, "indices");
+  check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
+  check_offsets(indptr, indices.numel(), "indptr", "indices");
+  check(indptr.numel() - 1 <= std::numeric_limits<int32_t>::max(),
+        "indptr must be of at most 2^31 - 1 vertices, whose clusters are int32, got ", indptr.numel() - 1);
+}
+
+Tensor cluster_vertices(const Tensor& indptr, const Tensor& indices, const Tensor& vertex_weights, int64_t most_weight,
+                        int64_t rounds, int64_t seed, const std::optional<Tensor>& edge_weights) {
+  check_lists(indptr, indices);
+  check_vector(vertex_weights, ScalarType::Long, "vertex_weights");
+  const int64_t n = indptr.numel() - 1;
+  check(vertex_weights.numel() == n, "vertex_weights must have one entry per vertex, expected ", n, ", got ",
+        vertex_weights.numel());
+  check(most_weight >= 1, "most_weight must be >= 1, got ", most_weight);
+  check(rounds >= 1, "rounds must be >= 1, got ", rounds);
+  const int64_t* weight = int64_data(vertex_weights);
+  int64_t total = 0;
+  for (int64_t v = 0; v < n; ++v) {
+    check(weight[v] >= 1, "vertex_weights[", v, "] must be >= 1, got ", weight[v]);
+    check(!__builtin_add_overflow(total, weight[v], &total) && total <= kMostWeight,
+          "vertex_weights sum to more than 2^61");
+  }
+  const EdgeWeights edge_weight(edge_weights, indices.numel(), "edge_weights");
+  check_edges(indices, edge_weight, n);
+  Tensor cluster = new_table(n, ScalarType::Int);
+  dispatch_index(indices, [&](auto* list) {
+    Clusters clusters(int64_data(indptr), list, edge_weight, weight, n, most_weight,
+                      join_key(0, static_cast<uint64_t>(seed)), static_cast<int32_t*>(cluster.mutable_data_ptr()));
+    for (int64_t round = 0; round < rounds && clusters.round() > n / kFewMoves; ++round) {
+    }
+    clusters.join_the_lonely();
+    clusters.number();
+  });
+  return cluster;
+}
+
+// The lists of the clusters in [first, last): how long each is, then all entries, ascending in each list.
+template <class Index>
+std::tuple<Tensor, Tensor, Tensor> contract(const int64_t* indptr, const Index* indices, const int32_t* edge_weights,
+                                            const int32_t* cluster, int64_t n, int64_t first, int64_t last) {
+  const auto size = static_cast<size_t>(last - first);
+  const auto in_run = [&](int64_t v) { return cluster[v] >= first && cluster[v] < last; };
+  // The ends of the edges that leave the run's vertices, by these vertices' clusters: the other cluster above the
+  // weight.
+  std::vector<int64_t> start(size + 1, 0);
+  for (int64_t v = 0; v < n; ++v) {
+    if (in_run(v)) start[static_cast<size_t>(cluster[v] - first) + 1] += indptr[v + 1] - indptr[v];
+  }
+  std::partial_sum(start.begin(), start.end(), start.begin());
+  Tensor table = new_table(start[size], ScalarType::Long);
+  auto* ends = static_cast<uint64_t*>(table.mutable_data_ptr());
+  std::vector<int64_t> stop(start.begin(), start.end() - 1);
+  for (int64_t v = 0; v < n; ++v) {
+    if (!in_run(v)) continue;
+    int64_t& at = stop[static_cast<size_t>(cluster[v] - first)];
+    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
+      if (e + kPrefetchAhead < indptr[n]) prefetch_read(&cluster[indices[e + kPrefetchAhead]]);
+      const int32_t other = cluster[indices[e]];
+      if (other == cluster[v]) continue;
+      const int32_t weight = edge_weights ? edge_weights[e] : 1;
+      ends[at++] = (static_cast<uint64_t>(other) << 32) | static_cast<uint64_t>(weight);
+    }
+  }
+  const auto is_first = [&](int64_t i, size_t c) { return i == start[c] || ends[i] >> 32 != ends[i - 1] >> 32; };
+  Tensor length = new_vector(last - first, ScalarType::Long);
+  int64_t* lengths = mutable_int64_data(length);
+  torch::stable::parallel_for(0, last - first, kGrain, [&](int64_t begin, int64_t end) {
+    for (auto c = static_cast<size_t>(begin); c < static_cast<size_t>(end); ++c) {
+      std::sort(ends + start[c], ends + stop[c]);
+      lengths[c] = 0;
+      for (int64_t i = start[c]; i < stop[c]; ++i) lengths[c] += is_first(i, c);
+    }
+  });
+  std::vector<int64_t> out(size + 1, 0);
+  std::partial_sum(lengths, lengths + size, out.begin() + 1);
+  Tensor out_indices = new_vector(out[size], ScalarType::Int), out_weights = new_vector(out[size], ScalarType::Long);
+  auto* others = static_cast<int32_t*>(out_indices.mutable_data_ptr());
+  int64_t* weights = mutable_int64_data(out_weights);
+  torch::stable::parallel_for(0, last - first, kGrain, [&](int64_t begin, int64_t end) {
+    for (auto c = static_cast<size_t>(begin); c < static_cast<size_t>(end); ++c) {
+      int64_t at = out[c] - 1;
+      for (int64_t i = start[c]; i < stop[c]; ++i) {
+        if (is_first(i, c)) {
+          others[++at] = static_cast<int32_t>(ends[i] >> 32);
+          weights[at] = 0;
+        }
+        weights[at] += static_cast<int64_t>(ends[i] & 0xffffffffU);
+      }
+    }
+  });
+  return {length, out_indices, out_weights};
+}
+
+std::tuple<Tensor, Tensor, Tensor> contract_lists(const Tensor& indptr, const Tensor& indices, const Tensor& cluster,
+                                                  int64_t num_clusters, int64_t first, int64_t last,
+                                                  const std::optional<Tensor>& edge_weights) {
+  check_lists(indptr, indices);
+  const int64_t n = indptr.numel() - 1;
+  check_vector(cluster, ScalarType::Int, "cluster");
+  check(cluster.numel() == n, "cluster must have one entry per vertex, expected ", n, ", got ", cluster.numel());
+  check(0 <= first && first <= last && last <= num_clusters && num_clusters <= n,
+        "first and last must be in order within [0, num_clusters], of at most ", n, " clusters, got ", first, ", ",
+        last, " and ", num_clusters);
+  const auto* of = static_cast<const int32_t*>(cluster.const_data_ptr());
+  for (int64_t v = 0; v < n; ++v) {
+    check(of[v] >= 0 && of[v] < num_clusters, "cluster[", v, "] must be in [0, ", num_clusters, "), got ", of[v]);
+  }
+  if (edge_weights) check_vector(*edge_weights, ScalarType::Int, "edge_weights");
+  check_edges(indices, EdgeWeights(edge_weights, indices.numel(), "edge_weights"), n);
+  std::optional<std::tuple<Tensor, Tensor, Tensor>> lists;
+  dispatch_index(indices, [&](auto* ids) {
+    lists = contract(int64_data(indptr), ids,
+                     edge_weights ? static_cast<const int32_t*>(edge_weights->const_data_ptr()) : nullptr, of, n, first,
+                     last);
+  });
+  return *lists;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
+  m.impl("cluster_vertices", TORCH_BOX(&cluster_vertices));
+  m.impl("contract_lists", TORCH_BOX(&contract_lists));
+}
+
+}  // namespace
+}  // namespace salientpp
