@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -84,6 +85,22 @@ def test_a_partition_killed_again_and_again_ends_in_the_same_bytes(tmp_path, met
     assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["d", "whole"]
     assert contents(tmp_path / "to" / "d") == contents(tmp_path / "to" / "whole")
     salientpp.load(tmp_path / "to" / "d", verify="full")
+
+
+def test_a_disk_without_room_for_the_probabilities_is_an_error_that_the_same_command_mends(tmp_path, monkeypatch):
+    data, root = random_data(60, 300), tmp_path / "d"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match=r"cannot be written \(No space left on device\); make room .* give the same"):
+            salientpp.partition(data, 2, root, [3, 2], 8)
+    steps = []
+    salientpp.partition(data, 2, root, [3, 2], 8, on_step=steps.append)
+    assert not [step for step in steps if "assigning" in step]
+    assert contents(root) == contents(salientpp.partition(data, 2, tmp_path / "whole", [3, 2], 8).root)
 
 
 def test_no_step_is_done_twice(tmp_path, monkeypatch):

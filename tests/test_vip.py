@@ -16,6 +16,7 @@ import salientpp
 from salientpp import Graph, NeighborSampler, inclusion_probability, ops
 from salientpp.graph.typed import TypedGraph
 from salientpp.minibatch.sampler import TypedSampler
+from salientpp.plan import vip
 from salientpp.plan.vip import (
     check_fanouts,
     draw_probability,
@@ -117,6 +118,18 @@ def test_many_seed_sets_at_once_equal_one_by_one_bit_for_bit(expand, include_see
         together = inclusion_probability(graph, seed_sets[:k], [4, 3, 2], 10, **options)
         assert together.shape == (k, 200)
         assert torch.equal(together, torch.stack(one_by_one[:k]) if k else torch.empty(0, 200))
+
+
+@pytest.mark.parametrize("sets", [0, 1, 3, 19])
+def test_what_is_written_elsewhere_is_the_same(monkeypatch, sets):
+    graph = random_digraph(5, 40, 200)
+    seeds = [some_vertices(k, 40, 1 + k % 7) for k in range(sets)]
+    elsewhere = torch.full((sets, 40), -1.0)
+    want = inclusion_probability(graph, seeds, [3, 2], 4)
+    assert inclusion_probability(graph, seeds, [3, 2], 4, out=elsewhere) is elsewhere
+    assert torch.equal(elsewhere, want)
+    monkeypatch.setattr(vip, "_MANY_VERTICES", 10)
+    assert torch.equal(inclusion_probability(graph, seeds, [3, 2], 4, out=torch.empty(sets, 40)), want)
 
 
 @EXPAND

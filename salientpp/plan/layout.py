@@ -109,7 +109,12 @@ def assign_for(
 
 
 def lay_out(
-    graph: Graph, assigned: PartitionAssignment, seeds: Tensor | None, num_neighbors: Sequence[int], batch_size: int
+    graph: Graph,
+    assigned: PartitionAssignment,
+    seeds: Tensor | None,
+    num_neighbors: Sequence[int],
+    batch_size: int,
+    vip: Tensor | None = None,
 ) -> Layout:
     """Number the vertices for a workload.
 
@@ -117,10 +122,11 @@ def lay_out(
         assigned: the part of every vertex.
         seeds: int64 ids that batches start from, in any part; None: all vertices.
         num_neighbors, batch_size: of the batches.
+        vip: float32 [K, N], where the layout's probabilities are to lie; None: in memory.
     """
     seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
     seed_sets = [seeds[assigned.assignment[seeds] == part_id] for part_id in range(assigned.num_parts)]
-    vip = inclusion_probability(graph, seed_sets, num_neighbors, batch_size)
+    vip = inclusion_probability(graph, seed_sets, num_neighbors, batch_size, out=vip)
     with_seeds = (add_seeds(vip[part_id], own_seeds, batch_size) for part_id, own_seeds in enumerate(seed_sets))
     return number_by(assigned.assignment, vip, with_seeds)
 

@@ -37,6 +37,10 @@ from salientpp.graph.typed import TypedGraph
 from salientpp.ids import check_range
 from salientpp.plan.arguments import as_integer, as_real
 
+#: Seed sets that the kernel sweeps together, and in graphs of more vertices than the number below.
+_SETS_AT_ONCE, _SETS_OF_MANY_VERTICES = 8, 4
+_MANY_VERTICES = 2**25
+
 
 def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list[int]:
     """``fanouts`` as a list of ints, each >= 0 or -1 for all neighbours.
@@ -82,8 +86,9 @@ def inclusion_probability(
     include_seeds: bool = False,
     expand: str = "frontier",
     replace: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Vertex inclusion probabilities of one seed set, or of several in one sweep over the edges.
+    """Vertex inclusion probabilities of one seed set, or of several, some in one sweep over the edges.
 
     Args:
         graph: N vertices; directed graphs are right, and the transpose is made (once) for the sweep.
@@ -94,6 +99,7 @@ def inclusion_probability(
             cache holds does not, since remote vertices are never seeds).
         expand: 'frontier' or 'hop', see above.
         replace: neighbours are drawn with replacement.
+        out: float32 [K, N], where the result of a list of seed sets goes, such as a mapped file: besides, no more than a sweep's part of it is in memory.
 
     Returns:
         float32 [N], or [K, N] for a list of seed sets; small values keep their relative precision.
@@ -117,21 +123,29 @@ def inclusion_probability(
     ids = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
     for k, seed_set in enumerate(ids):
         check_range(seed_set, graph.num_vertices, "seeds must be", f" of seed set {k}")
-    sizes = torch.tensor([0, *(seed_set.numel() for seed_set in ids)])
     transposed = graph.transpose()
-    probability = ops.inclusion_probability(
-        graph.indptr,
-        transposed.indptr,
-        transposed.indices,
-        torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64),
-        sizes.cumsum(0),
-        fanouts,
-        batch_size,
-        frontier=expand == "frontier",
-        include_seeds=include_seeds,
-        replace=replace,
-    )
-    return probability[0] if isinstance(seeds, Tensor) else probability
+
+    def sweep(some: Sequence[Tensor]) -> Tensor:
+        return ops.inclusion_probability(
+            graph.indptr,
+            transposed.indptr,
+            transposed.indices,
+            torch.cat([torch.empty(0, dtype=torch.int64), *some]),
+            torch.tensor([0, *(seed_set.numel() for seed_set in some)]).cumsum(0),
+            fanouts,
+            batch_size,
+            frontier=expand == "frontier",
+            include_seeds=include_seeds,
+            replace=replace,
+        )
+
+    if out is not None:
+        step = _SETS_OF_MANY_VERTICES if graph.num_vertices > _MANY_VERTICES else _SETS_AT_ONCE
+        for first in range(0, len(ids), step):
+            some = ids[first : first + step]
+            out[first : first + len(some)] = sweep(some)
+        return out
+    return sweep(ids)[0] if isinstance(seeds, Tensor) else sweep(ids)
 
 
 # --- several types of vertices, weights, seeds of other kinds ----------------------------------------------

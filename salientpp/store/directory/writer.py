@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -153,7 +155,7 @@ def partition(
         def plan() -> dict[str, Any]:
             assigned = _assigned(writer, num_parts, assign)
             on_step("computing inclusion probabilities")
-            layouts = _lay_out(contents, assigned, fanouts, batch_size)
+            layouts = _lay_out(contents, assigned, fanouts, batch_size, folder)
             described = _describe(contents, layouts, assigned, time_attr, fanouts, batch_size)
             for vertices in described.node_types:
                 _write_layout(writer, vertices, layouts[vertices.name])
@@ -259,14 +261,26 @@ def _assign(
 
 
 def _lay_out(
-    contents: Contents, assigned: PartitionAssignment, fanouts: Sequence[Sequence[int]], batch_size: int
+    contents: Contents,
+    assigned: PartitionAssignment,
+    fanouts: Sequence[Sequence[int]],
+    batch_size: int,
+    folder: Path,
 ) -> dict[str | None, Layout]:
     """Per type, how its vertices are numbered."""
     if contents.is_hetero:
         return lay_out_types(contents.graph, assigned, contents.starts, fanouts, batch_size)
     (lists,) = contents.graph.relations
     graph = Graph.trusted(lists.indptr, lists.indices)
-    return {None: lay_out(graph, assigned, contents.starts[None], fanouts[0], batch_size)}
+    vip = _unnamed_table(folder, assigned.num_parts, graph.num_vertices)
+    return {None: lay_out(graph, assigned, contents.starts[None], fanouts[0], batch_size, vip)}
+
+
+def _unnamed_table(folder: Path, *shape: int) -> Tensor:
+    """float32 of that shape, mapped from a file that nobody sees: what is in it gives way where memory is short."""
+    with says_what_to_do(folder), tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))  # a disk that is full later ends the process
+        return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=shape))
 
 
 def _describe(
