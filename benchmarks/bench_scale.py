@@ -27,7 +27,7 @@ from common import children, process_figures, write_results
 
 FEATURES, FANOUTS, BATCH_SIZE, THREADS = 128, "15,10,5", 1024, 2
 
-BEFORE = "VIP weights and undirected graph"
+BEFORE = "VIP weights, undirected graph, clusters"
 
 #: What the command says at the beginning of a step, and what the step is called here.
 STEPS = {

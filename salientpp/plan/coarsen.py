@@ -30,8 +30,9 @@ _MOST_LEFT = 0.9
 #: Edges of a cluster, beside those that the other end keeps.
 _EDGES_KEPT = 32
 
-#: Edge ends that are contracted, and entries that are looked through, at a time.
-_EDGE_ENDS_AT_ONCE = 2**27
+#: Edge ends that are contracted at a time, or this share of them, since each time the lists are gone through; entries that are looked through.
+_EDGE_ENDS_AT_ONCE = 2**25
+_MOST_TIMES = 16
 _PIECE = 2**20
 _MOST_WEIGHT = 2**31 - 1
 
@@ -76,9 +77,10 @@ def _write_contracted(
     num_clusters = weight_of_cluster.numel()
     ends = torch.zeros(num_clusters + 1, dtype=torch.int64)
     ends[1:].index_add_(0, cluster, indptr.diff())
+    at_once = max(_EDGE_ENDS_AT_ONCE, indices.numel() // _MOST_TIMES)
 
     def contracted() -> Iterator[Lists]:
-        for first, last in runs_of_vertices(ends.cumsum(0), _EDGE_ENDS_AT_ONCE):
+        for first, last in runs_of_vertices(ends.cumsum(0), at_once):
             length, found, weight = ops.contract_lists(indptr, indices, cluster, num_clusters, first, last, weights)
             yield first, last, length.numpy(), found.numpy(), weight.clamp_(max=_MOST_WEIGHT).numpy()
 
