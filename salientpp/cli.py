@@ -72,6 +72,11 @@ def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[st
             parser.error(f"argument {match[1]}: expected a value, got '--'")
 
 
+_PARTITIONS = (
+    "metis-vip, metis, kaminpar-vip, kaminpar (an extra), random, or auto (default): kaminpar-vip for more than 2^26 edges where it is installed, else "
+    "metis-vip; with -refined behind it to move vertices until fewer rows travel; given (that of pyg-partition: or glt-partition:, their default); or an "
+    ".npy file of part ids"
+)
 _DATASETS = (
     "synthetic[:num_vertices=N,...], synthetic-mag[:num_papers=P,...] (several types), npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save "
     "wrote), python:MODULE:FUNCTION (a function of yours that returns one), converted:DIR (what `salientpp convert` wrote), pyg-partition:DIR or "
@@ -103,8 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument(
         "--partition",
         metavar="HOW",
-        help="metis-vip (default), metis, kaminpar-vip, kaminpar (an extra) or random, with -refined behind it to move vertices until fewer rows travel; given "
-        "(that of pyg-partition: or glt-partition:, their default); or an .npy file of part ids [N]",
+        help=f"{_PARTITIONS} [N]",
     )
     cut.add_argument(
         "--fanouts",
@@ -164,8 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "--partition",
         metavar="HOW",
-        help="metis-vip (default), metis, kaminpar-vip, kaminpar (an extra) or random, with -refined behind it to move vertices until fewer rows travel; given "
-        "(that of pyg-partition: or glt-partition:, their default); or an .npy file of part ids; a dataset directory is partitioned already",
+        help=f"{_PARTITIONS}; a dataset directory is partitioned already",
     )
     cost.add_argument(
         "--fanouts",

@@ -47,7 +47,7 @@ from salientpp.datasets.converted.directory import read_converted
 from salientpp.datasets.load import is_partition, load_given
 from salientpp.files import write_whole
 from salientpp.launch.environment import detect
-from salientpp.plan.layout import REFINED
+from salientpp.plan.layout import METHODS, REFINED
 from salientpp.plan.placement import parts_of
 from salientpp.plan.vip import check_fanouts
 from salientpp.store.directory.description import VertexType
@@ -164,7 +164,7 @@ def analyze(arguments: argparse.Namespace) -> int:
         arguments.predict_only,
     )
     with track_on as track:
-        graph: list[Any] = [load(arguments.dataset), "metis-vip"] if is_directory else _homogeneous(arguments, method)
+        graph: list[Any] = [load(arguments.dataset), "auto"] if is_directory else _homogeneous(arguments, method)
         analysis = analyze_graph(
             # No name for it here: the analysis frees what it does not need.
             graph.pop(0),
@@ -322,7 +322,7 @@ def _analyze_hosts(arguments: argparse.Namespace, method: Any, is_directory: boo
         raise ValueError(
             f"either several ranks share a part or a rank has several, got --ranks-per-part {per_part} and --parts-per-rank {per_rank}"
         )
-    graph: list[Any] = [load(arguments.dataset), "metis-vip"] if is_directory else _homogeneous(arguments, method)
+    graph: list[Any] = [load(arguments.dataset), "auto"] if is_directory else _homogeneous(arguments, method)
     num_parts = graph[0].num_parts if is_directory else arguments.parts
     return analyze_hosts(
         graph.pop(0),
@@ -516,14 +516,14 @@ def stage(arguments: argparse.Namespace) -> int:
 def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
     """--partition: a method's name, or the assignment in a file; None: that of the dataset itself."""
     if text is None:
-        text = "given" if is_partition(dataset) else "metis-vip"
+        text = "given" if is_partition(dataset) else "auto"
     if text == "given":
         if not is_partition(dataset):
             raise ValueError(
                 f"--partition given is for datasets that are partitioned, pyg-partition:DIR and glt-partition:DIR, got {dataset}"
             )
         return None
-    if text.removesuffix(REFINED) in ("metis", "metis-vip", "kaminpar", "kaminpar-vip", "random"):
+    if text.removesuffix(REFINED) in METHODS:
         return text
     try:
         if Path(text).exists() and not Path(text).is_file():
@@ -532,7 +532,7 @@ def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
         return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
-            f"--partition must be metis, metis-vip, kaminpar, kaminpar-vip, random (each also with -refined), given or an .npy file of part ids, "
+            f"--partition must be {', '.join(METHODS)} (each also with {REFINED}), given or an .npy file of part ids, "
             f"got {text} ({error})"
         ) from None
 

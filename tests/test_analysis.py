@@ -251,7 +251,8 @@ def test_the_command_draws_a_plot(tmp_path):
         (["--replication-factors", "0,-1"], "replication_factor must be >= 0"),
         (
             ["--partition", "nofile"],
-            "--partition must be metis, metis-vip, kaminpar, kaminpar-vip, random (each also with -refined), given or an .npy file of part ids, got nofile",
+            "--partition must be auto, metis-vip, metis, kaminpar-vip, kaminpar, random (each also with -refined), given or an .npy file of part ids, "
+            "got nofile",
         ),
     ],
 )

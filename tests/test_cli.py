@@ -155,7 +155,7 @@ def test_partition_writes_what_the_package_writes(capsys, tmp_path, dataset_dir)
     assert salientpp.load(tmp_path / "d", verify="full").fingerprint == salientpp.load(dataset_dir).fingerprint
     for word in (
         "loading synthetic",
-        "assigning 2000 vertices to 4 parts",
+        "assigning 2000 vertices to 4 parts by metis-vip",
         "computing inclusion probabilities",
         "done",
     ):
@@ -442,7 +442,7 @@ def test_a_partition_file_that_is_no_array_of_part_ids_is_refused(capsys, tmp_pa
     else:
         path.mkdir()
     line = mistake(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--partition", path)
-    assert line.startswith("salientpp partition: --partition must be metis, ")
+    assert line.startswith("salientpp partition: --partition must be auto, ")
     assert f"given or an .npy file of part ids, got {path} (" in line
 
 

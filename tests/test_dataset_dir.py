@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 from forked_python import python
-from graphs import identity_features, random_data
+from graphs import identity_features, random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -299,6 +299,30 @@ def test_the_same_input_gives_byte_identical_files(tmp_path, method):
     data.x[17, 0] += 1
     c = write(data, 4, tmp_path / "c", method=method, seed=5)
     assert c.fingerprint != a.fingerprint, "a fingerprint tells contents apart"
+
+
+@pytest.mark.parametrize("several_types", [False, True])
+@pytest.mark.parametrize(
+    ("most_edges", "has_kaminpar", "named"),
+    [(10**6, True, "metis-vip"), (10, False, "metis-vip"), (10, True, "kaminpar-vip")],
+)
+def test_by_itself_a_large_graph_is_left_to_kaminpar_where_it_is_installed(
+    tmp_path, monkeypatch, several_types, most_edges, has_kaminpar, named
+):
+    if named == "kaminpar-vip":
+        pytest.importorskip("kaminpar")
+    monkeypatch.setattr(layout, "MOST_EDGES_OF_METIS", most_edges)
+    monkeypatch.setattr(layout, "has_kaminpar", lambda: has_kaminpar)
+    data = random_hetero() if several_types else random_data(seed=3)
+    steps, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)  # with several, KaMinPar's parts vary
+    try:
+        for name, options in {"a": {}, "b": {"method": "auto"}, "c": {"method": named}}.items():
+            salientpp.partition(data, 2, tmp_path / name, [3, 2], 8, on_step=steps.append, **options)
+    finally:
+        torch.set_num_threads(threads)
+    assert sum(step.endswith(f" to 2 parts by {named}") for step in steps) == 3
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(tmp_path / "c")
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")

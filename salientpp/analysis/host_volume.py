@@ -127,7 +127,7 @@ def analyze_hosts(
     ranks: int | None = None,
     ranks_per_host: int | Sequence[int] = 1,
     name: str = "graph",
-    method: str | Tensor = "metis-vip",
+    method: str | Tensor = "auto",
     fanouts: Sequence[int] | None = None,
     batch_size: int | None = None,
     replication_factors: Sequence[float] = (0, 0.01, 0.05, 0.1, 0.2, 0.5, 1),

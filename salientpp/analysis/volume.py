@@ -33,7 +33,7 @@ from salientpp.analysis.partial_volume import GPU_FRACTIONS, PartialCopies, Part
 from salientpp.graph.csc import Graph
 from salientpp.plan.accesses import count_accesses, shuffled_batches
 from salientpp.plan.cache import POLICIES, Policy, Workload, cache_capacity, check_replication_factor, score
-from salientpp.plan.layout import assign_for, lay_out, relabel
+from salientpp.plan.layout import assign_for, choose_method, lay_out, relabel
 from salientpp.plan.lookahead import Window, check_lookahead
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.schedule import Schedule
@@ -208,7 +208,7 @@ def analyze(
     parts: int | None = None,
     *,
     name: str = "graph",
-    method: str | Tensor = "metis-vip",
+    method: str | Tensor = "auto",
     fanouts: Sequence[Sequence[int]] | None = None,
     batch_size: int | None = None,
     replication_factors: Sequence[float] = (0, 0.01, 0.05, 0.1, 0.2, 0.5, 1),
@@ -455,6 +455,7 @@ def part_graph(
 ) -> Parted:
     """Partition in memory, for a workload."""
     # METIS lets no other Python thread run, so a clock on the screen stands still with it.
+    method = choose_method(method, source.graph.num_edges)
     is_metis = isinstance(method, str) and method.startswith("metis")
     track("partitioning (METIS stops the clock)" if is_metis else "partitioning", 1)
     graph, chosen, parts = source.graph, source.seeds, source.parts

@@ -53,9 +53,14 @@ with open(given["parts"], "wb") as file:
 """
 
 
+def has_kaminpar() -> bool:
+    """Whether the package is there."""
+    return importlib.util.find_spec("kaminpar") is not None
+
+
 def check_kaminpar() -> None:
     """Raise ImportError unless the package is there."""
-    if importlib.util.find_spec("kaminpar") is None:
+    if not has_kaminpar():
         raise ImportError(
             "method='kaminpar' needs the package kaminpar, which is not installed; `pip install salientpp[kaminpar]`, or use method='metis'"
         )

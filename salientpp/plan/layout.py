@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.graph.relation import Relation
+from salientpp.plan.kaminpar import has_kaminpar
 from salientpp.plan.partition import PartitionAssignment, assign_parts, check_num_parts, loads_and_limits
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.refine import refine_by_vip
 from salientpp.plan.vip import add_seeds, draw_weights, inclusion_probability
 
+#: What finds the parts, by name.
+METHODS = ("auto", "metis-vip", "metis", "kaminpar-vip", "kaminpar", "random")
 #: At the end of a method's name: what it found is then refined.
 REFINED = "-refined"
+#: METIS does not get larger graphs whole, so 'auto' leaves them to KaMinPar.
+MOST_EDGES_OF_METIS = 2**26
 
 #: Relabelling works on runs of about this many edges, so that its memory is bounded.
 _EDGES_AT_ONCE = 2**22
@@ -62,6 +68,14 @@ class Layout(Numbering):
     vip: Tensor
 
 
+def choose_method(method: Any, num_edges: int) -> Any:
+    """What 'auto' is for a graph of so many edges, here: 'kaminpar-vip' if it is large and KaMinPar installed, else 'metis-vip'. Others are what they are."""
+    if not isinstance(method, str) or method.removesuffix(REFINED) != "auto":
+        return method
+    is_large = num_edges > MOST_EDGES_OF_METIS
+    return method.replace("auto", "kaminpar-vip" if is_large and has_kaminpar() else "metis-vip")
+
+
 def assign_for(
     graph: Graph,
     num_parts: int,
@@ -74,17 +88,18 @@ def assign_for(
     tolerance: float = 0.05,
     seed: int = 0,
 ) -> PartitionAssignment:
-    """:func:`~salientpp.plan.partition.assign_parts` for a workload: knows 'metis-vip' and 'kaminpar-vip' too.
+    """:func:`~salientpp.plan.partition.assign_parts` for a workload: knows 'auto', 'metis-vip' and 'kaminpar-vip' too.
 
     Args:
         method: 'metis-vip' is METIS with the edge weights of :func:`~salientpp.plan.vip.draw_weights`, for the steps of K ranks,
-            'kaminpar-vip' is KaMinPar with them; the rest as in ``assign_parts``. With '-refined' behind it, what a method found is improved by
-            :func:`~salientpp.plan.refine.refine_by_vip`.
+            'kaminpar-vip' is KaMinPar with them, 'auto' one of the two by :func:`choose_method`; the rest as in ``assign_parts``. With '-refined' behind it,
+            what a method found is improved by :func:`~salientpp.plan.refine.refine_by_vip`.
         seeds: int64 ids that batches start from; None: all vertices.
     """
     check_num_parts(num_parts)
     weights = None
     seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
+    method = choose_method(method, graph.num_edges)
     refined = isinstance(method, str) and method.endswith(REFINED)
     if isinstance(method, str):
         method = method.removesuffix(REFINED)

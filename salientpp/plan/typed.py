@@ -21,7 +21,7 @@ from torch import Tensor
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import words_for
 from salientpp.graph.typed import TypedGraph
-from salientpp.plan.layout import REFINED, Layout, number_by
+from salientpp.plan.layout import REFINED, Layout, choose_method, number_by
 from salientpp.plan.partition import PartitionAssignment, assign_parts, check_assignment, check_num_parts
 from salientpp.plan.vip import check_fanouts, typed_inclusion_probabilities, typed_traffic, uniform_starts
 
@@ -117,7 +117,7 @@ def assign_types(
     """Assign the vertices of all types to K parts: the partition of the joint graph.
 
     Args:
-        method: 'metis-vip', 'metis', 'kaminpar-vip', 'kaminpar', 'random', or per type an integer tensor [N] of parts.
+        method: 'auto', 'metis-vip', 'metis', 'kaminpar-vip', 'kaminpar', 'random', or per type an integer tensor [N] of parts.
         splits: per type, name -> int64 ids.
         seeds: per type the int64 ids that batches start from.
         fanouts: per relation.
@@ -126,6 +126,7 @@ def assign_types(
         tolerance, seed: as in :func:`~salientpp.plan.partition.assign_parts`.
     """
     check_num_parts(num_parts)
+    method = choose_method(method, sum(relation.indices.numel() for relation in typed.relations))
     if isinstance(method, str) and method.endswith(REFINED):
         raise ValueError(
             f"method {method!r} is for graphs of one type of vertices, got {len(typed.node_types)}; use {method.removesuffix(REFINED)!r}"

@@ -28,7 +28,7 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.graph.csc import Graph
 from salientpp.graph.mapped import nothing, releaser
 from salientpp.graph.relation import Relation
-from salientpp.plan.layout import Layout, Numbering, assign_for, lay_out, relabeled_edges
+from salientpp.plan.layout import Layout, Numbering, assign_for, choose_method, lay_out, relabeled_edges
 from salientpp.plan.partition import PartitionAssignment
 from salientpp.plan.typed import Fanouts, assign_types, check_typed_fanouts, lay_out_types
 from salientpp.plan.vip import check_batch_size
@@ -58,7 +58,7 @@ def partition(
     num_neighbors: Fanouts = (15, 10, 5),
     batch_size: int = 1024,
     *,
-    method: str | Tensor | Mapping[str, Tensor] = "metis-vip",
+    method: str | Tensor | Mapping[str, Tensor] = "auto",
     split: Mapping[str, Any] | None = None,
     edge_split: Mapping[Any, Any] | None = None,
     seeds: str | tuple[str, str] = "train",
@@ -83,8 +83,9 @@ def partition(
         root: the directory to write; its parent must exist or be creatable.
         num_neighbors, batch_size: the workload whose VIP orders the rows and is stored for the cache; of a ``HeteroData`` one list for all edge
             types, or a mapping. Training with other numbers is right as well, the loader then computes what it needs.
-        method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'kaminpar-vip' and 'kaminpar' (with KaMinPar, an extra), 'random'; each
-            also with '-refined' behind it, where vertices then move while fewer rows are predicted to travel. Or the given assignment: an integer tensor [N]
+        method: 'metis-vip' (METIS with VIP edge weights), 'metis', 'kaminpar-vip' and 'kaminpar' (with KaMinPar, an extra), 'random'; 'auto' is
+            'kaminpar-vip' for more than 2^26 edges where KaMinPar is installed, else 'metis-vip'. Each also with '-refined' behind it, where vertices then move
+            while fewer rows are predicted to travel. Or the given assignment: an integer tensor [N]
             of parts in [0, K); of a ``HeteroData`` a mapping from node types to such tensors.
         split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping; None takes ``train_mask``, ``train_idx`` or
             ``train_index`` of the data, and so for ``val`` and ``test``.
@@ -126,6 +127,7 @@ def partition(
             time_attr=time_attr,
             store_as=store_as,
         )
+        method = choose_method(method, sum(relation.indices.numel() for relation in contents.graph.relations))
         task = {
             "num_parts": num_parts,
             "method": _named(method),
@@ -149,7 +151,8 @@ def partition(
         writer = _Writer(journal)
 
         def assign() -> PartitionAssignment:
-            on_step(f"assigning {sum(contents.graph.num_vertices)} vertices to {num_parts} parts")
+            by = f" by {method}" if isinstance(method, str) else ""
+            on_step(f"assigning {sum(contents.graph.num_vertices)} vertices to {num_parts} parts{by}")
             return _assign(contents, num_parts, method, fanouts, batch_size, tolerance, seed)
 
         def plan() -> dict[str, Any]:
