@@ -5,9 +5,10 @@
 // (Meyerhenke, Sanders and Schulz, SEA 2014). Vertices that stay alone are put together with others that favour the
 // same cluster, and those without edges with each other. `contract_lists` makes the lists of a run of clusters.
 //
-// Both go through the lists in the order in which they lie in memory, which may be a mapped file, and take vertices one
-// after another in one thread: the result depends on nothing but the arguments, and the time is a few passes.
+// Both go through the lists in the order in which they lie in memory, which may be a mapped file. In one thread the
+// same arguments give the same clusters; several take vertices side by side, and clusters vary with who is first.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -24,6 +25,7 @@ namespace {
 
 constexpr int64_t kPrefetchAhead = 32;
 constexpr int64_t kGrain = 256;
+constexpr int64_t kVertexGrain = 1 << 14;
 // A round in which less than one vertex in so many has moved is the last.
 constexpr int64_t kFewMoves = 50;
 // Of all vertices together.
@@ -89,36 +91,35 @@ class Clusters {
 
   // Returns how many vertices went to another cluster.
   int64_t round() {
-    int64_t moved = 0;
-    for (int64_t v = 0; v < n_; ++v) {
-      const int32_t own = cluster_[v];
-      if (vertex_weights_[v] >= most_) continue;
-      rate(v);
-      const int32_t best = heaviest(v, own, /*with_room=*/true);
-      if (best == own) continue;
-      move(v, best);
-      ++moved;
-    }
-    return moved;
+    std::atomic<int64_t> all{0};
+    torch::stable::parallel_for(0, n_, kVertexGrain, [&](int64_t begin, int64_t end) {
+      Ratings ratings;
+      int64_t moved = 0;
+      for (int64_t v = begin; v < end; ++v) {
+        if (vertex_weights_[v] >= most_) continue;
+        rate(v, ratings);
+        moved += move(v, heaviest(v, ratings, /*with_room=*/true));
+      }
+      all += moved;
+    });
+    return all;
   }
 
   // Those that are alone join others that favour the same cluster.
   void join_the_lonely() {
-    Table<int32_t> lonely(static_cast<size_t>(n_) + 1,
-                          -1);  // by the favoured cluster; the last: of those without edges
+    Ratings ratings;
+    // By the favoured cluster; the last of those without edges.
+    Table<int32_t> lonely(static_cast<size_t>(n_) + 1, -1);
     for (int64_t v = 0; v < n_; ++v) {
       const int32_t own = cluster_[v];
-      if (weight(own) != vertex_weights_[v]) continue;
+      if (weight_[static_cast<size_t>(own)] != vertex_weights_[v]) continue;
       auto favoured = static_cast<size_t>(n_);
       if (indptr_[v] < indptr_[v + 1]) {
-        rate(v);
-        favoured = static_cast<size_t>(heaviest(v, own, /*with_room=*/false));
+        rate(v, ratings);
+        favoured = static_cast<size_t>(heaviest(v, ratings, /*with_room=*/false));
       }
       int32_t& other = lonely[favoured];
-      if (other >= 0 && other != own && weight(other) + vertex_weights_[v] <= most_)
-        move(v, other);
-      else
-        other = own;
+      if (other < 0 || !move(v, other)) other = own;
     }
   }
 
@@ -134,37 +135,49 @@ class Clusters {
   }
 
  private:
-  int64_t& weight(int32_t cluster) { return weight_[static_cast<size_t>(cluster)]; }
+  std::atomic_ref<int32_t> cluster(int64_t v) { return std::atomic_ref(cluster_[v]); }
+  std::atomic_ref<int64_t> weight(int32_t cluster) { return std::atomic_ref(weight_[static_cast<size_t>(cluster)]); }
 
-  void rate(int64_t v) {
+  void rate(int64_t v, Ratings& ratings) {
     const int64_t begin = indptr_[v], end = indptr_[v + 1];
-    ratings_.reset(end - begin);
+    ratings.reset(end - begin);
     for (int64_t e = begin; e < end; ++e) {
       if (e + kPrefetchAhead < indptr_[n_]) prefetch_read(&cluster_[indices_[e + kPrefetchAhead]]);
-      if (static_cast<int64_t>(indices_[e]) != v) ratings_.add(cluster_[indices_[e]], edge_weights_[e]);
+      if (const auto u = static_cast<int64_t>(indices_[e]); u != v)
+        ratings.add(cluster(u).load(std::memory_order_relaxed), edge_weights_[e]);
     }
   }
 
   // Among equals it stays where it is, or else goes by a hash. Without neighbours that have room it stays.
-  int32_t heaviest(int64_t v, int32_t own, bool with_room) {
+  int32_t heaviest(int64_t v, const Ratings& ratings, bool with_room) {
     const uint64_t key = join_key(key_, static_cast<uint64_t>(v));
+    const int32_t own = cluster_[v];
     int32_t best = own;
     std::tuple<int64_t, bool, uint64_t> highest{0, false, 0};
-    ratings_.each([&](int32_t cluster, int64_t rating) {
+    ratings.each([&](int32_t other, int64_t rating) {
       if (rating < std::get<0>(highest)) return;
-      if (with_room && cluster != own && weight(cluster) + vertex_weights_[v] > most_) return;
-      const std::tuple rank{rating, cluster == own, mix64(key ^ static_cast<uint64_t>(cluster))};
+      if (with_room && other != own && weight(other).load(std::memory_order_relaxed) + vertex_weights_[v] > most_)
+        return;
+      const std::tuple rank{rating, other == own, mix64(key ^ static_cast<uint64_t>(other))};
       if (rank <= highest) return;
-      best = cluster;
+      best = other;
       highest = rank;
     });
     return best;
   }
 
-  void move(int64_t v, int32_t to) {
-    weight(cluster_[v]) -= vertex_weights_[v];
-    weight(to) += vertex_weights_[v];
-    cluster_[v] = to;
+  // Returns whether it is elsewhere now: not if it was there, or there is no room.
+  bool move(int64_t v, int32_t to) {
+    const int32_t own = cluster_[v];
+    if (to == own) return false;
+    const int64_t added = vertex_weights_[v];
+    if (weight(to).fetch_add(added, std::memory_order_relaxed) + added > most_) {
+      weight(to).fetch_sub(added, std::memory_order_relaxed);
+      return false;
+    }
+    weight(own).fetch_sub(added, std::memory_order_relaxed);
+    cluster(v).store(to, std::memory_order_relaxed);
+    return true;
   }
 
   const int64_t* indptr_;
@@ -175,7 +188,6 @@ class Clusters {
   uint64_t key_;
   int32_t* cluster_;
   Table<int64_t> weight_;  // of the clusters
-  Ratings ratings_;
 };
 
 void check_edges(const Tensor& indices, const EdgeWeights& edge_weights, int64_t num_vertices) {
@@ -230,10 +242,12 @@ Tensor cluster_vertices(const Tensor& indptr, const Tensor& indices, const Tenso
   return cluster;
 }
 
-// The lists of the clusters in [first, last): how long each is, then all entries, ascending in each list.
+// The lists of the clusters in [first, last): how long each is, then all entries, ascending in each list. None if one
+// that is gone through has an id out of range or a weight below 1.
 template <class Index>
-std::tuple<Tensor, Tensor, Tensor> contract(const int64_t* indptr, const Index* indices, const int32_t* edge_weights,
-                                            const int32_t* cluster, int64_t n, int64_t first, int64_t last) {
+std::optional<std::tuple<Tensor, Tensor, Tensor>> contract(const int64_t* indptr, const Index* indices,
+                                                           const int32_t* edge_weights, const int32_t* cluster,
+                                                           int64_t n, int64_t first, int64_t last) {
   const auto size = static_cast<size_t>(last - first);
   const auto in_run = [&](int64_t v) { return cluster[v] >= first && cluster[v] < last; };
   // The ends of the edges that leave the run's vertices, by these vertices' clusters: the other cluster above the
@@ -246,17 +260,33 @@ std::tuple<Tensor, Tensor, Tensor> contract(const int64_t* indptr, const Index* 
   Tensor table = new_table(start[size], ScalarType::Long);
   auto* ends = static_cast<uint64_t*>(table.mutable_data_ptr());
   std::vector<int64_t> stop(start.begin(), start.end() - 1);
-  for (int64_t v = 0; v < n; ++v) {
-    if (!in_run(v)) continue;
-    int64_t& at = stop[static_cast<size_t>(cluster[v] - first)];
-    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
-      if (e + kPrefetchAhead < indptr[n]) prefetch_read(&cluster[indices[e + kPrefetchAhead]]);
-      const int32_t other = cluster[indices[e]];
-      if (other == cluster[v]) continue;
-      const int32_t weight = edge_weights ? edge_weights[e] : 1;
-      ends[at++] = (static_cast<uint64_t>(other) << 32) | static_cast<uint64_t>(weight);
+  // What lies ahead is not checked yet: an integer may be any, and prefetching never faults.
+  const auto prefetch = [&](uint64_t id) {
+    prefetch_read(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(cluster) + id * sizeof(int32_t)));
+  };
+  std::atomic<bool> valid{true};
+  torch::stable::parallel_for(0, n, kVertexGrain, [&](int64_t begin, int64_t end) {
+    std::vector<uint64_t> own;
+    for (int64_t v = begin; v < end; ++v) {
+      if (!in_run(v)) continue;
+      own.clear();
+      for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
+        if (e + kPrefetchAhead < indptr[n]) prefetch(static_cast<uint64_t>(indices[e + kPrefetchAhead]));
+        const int32_t weight = edge_weights ? edge_weights[e] : 1;
+        if (static_cast<uint64_t>(indices[e]) >= static_cast<uint64_t>(n) || weight < 1) {
+          valid = false;
+          return;
+        }
+        const int32_t other = cluster[indices[e]];
+        if (other == cluster[v]) continue;
+        own.push_back((static_cast<uint64_t>(other) << 32) | static_cast<uint64_t>(weight));
+      }
+      std::atomic_ref at(stop[static_cast<size_t>(cluster[v] - first)]);
+      std::copy(own.begin(), own.end(),
+                ends + at.fetch_add(static_cast<int64_t>(own.size()), std::memory_order_relaxed));
     }
-  }
+  });
+  if (!valid) return {};
   const auto is_first = [&](int64_t i, size_t c) { return i == start[c] || ends[i] >> 32 != ends[i - 1] >> 32; };
   Tensor length = new_vector(last - first, ScalarType::Long);
   int64_t* lengths = mutable_int64_data(length);
@@ -284,7 +314,7 @@ std::tuple<Tensor, Tensor, Tensor> contract(const int64_t* indptr, const Index* 
       }
     }
   });
-  return {length, out_indices, out_weights};
+  return std::tuple{length, out_indices, out_weights};
 }
 
 std::tuple<Tensor, Tensor, Tensor> contract_lists(const Tensor& indptr, const Tensor& indices, const Tensor& cluster,
@@ -302,13 +332,14 @@ std::tuple<Tensor, Tensor, Tensor> contract_lists(const Tensor& indptr, const Te
     check(of[v] >= 0 && of[v] < num_clusters, "cluster[", v, "] must be in [0, ", num_clusters, "), got ", of[v]);
   }
   if (edge_weights) check_vector(*edge_weights, ScalarType::Int, "edge_weights");
-  check_edges(indices, EdgeWeights(edge_weights, indices.numel(), "edge_weights"), n);
+  const EdgeWeights edge_weight(edge_weights, indices.numel(), "edge_weights");
   std::optional<std::tuple<Tensor, Tensor, Tensor>> lists;
   dispatch_index(indices, [&](auto* ids) {
     lists = contract(int64_data(indptr), ids,
                      edge_weights ? static_cast<const int32_t*>(edge_weights->const_data_ptr()) : nullptr, of, n, first,
                      last);
   });
+  if (!lists) check_edges(indices, edge_weight, n);  // which one it is
   return *lists;
 }
 

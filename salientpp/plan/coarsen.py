@@ -18,7 +18,7 @@ from salientpp.graph.csc import runs_of_vertices
 from salientpp.plan.kaminpar import Lists, write_parhip
 
 #: Larger graphs are coarsened, and again until they are not larger.
-MOST_VERTICES = 2**20
+MOST_VERTICES = 2**22
 
 #: A cluster may weigh so many times the mean of the vertices, and this share of the mean of the parts.
 _CLUSTER_SIZE = 32
@@ -30,9 +30,8 @@ _MOST_LEFT = 0.9
 #: Edges of a cluster, beside those that the other end keeps.
 _EDGES_KEPT = 32
 
-#: Edge ends that are contracted at a time, or this share of them, since each time the lists are gone through; entries that are looked through.
-_EDGE_ENDS_AT_ONCE = 2**25
-_MOST_TIMES = 16
+#: Times that the lists are gone through, each time for the clusters with such a share of the edge ends; entries of the result that are thinned at a time.
+_TIMES = 16
 _PIECE = 2**20
 _MOST_WEIGHT = 2**31 - 1
 
@@ -77,7 +76,7 @@ def _write_contracted(
     num_clusters = weight_of_cluster.numel()
     ends = torch.zeros(num_clusters + 1, dtype=torch.int64)
     ends[1:].index_add_(0, cluster, indptr.diff())
-    at_once = max(_EDGE_ENDS_AT_ONCE, indices.numel() // _MOST_TIMES)
+    at_once = max(_PIECE, indices.numel() // _TIMES)
 
     def contracted() -> Iterator[Lists]:
         for first, last in runs_of_vertices(ends.cumsum(0), at_once):
