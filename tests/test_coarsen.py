@@ -163,14 +163,16 @@ def test_graphs_that_cannot_be_contracted_are_refused(change, words):
 # --- the graph for the partitioner ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("most", "levels"), [(10_000, 0), (2000, 1), (300, 2)])
-def test_a_graph_is_coarsened_until_it_is_small(tmp_path, monkeypatch, most, levels):
-    monkeypatch.setattr(coarsen, "MOST_VERTICES", most)
+@pytest.mark.parametrize(("whole", "most", "levels"), [(8000, 10, 0), (7999, 2000, 1), (7999, 300, 2)])
+def test_a_graph_is_coarsened_until_it_is_small(tmp_path, monkeypatch, whole, most, levels):
+    monkeypatch.setattr(coarsen, "MOST_VERTICES", whole)
+    monkeypatch.setattr(coarsen, "MOST_CLUSTERS", most)
+    monkeypatch.setattr(coarsen, "_EDGES_KEPT", 32)
     graph, _ = make_communities(32, 250, 60_000, 6000, seed=1)
     vertex_weights = graph.indptr.diff().clamp_(min=1)
     path = tmp_path / "graph.parhip"
     indptr, indices, weights = partition._symmetrise(graph, None)
-    whole = np.repeat(np.arange(8000), np.diff(indptr.numpy()))
+    owner_of_all = np.repeat(np.arange(8000), np.diff(indptr.numpy()))
     lists = write_parhip(
         path,
         8000,
@@ -184,7 +186,12 @@ def test_a_graph_is_coarsened_until_it_is_small(tmp_path, monkeypatch, most, lev
     if not levels:
         assert (found, cluster.tolist()) == (path, list(range(8000)))
         return
-    assert found == tmp_path / f"graph.level-{levels}"
+    assert found == tmp_path / "graph.heaviest"
+    assert sorted(file.suffix for file in tmp_path.iterdir()) == [
+        ".heaviest",
+        *[".level-1", ".level-2"][:levels],
+        ".parhip",
+    ]
     absent, num_clusters, entries = np.fromfile(found, np.uint64, 3).tolist()
     assert num_clusters == int(cluster.max()) + 1 <= most
     # ids, then weights of vertices and of edges, all int32, behind the starts
@@ -197,7 +204,9 @@ def test_a_graph_is_coarsened_until_it_is_small(tmp_path, monkeypatch, most, lev
     # An edge weighs what all edges between the two clusters weigh together; if some are left out, they are the light ones.
     between = np.zeros((num_clusters, num_clusters), dtype=np.int64)
     np.add.at(
-        between, (cluster.numpy()[whole], cluster.numpy()[indices.numpy()]), 1 if weights is None else weights.numpy()
+        between,
+        (cluster.numpy()[owner_of_all], cluster.numpy()[indices.numpy()]),
+        1 if weights is None else weights.numpy(),
     )
     np.fill_diagonal(between, 0)
     if levels == 1:
@@ -221,6 +230,7 @@ def test_parts_of_a_coarsened_graph_are_within_the_limits_and_about_as_good(monk
     cut = {}
     for most in (2**20, 500):
         monkeypatch.setattr(coarsen, "MOST_VERTICES", most)
+        monkeypatch.setattr(coarsen, "MOST_CLUSTERS", most)
         found = [partition.assign_parts(graph, 4, method="kaminpar", seed_sets=seed_sets, seed=s) for s in range(3)]
         assert all(max(parts.balance.values()) <= 1.06 for parts in found)
         assert all(parts.edge_cut == count_cut(graph, parts.assignment) for parts in found)

@@ -2,7 +2,8 @@
 
 TeraPart (Salwasser, Seemaier, Gottesbüren and Sanders, arXiv 2410.19119), by the package ``kaminpar`` (an extra). Its binding takes graphs from files alone,
 so the undirected graph is written as one, in ParHIP's binary format, piece by piece: it is never in this process's memory as a whole, and what comes after
-KaMinPar maps the file. KaMinPar has a process of its own because of what it does not give back: 140 MB after a graph of 2 M vertices and 37 M edges.
+KaMinPar maps the file. A large graph is made smaller before (:mod:`salientpp.plan.coarsen`). KaMinPar has a process of its own because of what it does not
+give back: 140 MB after a graph of 2 M vertices and 37 M edges.
 
 Of its presets 'terapart-largek' serves any number of parts. With 8 parts of graphs of 1 M vertices and 19 to 36 M edges it took no more memory than loading
 the file does, 450 MB at most, where 'terapart' took 1.4 to 1.7 GB of some of them and more than twice the time. On three real graphs with 4, 8 and 16 parts,
