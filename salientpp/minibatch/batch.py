@@ -94,7 +94,14 @@ class Contents:
 
     def is_current(self) -> bool:
         """Whether the object still holds this."""
-        return _are_same(self._entries, _entries_of(self._data))
+        entries = iter(self._entries.items())
+        for store in self._data.stores:
+            key = store._key
+            for name, value in dict(store._mapping).items():
+                column, (former, state) = next(entries, _NO_ENTRY)
+                if value is not former or column != (key, name) or _state_of(value) != state:
+                    return False
+        return next(entries, None) is None
 
     def equals(self, other: Contents | None) -> bool:
         return self is other or (other is not None and _are_same(self._entries, other._entries))
@@ -132,6 +139,9 @@ class Contents:
         (value, state), (former, former_state) = self._entries[column], then._entries[column]
         same = isinstance(state, tuple) and isinstance(former_state, tuple) and state[0] == former_state[0]
         return same and value is former
+
+
+_NO_ENTRY: tuple[Column | None, tuple[object, object]] = (None, (None, None))
 
 
 def _entries_of(data: Data | HeteroData) -> dict[Column, tuple[object, object]]:
