@@ -37,7 +37,7 @@ constexpr int64_t kMostAhead = 16 * kLine;
 constexpr int64_t kWide = 8;
 
 // Of topology and map: a core's own cache has room for so much.
-constexpr int64_t kNearBytes = int64_t{1} << 19;
+constexpr int64_t kNearBytes = int64_t{1} << 20;
 
 // What a thread keeps between batches. It never influences a result.
 struct Scratch {
