@@ -32,8 +32,8 @@ constexpr int64_t kBlockVertices = 64;
 constexpr int64_t kLine = 64 / sizeof(int64_t);
 constexpr int64_t kMostAhead = 16 * kLine;
 
-// Lists are short and differ: so many entries at a time are written without asking, and those too many written over. Where
-// a loop ends is a coin toss otherwise, which no predictor wins.
+// Lists are short and differ: so many entries at a time are written without asking, and those too many written over.
+// Where a loop ends is a coin toss otherwise, which no predictor wins.
 constexpr int64_t kWide = 8;
 
 // Of topology and map: a core's own cache has room for so much.
@@ -97,8 +97,9 @@ enum class Keep { kAll, kVertices };
   return count;
 }
 
-// Of `num_edges` positions: their sources' local ids, and their ids in place of themselves where edges are kept. What was not in `n_id`
-// comes after its `size` entries; gives how many there are then. By itself, so that all that its loop reads is in registers.
+// Of `num_edges` positions: their sources' local ids, and their ids in place of themselves where edges are kept. What
+// was not in `n_id` comes after its `size` entries; gives how many there are then. By itself, so that all that its loop
+// reads is in registers.
 template <Keep keep, class Lists>
 [[gnu::noinline]] int64_t find_sources(const StampMap::Inserter inserter, const Topology& graph, const Lists lists,
                                        const int64_t num_edges, int64_t* __restrict edge, int32_t* __restrict source,
