@@ -386,6 +386,20 @@ def test_int32_and_int64_indices_give_the_same_batches(seed):
             )
 
 
+@pytest.mark.parametrize("num_edges", [200, 3000, 40_000])  # lists of about 1, 10 and 130
+def test_vertices_without_edges_change_nothing(num_edges):
+    """Graphs that a core's own cache holds are drawn from in a loop of their own, larger ones in another."""
+    for seed in range(4):
+        edge_index, graph = random_graph(seed, num_vertices=300, num_edges=num_edges)
+        larger = Graph.from_edge_index(edge_index, 300_000)
+        seeds = random_seeds(seed, 300, repeats=seed % 2 == 0)
+        for fanouts in ([3, 2], [-1, 8], [9, -1], [60, 5, 1]):
+            for replace in (False, True):
+                batch = draw(graph, seeds, fanouts, seed, replace)
+                assert batch[2].numel()
+                assert same(batch, draw(larger, seeds, fanouts, seed, replace))
+
+
 def test_edge_ids_are_looked_up_and_change_nothing_else():
     _, graph = random_graph(1, num_vertices=200, num_edges=2000)
     plain = Graph(graph.indptr, graph.indices)

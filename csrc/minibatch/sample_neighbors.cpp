@@ -32,8 +32,12 @@ constexpr int64_t kBlockVertices = 64;
 constexpr int64_t kLine = 64 / sizeof(int64_t);
 constexpr int64_t kMostAhead = 16 * kLine;
 
+// Lists are short and differ: so many entries at a time are written without asking, and those too many written over.
+// Where a loop ends is a coin toss otherwise, which no predictor wins.
+constexpr int64_t kWide = 8;
+
 // Of topology and map: a core's own cache has room for so much.
-constexpr int64_t kNearBytes = int64_t{1} << 19;
+constexpr int64_t kNearBytes = int64_t{1} << 20;
 
 // What a thread keeps between batches. It never influences a result.
 struct Scratch {
@@ -93,6 +97,29 @@ enum class Keep { kAll, kVertices };
   return count;
 }
 
+// Of `num_edges` positions: their sources' local ids, and their ids in place of themselves where edges are kept. What
+// was not in `n_id` comes after its `size` entries; gives how many there are then. By itself, so that all that its loop
+// reads is in registers.
+template <Keep keep, class Lists>
+[[gnu::noinline]] int64_t find_sources(const StampMap::Inserter inserter, const Topology& graph, const Lists lists,
+                                       const int64_t num_edges, int64_t* __restrict edge, int32_t* __restrict source,
+                                       int64_t* __restrict n_id, int64_t size) {
+  const auto num_vertices = static_cast<uint64_t>(graph.num_vertices);
+  for (int64_t k = 0; k < num_edges; ++k) {
+    const int64_t vertex = lists.source(edge[k]);
+    if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
+      fail_at_source(vertex, graph);
+    const int64_t local_id = inserter.insert(vertex, size);
+    n_id[size] = vertex;
+    size += local_id == size;
+    if constexpr (keep == Keep::kAll) {
+      source[k] = static_cast<int32_t>(local_id);
+      edge[k] = lists.id(edge[k]);
+    }
+  }
+  return size;
+}
+
 // The same as `expand_hops` where a core's own cache has room for topology and map: nothing need be fetched ahead.
 template <Keep keep, class Lists>
 void expand_near_hops(Scratch& s, StampMap& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
@@ -102,6 +129,7 @@ void expand_near_hops(Scratch& s, StampMap& map, const Topology& graph, const Li
   for (int64_t hop = 0; hop < num_hops; ++hop) {
     const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
     const int64_t fanout = fanouts[hop];
+    const bool with_replacement = replace && fanout >= 0;
     const int64_t hop_end = s.n_id.size();
     const int64_t edges_before = s.edge.size();
     s.num_drawn.reserve(hop_end);
@@ -117,31 +145,24 @@ void expand_near_hops(Scratch& s, StampMap& map, const Topology& graph, const Li
         num_edges += count;
       }
       const int64_t first = s.edge.size();
-      s.edge.reserve(first + num_edges);
+      s.edge.reserve(first + num_edges + kWide);
       s.source.reserve(first + num_edges);
       s.n_id.reserve(s.n_id.size() + num_edges);
       int64_t* edge = s.edge.data() + first;
       for (int64_t i = block, at = 0; i < block_end; ++i) {
         const int64_t vertex = s.n_id.data()[i], begin = graph.indptr[vertex], count = s.num_drawn.data()[i];
-        draw(vertex_stream(hop_key, vertex), begin, graph.indptr[vertex + 1] - begin, count, replace && fanout >= 0,
-             s.drawn, edge + at);
+        const int64_t degree = graph.indptr[vertex + 1] - begin;
+        if (count == degree && !with_replacement) {
+          for (int64_t k = 0; k < count; k += kWide) {
+            for (int64_t j = 0; j < kWide; ++j) edge[at + k + j] = begin + k + j;
+          }
+        } else {
+          draw(vertex_stream(hop_key, vertex), begin, degree, count, with_replacement, s.drawn, edge + at);
+        }
         at += count;
       }
-      int32_t* source = s.source.data() + first;
-      int64_t* found = s.n_id.data();
-      int64_t size = s.n_id.size();
-      for (int64_t k = 0; k < num_edges; ++k) {
-        const int64_t vertex = lists.source(edge[k]);
-        if (static_cast<uint64_t>(vertex) >= static_cast<uint64_t>(graph.num_vertices)) [[unlikely]]
-          fail_at_source(vertex, graph);
-        const int64_t local_id = inserter.insert(vertex, size);
-        found[size] = vertex;
-        size += local_id == size;
-        if constexpr (keep == Keep::kAll) {
-          source[k] = static_cast<int32_t>(local_id);
-          edge[k] = lists.id(edge[k]);
-        }
-      }
+      const int64_t size = find_sources<keep>(inserter, graph, lists, num_edges, edge, s.source.data() + first,
+                                              s.n_id.data(), s.n_id.size());
       s.n_id.set_size(size);
       if constexpr (keep == Keep::kAll) {
         s.edge.set_size(first + num_edges);
@@ -367,14 +388,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
   const int32_t* source = s.source.data();
   for (int64_t k = 0; k < num_sampled; ++k) row[k] = source[k];
   const int64_t num_expanded = s.n_id.size() - (s.num_nodes.size() > 1 ? s.num_nodes.back() : s.n_id.size());
-  // Counts are small and differ: four at a time are written without asking, and those too many are written over.
   const int64_t* col_end = row + 2 * num_sampled;
   for (int64_t i = 0; i < num_expanded; ++i) {
     const int64_t count = s.num_drawn.data()[i];
-    if (count + 3 > col_end - col) [[unlikely]] {
+    if (count + kWide > col_end - col) [[unlikely]] {
       std::fill(col, col + count, i);
     } else {
-      for (int64_t k = 0; k < count; k += 4) std::fill_n(col + k, 4, i);
+      for (int64_t k = 0; k < count; k += kWide) std::fill_n(col + k, kWide, i);
     }
     col += count;
   }

@@ -63,8 +63,9 @@ class StampMap {
 
     int64_t insert(int64_t id, int64_t next) const {
       const uint32_t slot = slots[id];
-      const bool is_new = (slot ^ stamped) >= uint32_t{1} << 24;
-      const uint32_t value = is_new ? stamped | static_cast<uint32_t>(next) : slot;
+      // All ones where the id is new. A condition would be compiled to a jump here.
+      const auto mask = static_cast<uint32_t>(-static_cast<int32_t>((slot ^ stamped) >> 24) >> 31);
+      const uint32_t value = slot ^ ((slot ^ (stamped | static_cast<uint32_t>(next))) & mask);
       slots[id] = value;
       return value ^ stamped;
     }

@@ -94,7 +94,14 @@ class Contents:
 
     def is_current(self) -> bool:
         """Whether the object still holds this."""
-        return _are_same(self._entries, _entries_of(self._data))
+        entries = iter(self._entries.items())
+        for store in self._data.stores:
+            key = store._key
+            for name, value in dict(store._mapping).items():
+                column, (former, state) = next(entries, _NO_ENTRY)
+                if value is not former or column != (key, name) or _state_of(value) != state:
+                    return False
+        return next(entries, None) is None
 
     def equals(self, other: Contents | None) -> bool:
         return self is other or (other is not None and _are_same(self._entries, other._entries))
@@ -132,6 +139,9 @@ class Contents:
         (value, state), (former, former_state) = self._entries[column], then._entries[column]
         same = isinstance(state, tuple) and isinstance(former_state, tuple) and state[0] == former_state[0]
         return same and value is former
+
+
+_NO_ENTRY: tuple[Column | None, tuple[object, object]] = (None, (None, None))
 
 
 def _entries_of(data: Data | HeteroData) -> dict[Column, tuple[object, object]]:
@@ -245,11 +255,17 @@ class _EdgeAttributes:
             key = store._key
             self._position = positions_in(store.adj_t, store.edge_index, "the edges" if key is None else repr(key))
 
-    def fill(self, out: BaseStorage, row: Tensor, col: Tensor, edge: Tensor | None) -> None:
-        """Set ``edge_index`` or ``adj_t`` and the attributes of the edges ``edge``; those vanish where it is None, as in PyG."""
+    def fill(
+        self, out: BaseStorage, row: Tensor, col: Tensor, edge: Tensor | None, of_vertices: Collection[str] = ()
+    ) -> None:
+        """Set ``edge_index`` or ``adj_t`` and the attributes of the edges ``edge``; those vanish where it is None, as in PyG.
+
+        Args:
+            of_vertices: names of which it is known that they are attributes of vertices; asking PyG takes long.
+        """
         store, to = self._store, out._mapping
         for name in list(store._mapping):
-            if name in ("edge_index", "adj_t") or not store.is_edge_attr(name):
+            if name in ("edge_index", "adj_t") or name in of_vertices or not store.is_edge_attr(name):
                 continue
             if edge is None:
                 to.pop(name, None)
@@ -296,6 +312,7 @@ class DataTemplate:
         own_of = {type_: [name for owner, name in own if owner == type_] for type_ in nodes}
         self._nodes = {type_: _NodeAttributes(data, _store_of(data, type_), own_of[type_]) for type_ in nodes}
         self._edges = {name: _EdgeAttributes(data, _store_of(data, name)) for name in edges}
+        self._has_own = bool(own)
         self._contents = Contents(data)
 
     def contents(self) -> Contents:
@@ -316,7 +333,9 @@ class DataTemplate:
             nodes.fill(_store_of(out, type_), _of_type(mfg.node, type_), own)
         for type_, edges in self._edges.items():
             edge = None if mfg.edge is None else _of_type(mfg.edge, type_)
-            edges.fill(_store_of(out, type_), _of_type(mfg.row, type_), _of_type(mfg.col, type_), edge)
+            # Only with one type of vertices do these share a storage with edges. Rows that are not of the data may go by the name of such an attribute.
+            of_vertices = own if type_ is None and not self._has_own else ()
+            edges.fill(_store_of(out, type_), _of_type(mfg.row, type_), _of_type(mfg.col, type_), edge, of_vertices)
         return out
 
 

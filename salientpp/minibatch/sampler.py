@@ -64,10 +64,11 @@ class Sampler:
             shared=self.shared,
             graph_number=graph.number if self.shared else 0,
         )
+        row, col = edge_index.unbind()
         return SamplerOutput(
             node=n_id,
-            row=edge_index.select(0, 0),
-            col=edge_index.select(0, 1),
+            row=row,
+            col=col,
             edge=e_id,
             num_sampled_nodes=num_nodes.tolist(),
             num_sampled_edges=num_edges.tolist(),

@@ -95,13 +95,10 @@ class InPlace:
 
     def take(self, tiers: Tiers, name: str, plan: Places) -> Tensor:
         like, narrow = tiers.home.rows[name], self._narrow(tiers, name)
-        if (
-            narrow is None
-            and plan.position[0] is None
-            and isinstance(like, TensorRows)
-            and like.is_little(plan.num_rows)
-        ):
-            return take_rows(like, plan.slot[0])  # all come from home
+        if narrow is None and plan.position[0] is None and isinstance(like, TensorRows):  # all come from home
+            slot = plan.slot[0]
+            if like.is_little(slot.numel()):
+                return like.tensor.index_select(0, slot)
         empty = torch.empty if self._buffers is None else self._buffers.empty
         row_shape, dtype = (like.shape[1:], like.dtype) if narrow is None else (narrow.row_shape, narrow.dtype)
         out = empty((plan.num_rows, *row_shape), dtype=dtype)

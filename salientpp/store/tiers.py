@@ -24,6 +24,7 @@ from salientpp.store.narrow import EncodedRows, Narrow
 from salientpp.store.rows import JoinedRows, RowSource, TensorRows, pinned, take_rows
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
+_NONE_REMOTE = torch.zeros(1, dtype=torch.int64)  # of one part
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +200,7 @@ class Tiers:
     def look_up(self, n_id: Tensor) -> Places:
         """Places of the int64 [n] global ids ``n_id``."""
         if self.book.num_parts == 1 and not self.near:
-            return Places([None], [n_id], NO_IDS, NO_IDS, NO_IDS.new_zeros(1))
+            return Places([None], [n_id], NO_IDS, NO_IDS, _NONE_REMOTE)
         sets = (
             [tier.members.words for tier in tiers if tier.members is not None] for tiers in (self.near, self.copies)
         )
