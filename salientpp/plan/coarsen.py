@@ -15,6 +15,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import runs_of_vertices
+from salientpp.graph.mapped import releaser
 from salientpp.plan.kaminpar import Lists, write_parhip
 
 #: Larger graphs are coarsened, and again until no more clusters are left than the second number.
@@ -65,7 +66,10 @@ def coarsen(
         vertex_weights = torch.zeros(num_clusters, dtype=torch.int64).index_add_(0, joined, vertex_weights)
         level += 1
         path = path.with_suffix(f".level-{level}")
-        lists = _write_contracted(path, lists, joined, vertex_weights)
+        larger, lists = lists, _write_contracted(path, lists, joined, vertex_weights)
+        for array in larger[1:]:
+            if array is not None:
+                releaser(array)()  # not needed until its parts are balanced, or ever
         cluster = joined.index_select(0, cluster)
     if level:
         path = path.with_suffix(".heaviest")
