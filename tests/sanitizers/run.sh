@@ -23,7 +23,7 @@ case $kind in
     flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
     # The C++ library comes with the sanitizer's, which looks for `throw` when it starts, before Python has loaded it.
     preload="$(library asan) $(library stdc++)"
-    tests="ops narrow lookahead shared_draws sampler typed_sampler graph vip packed partition refine sums properties threads"
+    tests="ops narrow lookahead shared_draws sampler typed_sampler graph vip packed partition coarsen refine sums properties threads"
     ;;
   thread)
     flags="-fsanitize=thread"
