@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
+
 
 class _Owner(Protocol):
     def _after_fork(self) -> None: ...
@@ -111,6 +113,20 @@ class lazy(Generic[T]):
 # --- threads ----------------------------------------------------------------------------------------------
 
 
+#: Held by a thread that begins.
+_beginning = Lock()
+
+
+def _begin() -> None:
+    """What a thread does first, one thread at a time.
+
+    A thread's first use of torch's threads sets their number, if the user has set one. In a forked child the first to do so also makes the pool anew,
+    and another that asks meanwhile finds none and fails ("Invalid thread pool!", torch 2.13, caffe2/utils/threadpool/pthreadpool-cpp.cc).
+    """
+    with _beginning:
+        torch.get_num_threads()
+
+
 class Threads:
     """Up to ``number`` threads that do what they are given, in its order.
 
@@ -132,7 +148,7 @@ class Threads:
         try:
             with self._lock:
                 if self._executor is None:
-                    self._executor = ThreadPoolExecutor(self._number, thread_name_prefix=self._name)
+                    self._executor = ThreadPoolExecutor(self._number, thread_name_prefix=self._name, initializer=_begin)
                     self._end = weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
                     self._end.atexit = False  # a rank whose script has ended may still be answering others
                 return self._executor.submit(function, *args)

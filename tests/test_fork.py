@@ -329,6 +329,28 @@ def test_threads_do_again_in_the_child_what_they_had_not_done():
 # --- connections ------------------------------------------------------------------------------------------
 
 
+def test_threads_that_begin_at_once_in_a_child_find_torchs_threads():
+    """Whichever is first makes torch's pool anew; without care others find none then, in nine children of ten."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)  # what is set here is set again by every thread
+    values, threads = torch.ones(200_000), Threads(8, "test")
+
+    def use() -> list[float]:
+        together = threading.Barrier(8)
+
+        def total() -> float:
+            together.wait(HANGS)
+            return values.sum().item()
+
+        return [task.result() for task in [threads.submit(total) for _ in range(8)]]
+
+    try:
+        for _ in range(5):
+            assert in_child(use) == [200_000.0] * 8
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_only_sockets_of_the_connecting_library_are_closed_in_a_child():
     import select
     import socket
