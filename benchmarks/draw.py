@@ -276,22 +276,28 @@ def draw_parts(result: dict) -> str:
             f"{row['case']}, {row['fanouts']}",
             f"{row['alpha']:g}",
             f"{row['cpu_ms_alone']:.2f}",
+            f"{row['cpu_ms_at_once']:.2f}",
             f"{row['cpu_ms_parts']:.2f}",
             f"{row['cpu_ms_network']:.2f}",
-            f"{row['ratio']:.2f}×",
-            f"{(row['cpu_ms_parts'] - row['cpu_ms_network']) / row['cpu_ms_alone']:.2f}×",
+            f"{row['cpu_ms_parts'] / row['cpu_ms_alone']:.2f}× · {row['cpu_ms_parts'] / row['cpu_ms_at_once']:.2f}×",
+            " · ".join(
+                f"{(row['cpu_ms_parts'] - row['cpu_ms_network']) / row[alone]:.2f}×"
+                for alone in ("cpu_ms_alone", "cpu_ms_at_once")
+            ),
             f"{row['remote_rows_per_batch']:,.0f}",
         ]
         for row in result["rows"]
     ]
     title = (
-        f"**What partitioning adds**, CPU milliseconds per batch of {result['batch_size']} seeds: one process with the whole graph, and two ranks over "
-        "loopback with a part each, both ranks' CPU time over both ranks' batches, and what gloo's threads have of it, which is the kernel copying bytes:"
+        f"**What partitioning adds**, CPU milliseconds per batch of {result['batch_size']} seeds: one process with the whole graph, by itself and two of them "
+        "at once, which share the machine as two ranks do; and two ranks over loopback with a part each, both ranks' CPU time over both ranks' batches, "
+        "and what gloo's threads have of it, which is the kernel copying bytes. Ratios to one process by itself · to one of two:"
     )
     header = [
         "",
         "α",
         "one process",
+        "one of two",
         "two ranks",
         "of it network",
         "ratio",
@@ -779,10 +785,6 @@ def draw_refine(result: dict) -> str:
     return "\n\n".join([title, table(header, lines), source(result)])
 
 
-#: Edges of ogbn-papers100M, both directions counted, of which 1.6 billion are distinct pairs.
-PAPERS = 3.2e9
-
-
 def draw_scale(result: dict) -> str:
     sizes = sorted({row["edges"] for row in result["rows"]})
     steps = [step for step in dict.fromkeys(row["step"] for row in result["rows"]) if step != "generate"]
@@ -815,27 +817,7 @@ def draw_scale(result: dict) -> str:
         f"**Measured**: `partition converted:`, {result['parts']} parts, `--partition {result['partition']}`, {result['features']} float16 columns, fanouts "
         f"{result['fanouts']}, batches of {result['batch_size']}, {result['threads']} threads: seconds · CPU seconds · most GB, anonymous · resident:"
     )
-    growth = []
-    for step in [*steps, "all"]:
-        line = ["**all**" if step == "all" else step]
-        for kind, unit, scale in (("cpu_seconds", "CPU s", 1), ("anonymous_bytes", "GB", 1e9)):
-            values = [found[edges, step][kind] / scale for edges in sizes]
-            slope, start = statistics.linear_regression(sizes, values)
-            # Whether a line holds: what the smaller sizes say of the largest.
-            of_smaller = statistics.linear_regression(sizes[:-1], values[:-1])
-            error = (of_smaller.intercept + of_smaller.slope * sizes[-1]) / values[-1] - 1
-            line += [
-                f"{start:.2f} + {1e8 * slope:.2f} {unit}",
-                f"{error:+.0%}",
-                f"{start + slope * PAPERS:,.0f} {unit}",
-            ]
-        growth.append(line)
-    of_growth = ["", "CPU time", "error", "*extrapolated*", "anonymous memory", "error", "*extrapolated*"]
-    says = (
-        f"**Fitted and extrapolated, not measured**: a straight line through the figures above, per 100 M edges; its *error* is how far the line through the "
-        f"smaller sizes alone misses the largest; and what the line says of {PAPERS / 1e9:.1f} billion edges, the size of ogbn-papers100M in both directions:"
-    )
-    return "\n\n".join([title, table(header, lines), says, table(of_growth, growth), source(result)])
+    return "\n\n".join([title, table(header, lines), source(result)])
 
 
 #: The largest public graphs, which are not here. Edges are those that batches are drawn from: of papers100M and MAG240M both directions of every edge that is

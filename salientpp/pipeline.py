@@ -95,6 +95,21 @@ def traced(trace: Trace | None, track: str, index: int) -> contextlib.AbstractCo
     return contextlib.nullcontext() if trace is None else trace.span(track, f"batch {index}")
 
 
+@contextlib.contextmanager
+def _watched(stage: str, index: int, trace: Trace | None) -> Iterator[None]:
+    with torch.profiler.record_function(f"salientpp::{stage}"), traced(trace, stage, index):
+        yield
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def in_stage(stage: str, index: int, trace: Trace | None) -> contextlib.AbstractContextManager[None]:
+    """A range of torch's profiler and a span of the trace, where somebody looks at them; both cost some microseconds."""
+    is_watched = trace is not None or torch.autograd._profiler_enabled()
+    return _watched(stage, index, trace) if is_watched else _NOTHING
+
+
 class Pipeline:
     """Carry batches through stages, up to ``depth`` at once.
 
@@ -182,9 +197,8 @@ class Pipeline:
     def _run(self, stage: Stage, state: Any, event: Any) -> tuple[Any, Any]:
         started = time.perf_counter()
         stream = self._streams[stage.stream]
-        span = traced(self._trace, stage.name, state.index)
         try:
-            with self._device_module.stream(stream), torch.profiler.record_function(f"salientpp::{stage.name}"), span:
+            with self._device_module.stream(stream), in_stage(stage.name, state.index, self._trace):
                 if event is not None and self._has_streams:
                     stream.wait_event(event)
                     _record_stream(state, stream)

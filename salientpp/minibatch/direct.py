@@ -9,13 +9,11 @@ Statistics and errors name the stages that are left: sample, gather_host_rows an
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
@@ -23,7 +21,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from salientpp.minibatch.batch import Contents
 from salientpp.minibatch.builder import BatchBuilder
 from salientpp.minibatch.stages import Finished, Request
-from salientpp.pipeline import StageError, Trace, traced
+from salientpp.pipeline import StageError, Trace, in_stage
 from salientpp.store.fetch import Column, Fetch
 from salientpp.store.tiers import Places
 
@@ -71,7 +69,7 @@ class BatchMaker:
         fetch, contents = self.fetch, self.builder.contents()
         columns = self.builder.current(contents)
         started = time.perf_counter()
-        with _step("gather_host_rows", index, self.trace):
+        with in_stage("gather_host_rows", index, self.trace):
             try:
                 n_id = mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
                 rows, places = fetch.take_all(columns, n_id)
@@ -81,7 +79,7 @@ class BatchMaker:
         gathered = time.perf_counter()
         batch = self.builder.build(mfg, {**rows, **seeds})
         built = time.perf_counter()
-        with _step("assemble", index, self.trace):
+        with in_stage("assemble", index, self.trace):
             batch = self.builder.finish(batch)
         return Made(index, batch, mfg, rows, places, contents, (gathered - started, time.perf_counter() - built))
 
@@ -123,7 +121,7 @@ class Direct:
             return None
         started = time.perf_counter()
         try:
-            with _step("sample", request.index, self._maker.trace):
+            with in_stage("sample", request.index, self._maker.trace):
                 made = request.sampling.result()
                 batch = self._maker.as_it_is_now(made) if self._is_ahead else made.batch
         except BaseException as error:
@@ -143,18 +141,3 @@ class Direct:
         self.seconds["sample"] += spent
         self._maker.fetch.count(made.places)
         return Finished(request.index, batch, False, False)
-
-
-@contextlib.contextmanager
-def _ranges(stage: str, index: int, trace: Trace | None) -> Iterator[None]:
-    with torch.profiler.record_function(f"salientpp::{stage}"), traced(trace, stage, index):
-        yield
-
-
-_NOTHING = contextlib.nullcontext()
-
-
-def _step(stage: str, index: int, trace: Trace | None) -> contextlib.AbstractContextManager[None]:
-    """A range of torch's profiler and a span of the trace, where somebody looks at them."""
-    is_watched = trace is not None or torch.autograd._profiler_enabled()
-    return _ranges(stage, index, trace) if is_watched else _NOTHING
