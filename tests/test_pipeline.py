@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from salientpp.pipeline import Pipeline, Stage, StageError
+from salientpp.pipeline import Pipeline, Stage, StageError, Trace
 
 CPU = torch.device("cpu")
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 9, 10, 50])
@@ -278,3 +278,17 @@ def test_seconds_are_recorded_by_stage():
     run_through(pipeline, 5)
     assert pipeline.seconds["wait_rows"] >= 5 * 0.02
     assert 0 < pipeline.seconds["start_copy"] < pipeline.seconds["wait_rows"]
+
+
+# --- torch's profiler -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_stages_are_ranges_of_torchs_profiler_while_it_runs(traced):
+    pipeline = pipeline_of(3, 2, [], trace=Trace() if traced else None)
+    run_through(pipeline, 2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run_through(pipeline, 5)
+    run_through(pipeline, 1)
+    ranges = {event.key: event.count for event in profile.key_averages() if event.key.startswith("salientpp::")}
+    assert ranges == {f"salientpp::{stage.name}": 5 for stage in pipeline.stages}
