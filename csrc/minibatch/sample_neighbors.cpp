@@ -100,8 +100,8 @@ enum class Keep { kAll, kVertices };
 // Of `num_edges` positions: their sources' local ids, and their ids in place of themselves where edges are kept. What
 // was not in `n_id` comes after its `size` entries; gives how many there are then. By itself, so that all that its loop
 // reads is in registers.
-template <Keep keep, class Lists>
-[[gnu::noinline]] int64_t find_sources(const StampMap::Inserter inserter, const Topology& graph, const Lists lists,
+template <Keep keep, class Inserter, class Lists>
+[[gnu::noinline]] int64_t find_sources(const Inserter inserter, const Topology& graph, const Lists lists,
                                        const int64_t num_edges, int64_t* __restrict edge, int32_t* __restrict source,
                                        int64_t* __restrict n_id, int64_t size) {
   const auto num_vertices = static_cast<uint64_t>(graph.num_vertices);
@@ -239,25 +239,10 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         for (int64_t k = at; k < at + count; ++k) lists.prefetch(edge[k]);
         at += count;
       }
-      uint64_t largest = 0;
-      for (int64_t k = 0; k < block_edges; ++k)
-        largest = std::max(largest, static_cast<uint64_t>(lists.source(edge[k])));
-      if (block_edges != 0 && largest >= static_cast<uint64_t>(graph.num_vertices)) [[unlikely]]
-        fail_at_source(static_cast<int64_t>(largest), graph);
       for (int64_t k = 0; k < block_edges; ++k) map.prefetch(lists.source(edge[k]));
       // From here on `n_id` grows, and only the block's edges are read.
-      int64_t size = s.n_id.size();
-      int64_t* found = s.n_id.data();
-      for (int64_t k = 0; k < block_edges; ++k) {
-        const int64_t vertex = lists.source(edge[k]);
-        const int64_t local_id = map.insert(vertex, size);
-        found[size] = vertex;
-        size += local_id == size;
-        if constexpr (keep == Keep::kAll) {
-          source[k] = static_cast<int32_t>(local_id);
-          edge[k] = lists.id(edge[k]);
-        }
-      }
+      const int64_t size =
+          find_sources<keep>(map.inserter(), graph, lists, block_edges, edge, source, s.n_id.data(), s.n_id.size());
       s.n_id.set_size(size);
       if constexpr (keep == Keep::kAll) {
         s.edge.set_size(first + block_edges);

@@ -107,6 +107,13 @@ class HashMap {
 
   void prefetch(int64_t id) const { prefetch_write(&table_[home(id)]); }
 
+  // For a loop.
+  struct Inserter {
+    HashMap* map;
+    int64_t insert(int64_t id, int64_t next) const { return map->insert(id, next); }
+  };
+  Inserter inserter() { return {this}; }
+
   // Makes room for `size` ids in all; must precede the inserts, so that prefetched addresses stay valid.
   void reserve(int64_t size) {
     if (capacity_for(size) <= table_.size()) return;
