@@ -74,8 +74,8 @@ def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[st
 
 _PARTITIONS = (
     "metis-vip, metis, kaminpar-vip, kaminpar (an extra), random, or auto (default): kaminpar-vip for more than 2^26 edges where it is installed, else "
-    "metis-vip; with -refined behind it to move vertices until fewer rows travel; given (that of pyg-partition: or glt-partition:, their default); or an "
-    ".npy file of part ids"
+    "metis-vip; with -refined behind it to move vertices until fewer rows travel; given (that of pyg-partition: or glt-partition:, their default); an .npy "
+    "file of part ids; or the .json of DGL's partition_graph, with ,original_id=FILE.npy where DGL has numbered the vertices of your data anew"
 )
 _DATASETS = (
     "synthetic[:num_vertices=N,...], synthetic-mag[:num_papers=P,...] (several types), npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save "

@@ -41,7 +41,7 @@ from salientpp.analysis.volume import Draws as DrawsThatAgree
 from salientpp.analysis.volume import analyze as analyze_graph
 from salientpp.datasets import convert as convert_graph
 from salientpp.datasets import generate as generate_graph
-from salientpp.datasets import load_dataset
+from salientpp.datasets import load_dataset, load_dgl_assignment
 from salientpp.datasets.converted.convert import Track as StepTrack
 from salientpp.datasets.converted.directory import read_converted
 from salientpp.datasets.load import is_partition, load_given
@@ -513,7 +513,7 @@ def stage(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
+def _method(text: str | None, dataset: str) -> str | torch.Tensor | dict[str, torch.Tensor] | None:
     """--partition: a method's name, or the assignment in a file; None: that of the dataset itself."""
     if text is None:
         text = "given" if is_partition(dataset) else "auto"
@@ -525,16 +525,28 @@ def _method(text: str | None, dataset: str) -> str | torch.Tensor | None:
         return None
     if text.removesuffix(REFINED) in METHODS:
         return text
+    of_dgl, comma, ids = text.partition(",original_id=")
+    if comma or text.endswith(".json"):
+        try:
+            original_id = _integers(ids) if comma else None
+        except Exception as error:
+            raise ValueError(f"original_id must be an .npy file of ids, got {ids} ({error})") from None
+        return load_dgl_assignment(of_dgl, original_id)[0]
     try:
-        if Path(text).exists() and not Path(text).is_file():
-            raise ValueError("not a file")  # a pipe would be waited for
-        array = np.load(text, allow_pickle=False)
-        return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+        return _integers(text)
     except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
             f"--partition must be {', '.join(METHODS)} (each also with {REFINED}), given or an .npy file of part ids, "
             f"got {text} ({error})"
         ) from None
+
+
+def _integers(path: str) -> torch.Tensor:
+    """Of an .npy file."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError("not a file")  # a pipe would be waited for
+    array = np.load(path, allow_pickle=False)
+    return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
 
 
 def _description(part: PartitionedGraph) -> list[RenderableType]:

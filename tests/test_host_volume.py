@@ -201,3 +201,9 @@ def test_the_command_refuses_what_it_cannot_count(root, capsys, monkeypatch, tmp
     monkeypatch.chdir(tmp_path)
     assert main(["analyze", str(root), *given]) != 0
     assert re.search(text, " ".join(capsys.readouterr().err.split()))
+
+
+@pytest.mark.parametrize("ranks", [1025, 2**63, 10**100])
+def test_more_ranks_than_can_be_counted_are_refused(ranks):
+    with pytest.raises(ValueError, match="at most 1,024 ranks, got"):
+        placed(ranks, 1, 1)

@@ -190,12 +190,18 @@ def analyze_hosts(
     )
 
 
+#: Each is counted by itself.
+MOST_RANKS = 1024
+
+
 def placed(ranks: int, num_parts: int, ranks_per_host: int | Sequence[int]) -> list[Placement]:
     """Every rank's placement.
 
     Raises:
-        ValueError: the numbers do not fit each other.
+        ValueError: the numbers do not fit each other, or there are too many ranks.
     """
+    if ranks > MOST_RANKS:
+        raise ValueError(f"rows can be counted for at most {MOST_RANKS:,} ranks, got {ranks:,}")
     if isinstance(ranks_per_host, int):
         if ranks_per_host < 1 or ranks % ranks_per_host:
             raise ValueError(f"ranks_per_host must be >= 1 and divide the {ranks} ranks, got {ranks_per_host}")

@@ -1,0 +1,133 @@
+"""Which part has DGL given every vertex? Read from the JSON file of `dgl.distributed.partition_graph`; DGL need not be installed.
+
+The graph and its features lie in files of DGL's own, which are not read: the graph comes from where DGL had it. DGL numbers vertices anew unless it is told
+not to, those of each part after those of the part before, and the file has these ranges; which vertex had which number is what
+``return_mapping=True`` gives. A graph that keeps its numbers (``reshuffle=False``) has a file of part ids instead.
+
+Source: https://www.dgl.ai/dgl_docs/generated/dgl.distributed.partition_graph.html.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salientpp.ids import first_outside
+
+#: What DGL calls the type of vertices of a graph that has one.
+_ONLY_TYPE = "_N"
+
+
+def load_dgl_assignment(
+    path: str | Path, original_id: Tensor | Mapping[str, Tensor] | None = None
+) -> tuple[Tensor | dict[str, Tensor], int]:
+    """The assignment that ``method=`` of :func:`~salientpp.partition` takes.
+
+    Args:
+        path: the JSON file, ``<graph name>.json``.
+        original_id: int64 [N], for every number that DGL gave the vertex's id in the data: the first tensor that ``return_mapping=True`` gives; of
+            several types a mapping. None: the data is in DGL's order, or DGL left the numbers as they were.
+
+    Returns:
+        int64 [N] part ids, of several types a dictionary of such; and the number of parts.
+
+    Raises:
+        ValueError: a file cannot be read, or does not hold what DGL writes; ``original_id`` is no permutation.
+    """
+    path = Path(path)
+    meta = _read(path)
+    num_parts, node_map = meta.get("num_parts"), meta.get("node_map")
+    if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
+        raise ValueError(f"{path}: expected num_parts, an integer above 0, as DGL writes it, got {num_parts!r}")
+    if isinstance(node_map, str):
+        if original_id is not None:
+            raise ValueError(f"{path}: DGL left the numbers of vertices as they were; pass no original_id")
+        return _part_ids(path, node_map, num_parts), num_parts
+    if not isinstance(node_map, dict) or not node_map:
+        raise ValueError(
+            f"{path}: expected node_map, ranges by node type or the path of a file, as DGL writes it, got {node_map!r}"
+        )
+    assignment = {name: _by_ranges(path, name, ranges, num_parts) for name, ranges in node_map.items()}
+    if len(assignment) == 1 and not isinstance(original_id, Mapping):
+        (parts,) = assignment.values()
+        return (parts if original_id is None else _in_order(parts, original_id, "original_id")), num_parts
+    if original_id is not None:
+        if not isinstance(original_id, Mapping) or set(original_id) != set(assignment):
+            got = sorted(original_id) if isinstance(original_id, Mapping) else type(original_id).__name__
+            raise ValueError(f"original_id must be a mapping from {sorted(assignment)} to tensors, got {got}")
+        assignment = {
+            name: _in_order(parts, original_id[name], f"original_id[{name!r}]") for name, parts in assignment.items()
+        }
+    return assignment, num_parts
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error}); copy it again, or partition again") from error
+    if not isinstance(meta, dict):
+        raise ValueError(f"{path}: expected an object with num_parts and node_map, got {type(meta).__name__}")
+    return meta
+
+
+def _part_ids(path: Path, name: str, num_parts: int) -> Tensor:
+    """Of a file whose path was written where DGL ran."""
+    file = Path(name) if Path(name).is_file() else path.parent / Path(name).name
+    try:
+        array = np.load(file, allow_pickle=False)
+    except Exception as error:  # what a damaged file makes numpy raise is not documented
+        raise ValueError(f"{file}: not an .npy file of part ids ({error})") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"{file}: expected one integer per vertex, got {array.dtype} of shape {list(array.shape)}")
+    parts = torch.from_numpy(array.astype(np.int64))
+    at = first_outside(parts, num_parts)
+    if at is not None:
+        raise ValueError(f"{file}: entry {at} must be in [0, {num_parts}), got {int(parts[at])}")
+    return parts
+
+
+def _by_ranges(path: Path, name: str, ranges: Any, num_parts: int) -> Tensor:
+    """Vertices of a type are numbered part by part; between those of two parts there may be numbers of other types."""
+    where = "" if name == _ONLY_TYPE else f" of {name!r}"
+    is_list = isinstance(ranges, list) and len(ranges) == num_parts
+    if not is_list or not all(_is_range(each) for each in ranges):
+        raise ValueError(
+            f"{path}: expected node_map{where} to have {num_parts} pairs of a first number and one past the last, got {ranges!r:.200}"
+        )
+    if any(begin < end for (_, end), (begin, _) in pairwise(ranges)):
+        raise ValueError(f"{path}: expected the ranges of node_map{where} to ascend, got {ranges!r:.200}")
+    sizes = torch.tensor([end - begin for begin, end in ranges])
+    return torch.arange(num_parts).repeat_interleave(sizes)
+
+
+def _is_range(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return all(isinstance(end, int) and not isinstance(end, bool) for end in value) and 0 <= value[0] <= value[1]
+
+
+def _in_order(parts: Tensor, original_id: Any, name: str) -> Tensor:
+    """``parts`` by the ids in the data."""
+    size = parts.numel()
+    if not isinstance(original_id, Tensor) or original_id.shape != parts.shape or original_id.is_floating_point():
+        got = list(original_id.shape) if isinstance(original_id, Tensor) else type(original_id).__name__
+        raise ValueError(f"{name} must be integers of shape [{size}], an id for each of DGL's numbers, got {got}")
+    ids = original_id.to("cpu", torch.int64)
+    at = first_outside(ids, size)
+    if at is not None:
+        raise ValueError(f"{name}[{at}] must be in [0, {size}), got {int(ids[at])}")
+    found = torch.full((size,), -1)
+    found[ids] = parts
+    if bool((found < 0).any()):
+        raise ValueError(f"{name} must have every id once, and has none that is {int((found < 0).nonzero()[0])}")
+    return found
