@@ -71,7 +71,7 @@ SLOW_ALPHAS = [0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
 BETAS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
 #: The rate of the links is corrected until the ratio of communication to computation is this close to the wanted one.
 MOST_CORRECTIONS, CLOSE_ENOUGH = 5, 0.03
-#: Of the table of lookahead: batches known ahead, and how many draw alike.
+#: Of the table of lookahead: how many batches draw alike.
 BLOCK = 64
 TABLES = ["steps", "alpha", "lookahead", "partial", "slow", "device", "accuracy"]
 
@@ -136,9 +136,9 @@ def the_lookahead(num_hosts: int) -> list[Configuration]:
         replace(full_replication(num_hosts), step="full replication, shared draws", **shared),
         Configuration("feature caching", 0.32),
         Configuration("lookahead", 0.32, lookahead="auto"),
-        Configuration("lookahead, shared draws", 0.32, lookahead=BLOCK, **shared),
+        Configuration("lookahead, shared draws", 0.32, lookahead="auto", **shared),
         Configuration(
-            "lookahead, shared draws, refined parts", 0.32, lookahead=BLOCK, method="metis-vip-refined", **shared
+            "lookahead, shared draws, refined parts", 0.32, lookahead="auto", method="metis-vip-refined", **shared
         ),
     ]
 
