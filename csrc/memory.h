@@ -62,11 +62,18 @@ struct HugePageAllocator {
   }
 };
 
-// An uninitialised vector that lives long and is read at random.
+// An uninitialised tensor that asks for huge pages: it lives long and is read at random, or is large and made anew for
+// every batch, when zeroing pages one by one takes longer than writing them.
+template <size_t kDims>
+Tensor new_large_tensor(const std::array<int64_t, kDims>& sizes, ScalarType dtype) {
+  Tensor tensor = new_tensor<kDims>(sizes, dtype);
+  advise_huge_pages(tensor.const_data_ptr(),
+                    static_cast<size_t>(tensor.numel()) * static_cast<size_t>(tensor.element_size()));
+  return tensor;
+}
+
 inline Tensor new_table(int64_t size, ScalarType dtype) {
-  Tensor table = new_vector(size, dtype);
-  advise_huge_pages(table.const_data_ptr(), static_cast<size_t>(size) * static_cast<size_t>(table.element_size()));
-  return table;
+  return new_large_tensor<1>({size}, dtype);
 }
 
 }  // namespace salientpp

@@ -1,4 +1,4 @@
-// What the samplers keep between batches.
+// What the samplers keep between batches, and how they write lists that follow each other.
 #pragma once
 
 #include <algorithm>
@@ -30,5 +30,21 @@ class Buffer {
   int64_t size_ = 0;
   int64_t capacity_ = 0;
 };
+
+// Lists are short and differ: so many entries at a time are written without asking, and those too many written over.
+// Where a loop ends is a coin toss otherwise, which no predictor wins.
+constexpr int64_t kWide = 8;
+
+// Writes i count[i] times, for each i of [0, size), up to `end` exactly.
+inline void repeat_places(const int32_t* count, int64_t size, int64_t* out, int64_t* end) {
+  for (int64_t i = 0; i < size; ++i) {
+    if (count[i] + kWide > end - out) [[unlikely]] {
+      std::fill(out, out + count[i], i);
+    } else {
+      for (int64_t k = 0; k < count[i]; k += kWide) std::fill_n(out + k, kWide, i);
+    }
+    out += count[i];
+  }
+}
 
 }  // namespace salientpp

@@ -32,10 +32,6 @@ constexpr int64_t kBlockVertices = 64;
 constexpr int64_t kLine = 64 / sizeof(int64_t);
 constexpr int64_t kMostAhead = 16 * kLine;
 
-// Lists are short and differ: so many entries at a time are written without asking, and those too many written over.
-// Where a loop ends is a coin toss otherwise, which no predictor wins.
-constexpr int64_t kWide = 8;
-
 // Of topology and map: a core's own cache has room for so much.
 constexpr int64_t kNearBytes = int64_t{1} << 20;
 
@@ -364,25 +360,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
   Scratch& s = draw_batch<Keep::kAll>(indptr, indices, links, seeds, fanouts, batch_key, replace, map_budget_bytes,
                                       shared, graph_number);
   const int64_t num_sampled = s.edge.size();
-  Tensor n_id = new_vector(s.n_id.size(), ScalarType::Long);
+  Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
   std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
-  Tensor edge_index = new_tensor<2>({2, num_sampled}, ScalarType::Long);
-  Tensor e_id = new_vector(num_sampled, ScalarType::Long);
+  Tensor edge_index = new_large_tensor<2>({2, num_sampled}, ScalarType::Long);
+  Tensor e_id = new_table(num_sampled, ScalarType::Long);
   int64_t* row = mutable_int64_data(edge_index);
-  int64_t* col = row + num_sampled;
   const int32_t* source = s.source.data();
   for (int64_t k = 0; k < num_sampled; ++k) row[k] = source[k];
   const int64_t num_expanded = s.n_id.size() - (s.num_nodes.size() > 1 ? s.num_nodes.back() : s.n_id.size());
-  const int64_t* col_end = row + 2 * num_sampled;
-  for (int64_t i = 0; i < num_expanded; ++i) {
-    const int64_t count = s.num_drawn.data()[i];
-    if (count + kWide > col_end - col) [[unlikely]] {
-      std::fill(col, col + count, i);
-    } else {
-      for (int64_t k = 0; k < count; k += kWide) std::fill_n(col + k, kWide, i);
-    }
-    col += count;
-  }
+  repeat_places(s.num_drawn.data(), num_expanded, row + num_sampled, row + 2 * num_sampled);
   int64_t* edge_out = mutable_int64_data(e_id);
   if (edge_id) {
     constexpr int64_t kAhead = 32;
@@ -402,7 +388,7 @@ Tensor sample_vertices(const Tensor& indptr, const Tensor& indices, const Tensor
                        bool shared, int64_t graph_number) {
   Scratch& s = draw_batch<Keep::kVertices>(indptr, indices, std::nullopt, seeds, fanouts, batch_key, replace,
                                            map_budget_bytes, shared, graph_number);
-  Tensor n_id = new_vector(s.n_id.size(), ScalarType::Long);
+  Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
   std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
   return n_id;
 }

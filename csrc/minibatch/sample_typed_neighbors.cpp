@@ -238,15 +238,22 @@ void draw_shared_block(Scratch& s, const Relation& relation, const Index* indice
   }
 }
 
-// Gives the sources of the block's edges their local ids. `indices` has passed its check, the buffers have room.
+[[noreturn, gnu::cold]] void fail_at_source(int64_t source, const VertexType& type) {
+  fail("indices is corrupt: it holds ", source, ", expected ids in [0, ", type.num_vertices, ")");
+}
+
+// Gives the sources of the block's edges their local ids. The buffers have room.
 template <class Index, class Map>
 void insert_block(VertexType& source, Map& map, const Index* indices, const int64_t* edge, int64_t num_edges,
                   int32_t* row) {
+  const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
   for (int64_t e = 0; e < num_edges; ++e) map.prefetch(indices[edge[e]]);
   int64_t size = source.n_id.size();
   int64_t* found = source.n_id.data();
   for (int64_t e = 0; e < num_edges; ++e) {
     const int64_t vertex = indices[edge[e]];
+    if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
+      fail_at_source(vertex, source);
     const int64_t local_id = map.insert(vertex, size);
     found[size] = vertex;
     size += local_id == size;
@@ -259,6 +266,7 @@ void insert_block(VertexType& source, Map& map, const Index* indices, const int6
 template <class Index, class Key>
 void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, const int64_t* edge, const Block& block,
                   const int32_t* tree_of, int64_t num_left, int32_t* row) {
+  const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
   for (int64_t i = 0; i < block.size;) {
     const int32_t tree = tree_of[i];
     const int64_t begin = i;
@@ -287,6 +295,8 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, c
     const int64_t before = size;
     for (const int64_t end = at + block.count[i]; at < end; ++at) {
       const int64_t vertex = indices[edge[at]];
+      if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
+        fail_at_source(vertex, source);
       const int64_t local_id = table.insert(vertex, size);
       found[size] = vertex;
       tree_found[size] = tree;
@@ -338,11 +348,7 @@ template <class Index>
       draw_shared_block(s, relation, indices, key, shared_key, options, edge);
     else
       draw_block(s, relation, fanout, key, options, edge);
-    uint64_t largest = 0;
     for (int64_t e = 0; e < num_edges; ++e) prefetch_read(&indices[edge[e]]);
-    for (int64_t e = 0; e < num_edges; ++e) largest = std::max(largest, static_cast<uint64_t>(indices[edge[e]]));
-    check(num_edges == 0 || largest < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
-          static_cast<int64_t>(largest), ", expected ids in [0, ", source.num_vertices, ")");
     with_map(source, [&](auto& map) {
       if constexpr (requires { map.table(0); }) {
         insert_block(source, map, indices, edge, block, target.tree.data() + first, target.hop_end - first, row);
@@ -442,7 +448,7 @@ std::vector<int64_t> most_local_ids(const std::vector<int64_t>& num_vertices, co
 
 template <class T>
 Tensor copy_of(Buffer<T>& buffer) {
-  Tensor out = new_vector(buffer.size(), ScalarType::Long);
+  Tensor out = new_table(buffer.size(), ScalarType::Long);
   std::copy(buffer.data(), buffer.data() + buffer.size(), mutable_int64_data(out));
   return out;
 }
@@ -648,17 +654,13 @@ TypedSample sample_typed_neighbors(
   for (size_t r = 0; r < num_relations; ++r) {
     Relation& relation = relations[r];
     const int64_t size = relation.edge.size();
-    Tensor edge_index = torch::stable::empty({2, size}, ScalarType::Long);
+    Tensor edge_index = new_large_tensor<2>({2, size}, ScalarType::Long);
     int64_t* row = mutable_int64_data(edge_index);
     std::copy_n(relation.row.data(), size, row);
     int64_t* col = row + size;
-    const int32_t* num_drawn = relation.num_drawn.data();
-    for (int64_t i = 0; i < relation.num_drawn.size(); ++i) {
-      std::fill(col, col + num_drawn[i], i);
-      col += num_drawn[i];
-    }
+    repeat_places(relation.num_drawn.data(), relation.num_drawn.size(), col, col + size);
     out_edge_index.push_back(edge_index);
-    Tensor e_id = new_vector(size, ScalarType::Long);
+    Tensor e_id = new_table(size, ScalarType::Long);
     int64_t* out = mutable_int64_data(e_id);
     const int64_t* edge = relation.edge.data();
     if (relation.edge_id != nullptr) {
