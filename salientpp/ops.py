@@ -593,7 +593,7 @@ def sample_typed_neighbors(
 
     Args:
         indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.
-        edge_id, edge_weight, edge_time: per relation, int64, float64 (finite, >= 0) and int64 or int32 [E] in list order, or None.
+        edge_id, edge_weight, edge_time: per relation, int64, float32 or float64 (finite, >= 0) and int64 or int32 [E] in list order, or None.
             With times, a list ascends by them; they may be the edges' or those of the vertices in ``indices``.
         source_type, target_type: per relation, positions in ``num_vertices``.
         node_time: per type, int64 [N], or None; not needed where ``edge_time`` says the same.

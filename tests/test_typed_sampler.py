@@ -1139,7 +1139,7 @@ GOOD = dict(
         (dict(edge_id=[long(0, 1)]), r"edge_id\[0\] must have 3 entries, got 2"),
         (dict(edge_id=[torch.zeros(3)]), "edge_id must have dtype Long, got Float"),
         (dict(edge_weight=[torch.zeros(2).double()]), r"edge_weight\[0\] must have 3 entries, got 2"),
-        (dict(edge_weight=[torch.zeros(3)]), "edge_weight must have dtype Double, got Float"),
+        (dict(edge_weight=[torch.zeros(3).half()]), "edge_weight must have dtype float32 or float64, got Half"),
         (dict(edge_time=[long(0, 1)], seed_time=[long(1, 1)], disjoint=True), r"edge_time\[0\] must have 3 entries, got 2"),
         (dict(edge_time=[torch.zeros(3)]), "edge_time must have dtype Long, got Float"),
         (dict(node_time=[long(0, 1)], seed_time=[long(1, 1)], disjoint=True), r"node_time\[0\] must have 3 entries, got 2"),

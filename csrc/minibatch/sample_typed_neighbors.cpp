@@ -76,7 +76,7 @@ struct Relation {
   const int64_t* indptr = nullptr;
   const Tensor* indices = nullptr;
   int64_t num_edges = 0;
-  const double* weight = nullptr;  // [num_edges], in list order, or absent
+  const Tensor* weight = nullptr;  // [num_edges], in list order, or absent
   const Tensor* time = nullptr;    // [num_edges], in list order, or absent
   size_t source = 0, target = 0;
   const int64_t* edge_id = nullptr;  // [num_edges], in list order, or absent
@@ -197,17 +197,25 @@ void draw_block(Scratch& s, const Relation& relation, int64_t fanout, uint64_t k
     }
     return;
   }
-  constexpr int64_t kMostLines = 16;  // of a list; beyond that the processor has seen where it goes
-  constexpr int64_t kLine = 64 / sizeof(double);
-  for (int64_t i = 0; i < block.size; ++i) {
-    const int64_t end = std::min(block.end[i], block.begin[i] + kMostLines * kLine);
-    for (int64_t e = block.begin[i]; e < end; e += kLine) prefetch_read(&relation.weight[e]);
-  }
-  for (int64_t i = 0; i < block.size; ++i) {
-    s.weighted(stream_of(i), relation.weight, block.begin[i], block.end[i] - block.begin[i], block.count[i], replace,
-               edge);
-    edge += block.count[i];
-  }
+  const auto draw_all = [&](const auto* weight) {
+    constexpr int64_t kMostLines = 16;  // of a list; beyond that the processor has seen where it goes
+    constexpr int64_t kLine = 64 / sizeof(*weight);
+    constexpr int64_t kAhead = 8;  // lists: more would push each other out of the nearest cache
+    const auto prefetch = [&](int64_t i) {
+      const int64_t end = std::min(block.end[i], block.begin[i] + kMostLines * kLine);
+      for (int64_t e = block.begin[i]; e < end; e += kLine) prefetch_read(&weight[e]);
+    };
+    for (int64_t i = 0; i < std::min(kAhead, block.size); ++i) prefetch(i);
+    for (int64_t i = 0; i < block.size; ++i) {
+      if (i + kAhead < block.size) prefetch(i + kAhead);
+      s.weighted(stream_of(i), weight, block.begin[i], block.end[i] - block.begin[i], block.count[i], replace, edge);
+      edge += block.count[i];
+    }
+  };
+  if (relation.weight->scalar_type() == ScalarType::Float)
+    draw_all(static_cast<const float*>(relation.weight->const_data_ptr()));
+  else
+    draw_all(static_cast<const double*>(relation.weight->const_data_ptr()));
 }
 
 // The same where draws are shared; lists that they do not apply to draw by themselves.
@@ -555,10 +563,14 @@ TypedSample sample_typed_neighbors(
     relation.weight = nullptr;
     if (edge_weight[r]) {
       check(!shared, "shared draws are uniform; pass edge_weight[", r, "] = None");
-      check_vector(*edge_weight[r], ScalarType::Double, "edge_weight");
+      check_defined(*edge_weight[r], "edge_weight");
+      const auto dtype = edge_weight[r]->scalar_type();
+      check(dtype == ScalarType::Float || dtype == ScalarType::Double,
+            "edge_weight must have dtype float32 or float64, got ", dtype);
+      check_vector(*edge_weight[r], dtype, "edge_weight");
       check(edge_weight[r]->numel() == relation.num_edges, "edge_weight[", r, "] must have ", relation.num_edges,
             " entries, got ", edge_weight[r]->numel());
-      relation.weight = static_cast<const double*>(edge_weight[r]->const_data_ptr());
+      relation.weight = &*edge_weight[r];
     }
     relation.edge_id = optional_int64(edge_id[r], relation.num_edges, "edge_id", r);
     relation.edge.clear();

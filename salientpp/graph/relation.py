@@ -13,6 +13,9 @@ from salientpp import ops
 from salientpp.graph.from_pyg import NO_EDGES, read_adj_t, read_edge_index
 from salientpp.ids import first_outside
 
+#: Weights of these are kept as float32, which takes half the memory; others may lose by it.
+_HELD_BY_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True, eq=False)
 class Relation:
@@ -23,7 +26,7 @@ class Relation:
         indptr: int64 [N_target + 1].
         indices: int32 or int64 [E], sources in [0, N_source).
         edge_id: int64 [E], the user's number of each edge, or None where positions in ``indices`` are the numbers.
-        edge_weight: float64 [E] in the order of ``indices``, finite and >= 0, or None: all alike.
+        edge_weight: float32 [E] in the order of ``indices``, where that holds what was given exactly, else float64; finite and >= 0, or None: all alike.
         edge_time: int64 [E] in the order of ``indices``, or None; see :class:`Clock`.
         source_time: the times of the vertices in ``indices``, or None where these have none: int32 [E] where they fit, else int64, so
             4 or 8 bytes per edge. A search in a list then reads the list's times alone, and no vertex's.
@@ -170,12 +173,12 @@ class EdgeReader:
         weight = one_each(weight, num_edges, f"the weight of {self.name}").detach().cpu()
         if weight.dtype.is_complex:
             raise ValueError(f"the weight of {self.name} must be real numbers, got {weight.dtype}")
-        weight = weight.to(torch.float64)
+        weight = weight.to(torch.float32 if weight.dtype in _HELD_BY_FLOAT32 else torch.float64)
         bad = ~(weight.isfinite() & (weight >= 0))
         if bool(bad.any()):
             at = int(bad.nonzero()[0])
             raise ValueError(f"the weight of {self.name} must be finite and >= 0, got {float(weight[at])} at edge {at}")
-        if not bool(weight.sum().isfinite()):
+        if not bool(weight.sum(dtype=torch.float64).isfinite()):
             raise ValueError(
                 f"the weight of {self.name} must have a finite sum; divide it by its largest, {float(weight.max()):g}"
             )

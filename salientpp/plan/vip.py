@@ -222,7 +222,8 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
         return torch.zeros(degree.numel(), dtype=torch.float64).index_add_(0, target, values)
 
     # A list of zeros counts as one of ones, as the sampler has it.
-    weight = torch.where(list_sum(relation.edge_weight)[target] > 0, relation.edge_weight, 1.0)
+    weight = relation.edge_weight.to(torch.float64)
+    weight = torch.where(list_sum(weight)[target] > 0, weight, 1.0)
     share = weight / list_sum(weight)[target]
     if replace:
         return 1.0 - (1.0 - share) ** fanout
