@@ -924,6 +924,31 @@ def test_weights_and_times_together_draw_by_weight_from_what_may_be_seen():
     assert p > FALSE_ALARM, p
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.int64, torch.float64),
+    ],
+    ids=str,
+)
+def test_weights_are_kept_exactly_and_narrow_ones_draw_what_doubles_draw(given, kept, replace):
+    data = random_data(3, 300, 9000)
+    data.weight = torch.randint(0, 200, (data.num_edges,), generator=torch.Generator().manual_seed(1)).to(given)
+    narrow = typed(data, [7, 5], weight_attr="weight", replace=replace)
+    data.weight = data.weight.double()
+    wide = typed(data, [7, 5], weight_attr="weight", replace=replace)
+    (of_narrow,), (of_wide,) = narrow.graph.relations, wide.graph.relations
+    assert of_narrow.edge_weight.dtype == kept and of_wide.edge_weight.dtype == torch.float64
+    assert torch.equal(of_narrow.edge_weight.double(), of_wide.edge_weight)
+    for key in range(20):
+        ours, theirs = (sampler.sample({None: torch.arange(50)}, key) for sampler in (narrow, wide))
+        assert torch.equal(ours.edge, theirs.edge) and torch.equal(ours.node, theirs.node)
+
+
 @pytest.mark.parametrize(
     ("weight", "text"),
     [

@@ -254,7 +254,7 @@ class WeightedDraw {
       heavy_.resize(static_cast<size_t>(degree));
       place_.resize(static_cast<size_t>(degree));
     }
-    double *__restrict time = time_.data(), *__restrict heavy = heavy_.data();
+    double* __restrict time = time_.data(), * __restrict heavy = heavy_.data();
     int32_t* __restrict place = place_.data();
     // If weights are alike, so many arrive on average: seldom fewer than `count`.
     const double wanted = static_cast<double>(count) + 1.5 * std::sqrt(static_cast<double>(count)) + 2.0;
@@ -285,8 +285,8 @@ class WeightedDraw {
     }
   }
 
-  // Writes the `count` places of `size` with the smallest times, of equals the first; false if fewer are at most `most`.
-  // By bisection: sorting would be a coin toss at every step, which no predictor wins.
+  // Writes the `count` places of `size` with the smallest times, of equals the first; false if fewer are at most
+  // `most`. By bisection: sorting would be a coin toss at every step, which no predictor wins.
   bool take_earliest(int64_t begin, int64_t count, int64_t size, double most, int64_t* out) const {
     const double* time = time_.data();
     const auto num_until = [&](uint64_t bits) {
@@ -344,7 +344,7 @@ class WeightedDraw {
   std::vector<double> sums_;
   std::vector<double> time_, heavy_;  // of those that may be early: the arrival, and the weight
   std::vector<int32_t> place_;        // where they stand in the list
-  std::vector<Arrival> earliest_;  // a heap with the latest in front
+  std::vector<Arrival> earliest_;     // a heap with the latest in front
 };
 
 // Draws that agree between vertices; keeps its memory between them.
