@@ -270,10 +270,11 @@ void insert_block(VertexType& source, Map& map, const Index* indices, const int6
   source.n_id.set_size(size);
 }
 
-// The same in trees; `tree_of` holds the `num_left` vertices from the block on.
+// The same in trees; `tree_of` holds the `num_left` vertices from the block on. With `ends` a tree that none of these
+// has takes no more vertices.
 template <class Index, class Key>
 void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, const int64_t* edge, const Block& block,
-                  const int32_t* tree_of, int64_t num_left, int32_t* row) {
+                  const int32_t* tree_of, int64_t num_left, bool ends, int32_t* row) {
   const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
   for (int64_t i = 0; i < block.size;) {
     const int32_t tree = tree_of[i];
@@ -312,6 +313,7 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, c
       row[at] = static_cast<int32_t>(local_id);
     }
     map.give_back(tree, block.count[i] - (size - before));
+    if (ends && (i + 1 == num_left || tree_of[i + 1] != tree)) map.release(tree);
   }
   source.n_id.set_size(size);
   source.tree.set_size(size);
@@ -320,7 +322,7 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, c
 // Not inlined: where the scratch of the thread is would be looked up again and again.
 template <class Index>
 [[gnu::noinline]] void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout, uint64_t key,
-                              uint64_t shared_key, const Options& options) {
+                              uint64_t shared_key, bool is_last, const Options& options) {
   VertexType& target = s.types[relation.target];
   VertexType& source = s.types[relation.source];
   Block& block = s.block;
@@ -332,6 +334,8 @@ template <class Index>
     return;
   }
   const bool last = options.last && !s.seed_time.empty() && fanout >= 0;
+  const int32_t* tree_of = target.tree.data();
+  const bool ends = is_last && options.disjoint && std::is_sorted(tree_of + target.hop_begin, tree_of + target.hop_end);
   for (int64_t first = target.hop_begin; first < target.hop_end; first += kBlockVertices) {
     find_lists(s, relation, indices, first, target.hop_end);
     int64_t num_edges = 0;
@@ -359,7 +363,7 @@ template <class Index>
     for (int64_t e = 0; e < num_edges; ++e) prefetch_read(&indices[edge[e]]);
     with_map(source, [&](auto& map) {
       if constexpr (requires { map.table(0); }) {
-        insert_block(source, map, indices, edge, block, target.tree.data() + first, target.hop_end - first, row);
+        insert_block(source, map, indices, edge, block, target.tree.data() + first, target.hop_end - first, ends, row);
       } else {
         map.reserve(source.n_id.size() + num_edges);
         insert_block(source, map, indices, edge, num_edges, row);
@@ -634,6 +638,7 @@ TypedSample sample_typed_neighbors(
   const uint64_t shared_key = SharedDraw::key_of(static_cast<uint64_t>(batch_key));
   for (int64_t hop = 0; hop < num_hops; ++hop) {
     const uint64_t hop_key = join_key(static_cast<uint64_t>(batch_key), static_cast<uint64_t>(hop));
+    const bool is_last = hop + 1 == num_hops && num_relations == 1 && !induced;
     for (size_t r = 0; r < num_relations; ++r) {
       Relation& relation = relations[r];
       const int64_t before = relation.edge.size();
@@ -641,7 +646,7 @@ TypedSample sample_typed_neighbors(
       const uint64_t key = r == 0 ? hop_key : join_key(hop_key, r);
       const uint64_t of_type = relation.source == 0 ? shared_key : join_key(shared_key, relation.source);
       dispatch_index(*relation.indices,
-                     [&](auto* sources) { expand(s, relation, sources, fanout, key, of_type, options); });
+                     [&](auto* sources) { expand(s, relation, sources, fanout, key, of_type, is_last, options); });
       relation.num_sampled.push_back(relation.edge.size() - before);
     }
     for (VertexType& type : types) {

@@ -246,6 +246,13 @@ class TreeMap {
     free_[static_cast<size_t>(old.bits_)].push_back(old.entries_);
   }
 
+  // A tree asks for nothing any more: what it had is for the next, and still in the cache.
+  void release(int32_t tree) {
+    Table& table = tables_[static_cast<size_t>(tree)];
+    if (table.bits_ >= kLeastBits) free_[static_cast<size_t>(table.bits_)].push_back(table.entries_);
+    table = Table();
+  }
+
   // Takes back room that was made for ids which turned out to be there.
   void give_back(int32_t tree, int64_t count) {
     tables_[static_cast<size_t>(tree)].size_ -= static_cast<int32_t>(count);
