@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -58,7 +60,7 @@ def some_seeds(seed: int, num_vertices: int, repeats: bool = False) -> Tensor:
 
 def typed(data: Data | HeteroData, fanouts: Any, **options: Any) -> TypedSampler:
     """A sampler of all relations; ``fanouts`` for all of them, or by relation."""
-    read = {name: options.pop(name) for name in ("time_attr", "weight_attr", "backward") if name in options}
+    read = {name: options.pop(name) for name in ("time_attr", "weight_attr", "backward", "linked") if name in options}
     graph = TypedGraph.from_data(data, **read)
     per_relation = (
         [fanouts[name] for name in graph.edge_types] if isinstance(fanouts, dict) else [fanouts] * len(graph.edge_types)
@@ -91,6 +93,7 @@ def test_one_relation_without_options_draws_bit_for_bit_what_the_plain_sampler_d
         narrow,
         Graph(narrow.indptr, narrow.indices.long(), narrow.edge_id),
         Graph(narrow.indptr, narrow.indices),
+        Graph.from_data(data, linked=True),
     ):
         for fanouts, repeats in itertools.product(FANOUTS, (False, True)):
             seeds, key = some_seeds(seed, 60, repeats), join_key(seed, len(fanouts))
@@ -105,6 +108,42 @@ def test_they_draw_the_same_in_batches_of_many_blocks_with_hubs():
     for fanouts in ([10, 5], [70, 60]):
         other = TypedSampler(TypedGraph.of(graph), [fanouts]).sample({None: seeds}, 77)
         assert same_samples(Sampler(graph, fanouts).sample(seeds, 77), other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"replace": True},
+        {"disjoint": True},
+        {"induced": True},
+        {"shared": True},
+        {"backward": True, "disjoint": True},
+        {"weight_attr": "weight"},
+        {"time_attr": "time", "disjoint": True},
+        {"time_attr": "edge_time", "last": True, "disjoint": True},
+    ],
+    ids=lambda options: "-".join(options) or "none",
+)
+def test_edge_ids_beside_the_sources_change_nothing(options):
+    data, now = random_data(3), {None: torch.full((60,), 5)} if "time_attr" in options else None
+    apart, linked = (typed(data, [4, 3], linked=linked, **options) for linked in (False, True))
+    (ids,), (beside,) = apart.graph.relations, linked.graph.relations
+    assert ids.links is None and beside.links is not None and ids.edge_id.dtype == torch.int32
+    assert beside.nbytes == ids.nbytes + 4 * data.num_edges
+    seeds = {None: torch.randperm(60, generator=torch.Generator().manual_seed(1))}
+    for key in range(3):
+        assert same_samples(apart.sample(seeds, key, now), linked.sample(seeds, key, now))
+    for relation in (beside, copy.deepcopy(beside), pickle.loads(pickle.dumps(beside))):
+        assert torch.equal(relation.edge_id, ids.edge_id) and relation.edge_id.dtype == torch.int32
+        assert torch.equal(relation.links & 0xFFFFFFFF, ids.indices.long())
+
+
+def test_edges_in_order_need_no_ids_beside_their_sources():
+    data = random_data(3)
+    data.edge_index = data.edge_index[:, data.edge_index[1].sort(stable=True).indices]
+    (relation,) = TypedGraph.from_data(data, is_sorted=True, linked=True).relations
+    assert relation.links is None and relation.edge_id is None
 
 
 # --- the slow reference -----------------------------------------------------------------------------------
@@ -1162,7 +1201,14 @@ GOOD = dict(
         (dict(source_type=[1]), r"source_type and target_type must be in \[0, 1\)"),
         (dict(target_type=[-1]), r"source_type and target_type must be in \[0, 1\)"),
         (dict(edge_id=[long(0, 1)]), r"edge_id\[0\] must have 3 entries, got 2"),
-        (dict(edge_id=[torch.zeros(3)]), "edge_id must have dtype Long, got Float"),
+        (dict(edge_id=[torch.zeros(3)]), "edge_id must have dtype int32 or int64, got Float"),
+        (dict(links=[long(0, 1)]), r"links\[0\] must have 3 entries, got 2"),
+        (dict(links=[None, None]), "must have one entry per relation, 1"),
+        (dict(links=[INDICES.int()]), "links must have dtype Long, got Int"),
+        (dict(links=[INDICES], edge_id=[INDICES]), r"edge_id\[0\] must be None where there are links, which hold the ids"),
+        (dict(links=[long(7, 0, 2)]), r"indices is corrupt: it holds 7, expected ids in \[0, 3\)"),
+        (dict(links=[long(7, 0, 2)], disjoint=True), r"indices is corrupt: it holds 7, expected ids in \[0, 3\)"),
+        (dict(links=[long(0, 0, 5)], fanouts=[0], induced=True), "indices is corrupt: it holds 5"),
         (dict(edge_weight=[torch.zeros(2).double()]), r"edge_weight\[0\] must have 3 entries, got 2"),
         (dict(edge_weight=[torch.zeros(3).half()]), "edge_weight must have dtype float32 or float64, got Half"),
         (dict(edge_time=[long(0, 1)], seed_time=[long(1, 1)], disjoint=True), r"edge_time\[0\] must have 3 entries, got 2"),

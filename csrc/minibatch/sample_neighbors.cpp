@@ -19,6 +19,7 @@
 #include "check.h"
 #include "minibatch/buffer.h"
 #include "minibatch/draw.h"
+#include "minibatch/lists.h"
 #include "minibatch/vertex_map.h"
 #include "random.h"
 
@@ -53,25 +54,6 @@ struct Topology {
   const int64_t* indptr;
   int64_t num_vertices;
   int64_t num_edges;
-};
-
-// What an edge's position leads to: its source, and its id, which is the position itself here.
-template <class Index>
-struct Sources {
-  const Index* indices;
-  static constexpr int64_t kBytes = sizeof(Index);
-  void prefetch(int64_t position) const { prefetch_read(&indices[position]); }
-  int64_t source(int64_t position) const { return indices[position]; }
-  static int64_t id(int64_t position) { return position; }
-};
-
-// The same where both stand in one word, so that an edge misses the cache once for both.
-struct Links {
-  const uint64_t* links;
-  static constexpr int64_t kBytes = sizeof(uint64_t);
-  void prefetch(int64_t position) const { prefetch_read(&links[position]); }
-  int64_t source(int64_t position) const { return static_cast<int64_t>(links[position] & 0xffffffffU); }
-  int64_t id(int64_t position) const { return static_cast<int64_t>(links[position] >> 32); }
 };
 
 // What is kept of a batch: everything, or its vertices.

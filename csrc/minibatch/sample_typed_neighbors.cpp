@@ -32,6 +32,7 @@
 #include "memory.h"
 #include "minibatch/buffer.h"
 #include "minibatch/draw.h"
+#include "minibatch/lists.h"
 #include "minibatch/vertex_map.h"
 #include "random.h"
 
@@ -79,12 +80,22 @@ struct Relation {
   const Tensor* weight = nullptr;  // [num_edges], in list order, or absent
   const Tensor* time = nullptr;    // [num_edges], in list order, or absent
   size_t source = 0, target = 0;
-  const int64_t* edge_id = nullptr;  // [num_edges], in list order, or absent
-  Buffer<int64_t> edge;              // per sampled edge: its position in `indices`
-  Buffer<int32_t> row;               // per sampled edge: local id of its source
+  const Tensor* edge_id = nullptr;  // [num_edges], in list order, or absent
+  const uint64_t* links = nullptr;  // [num_edges], read in place of `indices` and `edge_id`, or absent
+  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`, or its id where that comes with the source
+  Buffer<int32_t> row;        // per sampled edge: local id of its source
   Buffer<int32_t> num_drawn;  // per vertex of the target type: how many of the edges are its, which stand together
   std::vector<int64_t> num_sampled;
 };
+
+// Calls f with what a position in the relation leads to.
+template <class F>
+void with_lists(const Relation& relation, F&& f) {
+  if (relation.links != nullptr)
+    f(Links{relation.links});
+  else
+    dispatch_index(*relation.indices, [&]<class Index>(const Index* indices) { f(Sources<Index>{indices}); });
+}
 
 struct Options {
   bool replace, disjoint, last, induced, shared;
@@ -142,8 +153,8 @@ void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
 }
 
 // Finds the lists of the block's vertices, as far as their trees may see them, and prefetches for the next block.
-template <class Index>
-void find_lists(Scratch& s, Relation& relation, const Index* indices, int64_t first, int64_t last) {
+template <class Lists>
+void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t first, int64_t last) {
   VertexType& target = s.types[relation.target];
   const VertexType& source = s.types[relation.source];
   Block& block = s.block;
@@ -170,12 +181,12 @@ void find_lists(Scratch& s, Relation& relation, const Index* indices, int64_t fi
     keep_past(
         block,
         [&](int64_t e) {
-          const auto id = static_cast<uint64_t>(indices[e]);
+          const auto id = static_cast<uint64_t>(lists.source(e));
           check(id < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
                 static_cast<int64_t>(id));
           return source.time[id];
         },
-        [&](int64_t e) { prefetch_read(&indices[e]); });
+        [&](int64_t e) { lists.prefetch(e); });
   }
 }
 
@@ -219,21 +230,21 @@ void draw_block(Scratch& s, const Relation& relation, int64_t fanout, uint64_t k
 }
 
 // The same where draws are shared; lists that they do not apply to draw by themselves.
-template <class Index>
-void draw_shared_block(Scratch& s, const Relation& relation, const Index* indices, uint64_t key, uint64_t shared_key,
+template <class Lists>
+void draw_shared_block(Scratch& s, const Relation& relation, const Lists& lists, uint64_t key, uint64_t shared_key,
                        const Options& options, int64_t* edge) {
   VertexType& target = s.types[relation.target];
   const Block& block = s.block;
   const int64_t* n_id = target.n_id.data() + block.first;
   const int32_t* tree = options.disjoint ? target.tree.data() + block.first : nullptr;
   constexpr int64_t kMostLines = 16;  // of a list; beyond that the processor has seen where it goes
-  constexpr int64_t kLine = 64 / sizeof(Index);
+  constexpr int64_t kLine = 64 / Lists::kBytes;
   for (int64_t i = 0; i < block.size; ++i) {
     if (!SharedDraw::applies(block.end[i] - block.begin[i], block.count[i])) continue;
     const int64_t end = std::min(block.end[i], block.begin[i] + kMostLines * kLine);
-    for (int64_t e = block.begin[i]; e < end; e += kLine) prefetch_read(&indices[e]);
+    for (int64_t e = block.begin[i]; e < end; e += kLine) lists.prefetch(e);
   }
-  const auto source_at = [&](int64_t position) { return static_cast<int64_t>(indices[position]); };
+  const auto source_at = [&](int64_t position) { return lists.source(position); };
   for (int64_t i = 0; i < block.size; ++i) {
     const int64_t degree = block.end[i] - block.begin[i];
     if (SharedDraw::applies(degree, block.count[i])) {
@@ -250,30 +261,31 @@ void draw_shared_block(Scratch& s, const Relation& relation, const Index* indice
   fail("indices is corrupt: it holds ", source, ", expected ids in [0, ", type.num_vertices, ")");
 }
 
-// Gives the sources of the block's edges their local ids. The buffers have room.
-template <class Index, class Map>
-void insert_block(VertexType& source, Map& map, const Index* indices, const int64_t* edge, int64_t num_edges,
-                  int32_t* row) {
+// Gives the sources of the block's edges their local ids, and the edges their ids where these come along. The buffers
+// have room.
+template <class Lists, class Map>
+void insert_block(VertexType& source, Map& map, const Lists& lists, int64_t* edge, int64_t num_edges, int32_t* row) {
   const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
-  for (int64_t e = 0; e < num_edges; ++e) map.prefetch(indices[edge[e]]);
+  for (int64_t e = 0; e < num_edges; ++e) map.prefetch(lists.source(edge[e]));
   int64_t size = source.n_id.size();
   int64_t* found = source.n_id.data();
   for (int64_t e = 0; e < num_edges; ++e) {
-    const int64_t vertex = indices[edge[e]];
+    const int64_t vertex = lists.source(edge[e]);
     if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
       fail_at_source(vertex, source);
     const int64_t local_id = map.insert(vertex, size);
     found[size] = vertex;
     size += local_id == size;
     row[e] = static_cast<int32_t>(local_id);
+    edge[e] = lists.id(edge[e]);
   }
   source.n_id.set_size(size);
 }
 
 // The same in trees; `tree_of` holds the `num_left` vertices from the block on. With `ends` a tree that none of these
 // has takes no more vertices.
-template <class Index, class Key>
-void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, const int64_t* edge, const Block& block,
+template <class Lists, class Key>
+void insert_block(VertexType& source, TreeMap<Key>& map, const Lists& lists, int64_t* edge, const Block& block,
                   const int32_t* tree_of, int64_t num_left, bool ends, int32_t* row) {
   const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
   for (int64_t i = 0; i < block.size;) {
@@ -292,7 +304,7 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, c
   int64_t at = 0;
   for (int64_t i = 0; i < block.size; ++i) {
     const auto table = map.table(tree_of[i]);
-    for (const int64_t end = at + block.count[i]; at < end; ++at) table.prefetch(indices[edge[at]]);
+    for (const int64_t end = at + block.count[i]; at < end; ++at) table.prefetch(lists.source(edge[at]));
   }
   int64_t size = source.n_id.size();
   int64_t* found = source.n_id.data();
@@ -303,7 +315,7 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, c
     const auto table = map.table(tree);
     const int64_t before = size;
     for (const int64_t end = at + block.count[i]; at < end; ++at) {
-      const int64_t vertex = indices[edge[at]];
+      const int64_t vertex = lists.source(edge[at]);
       if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
         fail_at_source(vertex, source);
       const int64_t local_id = table.insert(vertex, size);
@@ -311,6 +323,7 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, c
       tree_found[size] = tree;
       size += local_id == size;
       row[at] = static_cast<int32_t>(local_id);
+      edge[at] = lists.id(edge[at]);
     }
     map.give_back(tree, block.count[i] - (size - before));
     if (ends && (i + 1 == num_left || tree_of[i + 1] != tree)) map.release(tree);
@@ -320,8 +333,8 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Index* indices, c
 }
 
 // Not inlined: where the scratch of the thread is would be looked up again and again.
-template <class Index>
-[[gnu::noinline]] void expand(Scratch& s, Relation& relation, const Index* indices, int64_t fanout, uint64_t key,
+template <class Lists>
+[[gnu::noinline]] void expand(Scratch& s, Relation& relation, const Lists lists, int64_t fanout, uint64_t key,
                               uint64_t shared_key, bool is_last, const Options& options) {
   VertexType& target = s.types[relation.target];
   VertexType& source = s.types[relation.source];
@@ -337,7 +350,7 @@ template <class Index>
   const int32_t* tree_of = target.tree.data();
   const bool ends = is_last && options.disjoint && std::is_sorted(tree_of + target.hop_begin, tree_of + target.hop_end);
   for (int64_t first = target.hop_begin; first < target.hop_end; first += kBlockVertices) {
-    find_lists(s, relation, indices, first, target.hop_end);
+    find_lists(s, relation, lists, first, target.hop_end);
     int64_t num_edges = 0;
     for (int64_t i = 0; i < block.size; ++i) {
       if (last) block.begin[i] = std::max(block.begin[i], block.end[i] - fanout);
@@ -357,16 +370,16 @@ template <class Index>
     int64_t* edge = relation.edge.data() + edges_before;
     int32_t* row = relation.row.data() + edges_before;
     if (options.shared)
-      draw_shared_block(s, relation, indices, key, shared_key, options, edge);
+      draw_shared_block(s, relation, lists, key, shared_key, options, edge);
     else
       draw_block(s, relation, fanout, key, options, edge);
-    for (int64_t e = 0; e < num_edges; ++e) prefetch_read(&indices[edge[e]]);
+    for (int64_t e = 0; e < num_edges; ++e) lists.prefetch(edge[e]);
     with_map(source, [&](auto& map) {
       if constexpr (requires { map.table(0); }) {
-        insert_block(source, map, indices, edge, block, target.tree.data() + first, target.hop_end - first, ends, row);
+        insert_block(source, map, lists, edge, block, target.tree.data() + first, target.hop_end - first, ends, row);
       } else {
         map.reserve(source.n_id.size() + num_edges);
-        insert_block(source, map, indices, edge, num_edges, row);
+        insert_block(source, map, lists, edge, num_edges, row);
       }
     });
     relation.edge.set_size(edges_before + num_edges);
@@ -375,8 +388,8 @@ template <class Index>
 }
 
 // Replaces what was drawn by every visible edge between vertices of the batch (of the same tree).
-template <class Index>
-[[gnu::noinline]] void induce(Scratch& s, Relation& relation, const Index* indices) {
+template <class Lists>
+[[gnu::noinline]] void induce(Scratch& s, Relation& relation, const Lists lists) {
   VertexType& target = s.types[relation.target];
   VertexType& source = s.types[relation.source];
   const Block& block = s.block;
@@ -395,19 +408,19 @@ template <class Index>
         return (map);
     };
     for (int64_t first = 0; first < num_targets; first += kBlockVertices) {
-      find_lists(s, relation, indices, first, num_targets);
+      find_lists(s, relation, lists, first, num_targets);
       for (int64_t i = 0; i < block.size; ++i) {
-        prefetch_read(&indices[block.begin[i]]);
-        prefetch_read(&indices[block.end[i]]);
+        lists.prefetch(block.begin[i]);
+        lists.prefetch(block.end[i]);
       }
       for (int64_t i = 0; i < block.size; ++i) {
         const int64_t begin = block.begin[i], end = block.end[i];
         uint64_t largest = 0;
-        for (int64_t e = begin; e < end; ++e) largest = std::max(largest, static_cast<uint64_t>(indices[e]));
+        for (int64_t e = begin; e < end; ++e) largest = std::max(largest, static_cast<uint64_t>(lists.source(e)));
         check(begin == end || largest < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
               static_cast<int64_t>(largest), ", expected ids in [0, ", source.num_vertices, ")");
         const auto& ids = ids_of(first + i);
-        for (int64_t e = begin; e < end; ++e) ids.prefetch(indices[e]);
+        for (int64_t e = begin; e < end; ++e) ids.prefetch(lists.source(e));
         const int64_t before = relation.edge.size();
         relation.edge.reserve(before + end - begin);
         relation.row.reserve(before + end - begin);
@@ -415,8 +428,8 @@ template <class Index>
         int32_t* row = relation.row.data();
         int64_t at = before;
         for (int64_t e = begin; e < end; ++e) {
-          const int64_t local_id = ids.find(indices[e]);
-          edge[at] = e;
+          const int64_t local_id = ids.find(lists.source(e));
+          edge[at] = lists.id(e);
           row[at] = static_cast<int32_t>(local_id);
           at += local_id >= 0;
         }
@@ -484,24 +497,25 @@ using TypedSample =
 
 TypedSample sample_typed_neighbors(
     const std::vector<Tensor>& indptr, const std::vector<Tensor>& indices,
-    const std::vector<std::optional<Tensor>>& edge_id, const std::vector<std::optional<Tensor>>& edge_weight,
-    const std::vector<std::optional<Tensor>>& edge_time, const std::vector<int64_t>& source_type,
-    const std::vector<int64_t>& target_type, const std::vector<int64_t>& num_vertices,
-    const std::vector<std::optional<Tensor>>& node_time, const std::vector<Tensor>& seeds,
-    const std::vector<std::optional<Tensor>>& seed_time, const std::vector<int64_t>& first_tree,
-    const std::vector<int64_t>& fanouts, int64_t num_hops, int64_t batch_key, bool replace, bool disjoint, bool last,
-    bool induced, int64_t map_budget_bytes, bool shared) {
+    const std::vector<std::optional<Tensor>>& edge_id, const std::vector<std::optional<Tensor>>& links,
+    const std::vector<std::optional<Tensor>>& edge_weight, const std::vector<std::optional<Tensor>>& edge_time,
+    const std::vector<int64_t>& source_type, const std::vector<int64_t>& target_type,
+    const std::vector<int64_t>& num_vertices, const std::vector<std::optional<Tensor>>& node_time,
+    const std::vector<Tensor>& seeds, const std::vector<std::optional<Tensor>>& seed_time,
+    const std::vector<int64_t>& first_tree, const std::vector<int64_t>& fanouts, int64_t num_hops, int64_t batch_key,
+    bool replace, bool disjoint, bool last, bool induced, int64_t map_budget_bytes, bool shared) {
   check(!shared || !replace, "shared draws are without replacement; pass replace=False");
   const size_t num_types = num_vertices.size();
   const size_t num_relations = indptr.size();
   check(node_time.size() == num_types && seeds.size() == num_types && seed_time.size() == num_types &&
             first_tree.size() == num_types,
         "node_time, seeds, seed_time and first_tree must have one entry per vertex type, ", num_types);
-  check(indices.size() == num_relations && edge_id.size() == num_relations && edge_weight.size() == num_relations &&
-            edge_time.size() == num_relations && source_type.size() == num_relations &&
-            target_type.size() == num_relations,
-        "indices, edge_id, edge_weight, edge_time, source_type and target_type must have one entry per relation, ",
-        num_relations);
+  check(
+      indices.size() == num_relations && edge_id.size() == num_relations && links.size() == num_relations &&
+          edge_weight.size() == num_relations && edge_time.size() == num_relations &&
+          source_type.size() == num_relations && target_type.size() == num_relations,
+      "indices, edge_id, links, edge_weight, edge_time, source_type and target_type must have one entry per relation, ",
+      num_relations);
   check(num_hops >= 0 && num_hops < std::numeric_limits<int32_t>::max(), "num_hops must be in [0, 2^31), got ",
         num_hops);
   check(fanouts.size() == num_relations * static_cast<size_t>(num_hops), "fanouts must have ", num_hops,
@@ -576,7 +590,16 @@ TypedSample sample_typed_neighbors(
             " entries, got ", edge_weight[r]->numel());
       relation.weight = &*edge_weight[r];
     }
-    relation.edge_id = optional_int64(edge_id[r], relation.num_edges, "edge_id", r);
+    relation.edge_id = nullptr;
+    if (edge_id[r]) {
+      check_index_vector(*edge_id[r], "edge_id");
+      check(edge_id[r]->numel() == relation.num_edges, "edge_id[", r, "] must have ", relation.num_edges,
+            " entries, got ", edge_id[r]->numel());
+      relation.edge_id = &*edge_id[r];
+    }
+    relation.links = reinterpret_cast<const uint64_t*>(optional_int64(links[r], relation.num_edges, "links", r));
+    check(relation.links == nullptr || relation.edge_id == nullptr, "edge_id[", r,
+          "] must be None where there are links, which hold the ids");
     relation.edge.clear();
     relation.row.clear();
     relation.num_drawn.clear();
@@ -645,8 +668,8 @@ TypedSample sample_typed_neighbors(
       const int64_t fanout = fanouts[r * static_cast<size_t>(num_hops) + static_cast<size_t>(hop)];
       const uint64_t key = r == 0 ? hop_key : join_key(hop_key, r);
       const uint64_t of_type = relation.source == 0 ? shared_key : join_key(shared_key, relation.source);
-      dispatch_index(*relation.indices,
-                     [&](auto* sources) { expand(s, relation, sources, fanout, key, of_type, is_last, options); });
+      with_lists(relation,
+                 [&](const auto& lists) { expand(s, relation, lists, fanout, key, of_type, is_last, options); });
       relation.num_sampled.push_back(relation.edge.size() - before);
     }
     for (VertexType& type : types) {
@@ -657,7 +680,7 @@ TypedSample sample_typed_neighbors(
   }
   if (induced) {
     for (Relation& relation : relations) {
-      dispatch_index(*relation.indices, [&](auto* sources) { induce(s, relation, sources); });
+      with_lists(relation, [&](const auto& lists) { induce(s, relation, lists); });
     }
   }
 
@@ -682,10 +705,12 @@ TypedSample sample_typed_neighbors(
     const int64_t* edge = relation.edge.data();
     if (relation.edge_id != nullptr) {
       constexpr int64_t kAhead = 32;
-      for (int64_t e = 0; e < size; ++e) {
-        if (e + kAhead < size) prefetch_read(&relation.edge_id[edge[e + kAhead]]);
-        out[e] = relation.edge_id[edge[e]];
-      }
+      dispatch_index(*relation.edge_id, [&](auto* ids) {
+        for (int64_t e = 0; e < size; ++e) {
+          if (e + kAhead < size) prefetch_read(&ids[edge[e + kAhead]]);
+          out[e] = ids[edge[e]];
+        }
+      });
     } else {
       std::copy_n(edge, size, out);
     }

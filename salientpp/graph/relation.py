@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.from_pyg import NO_EDGES, read_adj_t, read_edge_index
 from salientpp.ids import first_outside
+from salientpp.processes import lazy
 
 #: Weights of these are kept as float32, which takes half the memory; others may lose by it.
 _HELD_BY_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
@@ -25,7 +26,7 @@ class Relation:
         source, target: positions in the graph's ``node_types``.
         indptr: int64 [N_target + 1].
         indices: int32 or int64 [E], sources in [0, N_source).
-        edge_id: int64 [E], the user's number of each edge, or None where positions in ``indices`` are the numbers.
+        edge_id: int32 [E] where E < 2**31, else int64: the user's number of each edge, or None where positions in ``indices`` are the numbers.
         edge_weight: float32 [E] in the order of ``indices``, where that holds what was given exactly, else float64; finite and >= 0, or None: all alike.
         edge_time: int64 [E] in the order of ``indices``, or None; see :class:`Clock`.
         source_time: the times of the vertices in ``indices``, or None where these have none: int32 [E] where they fit, else int64, so
@@ -41,10 +42,43 @@ class Relation:
     edge_time: Tensor | None = None
     source_time: Tensor | None = None
 
+    #: What sampling reads in place of ``indices`` and ``edge_id`` where there is one, see :class:`LinkedRelation`.
+    links: ClassVar[Tensor | None] = None
+
+    def linked(self) -> Relation:
+        """The same edges for sampling: what it reads of an edge stands together, where ids need an array and sizes allow it."""
+        if self.edge_id is None or self.indices.dtype != torch.int32 or self.indices.numel() >= 2**31:
+            return self
+        links = self.edge_id.to(torch.int64, copy=True).bitwise_left_shift_(32).bitwise_or_(self.indices)
+        ops.use_huge_pages(links)
+        return LinkedRelation.of(self, links)
+
     @property
     def nbytes(self) -> int:
-        arrays = (self.indptr, self.indices, self.edge_id, self.edge_weight, self.edge_time, self.source_time)
+        ids = self.edge_id if self.links is None else self.__dict__.get("edge_id")
+        arrays = (self.indptr, self.indices, ids, self.links, self.edge_weight, self.edge_time, self.source_time)
         return sum(array.nbytes for array in arrays if array is not None)
+
+
+class LinkedRelation(Relation):
+    """A relation that keeps edge ids beside the sources, as :class:`salientpp.graph.csc.LinkedGraph` does: int64 [E], an edge's source in the lower half.
+
+    ``edge_id`` is made when it is first asked for.
+    """
+
+    @classmethod
+    def of(cls, relation: Relation, links: Tensor) -> LinkedRelation:
+        """The same edges; ``links`` are as :func:`salientpp.ops.csc_from_coo` makes them."""
+        linked = object.__new__(cls)
+        linked.__dict__.update(
+            {name: array for name, array in vars(relation).items() if name != "edge_id"}, links=links
+        )
+        return linked
+
+    @lazy
+    def edge_id(self) -> Tensor:
+        assert self.links is not None
+        return (self.links >> 32).to(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -96,6 +130,7 @@ class EdgeReader:
             raise ValueError(f"is_sorted=True, but {self.name} are not sorted by target; leave is_sorted=False")
         if order is not None:
             edge_id = order[edge_id]
+        edge_id = _narrow_ids(edge_id)
         in_lists = None if time is None else time[edge_id]
         if in_lists is not None and self.is_sorted:
             at = _first_fall(indptr, in_lists)
@@ -143,7 +178,7 @@ class EdgeReader:
                 raise ValueError(
                     f"the times of {self.name} must ascend inside a neighbour list, and edges {fall} and {fall + 1} do not"
                 )
-            edge_id = _sorted_inside(indptr, time)
+            edge_id = _narrow_ids(_sorted_inside(indptr, time))
             indices, time = indices[edge_id], time[edge_id]
             weight = None if weight is None else weight[edge_id]
         of_edges = None if edge_time is None else time
@@ -199,6 +234,11 @@ def _first_fall(indptr: Tensor, time: Tensor) -> int | None:
     starts = starts[(starts > 0) & (starts < time.numel())]
     falls[starts - 1] = False
     return int(falls.nonzero()[0]) if bool(falls.any()) else None
+
+
+def _narrow_ids(edge_id: Tensor) -> Tensor:
+    """The same permutation as int32 where that holds it: what a batch reads of it lies on half as many lines."""
+    return edge_id.to(torch.int32) if edge_id.numel() < 2**31 else edge_id
 
 
 def _narrowed(times: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from salientpp.graph.clock import Clock
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import count_vertices, words_for
-from salientpp.graph.relation import EdgeReader, Relation, one_each
+from salientpp.graph.relation import EdgeReader, LinkedRelation, Relation, one_each
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,10 @@ class TypedGraph:
     @classmethod
     def of(cls, graph: Graph) -> TypedGraph:
         """A homogeneous graph; shares its arrays."""
-        relation = Relation(0, 0, graph.indptr, graph.indices, graph.edge_id)
+        if graph.links is None:
+            relation = Relation(0, 0, graph.indptr, graph.indices, graph.edge_id)
+        else:
+            relation = LinkedRelation.of(Relation(0, 0, graph.indptr, graph.indices), graph.links)
         return cls((None,), (graph.num_vertices,), (None,), (relation,), (None,))
 
     @classmethod
@@ -59,6 +62,7 @@ class TypedGraph:
         weight_attr: str | None = None,
         is_sorted: bool = False,
         backward: bool = False,
+        linked: bool = False,
     ) -> TypedGraph:
         """From PyG's objects; a relation with neither ``edge_index`` nor ``adj_t`` has no edges.
 
@@ -67,6 +71,7 @@ class TypedGraph:
             weight_attr: the name of edge weights; they may be missing on some relations.
             is_sorted: edges are sorted by target already, and by time inside a target's list.
             backward: turn every edge round, so that a vertex draws from those it points to.
+            linked: make relations for sampling, which is faster and takes 4 more bytes for each edge that needs an id; see :class:`LinkedRelation`.
 
         Raises:
             ValueError: an attribute is missing or of the wrong shape, a weight is negative or not finite, an id is out of range.
@@ -94,7 +99,7 @@ class TypedGraph:
                 *edges_of.ends(store), weight=weight, node_time=times["node_time"], edge_time=times["edge_time"]
             )
 
-        return cls._assemble(num_vertices, ends, node_time, edge_time, time_attr, is_sorted, backward, read)
+        return cls._assemble(num_vertices, ends, node_time, edge_time, time_attr, is_sorted, backward, read, linked)
 
     @classmethod
     def from_stores(
@@ -199,6 +204,7 @@ class TypedGraph:
         is_sorted: bool,
         backward: bool,
         read: Any,
+        linked: bool = False,
     ) -> TypedGraph:
         node_types = tuple(num_vertices)
         times = [*node_time.values(), *edge_time.values()]
@@ -224,9 +230,8 @@ class TypedGraph:
                 },
             )
             source_type, target_type = node_types.index(source), node_types.index(target)
-            relations.append(
-                Relation(*((target_type, source_type) if backward else (source_type, target_type)), *arrays)
-            )
+            relation = Relation(*((target_type, source_type) if backward else (source_type, target_type)), *arrays)
+            relations.append(relation.linked() if linked else relation)
         sizes = tuple(num_vertices.values())
         return cls(
             node_types, sizes, tuple(ends), tuple(relations), tuple(on_clock.get(name) for name in node_types), clock

@@ -103,6 +103,8 @@ class NeighborSampler(BaseSampler):
             )
         self.sample_direction = sample_direction
         backward = sample_direction == "backward"
+        # Induced subgraphs read whole lists, and the ids of few of their edges.
+        induced = SubgraphType(getattr(subgraph_type, "value", subgraph_type)) == SubgraphType.induced
         self.graph: Graph | None = None  # for Sampler, where it suffices
         self.typed_graph: TypedGraph | None = None
         if is_remote(data):
@@ -113,7 +115,12 @@ class NeighborSampler(BaseSampler):
             self.typed_graph = TypedGraph.from_stores(*data, time_attr=time_attr, backward=backward)
         elif isinstance(data, HeteroData) or time_attr is not None or weight_attr is not None or backward:
             self.typed_graph = TypedGraph.from_data(
-                data, time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, backward=backward
+                data,
+                time_attr=time_attr,
+                weight_attr=weight_attr,
+                is_sorted=is_sorted,
+                backward=backward,
+                linked=not induced,
             )
         elif data.get("edge_index") is None and data.get("adj_t") is None:
             if len(num_neighbors):
@@ -122,11 +129,7 @@ class NeighborSampler(BaseSampler):
                 )
             self.graph = Graph.from_edge_index(NO_EDGES, count_vertices(data)[None])
         else:
-            # Other draws than Sampler's read edge ids by themselves.
-            linked = (
-                not disjoint and SubgraphType(getattr(subgraph_type, "value", subgraph_type)) != SubgraphType.induced
-            )
-            self.graph = Graph.from_data(data, is_sorted=is_sorted, linked=linked)
+            self.graph = Graph.from_data(data, is_sorted=is_sorted, linked=not induced)
         self._set_options(num_neighbors, subgraph_type, replace, disjoint, temporal_strategy, shared_draws)
 
     @classmethod

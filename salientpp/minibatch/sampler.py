@@ -145,7 +145,7 @@ class TypedSampler:
         n_id, tree, edge_index, e_id, num_nodes, num_edges = ops.sample_typed_neighbors(
             [relation.indptr for relation in relations],
             [relation.indices for relation in relations],
-            [relation.edge_id for relation in relations],
+            [relation.edge_id if relation.links is None else None for relation in relations],
             [relation.edge_weight for relation in relations],
             [relation.edge_time if relation.source_time is None else relation.source_time for relation in relations],
             [relation.source for relation in relations],
@@ -163,6 +163,7 @@ class TypedSampler:
             last=self.last,
             induced=self.induced,
             shared=self.shared,
+            links=[relation.links for relation in relations],
         )
         nodes_per_hop, edges_per_hop = num_nodes.tolist(), num_edges.tolist()
         if graph.is_homogeneous:
