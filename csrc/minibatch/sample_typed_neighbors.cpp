@@ -190,9 +190,10 @@ void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t firs
   }
 }
 
-// Draws for the block: positions in `indices`, list by list.
-void draw_block(Scratch& s, const Relation& relation, int64_t fanout, uint64_t key, const Options& options,
-                int64_t* edge) {
+// Draws for the block: positions in `indices`, list by list, each fetched while the next list is drawn from.
+template <class Lists>
+void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_t fanout, uint64_t key,
+                const Options& options, int64_t* edge) {
   VertexType& target = s.types[relation.target];
   const Block& block = s.block;
   const int64_t* n_id = target.n_id.data() + block.first;
@@ -204,7 +205,7 @@ void draw_block(Scratch& s, const Relation& relation, int64_t fanout, uint64_t k
   if (relation.weight == nullptr) {
     for (int64_t i = 0; i < block.size; ++i) {
       draw(stream_of(i), block.begin[i], block.end[i] - block.begin[i], block.count[i], replace, s.drawn, edge);
-      edge += block.count[i];
+      for (const int64_t* end = edge + block.count[i]; edge < end; ++edge) lists.prefetch(*edge);
     }
     return;
   }
@@ -220,7 +221,7 @@ void draw_block(Scratch& s, const Relation& relation, int64_t fanout, uint64_t k
     for (int64_t i = 0; i < block.size; ++i) {
       if (i + kAhead < block.size) prefetch(i + kAhead);
       s.weighted(stream_of(i), weight, block.begin[i], block.end[i] - block.begin[i], block.count[i], replace, edge);
-      edge += block.count[i];
+      for (const int64_t* end = edge + block.count[i]; edge < end; ++edge) lists.prefetch(*edge);
     }
   };
   if (relation.weight->scalar_type() == ScalarType::Float)
@@ -253,7 +254,7 @@ void draw_shared_block(Scratch& s, const Relation& relation, const Lists& lists,
       const uint64_t own = tree == nullptr ? key : join_key(key, static_cast<uint64_t>(tree[i]));
       draw(vertex_stream(own, n_id[i]), block.begin[i], degree, block.count[i], false, s.drawn, edge);
     }
-    edge += block.count[i];
+    for (const int64_t* end = edge + block.count[i]; edge < end; ++edge) lists.prefetch(*edge);
   }
 }
 
@@ -372,8 +373,7 @@ template <class Lists>
     if (options.shared)
       draw_shared_block(s, relation, lists, key, shared_key, options, edge);
     else
-      draw_block(s, relation, fanout, key, options, edge);
-    for (int64_t e = 0; e < num_edges; ++e) lists.prefetch(edge[e]);
+      draw_block(s, relation, lists, fanout, key, options, edge);
     with_map(source, [&](auto& map) {
       if constexpr (requires { map.table(0); }) {
         insert_block(source, map, lists, edge, block, target.tree.data() + first, target.hop_end - first, ends, row);

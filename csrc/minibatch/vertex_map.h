@@ -239,10 +239,15 @@ class TreeMap {
     table.bits_ = bits_for(size);
     table.entries_ = take(table.bits_);
     if (old.bits_ < kLeastBits) return;
+    // Moved together first: which entries are empty is a coin toss that no predictor wins.
+    uint64_t num_moved = 0;
     for (uint64_t at = 0; at <= old.mask(); ++at) {
-      const Entry& entry = old.entries_[at];
-      if (entry.key != 0) table.insert(static_cast<int64_t>(entry.key - 1), entry.local_id);
+      const Entry entry = old.entries_[at];
+      old.entries_[num_moved] = entry;
+      num_moved += entry.key != 0;
     }
+    for (uint64_t at = 0; at < num_moved; ++at)
+      table.insert(static_cast<int64_t>(old.entries_[at].key - 1), old.entries_[at].local_id);
     free_[static_cast<size_t>(old.bits_)].push_back(old.entries_);
   }
 
