@@ -289,6 +289,7 @@ template <class Lists, class Key>
 void insert_block(VertexType& source, TreeMap<Key>& map, const Lists& lists, int64_t* edge, const Block& block,
                   const int32_t* tree_of, int64_t num_left, bool ends, int32_t* row) {
   const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
+  bool is_cold = false;  // a table that was neither made now nor used for the block before
   for (int64_t i = 0; i < block.size;) {
     const int32_t tree = tree_of[i];
     const int64_t begin = i;
@@ -300,10 +301,11 @@ void insert_block(VertexType& source, TreeMap<Key>& map, const Lists& lists, int
       const int64_t most = std::min(i + kLookAhead, num_left);
       while (run < most && tree_of[run] == tree) ++run;
     }
-    map.reserve(tree, num_edges, num_edges * (run - begin) / (i - begin));
+    const bool is_new = map.reserve(tree, num_edges, num_edges * (run - begin) / (i - begin));
+    is_cold |= !is_new && (begin > 0 || block.first == 0 || tree_of[-1] != tree);
   }
   int64_t at = 0;
-  for (int64_t i = 0; i < block.size; ++i) {
+  for (int64_t i = 0; is_cold && i < block.size; ++i) {
     const auto table = map.table(tree_of[i]);
     for (const int64_t end = at + block.count[i]; at < end; ++at) table.prefetch(lists.source(edge[at]));
   }

@@ -229,16 +229,16 @@ class TreeMap {
 
   Table table(int32_t tree) const { return tables_[static_cast<size_t>(tree)]; }
 
-  // Makes room for `count` more ids of a tree, and if it must grow, for the `expected` ones.
-  void reserve(int32_t tree, int64_t count, int64_t expected) {
+  // Makes room for `count` more ids of a tree, and if it must grow, for the `expected` ones; true if its table is new.
+  bool reserve(int32_t tree, int64_t count, int64_t expected) {
     Table& table = tables_[static_cast<size_t>(tree)];
     const int64_t size = table.size_ + expected;
     table.size_ += static_cast<int32_t>(count);
-    if (table.size_ == 0 || bits_for(table.size_) <= table.bits_) return;
+    if (table.size_ == 0 || bits_for(table.size_) <= table.bits_) return false;
     const Table old = table;
     table.bits_ = bits_for(size);
     table.entries_ = take(table.bits_);
-    if (old.bits_ < kLeastBits) return;
+    if (old.bits_ < kLeastBits) return true;
     // Moved together first: which entries are empty is a coin toss that no predictor wins.
     uint64_t num_moved = 0;
     for (uint64_t at = 0; at <= old.mask(); ++at) {
@@ -249,6 +249,7 @@ class TreeMap {
     for (uint64_t at = 0; at < num_moved; ++at)
       table.insert(static_cast<int64_t>(old.entries_[at].key - 1), old.entries_[at].local_id);
     free_[static_cast<size_t>(old.bits_)].push_back(old.entries_);
+    return true;
   }
 
   // A tree asks for nothing any more: what it had is for the next, and still in the cache.
