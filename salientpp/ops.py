@@ -569,6 +569,7 @@ def sample_typed_neighbors(
     indptr: Sequence[Tensor],
     indices: Sequence[Tensor],
     edge_id: Sequence[Tensor | None],
+    links: Sequence[Tensor | None],
     edge_weight: Sequence[Tensor | None],
     edge_time: Sequence[Tensor | None],
     source_type: Sequence[int],
@@ -588,7 +589,6 @@ def sample_typed_neighbors(
     induced: bool = False,
     map_budget_bytes: int = MAP_BUDGET_BYTES,
     shared: bool = False,
-    links: Sequence[Tensor | None] = (),
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     """Sample over R relations between T types of vertices; see csrc/minibatch/sample_typed_neighbors.cpp.
 
@@ -596,6 +596,7 @@ def sample_typed_neighbors(
         indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.
         edge_id, edge_weight, edge_time: per relation, int32 or int64, float32 or float64 (finite, >= 0), int32 or int64 [E] in list order, or None.
             With times, a list ascends by them; they may be the edges' or those of the vertices in ``indices``.
+        links: per relation, as in :func:`sample_neighbors`, or None.
         source_type, target_type: per relation, positions in ``num_vertices``.
         node_time: per type, int64 [N], or None; not needed where ``edge_time`` says the same.
         seeds, seed_time: per type, int64 [B], and int64 [B] or None; times for all seeds or for none.
@@ -606,7 +607,6 @@ def sample_typed_neighbors(
         induced: give all edges between the sampled vertices.
         map_budget_bytes: as in :func:`sample_neighbors`, for all types together; disjoint trees have hash maps of their own.
         shared: as in :func:`sample_neighbors`; a neighbour's number is the same for all trees and relations. Without ``edge_weight``.
-        links: per relation, as in :func:`sample_neighbors`, or None; () for none at all.
 
     Returns:
         Per type ``n_id`` int64 [n], and with ``disjoint`` the tree of each; per relation
@@ -617,7 +617,7 @@ def sample_typed_neighbors(
         indptr,
         indices,
         edge_id,
-        links or [None] * len(indptr),
+        links,
         edge_weight,
         edge_time,
         source_type,

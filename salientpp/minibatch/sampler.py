@@ -146,6 +146,7 @@ class TypedSampler:
             [relation.indptr for relation in relations],
             [relation.indices for relation in relations],
             [relation.edge_id if relation.links is None else None for relation in relations],
+            [relation.links for relation in relations],
             [relation.edge_weight for relation in relations],
             [relation.edge_time if relation.source_time is None else relation.source_time for relation in relations],
             [relation.source for relation in relations],
@@ -163,7 +164,6 @@ class TypedSampler:
             last=self.last,
             induced=self.induced,
             shared=self.shared,
-            links=[relation.links for relation in relations],
         )
         nodes_per_hop, edges_per_hop = num_nodes.tolist(), num_edges.tolist()
         if graph.is_homogeneous:
