@@ -23,7 +23,9 @@ def read_edge_index(edge_index: object, name: str, size: str = "E") -> Tensor:
         raise ValueError(
             f"{name} must be a dense tensor with data, got layout {edge_index.layout} on {edge_index.device}"
         )
-    return edge_index.as_subclass(Tensor).cpu()  # PyG's EdgeIndex is a subclass with its own rules
+    if type(edge_index) is not Tensor:  # PyG's EdgeIndex has its own rules
+        edge_index = edge_index.as_subclass(Tensor)
+    return edge_index.cpu()
 
 
 def read_adj_t(adj_t: Any, name: str) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ Each tells the others its :class:`Facts` once, in the construction, and all come
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from salientpp.comm import Comm
@@ -40,7 +40,7 @@ def exchange_facts(comm: Comm, facts: Facts | None, error: Exception | None) -> 
             that could not, ``error`` itself.
     """
     try:
-        everyone = comm.gather_facts({} if facts is None else asdict(facts), error)
+        everyone = comm.gather_facts({} if facts is None else vars(facts), error)
     finally:
         error = None  # else this frame and the traceback would hold each other
     told = [Facts(**theirs) for theirs in everyone]

@@ -26,10 +26,9 @@ class PartitionBook:
 
     def __post_init__(self) -> None:
         offsets = torch.as_tensor(self.offsets, dtype=torch.int64)
-        if offsets.dim() != 1 or offsets.numel() < 2 or int(offsets[0]) != 0 or bool((offsets.diff() < 0).any()):
-            raise ValueError(
-                f"offsets must run from 0 to N without decreasing, for K >= 1 parts, got {offsets.tolist()}"
-            )
+        ends = offsets.tolist()
+        if offsets.dim() != 1 or len(ends) < 2 or ends[0] != 0 or ends != sorted(ends):
+            raise ValueError(f"offsets must run from 0 to N without decreasing, for K >= 1 parts, got {ends}")
         object.__setattr__(self, "offsets", offsets)
 
     @property
