@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--vertices", type=int, default=500_000)
     parser.add_argument("--degree", type=float, default=39, help="mean number of directed edges per vertex")
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--batches", type=int, default=1)
+    parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     arguments = parser.parse_args()
