@@ -12,6 +12,9 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "check.h"
 
@@ -22,6 +25,30 @@ inline void prefetch_read(const void* address) {
 }
 inline void prefetch_write(const void* address) {
   __builtin_prefetch(address, 1, 3);
+}
+
+// Copies that go past the caches: a line that is written whole need not be read first. For lines that are written in no
+// order, and so many that they do not stay in the caches anyway; of lines in order the processor knows by itself.
+#ifdef __SSE2__
+constexpr bool kCanStream = true;
+#else
+constexpr bool kCanStream = false;
+#endif
+constexpr int64_t kStreamedLine = 64;
+
+// `to` at the begin of a line, and whole lines.
+inline void stream_lines([[maybe_unused]] char* to, [[maybe_unused]] const char* from, [[maybe_unused]] int64_t bytes) {
+#ifdef __SSE2__
+  for (int64_t b = 0; b < bytes; b += static_cast<int64_t>(sizeof(__m128i)))
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + b), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + b)));
+#endif
+}
+
+// After the last of them: what follows, in any thread, sees them.
+inline void end_streaming() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
 }
 
 constexpr size_t kHugePage = size_t{1} << 21;

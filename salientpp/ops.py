@@ -409,6 +409,19 @@ def gather_rows(
     _ops.gather_rows(source, source_index, out, out_index, parallel)
 
 
+def gather_joined_rows(
+    sources: Sequence[Tensor],
+    source_index: Tensor,
+    out: Tensor,
+    out_index: Tensor | None = None,
+    parallel: bool = True,
+) -> None:
+    """:func:`gather_rows` of ``torch.cat(sources)``, which is not made: at least one tensor, of one dtype and row shape."""
+    if out.dtype not in _KNOWN_DTYPES and all(source.dtype == out.dtype for source in sources):
+        sources, out = [_as_bytes(source) for source in sources], _as_bytes(out)
+    _ops.gather_joined_rows(list(sources), source_index, out, out_index, parallel)
+
+
 def reduce_rows(
     source: Tensor,
     source_index: Tensor,
@@ -877,6 +890,13 @@ def _(remote_position: Tensor, remote_id: Tensor, offsets: Tensor, hit_place: Te
 
 @torch.library.register_fake("salientpp::gather_rows")
 def _(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None, parallel: bool = True) -> None:
+    return None
+
+
+@torch.library.register_fake("salientpp::gather_joined_rows")
+def _(
+    sources: list[Tensor], source_index: Tensor, out: Tensor, out_index: Tensor | None, parallel: bool = True
+) -> None:
     return None
 
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "check.h"
 #include "memory.h"
@@ -9,12 +10,8 @@
 namespace salientpp {
 namespace {
 
-// out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.
-void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor& out,
-                 const std::optional<Tensor>& out_index, bool parallel) {
-  check_defined(source, "source");
-  check_defined(out, "out");
-  check_index_vector(source_index, "source_index");
+// Bytes of a row, where `source` and `out` have rows of one kind.
+int64_t check_kind(const Tensor& source, const Tensor& out) {
   check(source.dim() >= 1 && out.dim() == source.dim(),
         "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
   check(source.scalar_type() == out.scalar_type(), "out must have the dtype of source, expected ", source.scalar_type(),
@@ -26,64 +23,126 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
           source.size(d), " in dimension ", d, ", got ", out.size(d));
     row_bytes *= source.size(d);
   }
-  const int64_t num_rows = source_index.numel();
-  const int64_t source_rows = source.size(0);
-  const int64_t out_rows = out.size(0);
-  const int64_t* target = check_places(num_rows, out, out_index);
-  const char* from = static_cast<const char*>(source.const_data_ptr());
-  char* to = static_cast<char*>(out.mutable_data_ptr());
-  const int64_t source_bytes = source_rows * row_bytes, out_bytes = out_rows * row_bytes;
-  check_apart(from, source_bytes, to, out_bytes);
+  return row_bytes;
+}
 
-  dispatch_index(source_index, [&](auto* index) {
-    check_rows(index, num_rows, source_rows, target, out_rows);
-    if (row_bytes == 0) return;  // then there may be no memory to copy from or to
-    const auto copy = [&](int64_t first, int64_t last, auto bytes) {
-      constexpr int64_t kLine = 64, kWide = 2048, kCachedBytes = int64_t{1} << 20;
-      const int64_t ahead =
-          row_bytes <= kLine ? 64 : 16;  // so many misses a core must have under way, in one row or in several
-      // A store to a line that is in no cache waits for it to be read, also where rows are written in order: what
-      // fetches lines ahead by itself follows the reads, which jump; but within rows of several kilobytes it keeps up.
-      const bool writes_miss = out_bytes > kCachedBytes && row_bytes <= kWide && (target || row_bytes > kLine);
-      for (int64_t i = first; i < last; ++i) {
-        if (i + ahead < last) {
-          const char* row = from + index[i + ahead] * row_bytes;
-          for (int64_t b = 0; b < row_bytes; b += kLine) prefetch_read(row + b);
-          if (writes_miss) {
-            char* place = to + (target ? target[i + ahead] : i + ahead) * row_bytes;
-            for (int64_t b = 0; b < row_bytes; b += kLine) prefetch_write(place + b);
-          }
+Piece memory_of(const Tensor& rows, int64_t row_bytes) {
+  return {static_cast<const char*>(rows.const_data_ptr()), rows.size(0) * row_bytes};
+}
+
+// Moves the rows that begin at row(i), in one of `sources`, to their places; null: in order.
+template <class Row>
+void move_rows(const std::vector<Piece>& sources, const Row& row, int64_t num_rows, int64_t row_bytes,
+               const Tensor& out, const int64_t* target, bool parallel) {
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  const int64_t out_bytes = out.size(0) * row_bytes;
+  constexpr int64_t kStreamedBytes = int64_t{1} << 22;  // half of less would still be there for the next reader
+  const bool streams = kCanStream && target && out_bytes >= kStreamedBytes && row_bytes % kStreamedLine == 0 &&
+                       reinterpret_cast<uintptr_t>(to) % kStreamedLine == 0;
+  const auto copy = [&](int64_t first, int64_t last, auto bytes) {
+    constexpr int64_t kLine = 64, kWide = 2048, kCachedBytes = int64_t{1} << 20;
+    // So many misses a core must have under way, in one row or in several.
+    const int64_t ahead = row_bytes <= kLine ? 64 : 16;
+    // A store to a line that is in no cache waits for it to be read, also where rows are written in order: what
+    // fetches lines ahead by itself follows the reads, which jump; but within rows of several kilobytes it keeps up.
+    const bool writes_miss =
+        !streams && out_bytes > kCachedBytes && row_bytes <= kWide && (target || row_bytes > kLine);
+    for (int64_t i = first; i < last; ++i) {
+      if (i + ahead < last) {
+        const char* next = row(i + ahead);
+        for (int64_t b = 0; b < row_bytes; b += kLine) prefetch_read(next + b);
+        if (writes_miss) {
+          char* place = to + (target ? target[i + ahead] : i + ahead) * row_bytes;
+          for (int64_t b = 0; b < row_bytes; b += kLine) prefetch_write(place + b);
         }
-        std::memcpy(to + (target ? target[i] : i) * row_bytes, from + index[i] * row_bytes,
-                    static_cast<size_t>(bytes()));
       }
+      char* place = to + (target ? target[i] : i) * row_bytes;
+      if (streams)
+        stream_lines(place, row(i), bytes());
+      else
+        std::memcpy(place, row(i), static_cast<size_t>(bytes()));
+    }
+    if (streams) end_streaming();
+  };
+  const auto copy_range = [&](int64_t first, int64_t last) {
+    switch (row_bytes) {  // a constant length turns memcpy into plain loads and stores
+      case 1:
+        return copy(first, last, [] { return 1; });
+      case 2:
+        return copy(first, last, [] { return 2; });
+      case 4:
+        return copy(first, last, [] { return 4; });
+      case 8:
+        return copy(first, last, [] { return 8; });
+      case 256:
+        return copy(first, last, [] { return 256; });
+      case 512:
+        return copy(first, last, [] { return 512; });
+      default:
+        return copy(first, last, [&] { return row_bytes; });
+    }
+  };
+  constexpr int64_t kGrainBytes = int64_t{1} << 20;
+  const int64_t grain = std::max<int64_t>(1, parallel ? kGrainBytes / std::max<int64_t>(1, row_bytes) : num_rows);
+  for_rows_at(sources, row_bytes, row, num_rows, grain, copy_range);
+}
+
+// out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.
+void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor& out,
+                 const std::optional<Tensor>& out_index, bool parallel) {
+  check_defined(source, "source");
+  check_defined(out, "out");
+  check_index_vector(source_index, "source_index");
+  const int64_t row_bytes = check_kind(source, out);
+  const int64_t num_rows = source_index.numel();
+  const int64_t* target = check_places(num_rows, out, out_index);
+  const Piece from = memory_of(source, row_bytes), to = memory_of(out, row_bytes);
+  check_apart(from.from, from.bytes, to.from, to.bytes);
+  dispatch_index(source_index, [&](auto* index) {
+    check_rows(index, num_rows, source.size(0), target, out.size(0));
+    if (row_bytes == 0) return;  // then there may be no memory to copy from or to
+    const auto row = [from = from.from, index, row_bytes](int64_t i) { return from + index[i] * row_bytes; };
+    move_rows({from}, row, num_rows, row_bytes, out, target, parallel);
+  });
+}
+
+// The same of the rows of several tensors, counted through.
+void gather_joined_rows(const std::vector<Tensor>& sources, const Tensor& source_index, const Tensor& out,
+                        const std::optional<Tensor>& out_index, bool parallel) {
+  check(!sources.empty(), "sources must have at least one tensor, got none");
+  check_defined(out, "out");
+  check_index_vector(source_index, "source_index");
+  const int64_t num_rows = source_index.numel();
+  const int64_t* target = check_places(num_rows, out, out_index);
+  int64_t row_bytes = 0;
+  std::vector<Piece> pieces;
+  std::vector<int64_t> first_row{0};
+  for (const Tensor& source : sources) {
+    check_defined(source, "a tensor of sources");
+    row_bytes = check_kind(source, out);
+    pieces.push_back(memory_of(source, row_bytes));
+    const Piece to = memory_of(out, row_bytes);
+    check_apart(pieces.back().from, pieces.back().bytes, to.from, to.bytes);
+    first_row.push_back(first_row.back() + source.size(0));
+  }
+  // Where row 0 would be if all that comes before lay before each piece too: as a number, since it is in no memory.
+  std::vector<uintptr_t> origin;
+  for (size_t p = 0; p < pieces.size(); ++p)
+    origin.push_back(reinterpret_cast<uintptr_t>(pieces[p].from) - static_cast<uintptr_t>(first_row[p] * row_bytes));
+  dispatch_index(source_index, [&](auto* index) {
+    check_rows(index, num_rows, first_row.back(), target, out.size(0));
+    if (row_bytes == 0) return;
+    const auto row = [&](int64_t i) {
+      const auto piece = static_cast<size_t>(owner_of(index[i], first_row.data(), static_cast<int64_t>(pieces.size())));
+      return reinterpret_cast<const char*>(origin[piece] + static_cast<uintptr_t>(index[i] * row_bytes));
     };
-    const auto copy_range = [&](int64_t first, int64_t last) {
-      switch (row_bytes) {  // a constant length turns memcpy into plain loads and stores
-        case 1:
-          return copy(first, last, [] { return 1; });
-        case 2:
-          return copy(first, last, [] { return 2; });
-        case 4:
-          return copy(first, last, [] { return 4; });
-        case 8:
-          return copy(first, last, [] { return 8; });
-        case 256:
-          return copy(first, last, [] { return 256; });
-        case 512:
-          return copy(first, last, [] { return 512; });
-        default:
-          return copy(first, last, [&] { return row_bytes; });
-      }
-    };
-    constexpr int64_t kGrainBytes = int64_t{1} << 20;
-    const int64_t grain = std::max<int64_t>(1, parallel ? kGrainBytes / std::max<int64_t>(1, row_bytes) : num_rows);
-    for_rows_at(from, source_rows, row_bytes, index, num_rows, grain, copy_range);
+    move_rows(pieces, row, num_rows, row_bytes, out, target, parallel);
   });
 }
 
 STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
   m.impl("gather_rows", TORCH_BOX(&gather_rows));
+  m.impl("gather_joined_rows", TORCH_BOX(&gather_joined_rows));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "memory.h"
+#include "store/places.h"
 
 namespace salientpp {
 namespace {
@@ -120,15 +121,6 @@ const int64_t* check_book(const Tensor& offsets) {
   for (int64_t p = 0; p < num_parts; ++p)
     check(offset[p] <= offset[p + 1], "offsets must not decrease, got ", offset[p + 1], " after ", offset[p]);
   return offset;
-}
-
-int32_t owner_of(int64_t vertex, const int64_t* offset, int64_t num_parts) {
-  constexpr int64_t kCountedParts = 32;
-  if (num_parts > kCountedParts)
-    return static_cast<int32_t>(std::upper_bound(offset, offset + num_parts + 1, vertex) - offset - 1);
-  int32_t part = 0;  // comparing with every bound beats a search whose branches no predictor wins
-  for (int64_t p = 1; p < num_parts; ++p) part += vertex >= offset[p];
-  return part;
 }
 
 // Every id goes to the first set that has it: local ids to one of local_sets or else to the rows of the part, others to

@@ -1,9 +1,21 @@
 // Which rows go where: the indices that every kernel over rows takes.
 #pragma once
 
+#include <algorithm>
+
 #include "check.h"
 
 namespace salientpp {
+
+// Which of K ranges an id is in: the range p is [offset[p], offset[p + 1]), and `id` in one of them.
+inline int32_t owner_of(int64_t id, const int64_t* offset, int64_t num_parts) {
+  constexpr int64_t kCountedParts = 32;
+  if (num_parts > kCountedParts)
+    return static_cast<int32_t>(std::upper_bound(offset, offset + num_parts + 1, id) - offset - 1);
+  int32_t part = 0;  // comparing with every bound beats a search whose branches no predictor wins
+  for (int64_t p = 1; p < num_parts; ++p) part += id >= offset[p];
+  return part;
+}
 
 // The places of out's rows, or null: row i of the output is place i. Raises unless there is one for each row.
 inline const int64_t* check_places(int64_t num_rows, const Tensor& out, const std::optional<Tensor>& out_index) {

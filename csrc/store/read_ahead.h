@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -17,16 +18,18 @@
 
 namespace salientpp {
 
-// Calls range(first, last) on pieces of [0, num_rows), in parallel, for rows that start at from + index[i] * row_bytes.
-template <class Index, class F>
+// Memory that holds rows.
+struct Piece {
+  const char* from;
+  int64_t bytes;
+};
+
+// Calls range(first, last) on pieces of [0, num_rows), in parallel, for rows that start at row(i), in one of `sources`.
+template <class Row, class F>
 class ReadAhead {
  public:
-  ReadAhead(const char* from, int64_t source_bytes, int64_t row_bytes, const Index* index, int64_t num_rows)
-      : from_(reinterpret_cast<uintptr_t>(from)),
-        source_bytes_(static_cast<uintptr_t>(source_bytes)),
-        row_bytes_(row_bytes),
-        index_(index),
-        num_rows_(num_rows) {}
+  ReadAhead(const std::vector<Piece>& sources, int64_t row_bytes, const Row& row, int64_t num_rows)
+      : sources_(sources), row_bytes_(row_bytes), row_(row), num_rows_(num_rows) {}
 
   void over(int64_t grain, const F& range) const {
 #ifdef __linux__
@@ -58,13 +61,15 @@ class ReadAhead {
 
   // The pages of a row: the first byte of the first, and the bytes of all.
   std::pair<uintptr_t, uintptr_t> pages(int64_t i) const {
-    const uintptr_t row = from_ + static_cast<uintptr_t>(static_cast<int64_t>(index_[i]) * row_bytes_);
+    const auto row = reinterpret_cast<uintptr_t>(row_(i));
     const uintptr_t begin = row & ~(page() - 1), end = row + static_cast<uintptr_t>(row_bytes_);
     return {begin, (end - begin + page() - 1) & ~(page() - 1)};
   }
 
   bool is_on_disk() const {
-    if (static_cast<int64_t>(source_bytes_) < kLeastBytes) return false;
+    int64_t bytes = 0;
+    for (const Piece& source : sources_) bytes += source.bytes;
+    if (bytes < kLeastBytes) return false;
     const int64_t looks = std::min(kMostLooks, num_rows_ / kRowsPerLook);
     for (int64_t look = 0; look < looks; ++look) {
       unsigned char there = 1;
@@ -85,22 +90,25 @@ class ReadAhead {
   }
 
   void advise_all(int advice) const {
-    const uintptr_t begin = from_ & ~(page() - 1);
-    madvise(reinterpret_cast<void*>(begin), from_ + source_bytes_ - begin, advice);
+    for (const Piece& source : sources_) {
+      const auto from = reinterpret_cast<uintptr_t>(source.from), begin = from & ~(page() - 1);
+      if (source.bytes > 0)
+        madvise(reinterpret_cast<void*>(begin), from + static_cast<uintptr_t>(source.bytes) - begin, advice);
+    }
   }
 #endif
 
  private:
-  uintptr_t from_, source_bytes_;
+  const std::vector<Piece>& sources_;
   int64_t row_bytes_;
-  const Index* index_;
+  const Row& row_;
   int64_t num_rows_;
 };
 
-template <class Index, class F>
-void for_rows_at(const char* from, int64_t source_rows, int64_t row_bytes, const Index* index, int64_t num_rows,
-                 int64_t grain, const F& range) {
-  ReadAhead<Index, F>(from, source_rows * row_bytes, row_bytes, index, num_rows).over(grain, range);
+template <class Row, class F>
+void for_rows_at(const std::vector<Piece>& sources, int64_t row_bytes, const Row& row, int64_t num_rows, int64_t grain,
+                 const F& range) {
+  ReadAhead<Row, F>(sources, row_bytes, row, num_rows).over(grain, range);
 }
 
 }  // namespace salientpp

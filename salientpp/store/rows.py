@@ -8,7 +8,7 @@ writes a class with these two attributes and this one method.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -104,12 +104,8 @@ class JoinedRows:
     """
 
     def __init__(self, pieces: Sequence[Tensor]) -> None:
-        self._pieces = [TensorRows(piece) for piece in pieces]
-        self._first = torch.tensor([0, *(piece.size(0) for piece in pieces)]).cumsum(0)
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((int(self._first[-1]), *self._pieces[0].shape[1:]))
+        self._pieces = list(pieces)
+        self.shape = torch.Size((sum(piece.size(0) for piece in pieces), *pieces[0].shape[1:]))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,20 +115,12 @@ class JoinedRows:
     def nbytes(self) -> int:
         return sum(piece.nbytes for piece in self._pieces)
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [piece.tensor for piece in self._pieces]
-
     def whole(self) -> Tensor:
         """All rows, copied into one tensor."""
-        return torch.cat(self.tensors)
+        return torch.cat(self._pieces)
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-        owner = torch.searchsorted(self._first, index, right=True) - 1
-        for number, piece in enumerate(self._pieces):
-            at = (owner == number).nonzero().flatten()
-            if at.numel():
-                piece.take(index[at] - self._first[number], out, at if out_index is None else out_index[at])
+        _put(ops.gather_joined_rows, self._pieces, index, out, out_index, self.nbytes // max(1, self.shape[0]))
 
 
 def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
@@ -183,16 +171,23 @@ def take_rows(rows: Tensor | RowSource, index: Tensor) -> Tensor:
 
 def put_rows(rows: Tensor, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
     """``out[out_index] = rows[index]`` for CPU rows, through the row kernel; ``out_index`` None: 0, 1, ..."""
+    _put(ops.gather_rows, rows, index, out, out_index, rows[:1].nbytes)
+
+
+def _put(
+    gather: Callable[..., None], rows: Any, index: Tensor, out: Tensor, out_index: Tensor | None, row_bytes: int
+) -> None:
+    """By a kernel over ``rows``, shared by the threads of a group where this is one of them."""
     if not in_group():
-        ops.gather_rows(rows, index, out, out_index)
+        gather(rows, index, out, out_index)
         return
     num_rows = index.numel()
 
     def put(first: int, last: int) -> None:
         to, places = (out[first:last], None) if out_index is None else (out, out_index[first:last])
-        ops.gather_rows(rows, index[first:last], to, places, parallel=False)
+        gather(rows, index[first:last], to, places, parallel=False)
 
-    in_pieces(put, num_rows, num_rows * rows[:1].nbytes)
+    in_pieces(put, num_rows, num_rows * row_bytes)
 
 
 _numbers = torch.arange(0)
