@@ -35,6 +35,7 @@ constexpr bool kCanStream = true;
 constexpr bool kCanStream = false;
 #endif
 constexpr int64_t kStreamedLine = 64;
+constexpr int64_t kStreamedBytes = int64_t{1} << 22;  // half of less would still be there for who reads it next
 
 // `to` at the begin of a line, and whole lines.
 inline void stream_lines([[maybe_unused]] char* to, [[maybe_unused]] const char* from, [[maybe_unused]] int64_t bytes) {
@@ -48,6 +49,29 @@ inline void stream_lines([[maybe_unused]] char* to, [[maybe_unused]] const char*
 inline void end_streaming() {
 #ifdef __SSE2__
   _mm_sfence();
+#endif
+}
+
+// Whole numbers, of which 32-bit ones are not negative, as 64-bit ones; with its end.
+template <class T>
+void stream_numbers([[maybe_unused]] const T* from, [[maybe_unused]] int64_t size, [[maybe_unused]] int64_t* to) {
+#ifdef __SSE2__
+  constexpr int64_t kStep = sizeof(__m128i) / sizeof(T);
+  int64_t k = 0;
+  for (; k < size && reinterpret_cast<uintptr_t>(to + k) % sizeof(__m128i) != 0; ++k) to[k] = from[k];
+  for (; k + kStep <= size; k += kStep) {
+    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k));
+    auto* const place = reinterpret_cast<__m128i*>(to + k);
+    if constexpr (sizeof(T) == sizeof(int64_t)) {
+      _mm_stream_si128(place, numbers);
+    } else {
+      static_assert(sizeof(T) == sizeof(int32_t));
+      _mm_stream_si128(place, _mm_unpacklo_epi32(numbers, _mm_setzero_si128()));
+      _mm_stream_si128(place + 1, _mm_unpackhi_epi32(numbers, _mm_setzero_si128()));
+    }
+  }
+  for (; k < size; ++k) to[k] = from[k];
+  end_streaming();
 #endif
 }
 

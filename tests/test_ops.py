@@ -7,6 +7,7 @@ What a kernel computes is tested beside the module that uses it; here is what ha
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import re
@@ -285,6 +286,11 @@ CASES = {
         lambda: (torch.rand(4), NONE, torch.zeros(0), None),
         lambda: (torch.rand(0, 2), NONE, torch.zeros(3, 2), NONE),
     ],
+    "gather_joined_rows": [
+        lambda: ([torch.rand(4, 3), torch.rand(2, 3)], ints(5, 0), torch.zeros(2, 3), None),
+        lambda: ([torch.rand(0), torch.rand(4), torch.rand(0)], long(3, 0), torch.zeros(5), long(4, 1)),
+        lambda: ([torch.rand(0, 2)], NONE, torch.zeros(3, 2), NONE),
+    ],
     "encode_rows": [
         lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 12, dtype=torch.uint8), None, 3, 0),
         lambda: (torch.rand(4, 2, 3).double(), long(3), torch.zeros(5, 12, dtype=torch.uint8), long(4), 2, 0),
@@ -343,7 +349,7 @@ CASES = {
 
 
 #: These write to an argument, and say so in their schemas.
-WRITERS = {"gather_rows", "reduce_rows", "encode_rows", "decode_rows", "round_rows"}
+WRITERS = {"gather_rows", "gather_joined_rows", "reduce_rows", "encode_rows", "decode_rows", "round_rows"}
 
 
 def test_every_operator_is_checked_here():
@@ -419,7 +425,7 @@ def _evicted(path: Path) -> torch.Tensor:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are asked for on Linux")
-@pytest.mark.parametrize("how", ["gathered", "decoded"])
+@pytest.mark.parametrize("how", ["gathered", "gathered from several", "decoded"])
 def test_of_rows_that_are_not_in_memory_no_more_is_read_than_the_pages_that_hold_them(tmp_path, how):
     path, rng = tmp_path / "rows", np.random.default_rng(0)
     values = rng.integers(
@@ -443,6 +449,8 @@ def test_of_rows_that_are_not_in_memory_no_more_is_read_than_the_pages_that_hold
         for part, to in zip(index.split(piece), out.split(piece)):
             if how == "decoded":
                 ops.decode_rows(rows, part, to, None, 0, 0)
+            elif how == "gathered from several":
+                ops.gather_joined_rows([rows[:150_000], rows[150_000:]], part, to)
             else:
                 ops.gather_rows(rows, part, to, None)
         return out, (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before) * 512
@@ -515,6 +523,65 @@ def test_gather_rows_is_right_where_threads_share_the_work(width):
     out = torch.empty(index.numel(), width)
     ops.gather_rows(source, index, out, places)
     assert torch.equal(out[places], source[index])
+
+
+@pytest.mark.parametrize("row_bytes", [64, 256, 320, 512, 100])
+@pytest.mark.parametrize("offset", [0, 64, 16])
+def test_gather_rows_is_right_where_much_is_written_in_no_order(row_bytes, offset):
+    """From 4 MiB on rows of whole lines go past the caches, if they lie on such."""
+    generator = torch.Generator().manual_seed(13)
+    num_rows = -(-(5 * 2**20) // row_bytes)
+    source = torch.randint(256, (1000, row_bytes), generator=generator, dtype=torch.uint8)
+    index = torch.randint(1000, (num_rows - 7,), generator=generator)
+    places = torch.randperm(num_rows, generator=generator)
+    memory = torch.full((num_rows * row_bytes + 128,), 7, dtype=torch.uint8)
+    begin = -memory.data_ptr() % 64 + offset
+    out = memory[begin : begin + num_rows * row_bytes].view(num_rows, row_bytes)
+    ops.gather_rows(source, index, out, places[7:])
+    assert torch.equal(out[places[7:]], source[index])
+    assert bool((out[places[:7]] == 7).all()), "other rows stay"
+    assert bool((memory[:begin] == 7).all()) and bool((memory[begin + out.numel() :] == 7).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.uint16, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("sizes", [(50,), (20, 30), (0, 50, 0), (1, 0, 30, 19), (1,) * 50], ids=str)
+def test_rows_of_several_tensors_are_gathered_as_of_one(dtype, sizes):
+    generator = torch.Generator().manual_seed(14)
+    for shape in ((), (3,), (64,), (0,), (2, 0)):
+        whole = rows_of(dtype, (50, *shape), seed=5)
+        pieces = [whole[end - size : end].clone() for size, end in zip(sizes, itertools.accumulate(sizes))]
+        for num_rows in (0, 1, 200):
+            index = torch.randint(50, (num_rows,), generator=generator)
+            for places in (None, torch.randperm(num_rows + 3, generator=generator)[:num_rows]):
+                for index_dtype in (torch.int32, torch.int64):
+                    out, want = (rows_of(dtype, (num_rows + 3, *shape), seed=6) for _ in range(2))
+                    ops.gather_joined_rows(pieces, index.to(index_dtype), out, places)
+                    ops.gather_rows(whole, index, want, places)
+                    assert same_bits(out, want), (shape, num_rows, index_dtype)
+
+
+@pytest.mark.parametrize(
+    "sources, source_index, text",
+    [
+        ([], NONE, "sources must have at least one tensor, got none"),
+        ([torch.zeros(2, 2), torch.zeros(2, 2)], long(0, 4), r"source_index\[1\] must be in \[0, 4\), got 4"),
+        ([torch.zeros(2, 2), torch.zeros(2, 2)], long(-1), r"source_index\[0\] must be in \[0, 4\), got -1"),
+        ([torch.zeros(2, 2), torch.zeros(2, 3)], long(0), "rows of the same shape as source, expected size 3"),
+        ([torch.zeros(2, 2), torch.zeros(2, 2).double()], long(0), "out must have the dtype of source"),
+        ([torch.zeros(2, 2), torch.zeros(2, 4)[:, ::2]], long(0), "contiguous"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_and_leaves_out_untouched(sources, source_index, text):
+    out = torch.full((5, 2), -1.0)
+    with pytest.raises(RuntimeError, match=text):
+        ops.gather_joined_rows(sources, source_index, out)
+    assert torch.equal(out, torch.full((5, 2), -1.0))
+
+
+def test_out_may_be_none_of_the_tensors_that_rows_come_from():
+    memory = torch.zeros(8, 2)
+    with pytest.raises(RuntimeError, match="out must not overlap source in memory"):
+        ops.gather_joined_rows([torch.zeros(4, 2), memory[:4]], long(0), memory[3:])
 
 
 def test_gather_rows_reads_memory_mapped_rows(tmp_path):

@@ -671,3 +671,26 @@ def test_golden_values_of_keys_and_orders():
     assert order_key(seed=1, epoch=2, unit=3) == 7606386750998325435
     assert ops.permutation(10, 0).tolist() == [4, 9, 2, 5, 1, 7, 6, 0, 3, 8]
     assert ops.permutation(10, -4870434905891912117).tolist() == [9, 3, 4, 6, 2, 7, 0, 1, 8, 5]
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("typed", [False, True], ids=["plain", "typed"])
+def test_a_batch_of_the_whole_graph_has_its_lists_in_order(index_dtype, typed):
+    """The answer is known, and of so many edges the tensors are of more than 4 MiB, which go past the caches."""
+    degree, num_vertices = 5, 140_001
+    indptr = torch.arange(num_vertices + 1) * degree
+    generator = torch.Generator().manual_seed(3)
+    indices = torch.randint(num_vertices, (num_vertices * degree,), generator=generator, dtype=index_dtype)
+    seeds = torch.randperm(num_vertices, generator=generator)
+    if typed:
+        (n_id,), _, (edge_index,), (e_id,), _, _ = ops.sample_typed_neighbors(
+            [indptr], [indices], [None], [None], [None], [None], [0], [0], [num_vertices], [None], [seeds], [None], [0], [-1], 1, 0,
+        )  # fmt: skip
+    else:
+        n_id, edge_index, e_id, _, _ = ops.sample_neighbors(indptr, indices, None, seeds, [-1], 0, False)
+    assert torch.equal(n_id, seeds)
+    place = torch.empty_like(seeds)
+    place[seeds] = torch.arange(num_vertices)
+    assert torch.equal(e_id, (indptr[seeds].unsqueeze(1) + torch.arange(degree)).flatten())
+    assert torch.equal(edge_index[1], torch.arange(num_vertices).repeat_interleave(degree))
+    assert torch.equal(edge_index[0], place[indices[e_id].long()])

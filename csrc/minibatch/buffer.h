@@ -6,6 +6,8 @@
 #include <cstring>
 #include <memory>
 
+#include "memory.h"
+
 namespace salientpp {
 
 // A buffer that keeps its capacity and does not initialise what it hands out.
@@ -30,6 +32,15 @@ class Buffer {
   int64_t size_ = 0;
   int64_t capacity_ = 0;
 };
+
+// Copies what a batch returns. Of much the caches would keep little anyway, so it goes past them.
+template <class T>
+void copy_out(const T* from, int64_t size, int64_t* to) {
+  if (kCanStream && size >= kStreamedBytes / static_cast<int64_t>(sizeof(int64_t)))
+    stream_numbers(from, size, to);
+  else
+    std::copy_n(from, size, to);
+}
 
 // Lists are short and differ: so many entries at a time are written without asking, and those too many written over.
 // Where a loop ends is a coin toss otherwise, which no predictor wins.

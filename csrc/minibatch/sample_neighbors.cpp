@@ -77,13 +77,15 @@ enum class Keep { kAll, kVertices };
 
 // Of `num_edges` positions: their sources' local ids, and their ids in place of themselves where edges are kept. What
 // was not in `n_id` comes after its `size` entries; gives how many there are then. By itself, so that all that its loop
-// reads is in registers.
-template <Keep keep, class Inserter, class Lists>
+// reads is in registers. `is_far`: the map may be in no cache.
+template <Keep keep, bool is_far, class Inserter, class Lists>
 [[gnu::noinline]] int64_t find_sources(const Inserter inserter, const Topology& graph, const Lists lists,
                                        const int64_t num_edges, int64_t* __restrict edge, int32_t* __restrict source,
                                        int64_t* __restrict n_id, int64_t size) {
   const auto num_vertices = static_cast<uint64_t>(graph.num_vertices);
+  for (int64_t k = 0; is_far && k < std::min(kInsertsAhead, num_edges); ++k) inserter.prefetch(lists.source(edge[k]));
   for (int64_t k = 0; k < num_edges; ++k) {
+    if (is_far && k + kInsertsAhead < num_edges) inserter.prefetch(lists.source(edge[k + kInsertsAhead]));
     const int64_t vertex = lists.source(edge[k]);
     if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
       fail_at_source(vertex, graph);
@@ -139,8 +141,8 @@ void expand_near_hops(Scratch& s, StampMap& map, const Topology& graph, const Li
         }
         at += count;
       }
-      const int64_t size = find_sources<keep>(inserter, graph, lists, num_edges, edge, s.source.data() + first,
-                                              s.n_id.data(), s.n_id.size());
+      const int64_t size = find_sources<keep, false>(inserter, graph, lists, num_edges, edge, s.source.data() + first,
+                                                     s.n_id.data(), s.n_id.size());
       s.n_id.set_size(size);
       if constexpr (keep == Keep::kAll) {
         s.edge.set_size(first + num_edges);
@@ -217,10 +219,9 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         for (int64_t k = at; k < at + count; ++k) lists.prefetch(edge[k]);
         at += count;
       }
-      for (int64_t k = 0; k < block_edges; ++k) map.prefetch(lists.source(edge[k]));
       // From here on `n_id` grows, and only the block's edges are read.
-      const int64_t size =
-          find_sources<keep>(map.inserter(), graph, lists, block_edges, edge, source, s.n_id.data(), s.n_id.size());
+      const int64_t size = find_sources<keep, true>(map.inserter(), graph, lists, block_edges, edge, source,
+                                                    s.n_id.data(), s.n_id.size());
       s.n_id.set_size(size);
       if constexpr (keep == Keep::kAll) {
         s.edge.set_size(first + block_edges);
@@ -343,12 +344,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
                                       shared, graph_number);
   const int64_t num_sampled = s.edge.size();
   Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
-  std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
+  copy_out(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
   Tensor edge_index = new_large_tensor<2>({2, num_sampled}, ScalarType::Long);
   Tensor e_id = new_table(num_sampled, ScalarType::Long);
   int64_t* row = mutable_int64_data(edge_index);
-  const int32_t* source = s.source.data();
-  for (int64_t k = 0; k < num_sampled; ++k) row[k] = source[k];
+  copy_out(s.source.data(), num_sampled, row);
   const int64_t num_expanded = s.n_id.size() - (s.num_nodes.size() > 1 ? s.num_nodes.back() : s.n_id.size());
   repeat_places(s.num_drawn.data(), num_expanded, row + num_sampled, row + 2 * num_sampled);
   int64_t* edge_out = mutable_int64_data(e_id);
@@ -360,7 +360,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
       edge_out[k] = ids[s.edge.data()[k]];
     }
   } else {
-    std::copy_n(s.edge.data(), num_sampled, edge_out);
+    copy_out(s.edge.data(), num_sampled, edge_out);
   }
   return {n_id, edge_index, e_id, vector_of(s.num_nodes), vector_of(s.num_edges)};
 }
@@ -371,7 +371,7 @@ Tensor sample_vertices(const Tensor& indptr, const Tensor& indices, const Tensor
   Scratch& s = draw_batch<Keep::kVertices>(indptr, indices, std::nullopt, seeds, fanouts, batch_key, replace,
                                            map_budget_bytes, shared, graph_number);
   Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
-  std::copy_n(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
+  copy_out(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
   return n_id;
 }
 

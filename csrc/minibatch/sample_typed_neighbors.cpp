@@ -265,16 +265,19 @@ void draw_shared_block(Scratch& s, const Relation& relation, const Lists& lists,
 // Gives the sources of the block's edges their local ids, and the edges their ids where these come along. The buffers
 // have room.
 template <class Lists, class Map>
-void insert_block(VertexType& source, Map& map, const Lists& lists, int64_t* edge, int64_t num_edges, int32_t* row) {
+void insert_block(VertexType& source, Map& map, const Lists& lists, int64_t* __restrict edge, int64_t num_edges,
+                  int32_t* __restrict row) {
   const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
-  for (int64_t e = 0; e < num_edges; ++e) map.prefetch(lists.source(edge[e]));
+  const auto inserter = map.inserter();
+  for (int64_t e = 0; e < std::min(kInsertsAhead, num_edges); ++e) inserter.prefetch(lists.source(edge[e]));
   int64_t size = source.n_id.size();
-  int64_t* found = source.n_id.data();
+  int64_t* __restrict found = source.n_id.data();
   for (int64_t e = 0; e < num_edges; ++e) {
+    if (e + kInsertsAhead < num_edges) inserter.prefetch(lists.source(edge[e + kInsertsAhead]));
     const int64_t vertex = lists.source(edge[e]);
     if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
       fail_at_source(vertex, source);
-    const int64_t local_id = map.insert(vertex, size);
+    const int64_t local_id = inserter.insert(vertex, size);
     found[size] = vertex;
     size += local_id == size;
     row[e] = static_cast<int32_t>(local_id);
@@ -476,7 +479,7 @@ std::vector<int64_t> most_local_ids(const std::vector<int64_t>& num_vertices, co
 template <class T>
 Tensor copy_of(Buffer<T>& buffer) {
   Tensor out = new_table(buffer.size(), ScalarType::Long);
-  std::copy(buffer.data(), buffer.data() + buffer.size(), mutable_int64_data(out));
+  copy_out(buffer.data(), buffer.size(), mutable_int64_data(out));
   return out;
 }
 
@@ -698,7 +701,7 @@ TypedSample sample_typed_neighbors(
     const int64_t size = relation.edge.size();
     Tensor edge_index = new_large_tensor<2>({2, size}, ScalarType::Long);
     int64_t* row = mutable_int64_data(edge_index);
-    std::copy_n(relation.row.data(), size, row);
+    copy_out(relation.row.data(), size, row);
     int64_t* col = row + size;
     repeat_places(relation.num_drawn.data(), relation.num_drawn.size(), col, col + size);
     out_edge_index.push_back(edge_index);
@@ -714,7 +717,7 @@ TypedSample sample_typed_neighbors(
         }
       });
     } else {
-      std::copy_n(edge, size, out);
+      copy_out(edge, size, out);
     }
     out_e_id.push_back(e_id);
     num_edges.push_back(relation.num_sampled);

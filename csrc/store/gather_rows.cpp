@@ -36,7 +36,6 @@ void move_rows(const std::vector<Piece>& sources, const Row& row, int64_t num_ro
                const Tensor& out, const int64_t* target, bool parallel) {
   char* to = static_cast<char*>(out.mutable_data_ptr());
   const int64_t out_bytes = out.size(0) * row_bytes;
-  constexpr int64_t kStreamedBytes = int64_t{1} << 22;  // half of less would still be there for the next reader
   const bool streams = kCanStream && target && out_bytes >= kStreamedBytes && row_bytes % kStreamedLine == 0 &&
                        reinterpret_cast<uintptr_t>(to) % kStreamedLine == 0;
   const auto copy = [&](int64_t first, int64_t last, auto bytes) {

@@ -379,8 +379,9 @@ void for_rows(const Tensor& source, const Tensor& source_index, const Tensor& ou
     };
     constexpr int64_t kGrainBytes = int64_t{1} << 19;
     const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, source_bytes + out_bytes));
-    for_rows_at({{from, source.size(0) * source_bytes}}, source_bytes,
-                [&](int64_t i) { return from + index[i] * source_bytes; }, num_rows, grain, range);
+    for_rows_at(
+        {{from, source.size(0) * source_bytes}}, source_bytes,
+        [&](int64_t i) { return from + index[i] * source_bytes; }, num_rows, grain, range);
   });
 }
 
