@@ -1,6 +1,6 @@
 """How many batches per second does the loader give, against PyG's? Writes results/loader.json.
 
-    python benchmarks/bench_loader.py [--vertices 2400000] [--features 100]
+    python benchmarks/bench_loader.py [--vertices 500000 2400000] [--features 128]
 
 A batch is complete: features, labels, ids, ``Data``. Peers, where installed: PyG's NeighborLoader over pyg-lib and torch-sparse. Loaders
 take turns; the first batches of each are warm-up.
@@ -16,21 +16,31 @@ import time
 import psutil
 import torch
 from common import generated, ours_and_pygs, write_results
+from torch_geometric.data import Data
 
 FANOUTS = [15, 10, 5]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vertices", type=int, default=2_400_000)
+    parser.add_argument("--vertices", type=int, nargs="+", default=[500_000, 2_400_000])
     parser.add_argument("--degree", type=float, default=43.75)
-    parser.add_argument("--features", type=int, default=100)
+    parser.add_argument("--features", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     arguments = parser.parse_args()
-    data = generated(arguments.vertices, arguments.degree, arguments.features)
+    rows = [
+        of_loader
+        for vertices in arguments.vertices
+        for of_loader in compare(generated(vertices, arguments.degree, arguments.features), arguments)
+    ]
+    write_results("loader", rows, features=arguments.features, fanouts=FANOUTS, batch_size=arguments.batch_size)
+
+
+def compare(data: Data, arguments: argparse.Namespace) -> list[dict]:
+    """A row for each loader and number of workers."""
     rows = []
     for workers in arguments.workers:
         torch.set_num_threads(max(1, workers))
@@ -43,6 +53,8 @@ def main() -> None:
             wall, cpu = (statistics.median(values) for values in zip(*of_kind))
             rows.append(
                 {
+                    "vertices": data.num_nodes,
+                    "edges": data.num_edges,
                     "loader": name,
                     "workers": workers,
                     "batches_per_second": 1 / wall,
@@ -50,16 +62,11 @@ def main() -> None:
                     "seconds_per_batch": sorted(w for w, _ in of_kind),
                 }
             )
-            print(f"{workers} workers  {name:22} {1 / wall:7.2f} batches/s  {cpu:.4f} CPU s per batch", flush=True)
-    write_results(
-        "loader",
-        rows,
-        vertices=arguments.vertices,
-        edges=data.num_edges,
-        features=arguments.features,
-        fanouts=FANOUTS,
-        batch_size=arguments.batch_size,
-    )
+            print(
+                f"{data.num_nodes:>9,} vertices  {workers} workers  {name:22} {1 / wall:7.2f} batches/s  {cpu:.4f} CPU s per batch",
+                flush=True,
+            )
+    return rows
 
 
 def time_batches(loader, count: int) -> tuple[float, float]:

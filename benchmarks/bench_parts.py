@@ -4,7 +4,8 @@
 
 Two ranks on one machine over loopback, each with a part, against one process with the whole graph, in turns: whole batches, without workers. The one
 process runs by itself, and then two of them at once that know nothing of each other: they share caches and memory as the ranks do, so
-what is left is the partition's. The CPU time is that of both ranks with all their threads, over the batches that both gave. What gloo's threads spend of it is
+what is left is the partition's. The ranks are once as on two machines, without a cache and with one, and once as a launcher starts them on one machine, where
+both read all rows. The CPU time is that of both ranks with all their threads, over the batches that both gave. What gloo's threads spend of it is
 the kernel's work for loopback, and counted apart too.
 """
 
@@ -32,7 +33,12 @@ from salientpp.datasets.generated_mag import synthetic_mag
 
 BATCH = 256
 CASES = {"one type": [15, 10, 5], "several types": [8, 6, 4]}
-ALPHAS = (0.0, 0.16)
+#: Which hosts the two ranks are on, and α.
+WAYS: dict[tuple[str, float], dict[str, Any]] = {
+    ("two hosts", 0.0): {"ranks_per_host": 1},
+    ("two hosts", 0.16): {"ranks_per_host": 1, "replication_factor": 0.16},
+    ("one host", 0.0): {"ranks_per_host": 2},
+}
 
 
 def made(case: str) -> Data | HeteroData:
@@ -63,7 +69,7 @@ def main() -> None:
             for row in queue.get():
                 rows.append({"case": case, "fanouts": fanouts, **row})
                 print(
-                    f"{case:14} alpha {row['alpha']:4}: {row['cpu_ms_alone']:7.2f} ms of CPU alone, {row['cpu_ms_at_once']:7.2f} two at once, "
+                    f"{case:14} {row['hosts']}, alpha {row['alpha']:4}: {row['cpu_ms_alone']:7.2f} ms of CPU alone, {row['cpu_ms_at_once']:7.2f} two at once, "
                     f"{row['cpu_ms_parts']:7.2f} ms on 2 ranks, {row['cpu_ms_network']:.2f} of it network, "
                     f"{row['ratio']:.2f}x, {row['remote_rows_per_batch']:,.0f} rows fetched a batch",
                     flush=True,
@@ -78,12 +84,12 @@ def measure(rank: int, root: str, fanouts: list[int], store: str, repeats: int, 
     options: dict[str, Any] = dict(num_neighbors=fanouts, batch_size=BATCH, shuffle=True, seed=0)
     part = salientpp.load(root)
     seeds = ("paper", "train") if typed else "train"
-    loaders = {alpha: NeighborLoader(part, input_nodes=seeds, replication_factor=alpha, **options) for alpha in ALPHAS}
+    loaders = {way: NeighborLoader(part, input_nodes=seeds, **of_way, **options) for way, of_way in WAYS.items()}
     data = torch.load(Path(root) / "whole.pt", weights_only=False)
     own = ("paper", data["paper"].train_mask) if typed else data.train_mask
     whole = NeighborLoader(data, input_nodes=own, **options)
-    times: dict[Any, list[float]] = {key: [] for key in ("alone", "at once", *ALPHAS)}
-    network: dict[float, list[float]] = {alpha: [] for alpha in ALPHAS}
+    times: dict[Any, list[float]] = {key: [] for key in ("alone", "at once", *WAYS)}
+    network: dict[tuple[str, float], list[float]] = {way: [] for way in WAYS}
     for turn in range(repeats + 1):
         if rank == 0:
             spent = cpu_per_batch(whole)
@@ -94,33 +100,34 @@ def measure(rank: int, root: str, fanouts: list[int], store: str, repeats: int, 
         dist.all_reduce(both)
         if turn:
             times["at once"].append(float(both[0] / both[1]))
-        for alpha in ALPHAS:
+        for way in WAYS:
             before = network_seconds()
-            spent = cpu_per_batch(loaders[alpha])
+            spent = cpu_per_batch(loaders[way])
             both = torch.tensor([*spent, network_seconds() - before], dtype=torch.float64)
             dist.all_reduce(both)
             if turn:
-                times[alpha].append(float(both[0] / both[1]))
-                network[alpha].append(float(both[2] / both[1]))
+                times[way].append(float(both[0] / both[1]))
+                network[way].append(float(both[2] / both[1]))
     rows = []
-    for alpha in ALPHAS:
-        loaders[alpha].reset_stats()
-        number = sum(1 for _ in loaders[alpha])
-        loaders[alpha]._finish_epoch()
-        fetched = torch.tensor([loaders[alpha].stats().rows_remote, number], dtype=torch.float64)
+    for way in WAYS:
+        loaders[way].reset_stats()
+        number = sum(1 for _ in loaders[way])
+        loaders[way]._finish_epoch()
+        fetched = torch.tensor([loaders[way].stats().rows_remote, number], dtype=torch.float64)
         dist.all_reduce(fetched)
-        ours, at_once = statistics.median(times[alpha]), statistics.median(times["at once"])
+        ours, at_once = statistics.median(times[way]), statistics.median(times["at once"])
         rows.append(
             {
-                "alpha": alpha,
+                "hosts": way[0],
+                "alpha": way[1],
                 "cpu_ms_alone": statistics.median(times["alone"] or [0.0]) * 1e3,
                 "cpu_ms_at_once": at_once * 1e3,
                 "cpu_ms_parts": ours * 1e3,
                 "ratio": ours / at_once,
                 # A mean: the kernel counts a thread's time in hundredths of a second.
-                "cpu_ms_network": statistics.mean(network[alpha]) * 1e3,
+                "cpu_ms_network": statistics.mean(network[way]) * 1e3,
                 "remote_rows_per_batch": float(fetched[0] / fetched[1]),
-                "turns": len(times[alpha]),
+                "turns": len(times[way]),
             }
         )
     if rank == 0:

@@ -239,16 +239,45 @@ def draw_typed(result: dict) -> str:
 
 
 def draw_loader(result: dict) -> str:
-    lines = [
-        [row["loader"], str(row["workers"]), f"{row['batches_per_second']:.2f}", f"{row['cpu_seconds_per_batch']:.3f}"]
-        for row in sorted(result["rows"], key=lambda row: (row["workers"], row["loader"] != "salientpp"))
-    ]
+    lines = []
+    cases = dict.fromkeys((row["vertices"], row["edges"], row["workers"]) for row in result["rows"])
+    for vertices, edges, workers in cases:
+        rows = [row for row in result["rows"] if (row["vertices"], row["workers"]) == (vertices, workers)]
+        ours = next(row for row in rows if row["loader"] == "salientpp")
+        for row in rows:
+            lines.append(
+                [
+                    f"{vertices:,} vertices, {edges / 1e6:.0f} M edges" if row is ours else "",
+                    str(workers),
+                    row["loader"],
+                    f"{row['batches_per_second']:.2f}",
+                    f"{row['cpu_seconds_per_batch']:.3f}",
+                    f"{ours['batches_per_second'] / row['batches_per_second']:.1f}× · "
+                    f"{row['cpu_seconds_per_batch'] / ours['cpu_seconds_per_batch']:.1f}×",
+                ]
+            )
     title = (
-        f"**Whole batches** (features, labels, ids), {result['vertices']:,} vertices, {result['edges'] / 1e6:.0f} M edges, "
-        f"{result['features']} float32 features; workers are threads here and processes in PyG:"
+        f"**Whole batches** (features, labels, ids), {result['features']} float32 features, fanouts {result['fanouts']}, batches of {result['batch_size']}; workers "
+        "are threads here and processes in PyG; how many times as fast ours is, by the wall clock and by CPU time:"
     )
+    header = ["", "workers", "loader", "batches per second", "CPU seconds per batch", "salientpp's speed, wall · CPU"]
+    return "\n\n".join([title, table(header, lines), source(result)])
+
+
+def draw_start(result: dict) -> str:
+    names = ours_first([row for row in result["rows"] if not row["loader"].startswith("one pass")], "loader")
+    lines = []
+    for what in dict.fromkeys(row["what"] for row in result["rows"]):
+        of_what = {row["loader"]: row["ms"] for row in result["rows"] if row["what"] == what}
+        if names[0] not in of_what:  # no loader's
+            lines.append([what, f"{next(iter(of_what.values())):,.1f}", *[""] * (2 * len(names) - 2)])
+            continue
+        cells = [f"{of_what[name]:,.1f}" if name in of_what else "" for name in names]
+        ratios = [f"{of_what[name] / of_what[names[0]]:.1f}×" if name in of_what else "" for name in names[1:]]
+        lines.append([what, *cells, *ratios])
+    title = f"**Until something can be done**, ms by the wall clock, no workers, one thread; larger graphs with fanouts {result['fanouts']} and batches of 1,024:"
     return "\n\n".join(
-        [title, table(["loader", "workers", "batches per second", "CPU seconds per batch"], lines), source(result)]
+        [title, table(["", *names, *(f"{name} / {names[0]}" for name in names[1:])], lines), source(result)]
     )
 
 
@@ -274,6 +303,7 @@ def draw_parts(result: dict) -> str:
     lines = [
         [
             f"{row['case']}, {row['fanouts']}",
+            row["hosts"],
             f"{row['alpha']:g}",
             f"{row['cpu_ms_alone']:.2f}",
             f"{row['cpu_ms_at_once']:.2f}",
@@ -290,11 +320,13 @@ def draw_parts(result: dict) -> str:
     ]
     title = (
         f"**What partitioning adds**, CPU milliseconds per batch of {result['batch_size']} seeds: one process with the whole graph, by itself and two of them "
-        "at once, which share the machine as two ranks do; and two ranks over loopback with a part each, both ranks' CPU time over both ranks' batches, "
+        "at once, which share the machine as two ranks do; and two ranks with a part each, as if on two hosts, with all between them over loopback, and on "
+        "one, as torchrun and SLURM start them, where both read all rows: both ranks' CPU time over both ranks' batches, "
         "and what gloo's threads have of it, which is the kernel copying bytes. Ratios to one process by itself · to one of two:"
     )
     header = [
         "",
+        "on",
         "α",
         "one process",
         "one of two",
@@ -558,8 +590,26 @@ def draw_host(results: dict[str, dict | None]) -> str:
             1,
             False,
         ),
-        ("whole batches, no workers, CPU", "loader", "loader", "cpu_seconds_per_batch", {"workers": 0}, "s", 3, False),
-        ("whole batches, 2 workers", "loader", "loader", "batches_per_second", {"workers": 2}, "per s", 1, True),
+        (
+            "whole batches, no workers, CPU",
+            "loader",
+            "loader",
+            "cpu_seconds_per_batch",
+            {"workers": 0, "vertices": largest},
+            "s",
+            3,
+            False,
+        ),
+        (
+            "whole batches, 2 workers",
+            "loader",
+            "loader",
+            "batches_per_second",
+            {"workers": 2, "vertices": largest},
+            "per s",
+            1,
+            True,
+        ),
         (
             "a small graph, batches of 32, 16 features, no workers",
             "small",
@@ -1043,6 +1093,7 @@ DRAWN = {
     "typed": ("typed", draw_typed),
     "loader": ("loader", draw_loader),
     "small": ("small", draw_small),
+    "start": ("start", draw_start),
     "parts": ("parts", draw_parts),
     "gather": ("gather", draw_gather),
     "lookup": ("lookup", draw_lookup),

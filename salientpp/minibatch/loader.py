@@ -446,9 +446,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
             made = ShuffledSampler if shuffle and num_inputs > 0 else OrderedSampler
             kwargs["sampler"] = made(self, positions)
-        with warnings.catch_warnings():
-            # torch counts workers as processes and warns about more than there are cores; ours are threads.
-            warnings.filterwarnings("ignore", message="This DataLoader will create")
+        with _threads_for_workers() if kwargs.get("num_workers") else contextlib.nullcontext():
             torch.utils.data.DataLoader.__init__(  # not PyG's, which the loaders are too
                 self, positions, shuffle=shuffle and not self._orders_itself, **kwargs
             )  # fmt: skip
@@ -1330,6 +1328,14 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+@contextlib.contextmanager
+def _threads_for_workers() -> Iterator[None]:
+    """torch counts workers as processes and warns about more than there are cores; ours are threads."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
 
 
 def _units(placement: Placement) -> range:

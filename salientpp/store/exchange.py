@@ -183,6 +183,8 @@ class Exchange:
 
     def send_ids(self, counts: Counts, remote_id: Mapping[str | None, Tensor]) -> Pending:
         """Start to send the wanted global ids of each type, int64, grouped by owner."""
+        if not self.types:  # no rows travel, as where all parts are on one host
+            return Pending(self.comm, NO_IDS, None)
         by_type = [remote_id.get(type_, NO_IDS).to(self._wire_dtype) for type_ in self.types]
         ids = by_type[0] if len(by_type) == 1 else _by_rank(by_type, counts.wanted, self._wire_dtype)
         return self._send(ids, _sums(counts.wanted), _sums(counts.asked))
