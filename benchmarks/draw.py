@@ -257,8 +257,8 @@ def draw_loader(result: dict) -> str:
                 ]
             )
     title = (
-        f"**Whole batches** (features, labels, ids), {result['features']} float32 features, fanouts {result['fanouts']}, batches of {result['batch_size']}; workers "
-        "are threads here and processes in PyG; how many times as fast ours is, by the wall clock and by CPU time:"
+        f"**Whole batches** (features, labels, ids), {result['features']} float32 features, fanouts {result['fanouts']}, batches of "
+        f"{result['batch_size']}; workers are threads here and processes in PyG; how many times as fast ours is, by the wall clock and by CPU time:"
     )
     header = ["", "workers", "loader", "batches per second", "CPU seconds per batch", "salientpp's speed, wall · CPU"]
     return "\n\n".join([title, table(header, lines), source(result)])
@@ -275,7 +275,10 @@ def draw_start(result: dict) -> str:
         cells = [f"{of_what[name]:,.1f}" if name in of_what else "" for name in names]
         ratios = [f"{of_what[name] / of_what[names[0]]:.1f}×" if name in of_what else "" for name in names[1:]]
         lines.append([what, *cells, *ratios])
-    title = f"**Until something can be done**, ms by the wall clock, no workers, one thread; larger graphs with fanouts {result['fanouts']} and batches of 1,024:"
+    title = (
+        "**Until something can be done**, ms by the wall clock, no workers, one thread; larger graphs with fanouts "
+        f"{result['fanouts']} and batches of 1,024:"
+    )
     return "\n\n".join(
         [title, table(["", *names, *(f"{name} / {names[0]}" for name in names[1:])], lines), source(result)]
     )
