@@ -27,8 +27,9 @@ inline void prefetch_write(const void* address) {
   __builtin_prefetch(address, 1, 3);
 }
 
-// Copies that go past the caches: a line that is written whole need not be read first. For lines that are written in no
-// order, and so many that they do not stay in the caches anyway; of lines in order the processor knows by itself.
+// Copies that go past the caches: a line that is written whole need not be read first. For more than would stay in the
+// caches anyway: rows of whole lines that are written in no order (in order nothing was gained), and the numbers of a
+// large batch.
 #ifdef __SSE2__
 constexpr bool kCanStream = true;
 #else
