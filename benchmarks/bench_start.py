@@ -44,8 +44,8 @@ def main() -> None:
     rows = [*imports(arguments.repeats), *first_epochs(arguments.repeats)]
     for vertices in arguments.vertices:
         rows += first_batches(vertices, arguments.degree, arguments.repeats)
-    for row in rows:
-        print(f"{row['what']:50} {row['loader']:22} {row['ms']:9.2f} ms  {row['cpu_ms'] or 0:9.2f} of CPU")
+    for found in rows:
+        print(f"{found['what']:50} {found['loader']:22} {found['ms']:9.2f} ms  {found['cpu_ms'] or 0:9.2f} of CPU")
     write_results("start", rows, fanouts=FANOUTS)
 
 

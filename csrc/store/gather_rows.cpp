@@ -116,18 +116,17 @@ void gather_joined_rows(const std::vector<Tensor>& sources, const Tensor& source
   int64_t row_bytes = 0;
   std::vector<Piece> pieces;
   std::vector<int64_t> first_row{0};
+  // Where row 0 would be if all that comes before lay before each piece too: as a number, since it is in no memory.
+  std::vector<uintptr_t> origin;
   for (const Tensor& source : sources) {
     check_defined(source, "a tensor of sources");
     row_bytes = check_kind(source, out);
-    pieces.push_back(memory_of(source, row_bytes));
-    const Piece to = memory_of(out, row_bytes);
-    check_apart(pieces.back().from, pieces.back().bytes, to.from, to.bytes);
+    const Piece from = memory_of(source, row_bytes), to = memory_of(out, row_bytes);
+    check_apart(from.from, from.bytes, to.from, to.bytes);
+    pieces.push_back(from);
+    origin.push_back(reinterpret_cast<uintptr_t>(from.from) - static_cast<uintptr_t>(first_row.back() * row_bytes));
     first_row.push_back(first_row.back() + source.size(0));
   }
-  // Where row 0 would be if all that comes before lay before each piece too: as a number, since it is in no memory.
-  std::vector<uintptr_t> origin;
-  for (size_t p = 0; p < pieces.size(); ++p)
-    origin.push_back(reinterpret_cast<uintptr_t>(pieces[p].from) - static_cast<uintptr_t>(first_row[p] * row_bytes));
   dispatch_index(source_index, [&](auto* index) {
     check_rows(index, num_rows, first_row.back(), target, out.size(0));
     if (row_bytes == 0) return;
