@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import random
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -432,6 +433,62 @@ def test_a_batch_holds_what_the_data_holds_when_it_is_given(options, typed, chan
                 change(data, step)
                 step += 1
         assert step > 20
+
+
+class Interrupted:
+    """While the next batch of it is built, between two attributes, something happens to the object, as another thread could do it."""
+
+    happens: ClassVar[list[Callable[[], None]]] = []
+
+    def __cat_dim__(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        if key == "middle" and self.happens:
+            self.happens.pop()()
+        return super().__cat_dim__(key, *args, **kwargs)
+
+
+class InterruptedData(Interrupted, Data):
+    pass
+
+
+class InterruptedHeteroData(Interrupted, HeteroData):
+    pass
+
+
+def deleted(data: Data | HeteroData) -> None:
+    del data.node_stores[0].last
+
+
+def no_more_of_the_vertices(data: Data | HeteroData) -> None:
+    data.node_stores[0].middle = torch.arange(5)
+
+
+def extended(data: Data | HeteroData) -> None:
+    data.node_stores[0].more = torch.arange(data.node_stores[0].num_nodes)
+    data.edge_stores[0].more_of_edges = torch.arange(data.edge_stores[0].num_edges)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 1, "gpu_fraction": 0.5}], ids=["one call", "threads", "stages"]
+)
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("change", [deleted, no_more_of_the_vertices, extended])
+def test_the_data_may_change_while_a_thread_builds_a_batch(options, typed, change):
+    data = (InterruptedHeteroData if typed else InterruptedData).from_dict(known(typed).to_dict())
+    store = data.node_stores[0]
+    store.middle, store.last = torch.rand(store.num_nodes, 2).unbind(
+        1
+    )  # not contiguous: cut when a batch is built, not gathered before
+    batches = iter(NeighborLoader(data, [4, 3], "paper" if typed else None, batch_size=2, **options))
+    assert_is_current(next(batches), data)
+    store.middle = torch.rand(store.num_nodes, 2)[:, 0]  # what it is of is to be found out anew
+    Interrupted.happens.append(functools.partial(change, data))
+    later = itertools.dropwhile(lambda _: Interrupted.happens, batches)
+    next(later)  # may have been given while it happened
+    count = 0
+    for batch in later:
+        assert_is_current(batch, data)
+        count += 1
+    assert count > 5
 
 
 @LOADER

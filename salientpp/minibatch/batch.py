@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,11 +78,20 @@ class Contents:
     that had been written to.
 
     torch counts in-place writes (``Tensor._version``), but none through ``.data`` or numpy.
+
+    Args:
+        data: the object. Another thread may set and delete its attributes at the same time.
+        former: contents from before, which know of what has stayed whether it is an attribute of vertices or of edges.
+
+    Attributes:
+        whole: a shallow copy of the object as it was then, for threads to read.
     """
 
-    def __init__(self, data: Data | HeteroData) -> None:
+    def __init__(self, data: Data | HeteroData, former: Contents | None = None) -> None:
         self._data = data
-        self._entries = _entries_of(data)
+        self.whole = _copy_of(data)
+        _keep_kinds(self.whole, None if former is None else former.whole)
+        self._entries = _entries_of(self.whole)
         # What is held cannot be taken for something that was put into its memory.
         self._memory = {
             column: value.untyped_storage()
@@ -144,6 +154,29 @@ class Contents:
 _NO_ENTRY: tuple[Column | None, tuple[object, object]] = (None, (None, None))
 
 
+def _copy_of(data: Data | HeteroData) -> Data | HeteroData:
+    """A shallow copy of an object that another thread may write to at the same time."""
+    for _ in range(10):
+        try:
+            return copy.copy(data)
+        except RuntimeError:  # PyG goes through dictionaries, of types among others, and one has grown meanwhile
+            pass
+    return copy.copy(data)
+
+
+def _keep_kinds(data: Data | HeteroData, former: Data | HeteroData | None) -> None:
+    """Let a copy know which attributes are of vertices and of edges, as far as PyG has found that out for the former copy.
+
+    PyG tells by sizes, which it infers from the attributes that there are: it could not after a loop has deleted ``x``.
+    """
+    known: dict[Any, BaseStorage] = {} if former is None else {store._key: store for store in former.stores}
+    for store in data.stores:
+        kinds = store._cached_attr = defaultdict(set)  # PyG's, who would add it while another thread copies the storage
+        before = known.get(store._key, BaseStorage())
+        for kind, names in dict(before.__dict__.get("_cached_attr", {})).items():
+            kinds[kind] = {name for name in set(names) if store.get(name) is before.get(name)}
+
+
 def _entries_of(data: Data | HeteroData) -> dict[Column, tuple[object, object]]:
     """(type, name) -> (value, what tells whether the value is as it was)."""
     return {
@@ -195,15 +228,14 @@ def _is_equal(ours: object, theirs: object) -> bool:
 
 
 class _NodeAttributes:
-    """The vertex attributes of one storage, as it holds them at the moment.
+    """The vertex attributes of one storage, whatever it holds at the moment.
 
     Args:
+        store: the storage as it is when the loader is made.
         own: names of those whose rows come from elsewhere; they may be missing in the storage.
     """
 
-    def __init__(self, data: Data | HeteroData, store: BaseStorage, own: Collection[str]) -> None:
-        self._data = data
-        self._store = store
+    def __init__(self, store: BaseStorage, own: Collection[str]) -> None:
         self._own = own
         self._num_vertices = store.num_nodes  # the graph that is sampled keeps its size
         x = store.get("x")
@@ -215,62 +247,76 @@ class _NodeAttributes:
                 stacklevel=2,
             )
 
-    def columns(self) -> dict[str, Tensor]:
+    def columns(self, data: Data | HeteroData, store: BaseStorage) -> dict[str, Tensor]:
         """Those whose rows the pipeline brings from here; others (on another device, strided, not tensors, with the vertices in another
         dimension) are left to PyG's ``index_select``."""
-        store = self._store
         others = ("num_nodes", *_SET_BY_LOADER, *self._own)
         names = [name for name in list(store) if name not in others and store.is_node_attr(name)]
         rows = {
             name: store[name] for name in names if _is_rows(store[name]) and store[name].size(0) == self._num_vertices
         }
-        return {name: value for name, value in rows.items() if self._data.__cat_dim__(name, value, store) == 0}
+        return {name: value for name, value in rows.items() if data.__cat_dim__(name, value, store) == 0}
 
-    def fill(self, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
+    def fill(
+        self,
+        data: Data | HeteroData,
+        store: BaseStorage,
+        out: BaseStorage,
+        n_id: Tensor,
+        rows: Mapping[str, Tensor],
+    ) -> None:
         """Set the attributes of the vertices ``n_id``; ``rows`` holds those that are there already, or will come."""
-        store, to = self._store, out._mapping
+        to = out._mapping
         for name in list(store._mapping):
             if name in rows:
                 to[name] = rows[name]
             elif name == "num_nodes":
                 to[name] = n_id.numel()
             elif name not in self._own and store.is_node_attr(name):
-                to[name] = _cut(self._data, store, name, n_id)
+                to[name] = _cut(data, store, name, n_id)
         for name in self._own:
             to[name] = rows[name]
 
 
 class _EdgeAttributes:
-    """The edges of one storage, and their attributes, as it holds them at the moment.
+    """The edges of one storage, and their attributes, whatever it holds at the moment.
+
+    Args:
+        store: the storage as it is when the loader is made.
 
     Raises:
         ValueError: it has ``edge_index`` and ``adj_t``, and they are not of the same edges.
     """
 
-    def __init__(self, data: Data | HeteroData, store: BaseStorage) -> None:
-        self._data = data
-        self._store = store
+    def __init__(self, store: BaseStorage) -> None:
         self._position = None  # in adj_t, of each column of edge_index; None: the same
         if store.get("edge_index") is not None and store.get("adj_t") is not None:
             key = store._key
             self._position = positions_in(store.adj_t, store.edge_index, "the edges" if key is None else repr(key))
 
     def fill(
-        self, out: BaseStorage, row: Tensor, col: Tensor, edge: Tensor | None, of_vertices: Collection[str] = ()
+        self,
+        data: Data | HeteroData,
+        store: BaseStorage,
+        out: BaseStorage,
+        row: Tensor,
+        col: Tensor,
+        edge: Tensor | None,
+        of_vertices: Collection[str] = (),
     ) -> None:
         """Set ``edge_index`` or ``adj_t`` and the attributes of the edges ``edge``; those vanish where it is None, as in PyG.
 
         Args:
             of_vertices: names of which it is known that they are attributes of vertices; asking PyG takes long.
         """
-        store, to = self._store, out._mapping
+        to = out._mapping
         for name in list(store._mapping):
             if name in ("edge_index", "adj_t") or name in of_vertices or not store.is_edge_attr(name):
                 continue
             if edge is None:
                 to.pop(name, None)
             else:
-                to[name] = _cut(self._data, store, name, edge)
+                to[name] = _cut(data, store, name, edge)
         if "edge_index" in store._mapping:
             device, edge_index = store._mapping["edge_index"].device, edge_index_of(row, col)
             to["edge_index"] = edge_index if device == edge_index.device else edge_index.to(device)
@@ -307,35 +353,52 @@ class DataTemplate:
 
     def __init__(self, data: Data | HeteroData, own: Collection[Column] = ()) -> None:
         self._data = data
-        typed = isinstance(data, HeteroData)
-        nodes, edges = (data.node_types, data.edge_types) if typed else ([None], [None])
-        own_of = {type_: [name for owner, name in own if owner == type_] for type_ in nodes}
-        self._nodes = {type_: _NodeAttributes(data, _store_of(data, type_), own_of[type_]) for type_ in nodes}
-        self._edges = {name: _EdgeAttributes(data, _store_of(data, name)) for name in edges}
-        self._has_own = bool(own)
         self._contents = Contents(data)
+        whole = self._contents.whole
+        typed = isinstance(whole, HeteroData)
+        nodes, edges = (whole.node_types, whole.edge_types) if typed else ([None], [None])
+        own_of = {type_: [name for owner, name in own if owner == type_] for type_ in nodes}
+        self._nodes = {type_: _NodeAttributes(_store_of(whole, type_), own_of[type_]) for type_ in nodes}
+        self._edges = {name: _EdgeAttributes(_store_of(whole, name)) for name in edges}
+        self._has_own = bool(own)
 
     def contents(self) -> Contents:
         """What the object holds now."""
-        if not self._contents.is_current():
-            self._contents = Contents(self._data)
-        return self._contents
+        contents = self._contents
+        if not contents.is_current():
+            self._contents = contents = Contents(self._data, contents)
+        return contents
 
     def columns(self) -> dict[Column, Tensor]:
         """The columns whose rows the pipeline brings from here, as they are now: [N, ...] each."""
-        return {(type_, name): rows for type_, nodes in self._nodes.items() for name, rows in nodes.columns().items()}
+        whole = self.contents().whole
+        return {
+            (type_, name): rows
+            for type_, nodes in self._nodes.items()
+            for name, rows in nodes.columns(whole, _store_of(whole, type_)).items()
+        }
 
-    def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
-        """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds the columns that the pipeline brings, the others are read here."""
-        out = copy.copy(self._data)
+    def build(
+        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None
+    ) -> Data | HeteroData:
+        """The batch without what :func:`add_batch_attributes` sets.
+
+        Args:
+            rows: the columns that the pipeline brings.
+            contents: what this template's :meth:`contents` gave, for the others.
+        """
+        assert contents is not None  # they are this template's
+        whole = contents.whole
+        out = copy.copy(whole)
         for type_, nodes in self._nodes.items():
             own = {name: value for (owner, name), value in rows.items() if owner == type_}
-            nodes.fill(_store_of(out, type_), _of_type(mfg.node, type_), own)
+            nodes.fill(whole, _store_of(whole, type_), _store_of(out, type_), _of_type(mfg.node, type_), own)
         for type_, edges in self._edges.items():
+            row, col = _of_type(mfg.row, type_), _of_type(mfg.col, type_)
             edge = None if mfg.edge is None else _of_type(mfg.edge, type_)
             # Only with one type of vertices do these share a storage with edges. Rows that are not of the data may go by the name of such an attribute.
             of_vertices = own if type_ is None and not self._has_own else ()
-            edges.fill(_store_of(out, type_), _of_type(mfg.row, type_), _of_type(mfg.col, type_), edge, of_vertices)
+            edges.fill(whole, _store_of(whole, type_), _store_of(out, type_), row, col, edge, of_vertices)
         return out
 
 
@@ -366,7 +429,9 @@ class StoreTemplate:
     def columns(self) -> dict[Column, Tensor]:
         return {}
 
-    def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
+    def build(
+        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None = None
+    ) -> Data | HeteroData:
         """The batch without what :func:`add_batch_attributes` sets."""
         make = filter_custom_hetero_store if isinstance(mfg, HeteroSamplerOutput) else filter_custom_store
         with self._lock:
@@ -418,7 +483,9 @@ class PartitionTemplate:
         """None: what is on disk stays as it is."""
         return None
 
-    def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
+    def build(
+        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None = None
+    ) -> Data | HeteroData:
         """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds all node attributes."""
         out = Data() if isinstance(mfg, SamplerOutput) else HeteroData()
         edge_types = [None] if isinstance(mfg, SamplerOutput) else list(mfg.row)

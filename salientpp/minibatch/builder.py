@@ -62,15 +62,19 @@ class BatchBuilder:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self.has_current(column, contents, contents)]
 
-    def build(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
-        """The batch, with these rows and everything else as the data is now."""
-        batch = self.template.build(mfg, rows)
+    def build(
+        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None
+    ) -> Data | HeteroData:
+        """The batch, with these rows and everything else of what the data held at that time. For any thread."""
+        batch = self.template.build(mfg, rows, contents)
         self.add_batch_attributes(batch, mfg)
         return batch
 
-    def build_anew(self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor]) -> Data | HeteroData:
-        """A batch in the caller's thread, of what the data holds now, but for the given rows."""
-        batch = self.build(mfg, rows)
+    def build_anew(
+        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None
+    ) -> Data | HeteroData:
+        """The same in the caller's thread, on the device where batches are delivered."""
+        batch = self.build(mfg, rows, contents)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def finish(self, batch: Data | HeteroData) -> Data | HeteroData:

@@ -77,7 +77,7 @@ class BatchMaker:
             except Exception as error:
                 raise StageError.of(error, 0, index, "gather_host_rows") from error
         gathered = time.perf_counter()
-        batch = self.builder.build(mfg, {**rows, **seeds})
+        batch = self.builder.build(mfg, {**rows, **seeds}, contents)
         built = time.perf_counter()
         with in_stage("assemble", index, self.trace):
             batch = self.builder.finish(batch)
@@ -91,7 +91,7 @@ class BatchMaker:
         rows = {
             column: value for column, value in made.rows.items() if self.builder.has_current(column, made.contents, now)
         }
-        return self.builder.finish(self.builder.build_anew(made.mfg, rows))
+        return self.builder.finish(self.builder.build_anew(made.mfg, rows, now))
 
 
 class Direct:

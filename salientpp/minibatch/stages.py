@@ -214,7 +214,8 @@ class BatchStages:
         fetch, n_id, contents = self.fetch, _by_type(mfg.node), self.builder.contents()
         columns = self.builder.brought(contents)
         rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
-        batch = self.builder.build(mfg, {**rows, **(fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {})})
+        seeds = fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {}
+        batch = self.builder.build(mfg, {**rows, **seeds}, contents)
         for column in columns:  # attributes keep their order
             store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
         return Sampled(index, places, batch=fetch.own.pin(batch), plan=self.plan(places), mfg=mfg, contents=contents)
@@ -284,7 +285,7 @@ class BatchStages:
                 for column, value in rows.items()
                 if self.builder.has_current(column, sampled.contents, contents)
             }
-            batch = self.builder.build_anew(sampled.mfg, rows)
+            batch = self.builder.build_anew(sampled.mfg, rows, contents)
         for (type_, name), value in rows.items():
             store_of(batch, type_)[name] = value
         self._complete(batch, sampled, arrived)
@@ -301,7 +302,7 @@ class BatchStages:
         if now is None or now.equals(finished.contents):
             return finished.batch
         own = {(type_, name): store_of(finished.batch, type_)[name] for type_, name in self.builder.own}
-        return self.builder.in_dtype(self.builder.build_anew(finished.mfg, own))
+        return self.builder.in_dtype(self.builder.build_anew(finished.mfg, own, now))
 
 
 def _by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
