@@ -407,7 +407,8 @@ def _store_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
 
 
 def _of_type(ids: Tensor | Mapping[Any, Tensor], type_: Any) -> Tensor:
-    return ids.get(type_, NO_IDS) if isinstance(ids, Mapping) else ids
+    # In this order: to find out that a tensor is no mapping, Python once goes through all classes of mappings.
+    return ids if isinstance(ids, Tensor) else ids.get(type_, NO_IDS)
 
 
 class StoreTemplate:

@@ -1417,7 +1417,7 @@ def _near_ids(tiers: Tiers) -> Tensor:
 
 def _ids_by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
     """Ids by vertex type; None where there is only one."""
-    return n_id if isinstance(n_id, Mapping) else {None: n_id}
+    return {None: n_id} if isinstance(n_id, Tensor) else n_id
 
 
 def _use_huge_pages(tensors: Sequence[Tensor]) -> None:

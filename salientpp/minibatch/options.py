@@ -185,13 +185,14 @@ class Options:
 
     def checked_timeout(self) -> timedelta:
         """The longest wait for another rank."""
-        seconds = as_real(self.timeout)
-        if seconds == 0:
-            return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
-        found = timedelta(0)
+        found, seconds = timedelta(0), None
         if isinstance(self.timeout, timedelta):
             found = self.timeout
-        elif seconds is not None:
+        else:
+            seconds = as_real(self.timeout)
+        if seconds == 0:
+            return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
+        if seconds is not None:
             with contextlib.suppress(OverflowError):  # too large a number
                 found = timedelta(seconds=seconds)
         if found <= timedelta(0):

@@ -306,4 +306,4 @@ class BatchStages:
 
 
 def _by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
-    return n_id if isinstance(n_id, Mapping) else {None: n_id}
+    return {None: n_id} if isinstance(n_id, Tensor) else n_id
