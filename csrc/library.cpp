@@ -7,7 +7,7 @@
 // clang-format off: a schema, a line
 STABLE_TORCH_LIBRARY(salientpp, m) {
   // graph
-  m.def("csc_from_coo(Tensor source, Tensor target, int num_vertices, bool linked=False, bool is_sorted=False) -> (Tensor indptr, Tensor indices, Tensor edge_id)");
+  m.def("csc_from_coo(Tensor source, Tensor target, int num_vertices, bool linked=False, bool is_sorted=False, bool parallel=True) -> (Tensor indptr, Tensor indices, Tensor edge_id)");
   m.def("transpose_csc(Tensor indptr, Tensor indices) -> (Tensor indptr, Tensor indices)");
   m.def("is_symmetric(Tensor indptr, Tensor indices) -> Tensor");
   m.def("check_csc(Tensor indptr, Tensor indices) -> ()");

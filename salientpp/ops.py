@@ -73,7 +73,13 @@ def _mix(z: int) -> int:
 
 
 def csc_from_coo(
-    source: Tensor, target: Tensor, num_vertices: int, *, linked: bool = False, is_sorted: bool = False
+    source: Tensor,
+    target: Tensor,
+    num_vertices: int,
+    *,
+    linked: bool = False,
+    is_sorted: bool = False,
+    parallel: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sort edges by target, keeping the order of edges with the same target.
 
@@ -83,12 +89,13 @@ def csc_from_coo(
         linked: give links in place of ``edge_id``: int64 [E], an edge's source in the lower half, its input position in the upper. For
             fewer than 2**31 vertices and edges.
         is_sorted: the edges are in order already, which is checked; ``edge_id`` is empty.
+        parallel: torch's threads share large work; False: the thread that calls does it.
 
     Returns:
         ``indptr`` int64 [N + 1]; ``indices`` [E], the sources (int32 where N < 2**31, else int64); ``edge_id``
         int64 [E], the input position of every edge.
     """
-    return _ops.csc_from_coo(source, target, num_vertices, linked, is_sorted)
+    return _ops.csc_from_coo(source, target, num_vertices, linked, is_sorted, parallel)
 
 
 def transpose_csc(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -703,7 +710,12 @@ def _(tensor: Tensor) -> None:
 
 @torch.library.register_fake("salientpp::csc_from_coo")
 def _(
-    source: Tensor, target: Tensor, num_vertices: int, linked: bool = False, is_sorted: bool = False
+    source: Tensor,
+    target: Tensor,
+    num_vertices: int,
+    linked: bool = False,
+    is_sorted: bool = False,
+    parallel: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     narrow = num_vertices < 2**31
     return (

@@ -33,6 +33,7 @@ class _Owner(Protocol):
 
 
 _forks = 0
+_thread = threading.local()
 _owners: weakref.WeakSet[_Owner] = weakref.WeakSet()
 _connections: dict[int, int] = {}  # descriptor -> inode of the socket
 
@@ -47,9 +48,15 @@ def after_fork(owner: _Owner) -> None:
     _owners.add(owner)
 
 
+def may_compute_in_parallel() -> bool:
+    """Whether the calling thread has a working OpenMP; that of a forked child which was there before the fork need not have."""
+    return not getattr(_thread, "was_forked", False)
+
+
 def _in_child() -> None:
     global _forks
     _forks += 1
+    _thread.was_forked = True
     _close_connections()
     for owner in list(_owners):
         owner._after_fork()

@@ -29,7 +29,7 @@ from forked_python import python
 from graphs import random_data, random_hetero
 from torch_geometric.data import Data, HeteroData
 
-from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp import Graph, LinkNeighborLoader, NeighborLoader
 from salientpp.minibatch.epoch import Epoch
 from salientpp.processes import Lock, Threads, connecting
 
@@ -349,6 +349,15 @@ def test_threads_that_begin_at_once_in_a_child_find_torchs_threads():
             assert in_child(use) == [200_000.0] * 8
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_child_sorts_edges_that_several_threads_would_sort():
+    edge_index = torch.randint(1000, (2, 600_000))
+
+    def number() -> int:
+        return Graph.from_edge_index(edge_index, 1000).num_edges
+
+    assert number() == in_child(number) == 600_000
 
 
 def test_only_sockets_of_the_connecting_library_are_closed_in_a_child():

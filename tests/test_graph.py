@@ -57,15 +57,21 @@ def test_from_edge_index_equals_a_stable_sort_by_target(seed, dtype):
     assert (graph.indptr.dtype, graph.indices.dtype, graph.edge_id.dtype) == (torch.int64, torch.int32, torch.int64)
 
 
-@pytest.mark.parametrize("shape", ["even", "hub", "sorted", "few vertices", "many vertices"])
+#: Of a list that several threads sort.
+LARGE = 1_200_001
+
+
+@pytest.mark.parametrize("shape", ["even", "hub", "sorted", "in two halves", "few vertices", "many vertices"])
 def test_large_edge_lists_are_sorted_in_several_buckets_to_the_same_end(shape):
     generator = torch.Generator().manual_seed(5)
-    num_vertices, num_edges = {"few vertices": 3, "many vertices": 3_000_001}.get(shape, 40_961), 400_000
+    num_vertices, num_edges = {"few vertices": 3, "many vertices": 3_000_001}.get(shape, 40_961), LARGE
     edge_index = torch.randint(num_vertices, (2, num_edges), generator=generator)
     if shape == "hub":
         edge_index[1, torch.rand(num_edges, generator=generator) < 0.7] = 40_960
     if shape == "sorted":
         edge_index[1] = edge_index[1].sort().values
+    if shape == "in two halves":
+        edge_index[1] = torch.cat([half.sort().values for half in edge_index[1].split(LARGE // 2 + 1)])
     order = edge_index[1].sort(stable=True).indices
     graph = Graph.from_edge_index(edge_index, num_vertices)
     assert torch.equal(graph.edge_id, order)
@@ -73,12 +79,24 @@ def test_large_edge_lists_are_sorted_in_several_buckets_to_the_same_end(shape):
     assert torch.equal(graph.in_degree(), edge_index[1].bincount(minlength=num_vertices))
     linked = Graph.from_edge_index(edge_index, num_vertices, linked=True)
     assert torch.equal(linked.links, order << 32 | edge_index[0, order]) and linked.nbytes == graph.nbytes
+    by_one_thread = ops.csc_from_coo(*edge_index, num_vertices, parallel=False)
+    assert all(map(torch.equal, by_one_thread, (graph.indptr, graph.indices, graph.edge_id)))
     assert all(map(torch.equal, (linked.indptr, linked.indices), (graph.indptr, graph.indices)))
     assert torch.equal(linked.edge_id, order) and torch.equal(copy.deepcopy(linked).edge_id, order)
     if shape == "sorted":
         alone = Graph.from_edge_index(edge_index, num_vertices, is_sorted=True)
         assert alone.edge_id is None
         assert all(map(torch.equal, (alone.indptr, alone.indices), (graph.indptr, graph.indices)))
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("wrong", [-1, 7])
+def test_of_the_wrong_ids_in_a_large_edge_list_the_first_is_named(row, wrong):
+    edge_index = torch.zeros(2, LARGE, dtype=torch.int64)
+    edge_index[row, [LARGE // 3, LARGE // 2, LARGE - 1]] = wrong
+    text = rf"edge_index\[{row}, {LARGE // 3}\] must be in \[0, 7\), got {wrong}"
+    with pytest.raises(ValueError, match=text):
+        Graph.from_edge_index(edge_index, 7)
 
 
 @pytest.mark.parametrize("seed", range(4))

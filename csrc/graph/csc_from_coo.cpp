@@ -4,8 +4,9 @@
 // vertices, each edge would miss the caches and the table of address translations. So there are two steps. The first
 // puts edges into buckets of neighbouring targets, few enough that the open ends of all buckets stay in a cache; a
 // bucket lies in the outputs where its lists will be. The second sorts each bucket inside the cache. Beside the outputs
-// this takes the memory of the largest bucket. Edges that are in order already are copied.
+// each thread takes the memory of the largest bucket. Edges that are in order already are copied.
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -24,6 +25,17 @@ ScalarType index_dtype(int64_t num_vertices) {
 
 constexpr int64_t kBucketEdges = int64_t{1} << 16;  // 12 bytes each: they fit into a second-level cache
 constexpr int64_t kMostBuckets = 1024;
+
+// Edges that a thread takes at once, and the most such chunks.
+constexpr int64_t kChunkEdges = int64_t{1} << 18;
+constexpr int64_t kMostChunks = 256;
+
+// f(first, last) of ranges that make up [0, number), by torch's threads if there may be several.
+template <class F>
+void in_ranges(bool parallel, int64_t number, int64_t grain, const F& f) {
+  if (!parallel || number <= grain) return f(0, number);
+  torch::stable::parallel_for(0, number, grain, f);
+}
 
 // Between the steps an entry of `edge_id` holds the edge's position and, above it, its target less the first of the
 // bucket.
@@ -51,73 +63,119 @@ struct Ids {
   }
 };
 
+// Edges [first, last), which are in order; the entries of `indptr` are those of their targets and of what lies before.
 template <class Id, class Index>
-void copy_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_edges, int64_t* indptr, Index* indices,
+void copy_edges(const Id* from, const Id* to, int64_t first, int64_t last, int64_t* indptr, Index* indices,
                 const Ids& ids) {
-  int64_t vertex = 0;
-  for (int64_t e = 0; e < num_edges; ++e) {
+  int64_t vertex = first == 0 ? 0 : to[first - 1] + int64_t{1};
+  for (int64_t e = first; e < last; ++e) {
     for (; vertex <= to[e]; ++vertex) indptr[vertex] = e;
     indices[e] = static_cast<Index>(from[e]);
   }
-  std::fill(indptr + vertex, indptr + num_vertices + 1, num_edges);
   if (ids.edge_id == nullptr) return;
-  for (int64_t e = 0; e < num_edges; ++e) ids.set(e, e, from[e]);
+  for (int64_t e = first; e < last; ++e) ids.set(e, e, from[e]);
+}
+
+// What is found of edges [first, last): whether they are in order, and how many go into each bucket.
+//
+// Throws std::runtime_error: an id is out of range.
+template <class Id>
+bool count_edges(const Id* from, const Id* to, int64_t first, int64_t last, int64_t num_vertices, int bits,
+                 int64_t* size) {
+  bool is_sorted = true;
+  for (int64_t e = first; e < last; ++e) {
+    check(from[e] >= 0 && from[e] < num_vertices, "edge_index[0, ", e, "] must be in [0, ", num_vertices, "), got ",
+          from[e]);
+    check(to[e] >= 0 && to[e] < num_vertices, "edge_index[1, ", e, "] must be in [0, ", num_vertices, "), got ", to[e]);
+    ++size[to[e] >> bits];
+    is_sorted &= to[e] >= to[e == 0 ? 0 : e - 1];
+  }
+  return is_sorted;
 }
 
 template <class Id, class Index>
 void sort_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_edges, int64_t* indptr, Index* indices,
-                const Ids& ids) {
+                const Ids& ids, bool parallel) {
   const int bits = bits_per_bucket(num_vertices, num_edges);
   const int64_t width = int64_t{1} << bits;
   const int64_t num_buckets = (num_vertices + width - 1) >> bits;
-  std::vector<int64_t> begin(num_buckets + 1, 0);
-  bool is_sorted = true;
-  for (int64_t e = 0; e < num_edges; ++e) {
-    check(from[e] >= 0 && from[e] < num_vertices, "edge_index[0, ", e, "] must be in [0, ", num_vertices, "), got ",
-          from[e]);
-    check(to[e] >= 0 && to[e] < num_vertices, "edge_index[1, ", e, "] must be in [0, ", num_vertices, "), got ", to[e]);
-    ++begin[(to[e] >> bits) + 1];
-    is_sorted &= to[e] >= to[e == 0 ? 0 : e - 1];
+  // Each chunk of the edges has places of its own in every bucket, so that threads can fill them at once.
+  const int64_t num_chunks = std::clamp<int64_t>(num_edges / kChunkEdges, 1, kMostChunks);
+  const auto chunk_begin = [&](int64_t chunk) {
+    return num_edges / num_chunks * chunk + std::min(chunk, num_edges % num_chunks);
+  };
+  const auto for_chunks = [&](const auto& f) {
+    in_ranges(parallel, num_chunks, 1, [&](int64_t first, int64_t last) {
+      for (int64_t chunk = first; chunk < last; ++chunk) f(chunk, chunk_begin(chunk), chunk_begin(chunk + 1));
+    });
+  };
+  std::vector<int64_t> place(num_chunks * num_buckets, 0);  // numbers of edges, and then where the next one goes
+  std::vector<char> is_sorted(num_chunks, false);
+  std::vector<std::exception_ptr> failure(num_chunks);
+  for_chunks([&](int64_t chunk, int64_t first, int64_t last) {
+    try {
+      is_sorted[chunk] = count_edges(from, to, first, last, num_vertices, bits, place.data() + chunk * num_buckets);
+    } catch (...) {
+      failure[chunk] = std::current_exception();
+    }
+  });
+  for (const auto& of_chunk : failure)  // of several the first
+    if (of_chunk) std::rethrow_exception(of_chunk);
+  if (std::all_of(is_sorted.begin(), is_sorted.end(), [](char is) { return is; })) {
+    for_chunks([&](int64_t, int64_t first, int64_t last) { copy_edges(from, to, first, last, indptr, indices, ids); });
+    const int64_t rest = num_edges == 0 ? 0 : to[num_edges - 1] + int64_t{1};
+    std::fill(indptr + rest, indptr + num_vertices + 1, num_edges);
+    return;
   }
-  if (is_sorted) return copy_edges(from, to, num_vertices, num_edges, indptr, indices, ids);
   check(ids.edge_id != nullptr,
         "is_sorted=True, but edge_index is not sorted by target (row 1); leave is_sorted=False");
-  const int64_t largest = *std::max_element(begin.begin(), begin.end());
-  std::partial_sum(begin.begin(), begin.end(), begin.begin());
-
-  int64_t* edge_id = ids.edge_id;
-  std::vector<int64_t> end(begin.begin(), begin.end() - 1);
-  for (int64_t e = 0; e < num_edges; ++e) {
-    const int64_t slot = end[to[e] >> bits]++;
-    indices[slot] = static_cast<Index>(from[e]);
-    edge_id[slot] = static_cast<int64_t>(to[e] & (width - 1)) << kPositionBits | e;
-  }
-
-  const auto sources = std::make_unique_for_overwrite<Index[]>(largest);
-  const auto keys = std::make_unique_for_overwrite<int64_t[]>(largest);
-  std::vector<int64_t> next;
+  std::vector<int64_t> begin(num_buckets + 1, num_edges);
+  int64_t sum = 0;
   for (int64_t b = 0; b < num_buckets; ++b) {
-    const int64_t first = b << bits, last = std::min(first + width, num_vertices), size = begin[b + 1] - begin[b];
-    std::copy_n(indices + begin[b], size, sources.get());
-    std::copy_n(edge_id + begin[b], size, keys.get());
-    next.assign(last - first, 0);
-    for (int64_t i = 0; i < size; ++i) ++next[keys[i] >> kPositionBits];
-    int64_t slot = begin[b];
-    for (int64_t v = first; v < last; ++v) {
-      indptr[v] = slot;
-      slot += std::exchange(next[v - first], slot);
-    }
-    for (int64_t i = 0; i < size; ++i) {
-      slot = next[keys[i] >> kPositionBits]++;
-      indices[slot] = sources[i];
-      ids.set(slot, keys[i] & kPosition, sources[i]);
-    }
+    begin[b] = sum;
+    for (int64_t chunk = 0; chunk < num_chunks; ++chunk) sum += std::exchange(place[chunk * num_buckets + b], sum);
   }
+
+  int64_t* const edge_id = ids.edge_id;
+  for_chunks([&](int64_t chunk, int64_t first, int64_t last) {
+    int64_t* const next = place.data() + chunk * num_buckets;
+    for (int64_t e = first; e < last; ++e) {
+      const int64_t slot = next[to[e] >> bits]++;
+      indices[slot] = static_cast<Index>(from[e]);
+      edge_id[slot] = static_cast<int64_t>(to[e] & (width - 1)) << kPositionBits | e;
+    }
+  });
+
+  const int64_t grain = std::max<int64_t>(1, num_buckets * kChunkEdges / num_edges);
+  in_ranges(parallel, num_buckets, grain, [&](int64_t some, int64_t end) {
+    int64_t largest = 0;
+    for (int64_t b = some; b < end; ++b) largest = std::max(largest, begin[b + 1] - begin[b]);
+    const auto sources = std::make_unique_for_overwrite<Index[]>(largest);
+    const auto keys = std::make_unique_for_overwrite<int64_t[]>(largest);
+    std::vector<int64_t> next;
+    for (int64_t b = some; b < end; ++b) {
+      const int64_t first = b << bits, last = std::min(first + width, num_vertices), size = begin[b + 1] - begin[b];
+      std::copy_n(indices + begin[b], size, sources.get());
+      std::copy_n(edge_id + begin[b], size, keys.get());
+      next.assign(last - first, 0);
+      for (int64_t i = 0; i < size; ++i) ++next[keys[i] >> kPositionBits];
+      int64_t slot = begin[b];
+      for (int64_t v = first; v < last; ++v) {
+        indptr[v] = slot;
+        slot += std::exchange(next[v - first], slot);
+      }
+      for (int64_t i = 0; i < size; ++i) {
+        slot = next[keys[i] >> kPositionBits]++;
+        indices[slot] = sources[i];
+        ids.set(slot, keys[i] & kPosition, sources[i]);
+      }
+    }
+  });
   indptr[num_vertices] = num_edges;
 }
 
 std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tensor& target, int64_t num_vertices,
-                                                bool linked, bool is_sorted) {
+                                                bool linked, bool is_sorted, bool parallel) {
   check_index_vector(source, "source");
   check_vector(target, source.scalar_type(), "target");
   const int64_t num_edges = source.numel();
@@ -138,7 +196,7 @@ std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tens
     dispatch_index(indices, [&](auto* tag) {
       using Index = std::remove_const_t<std::remove_pointer_t<decltype(tag)>>;
       sort_edges(from, static_cast<decltype(from)>(target.const_data_ptr()), num_vertices, num_edges,
-                 mutable_int64_data(indptr), static_cast<Index*>(indices.mutable_data_ptr()), ids);
+                 mutable_int64_data(indptr), static_cast<Index*>(indices.mutable_data_ptr()), ids, parallel);
     });
   });
   return {indptr, indices, edge_id};

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 from salientpp import ops
 from salientpp.graph.from_pyg import read_adj_t, read_edge_index
-from salientpp.processes import lazy
+from salientpp.processes import lazy, may_compute_in_parallel
 
 
 class _Identity:
@@ -145,7 +145,14 @@ class Graph:
         source, target = edge_index[0].contiguous(), edge_index[1].contiguous()
         linked = linked and not is_sorted and max(num_vertices, source.numel()) < 2**31
         try:
-            indptr, indices, order = ops.csc_from_coo(source, target, num_vertices, linked=linked, is_sorted=is_sorted)
+            indptr, indices, order = ops.csc_from_coo(
+                source,
+                target,
+                num_vertices,
+                linked=linked,
+                is_sorted=is_sorted,
+                parallel=may_compute_in_parallel(),
+            )
         except RuntimeError as error:
             text = str(error)
             raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.from_pyg import NO_EDGES, read_adj_t, read_edge_index
 from salientpp.ids import first_outside
-from salientpp.processes import lazy
+from salientpp.processes import lazy, may_compute_in_parallel
 
 #: Weights of these are kept as float32, which takes half the memory; others may lose by it.
 _HELD_BY_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
@@ -124,7 +124,9 @@ class EdgeReader:
             source, target = source[order], target[order]
         # The kernel sorts by target and keeps the order of a list. It knows one number of vertices, so take the larger.
         widest = max(num_sources, num_targets)
-        indptr, indices, edge_id = ops.csc_from_coo(source.contiguous(), target.contiguous(), widest)
+        indptr, indices, edge_id = ops.csc_from_coo(
+            source.contiguous(), target.contiguous(), widest, parallel=may_compute_in_parallel()
+        )
         indptr = indptr[: num_targets + 1].contiguous()
         if self.is_sorted and target.numel() and bool((target.diff() < 0).any()):
             raise ValueError(f"is_sorted=True, but {self.name} are not sorted by target; leave is_sorted=False")
