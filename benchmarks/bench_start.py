@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -95,12 +96,13 @@ def first_batches(vertices: int, degree: float, repeats: int) -> list[dict[str, 
     }
     size = f"{vertices:,} vertices, {data.num_edges / 1e6:.1f} M edges"
     passes = take_turns({"one pass over the edges": lambda: int(data.edge_index.sum())}, repeats)
-    timings = {
-        f"one pass over the edges (a sum), {size}": passes,
-        f"loader and first batch, {size}": take_turns(
+    timings = {f"one pass over the edges (a sum), {size}": passes}
+    for threads in dict.fromkeys([1, os.cpu_count() or 1]):
+        torch.set_num_threads(threads)
+        timings[f"loader and first batch, {threads} {'thread' if threads == 1 else 'threads'}, {size}"] = take_turns(
             {name: lambda make=make: next(iter(make())).num_nodes for name, make in makers.items()}, repeats
-        ),
-    }
+        )
+    torch.set_num_threads(1)
     loaders = {name: make() for name, make in makers.items()}
     timings[f"first batch of an epoch, {size}"] = take_turns(
         {name: lambda loader=loader: next(iter(loader)).num_nodes for name, loader in loaders.items()}, repeats

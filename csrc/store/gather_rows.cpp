@@ -39,15 +39,16 @@ void move_rows(const std::vector<Piece>& sources, const Row& row, int64_t num_ro
   const bool streams = kCanStream && target && out_bytes >= kStreamedBytes && row_bytes % kStreamedLine == 0 &&
                        reinterpret_cast<uintptr_t>(to) % kStreamedLine == 0;
   const auto copy = [&](int64_t first, int64_t last, auto bytes) {
-    constexpr int64_t kLine = 64, kWide = 2048, kCachedBytes = int64_t{1} << 20;
-    // So many misses a core must have under way, in one row or in several.
-    const int64_t ahead = row_bytes <= kLine ? 64 : 16;
+    constexpr int64_t kLine = 64, kNarrow = 512, kWide = 1024, kWidest = 3072, kCachedBytes = int64_t{1} << 20;
+    // So many misses a core must have under way, in one row or in several. Of wider rows so many lines would push each
+    // other out of the nearest cache, and the widest are long enough for what fetches lines ahead by itself.
+    const int64_t ahead = row_bytes <= kLine ? 64 : row_bytes <= kNarrow ? 16 : row_bytes <= kWidest ? 2 : 0;
     // A store to a line that is in no cache waits for it to be read, also where rows are written in order: what
     // fetches lines ahead by itself follows the reads, which jump; but within rows of several kilobytes it keeps up.
     const bool writes_miss =
         !streams && out_bytes > kCachedBytes && row_bytes <= kWide && (target || row_bytes > kLine);
     for (int64_t i = first; i < last; ++i) {
-      if (i + ahead < last) {
+      if (ahead > 0 && i + ahead < last) {
         const char* next = row(i + ahead);
         for (int64_t b = 0; b < row_bytes; b += kLine) prefetch_read(next + b);
         if (writes_miss) {
