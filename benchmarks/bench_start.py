@@ -4,7 +4,8 @@
 
 What runs once in a process is measured in processes of its own, ours and PyG's in turns: imports, and the first epoch of all on a graph of Cora's size, from
 the call that makes the loader on. On larger graphs: making a loader of a ``Data`` with its first batch, the lists made from the edges included, and then
-the first batch of another epoch. The peer is PyG over the backend that it prefers of those that are installed.
+the first batch of another epoch. With one of torch's threads; loaders of larger graphs also with one per core. The peer is PyG over the backend that it
+prefers of those that are installed.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def first_batches(vertices: int, degree: float, repeats: int) -> list[dict[str, 
     size = f"{vertices:,} vertices, {data.num_edges / 1e6:.1f} M edges"
     passes = take_turns({"one pass over the edges": lambda: int(data.edge_index.sum())}, repeats)
     timings = {f"one pass over the edges (a sum), {size}": passes}
-    for threads in dict.fromkeys([1, os.cpu_count() or 1]):
+    for threads in sorted({1, os.cpu_count() or 1}):
         torch.set_num_threads(threads)
         timings[f"loader and first batch, {threads} {'thread' if threads == 1 else 'threads'}, {size}"] = take_turns(
             {name: lambda make=make: next(iter(make())).num_nodes for name, make in makers.items()}, repeats

@@ -276,7 +276,7 @@ def draw_start(result: dict) -> str:
         ratios = [f"{of_what[name] / of_what[names[0]]:.1f}×" if name in of_what else "" for name in names[1:]]
         lines.append([what, *cells, *ratios])
     title = (
-        "**Until something can be done**, ms by the wall clock, no workers, one thread; larger graphs with fanouts "
+        "**Until something can be done**, ms by the wall clock, no workers, one thread where nothing else is said; larger graphs with fanouts "
         f"{result['fanouts']} and batches of 1,024:"
     )
     return "\n\n".join(
