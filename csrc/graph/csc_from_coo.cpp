@@ -29,13 +29,6 @@ constexpr int64_t kMostBuckets = 1024;
 constexpr int64_t kChunkEdges = int64_t{1} << 18;
 constexpr int64_t kMostChunks = 256;
 
-// f(first, last) of ranges that make up [0, number), by torch's threads if there may be several.
-template <class F>
-void in_ranges(bool parallel, int64_t number, int64_t grain, const F& f) {
-  if (!parallel || number <= grain) return f(0, number);
-  torch::stable::parallel_for(0, number, grain, f);
-}
-
 // Between the steps an entry of `edge_id` holds the edge's position and, above it, its target less the first of the
 // bucket.
 constexpr int kPositionBits = 40;
@@ -104,7 +97,7 @@ void sort_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_
     return num_edges / num_chunks * chunk + std::min(chunk, num_edges % num_chunks);
   };
   const auto for_chunks = [&](const auto& f) {
-    in_ranges(parallel, num_chunks, 1, [&](int64_t first, int64_t last) {
+    torch::stable::parallel_for(0, num_chunks, parallel ? 1 : num_chunks, [&](int64_t first, int64_t last) {
       for (int64_t chunk = first; chunk < last; ++chunk) f(chunk, chunk_begin(chunk), chunk_begin(chunk + 1));
     });
   };
@@ -145,8 +138,8 @@ void sort_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_
     }
   });
 
-  const int64_t grain = std::max<int64_t>(1, num_buckets * kChunkEdges / num_edges);
-  in_ranges(parallel, num_buckets, grain, [&](int64_t some, int64_t end) {
+  const int64_t grain = parallel ? std::max<int64_t>(1, num_buckets * kChunkEdges / num_edges) : num_buckets;
+  torch::stable::parallel_for(0, num_buckets, grain, [&](int64_t some, int64_t end) {
     int64_t largest = 0;
     for (int64_t b = some; b < end; ++b) largest = std::max(largest, begin[b + 1] - begin[b]);
     const auto sources = std::make_unique_for_overwrite<Index[]>(largest);

@@ -178,11 +178,9 @@ def _keep_kinds(data: Data | HeteroData, former: Data | HeteroData | None) -> No
 
 
 def _entries_of(data: Data | HeteroData) -> dict[Column, tuple[object, object]]:
-    """(type, name) -> (value, what tells whether the value is as it was)."""
+    """(type, name) -> (value, what tells whether the value is as it was). Of an object that no other thread writes to."""
     return {
-        (store._key, name): (value, _state_of(value))
-        for store in data.stores
-        for name, value in dict(store._mapping).items()
+        (store._key, name): (value, _state_of(value)) for store in data.stores for name, value in store._mapping.items()
     }
 
 
@@ -247,33 +245,26 @@ class _NodeAttributes:
                 stacklevel=2,
             )
 
-    def columns(self, data: Data | HeteroData, store: BaseStorage) -> dict[str, Tensor]:
+    def columns(self, store: BaseStorage) -> dict[str, Tensor]:
         """Those whose rows the pipeline brings from here; others (on another device, strided, not tensors, with the vertices in another
         dimension) are left to PyG's ``index_select``."""
         others = ("num_nodes", *_SET_BY_LOADER, *self._own)
-        names = [name for name in list(store) if name not in others and store.is_node_attr(name)]
+        names = [name for name in store if name not in others and store.is_node_attr(name)]
         rows = {
             name: store[name] for name in names if _is_rows(store[name]) and store[name].size(0) == self._num_vertices
         }
-        return {name: value for name, value in rows.items() if data.__cat_dim__(name, value, store) == 0}
+        return {name: value for name, value in rows.items() if _cat_dim(store, name) == 0}
 
-    def fill(
-        self,
-        data: Data | HeteroData,
-        store: BaseStorage,
-        out: BaseStorage,
-        n_id: Tensor,
-        rows: Mapping[str, Tensor],
-    ) -> None:
+    def fill(self, store: BaseStorage, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
         """Set the attributes of the vertices ``n_id``; ``rows`` holds those that are there already, or will come."""
         to = out._mapping
-        for name in list(store._mapping):
+        for name in store._mapping:
             if name in rows:
                 to[name] = rows[name]
             elif name == "num_nodes":
                 to[name] = n_id.numel()
             elif name not in self._own and store.is_node_attr(name):
-                to[name] = _cut(data, store, name, n_id)
+                to[name] = _cut(store, name, n_id)
         for name in self._own:
             to[name] = rows[name]
 
@@ -296,7 +287,6 @@ class _EdgeAttributes:
 
     def fill(
         self,
-        data: Data | HeteroData,
         store: BaseStorage,
         out: BaseStorage,
         row: Tensor,
@@ -310,13 +300,13 @@ class _EdgeAttributes:
             of_vertices: names of which it is known that they are attributes of vertices; asking PyG takes long.
         """
         to = out._mapping
-        for name in list(store._mapping):
+        for name in store._mapping:
             if name in ("edge_index", "adj_t") or name in of_vertices or not store.is_edge_attr(name):
                 continue
             if edge is None:
                 to.pop(name, None)
             else:
-                to[name] = _cut(data, store, name, edge)
+                to[name] = _cut(store, name, edge)
         if "edge_index" in store._mapping:
             device, edge_index = store._mapping["edge_index"].device, edge_index_of(row, col)
             to["edge_index"] = edge_index if device == edge_index.device else edge_index.to(device)
@@ -375,7 +365,7 @@ class DataTemplate:
         return {
             (type_, name): rows
             for type_, nodes in self._nodes.items()
-            for name, rows in nodes.columns(whole, _store_of(whole, type_)).items()
+            for name, rows in nodes.columns(_store_of(whole, type_)).items()
         }
 
     def build(
@@ -392,13 +382,13 @@ class DataTemplate:
         out = copy.copy(whole)
         for type_, nodes in self._nodes.items():
             own = {name: value for (owner, name), value in rows.items() if owner == type_}
-            nodes.fill(whole, _store_of(whole, type_), _store_of(out, type_), _of_type(mfg.node, type_), own)
+            nodes.fill(_store_of(whole, type_), _store_of(out, type_), _of_type(mfg.node, type_), own)
         for type_, edges in self._edges.items():
             row, col = _of_type(mfg.row, type_), _of_type(mfg.col, type_)
             edge = None if mfg.edge is None else _of_type(mfg.edge, type_)
             # Only with one type of vertices do these share a storage with edges. Rows that are not of the data may go by the name of such an attribute.
             of_vertices = own if type_ is None and not self._has_own else ()
-            edges.fill(whole, _store_of(whole, type_), _store_of(out, type_), row, col, edge, of_vertices)
+            edges.fill(_store_of(whole, type_), _store_of(out, type_), row, col, edge, of_vertices)
         return out
 
 
@@ -448,14 +438,19 @@ def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, s
     return torch.sparse_csr_tensor(indptr, row[order], values[order], size, check_invariants=False)
 
 
-def _cut(data: Data | HeteroData, store: BaseStorage, name: str, ids: Tensor) -> object:
+def _cat_dim(store: BaseStorage, name: str) -> Any:
+    """Which dimension of an attribute counts vertices or edges, as the object says that the storage is of."""
+    return store._parent().__cat_dim__(name, store[name], store)
+
+
+def _cut(store: BaseStorage, name: str, ids: Tensor) -> object:
     """An attribute of the vertices or edges, cut to ``ids``.
 
     Raises:
         ValueError: it is of a kind that has no rows to take.
     """
     value = store[name]
-    dim = data.__cat_dim__(name, value, store)
+    dim = _cat_dim(store, name)
     if dim == 0 and _is_rows(value):
         return take_rows(value, ids)
     try:

@@ -20,7 +20,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.minibatch.batch import Contents
 from salientpp.minibatch.builder import BatchBuilder
-from salientpp.minibatch.stages import Finished, Request
+from salientpp.minibatch.stages import Finished, Request, ids_by_type
 from salientpp.pipeline import StageError, Trace, in_stage
 from salientpp.store.fetch import Column, Fetch
 from salientpp.store.tiers import Places
@@ -71,7 +71,7 @@ class BatchMaker:
         started = time.perf_counter()
         with in_stage("gather_host_rows", index, self.trace):
             try:
-                n_id = mfg.node if isinstance(mfg.node, dict) else {None: mfg.node}
+                n_id = ids_by_type(mfg.node)
                 rows, places = fetch.take_all(columns, n_id)
                 seeds = fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {}
             except Exception as error:

@@ -55,7 +55,7 @@ from salientpp.minibatch.partial import PartialStages, check_partial, weights_of
 from salientpp.minibatch.seeds import scores_of_part
 from salientpp.minibatch.sharing import SharingStages
 from salientpp.minibatch.source import BatchSource, by_type
-from salientpp.minibatch.stages import BatchStages, Request, Sampled
+from salientpp.minibatch.stages import BatchStages, Request, Sampled, ids_by_type
 from salientpp.minibatch.state import (
     Position,
     Progress,
@@ -74,7 +74,7 @@ from salientpp.plan.lookahead import Blocks, Planner, Trial, plan_rows
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
 from salientpp.plan.schedule import BatchKeys, Schedule, Turn, Turns, batch_keys, share_size
-from salientpp.processes import Lock, Threads, Undone, completed, forks, lazy
+from salientpp.processes import Lock, Threads, Undone, completed, forks, lazy, may_compute_in_parallel
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.devices import reachable, split_rows, split_tiers
@@ -98,9 +98,6 @@ _MOST_SEEDS = 2**31 - 1
 
 #: Of the draws of the batch that an overridden ``collate_fn`` is making; None: it is called by somebody else.
 _batch_keys: contextvars.ContextVar[BatchKeys | None] = contextvars.ContextVar("batch_keys", default=None)
-
-#: In the thread that drives a forked child's loaders, ``yes``.
-_driver_thread = threading.local()
 
 #: Samplers of torch's that give the same order again: Lightning puts them into a loader, and asks it for its state.
 _KNOWN_ORDERS = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
@@ -381,7 +378,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _scout(self, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> dict[str | None, Tensor]:
         """Per vertex type, the list of remote ids that the batch of these pieces needs."""
         exchange, books = self._source.exchange, self._source.books
-        ids = [_ids_by_type(self._workers.draw_vertices(*piece).node) for piece in pieces]
+        ids = [ids_by_type(self._workers.draw_vertices(*piece).node) for piece in pieces]
         found = {}
         for type_ in self._planners:
             own = [each[type_] for each in ids if type_ in each]
@@ -721,7 +718,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             turns = self._turns.of_epoch(0)
             mfgs = [
                 [
-                    _ids_by_type(draw(source.seeds, source.sampler, *piece, only_vertices=True).node)
+                    ids_by_type(draw(source.seeds, source.sampler, *piece, only_vertices=True).node)
                     for piece in self._pieces(0, turns[number])
                 ]
                 for number in Trial.batches(len(turns))
@@ -887,9 +884,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
 
     def _drive(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(*args)``, in this thread; in a process that was forked since the loader was made, in a thread that started there."""
-        if self._forks == forks() or getattr(_driver_thread, "yes", False):
+        if self._forks == forks() or may_compute_in_parallel():
             return function(*args)
-        return self._driver.submit(_driven, function, *args).result()
+        return self._driver.submit(function, *args).result()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which go on as this loader would: with the same next epoch, and ``state_dict()``; with threads and counts of their own."""
@@ -1404,20 +1401,10 @@ def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
     return index
 
 
-def _driven(function: Callable[..., Any], *args: Any) -> Any:
-    _driver_thread.yes = True
-    return function(*args)
-
-
 def _near_ids(tiers: Tiers) -> Tensor:
     """The rows of the part that have a copy on the device."""
     members = tiers.near[0].members if tiers.near else None
     return NO_IDS if members is None else members.ids
-
-
-def _ids_by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
-    """Ids by vertex type; None where there is only one."""
-    return {None: n_id} if isinstance(n_id, Tensor) else n_id
 
 
 def _use_huge_pages(tensors: Sequence[Tensor]) -> None:

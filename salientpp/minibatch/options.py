@@ -185,16 +185,15 @@ class Options:
 
     def checked_timeout(self) -> timedelta:
         """The longest wait for another rank."""
-        found, seconds = timedelta(0), None
         if isinstance(self.timeout, timedelta):
             found = self.timeout
         else:
-            seconds = as_real(self.timeout)
-        if seconds == 0:
-            return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
-        if seconds is not None:
-            with contextlib.suppress(OverflowError):  # too large a number
-                found = timedelta(seconds=seconds)
+            seconds, found = as_real(self.timeout), timedelta(0)
+            if seconds == 0:
+                return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
+            if seconds is not None:
+                with contextlib.suppress(OverflowError):  # too large a number
+                    found = timedelta(seconds=seconds)
         if found <= timedelta(0):
             raise ValueError(
                 f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {self.timeout!r}"

@@ -201,7 +201,7 @@ class BatchStages:
 
     def prepare(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Sampled:
         """Make what needs neither other ranks nor the rows of every vertex. For sampling threads."""
-        return self._prepared(index, mfg, num_seeds, self.fetch.look_up(_by_type(mfg.node)))
+        return self._prepared(index, mfg, num_seeds, self.fetch.look_up(ids_by_type(mfg.node)))
 
     def _prepared(
         self,
@@ -211,7 +211,7 @@ class BatchStages:
         places: Mapping[str | None, Places],
     ) -> Sampled:
         """The same with the places of its rows."""
-        fetch, n_id, contents = self.fetch, _by_type(mfg.node), self.builder.contents()
+        fetch, n_id, contents = self.fetch, ids_by_type(mfg.node), self.builder.contents()
         columns = self.builder.brought(contents)
         rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
         seeds = fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {}
@@ -305,5 +305,6 @@ class BatchStages:
         return self.builder.in_dtype(self.builder.build_anew(finished.mfg, own, now))
 
 
-def _by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
+def ids_by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
+    """Ids by vertex type; None where there is only one."""
     return {None: n_id} if isinstance(n_id, Tensor) else n_id
