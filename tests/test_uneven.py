@@ -131,6 +131,46 @@ def test_loops_may_have_other_lengths_on_each_rank_and_in_each_epoch(tmp_path):
     assert results == [[plan[rank] for plan in plans] for rank in range(3)]
 
 
+# --- loops that count their batches -----------------------------------------------------------------------
+
+
+def _count_batches(rank: int, root: str, seeds: list[int], options: dict, resumed: int) -> list[tuple[int, float]]:
+    """Loops that take ``len(loader)`` batches and then a collective of their own, in the middle of a training epoch."""
+    part = salientpp.load(root)
+    begin, _ = part.book.range_of(rank)
+    training = NeighborLoader(part, [3, 2], "train", batch_size=4, shuffle=True, seed=1, timeout=NEVER, **options)
+    loader = NeighborLoader(
+        part, [3, 2], torch.arange(begin, begin + seeds[rank]), batch_size=4, seed=2, timeout=NEVER, **options
+    )
+    found = []
+    for index, _ in enumerate(training):
+        if index == 3:
+            break
+        expected = len(loader)
+        if resumed:
+            loader.load_state_dict({**loader.state_dict(), "batches": min(resumed, expected)})
+            expected -= min(resumed, expected)
+        iterator = iter(loader)
+        given = [next(iterator).batch_size for _ in range(expected)]
+        total = torch.tensor(float(sum(given)))
+        torch.distributed.all_reduce(total)
+        found.append((len(given), total.item()))
+        # The iterator is kept, as trainers keep theirs.
+        assert next(iterator, None) is None
+    return found
+
+
+@pytest.mark.parametrize("resumed", [0, 2])
+@pytest.mark.parametrize("seeds", [[36, 4], [4, 36], [9, 0], [0, 9], [0, 0]])
+@pytest.mark.parametrize("options", [{"depth": 1}, {"num_workers": 2, "replication_factor": 0.1}])
+def test_a_loop_over_len_loader_may_end_in_a_collective(tmp_path, seeds, options, resumed):
+    """A rank goes on serving after its last batch, without being asked for one more."""
+    results = distributed.run(_count_batches, 2, _directory(tmp_path / "parts", 2), seeds, options, resumed)
+    left = [max(-(-count // 4) - resumed, 0) for count in seeds]
+    total = float(sum(max(count - 4 * resumed, 0) for count in seeds))
+    assert results == [[(number, total)] * 3 for number in left]
+
+
 # --- training means the same ------------------------------------------------------------------------------
 
 

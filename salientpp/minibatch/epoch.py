@@ -1,8 +1,8 @@
 """Who drives the pipeline through an epoch, and how does a rank leave one?
 
-``next()`` moves the pipeline on, in the caller's thread. When the user stops asking (the epoch is over here but not elsewhere, an
-early ``break``, an exception), a background thread goes on answering the other ranks until all have finished or left, and runs
-none of the user's code; the next epoch waits for it. So loops may differ in length without anyone waiting for ever.
+``next()`` moves the pipeline on, in the caller's thread. After this rank's last batch, an early ``break`` or an exception, a background thread answers
+the other ranks until all have finished or left. It runs none of the user's code, and the next epoch waits for it. So loops may differ in length, and a loop
+that takes ``len(loader)`` batches may end in a collective of its own.
 
 **Threads.** Those that share an iterator get each batch once between them, and each ``iter(loader)`` in one process is an epoch of its own. On several ranks
 a loader has one epoch at a time, so there a second thread that begins one gets an error.
@@ -22,7 +22,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from torch_geometric.data import Data
 
@@ -174,8 +174,6 @@ class Run:
             progress.ended = True
             self.leave()
             raise StopIteration
-        if progress.batches == last:
-            self.leave()  # others go on, and are answered meanwhile
         batches = []
         while progress.batches < last and turns[progress.batches].round == progress.rounds:
             batches.append(self.give())
@@ -189,21 +187,29 @@ class Run:
         return self._context.drive(self._give)
 
     def _give(self) -> Data:
+        if self._left:
+            self._end()  # without the lock, which the answering thread holds while it waits for ranks that may be waiting for this thread
         with self._lock:
             if self._lock.interrupted:
                 raise RuntimeError(
                     "this process was forked while another thread was inside next() of this epoch, which may be half done; "
                     "start a new one with iter(loader)"
                 )
-            return self._next_batch()
+            batch = self._next_batch()
+        self.leave_if_done()
+        return batch
 
-    def _next_batch(self) -> Data:
+    def _end(self) -> NoReturn:
+        """Raise what ends the user's loop: StopIteration, or what failed."""
         if self._failure is not None:
             raise self._failure
-        if self._left or self.progress.batches == len(self._turns):
-            self.progress.ended = self.progress.batches == len(self._turns)
-            self.leave()
-            raise StopIteration
+        self.progress.ended = self.progress.batches == len(self._turns)
+        self.leave()
+        raise StopIteration
+
+    def _next_batch(self) -> Data:
+        if self._failure is not None or self._left or self.progress.batches == len(self._turns):
+            self._end()
         started = time.perf_counter()
         finished = None
         while finished is None or finished.idle:
@@ -304,10 +310,15 @@ class Run:
         self._placed += 1
         return self._ahead.popleft()
 
+    def leave_if_done(self) -> None:
+        """Begin to answer the other ranks once this rank has no more batches to give: its user may not ask again."""
+        if self._comm.size > 1 and self.progress.batches == len(self._turns):
+            self.leave()
+
     def leave(self) -> None:
         """Give no more batches; answer the other ranks, in the background, until all have left."""
         if self._left:
-            return  # without the lock, which the answering thread has while it waits for ranks that may be waiting for this thread
+            return  # without the lock, as in _give
         with self._lock:
             if self._left:
                 return

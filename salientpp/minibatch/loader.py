@@ -1105,6 +1105,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             self._progress, self._resume = run.progress, None
             self._epoch_number += 1
             self._run = run
+            run.leave_if_done()
             return run
 
     @property
