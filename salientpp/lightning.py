@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from salientpp.minibatch.link_loader import LinkNeighborLoader
 from salientpp.minibatch.loader import BatchLoader
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.node_loader import NeighborLoader
+from salientpp.store.directory.description import EdgeType, VertexType
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: May be set on a sampler that is there, to draw otherwise from the same graph.
@@ -207,6 +208,8 @@ class _GraphData(pyg.LightningDataModule):
                     )
                 kwargs["share"] = (trainer.global_rank, trainer.world_size)
         found = self._loader_class(self.data, **kwargs, **seeds)
+        if partitioned:
+            _check_every_rank_has_batches(found)
         if partitioned and self._cache is None and kwargs.get("replication_factor"):
             self._cache = found.cache
         return found
@@ -373,11 +376,11 @@ class LightningLinkData(_GraphData):
     """PyG's ``LightningLinkData`` over :class:`~salientpp.LinkNeighborLoader`: loaders for a Lightning ``Trainer``.
 
     Args:
-        data: a ``Data``, a ``HeteroData`` or a pair of stores.
+        data: a ``Data``, a ``HeteroData``, a pair of stores, or a :class:`~salientpp.PartitionedGraph`.
         input_train_edges, input_val_edges, input_test_edges, input_pred_edges: seeds, as ``edge_label_index`` of
-            :class:`~salientpp.LinkNeighborLoader`.
-        input_train_labels, input_val_labels, input_test_labels, input_pred_labels: their labels.
-        input_train_time, input_val_time, input_test_time, input_pred_time: their times.
+            :class:`~salientpp.LinkNeighborLoader`. None: the split of edges of that name that a partitioned graph has; else all edges for training.
+        input_train_labels, input_val_labels, input_test_labels, input_pred_labels: their labels, as ``edge_label``.
+        input_train_time, input_val_time, input_test_time, input_pred_time: their times, as ``edge_label_time``.
         loader: 'neighbor', or 'full' for the whole graph as the only batch.
         link_sampler: a PyG ``BaseSampler`` to draw with.
         eval_loader_kwargs: arguments that are different in validation, test and prediction.
@@ -392,44 +395,44 @@ class LightningLinkData(_GraphData):
 
     def __init__(
         self,
-        data: Data | HeteroData,
+        data: Data | HeteroData | PartitionedGraph,
         input_train_edges: Any = None,
-        input_train_labels: Tensor | None = None,
-        input_train_time: Tensor | None = None,
+        input_train_labels: Tensor | str | None = None,
+        input_train_time: Tensor | str | None = None,
         input_val_edges: Any = None,
-        input_val_labels: Tensor | None = None,
-        input_val_time: Tensor | None = None,
+        input_val_labels: Tensor | str | None = None,
+        input_val_time: Tensor | str | None = None,
         input_test_edges: Any = None,
-        input_test_labels: Tensor | None = None,
-        input_test_time: Tensor | None = None,
+        input_test_labels: Tensor | str | None = None,
+        input_test_time: Tensor | str | None = None,
         input_pred_edges: Any = None,
-        input_pred_labels: Tensor | None = None,
-        input_pred_time: Tensor | None = None,
+        input_pred_labels: Tensor | str | None = None,
+        input_pred_time: Tensor | str | None = None,
         loader: str = "neighbor",
         link_sampler: BaseSampler | None = None,
         eval_loader_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if isinstance(data, PartitionedGraph):
-            raise TypeError(
-                "data must be a Data, a HeteroData or a pair of FeatureStore and GraphStore: edges of a partitioned graph cannot be seeds yet"
-            )
-        has_val, has_test = input_val_edges is not None, input_test_edges is not None
+        self.input_train_edges = _found_edges(data, input_train_edges, "train")
+        self.input_val_edges = _found_edges(data, input_val_edges, "val", "valid")
+        self.input_test_edges = _found_edges(data, input_test_edges, "test")
+        self.input_pred_edges = _found_edges(data, input_pred_edges, "pred")
+        has_val, has_test = self.input_val_edges is not None, self.input_test_edges is not None
         super().__init__(data, has_val, has_test, loader, link_sampler, eval_loader_kwargs, **kwargs)
-        self.input_train_edges, self.input_train_labels = input_train_edges, input_train_labels
+        self.input_train_labels = input_train_labels
         self.input_train_time, self.input_train_id = input_train_time, None
-        self.input_val_edges, self.input_val_labels = input_val_edges, input_val_labels
+        self.input_val_labels = input_val_labels
         self.input_val_time, self.input_val_id = input_val_time, None
-        self.input_test_edges, self.input_test_labels = input_test_edges, input_test_labels
+        self.input_test_labels = input_test_labels
         self.input_test_time, self.input_test_id = input_test_time, None
-        self.input_pred_edges, self.input_pred_labels = input_pred_edges, input_pred_labels
+        self.input_pred_labels = input_pred_labels
         self.input_pred_time, self.input_pred_id = input_pred_time, None
 
     def dataloader(
         self,
         input_edges: Any,
-        input_labels: Tensor | None = None,
-        input_time: Tensor | None = None,
+        input_labels: Tensor | str | None = None,
+        input_time: Tensor | str | None = None,
         input_id: Tensor | None = None,
         link_sampler: BaseSampler | None = None,
         **kwargs: Any,
@@ -463,19 +466,40 @@ class LightningLinkData(_GraphData):
         )
 
 
+def _check_every_rank_has_batches(loader: BatchLoader) -> None:
+    """Raise on every rank if some ranks have batches and others have none: Lightning would neither run their loop nor call its hooks."""
+    batches = loader.batches_by_rank
+    if 0 in batches and any(batches):
+        raise ValueError(
+            f"rank {batches.index(0)} has no batches, so Lightning skips its loop there and the other ranks would wait for it (batches by rank: "
+            f"{batches}); partition so that every part has seeds, or iterate over the loader yourself"
+        )
+
+
 def _found_seeds(data: Any, given: Any, *splits: str) -> Any:
     """The seeds given, or those that the data names."""
     for split in splits if given is None else ():
         if isinstance(data, PartitionedGraph):
-            splits_of = {type_.name: type_.splits for type_ in data.description.node_types}
-            having = [type_ for type_, named in splits_of.items() if split in named]
-            # As PyG's own: the first type that has it.
-            found = None if not having else split if having[0] is None else (having[0], split)
+            found = _stored_split(data.description.node_types, split)
         else:
             found = pyg.infer_input_nodes(data, split) if isinstance(data, (Data, HeteroData)) else None
         if found is not None:
             return found
     return given
+
+
+def _found_edges(data: Any, given: Any, *splits: str) -> Any:
+    """The edges given, or a split of a partitioned graph's."""
+    if given is None and isinstance(data, PartitionedGraph):
+        stored = (_stored_split(data.description.edge_types, split) for split in splits)
+        return next((found for found in stored if found is not None), None)
+    return given
+
+
+def _stored_split(types: Iterable[VertexType | EdgeType], split: str) -> Any:
+    """The split as a loader takes it, of the first type that has it, as in PyG; None: no type has."""
+    names = [type_.name for type_ in types if split in type_.splits]
+    return None if not names else split if names[0] is None else (names[0], split)
 
 
 def _split(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:

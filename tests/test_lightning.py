@@ -748,6 +748,130 @@ def test_predictions_on_a_partitioned_graph_say_that_they_need_the_data_module(t
     assert distributed.run(predict_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240) == [True, True]
 
 
+class Reduced(Homogeneous):
+    """Evaluates with collectives of its own, as metrics of several ranks do."""
+
+    def count(self, batch, kind: str) -> None:
+        self.log(f"{kind}_seeds", float(batch.batch_size), batch_size=1, on_epoch=True, sync_dist=True, reduce_fx="sum")
+        self.number = getattr(self, "number", 0) + batch.batch_size
+
+    def validation_step(self, batch, index):
+        self.count(batch, "val")
+
+    def test_step(self, batch, index):
+        self.count(batch, "test")
+
+    def predict_step(self, batch, index):
+        self.number = getattr(self, "number", 0) + batch.batch_size
+        return batch.n_id[: batch.batch_size]
+
+    def end(self) -> None:
+        total = torch.tensor(float(self.__dict__.pop("number")))
+        dist.all_reduce(total)
+        self.totals = [*getattr(self, "totals", []), total.item()]
+
+    on_validation_epoch_end = on_test_epoch_end = on_predict_epoch_end = end
+
+
+def evaluate_on_rank(rank, root, directory, with_module):
+    as_torchrun_would(rank, 2)
+    part = salientpp.load(directory)
+    options = {"num_neighbors": [3, 2], "batch_size": 4}
+    model = Reduced()
+    run = {"strategy": "ddp", "devices": 2, "num_sanity_val_steps": 2, "val_check_interval": 3}
+    if with_module:
+        module = LightningNodeData(part, **options, eval_loader_kwargs={"uneven": "exact"}, input_pred_nodes="test")
+        trainer(root, **run).fit(model, module)
+        found = trainer(root, **run).test(model, module, verbose=False)
+        trainer(root, **run).predict(model, module)
+    else:
+        training = NeighborLoader(part, input_nodes="train", shuffle=True, **options)
+        trainer(root, **run).fit(model, training, NeighborLoader(part, input_nodes="val", **options))
+        found = trainer(root, **run).test(model, NeighborLoader(part, input_nodes="test", **options), verbose=False)
+    dist.barrier()
+    return found[0]["test_seeds"], model.totals
+
+
+@pytest.mark.parametrize("with_module", [True, False])
+def test_evaluation_on_uneven_ranks_may_use_collectives(tmp_path, with_module):
+    """Lightning takes ``len(loader)`` batches of each rank, in the middle of a training epoch too."""
+    data = graph()
+    assignment = torch.zeros(data.num_nodes, dtype=torch.int64)
+    for mask, number in ((data.train_mask, 25), (data.val_mask, 4), (data.test_mask, 1)):
+        assignment[mask.nonzero().flatten()[:number]] = 1
+    salientpp.partition(data, 2, tmp_path / "parts", [3, 2], 4, method=assignment)
+    found = distributed.run(evaluate_on_rank, 2, tmp_path, tmp_path / "parts", with_module, seconds=240)
+    assert found[0] == found[1]
+    tested, totals = found[0]
+    sanity = 2 * 4 + 4
+    # Two validations in each of two epochs of 7 batches, then a test, then a prediction.
+    assert tested == 20 and totals == [sanity, *[30.0] * 4, *([20.0] * (1 + with_module))]
+
+
+def evaluate_nothing_on_rank(rank, root, directory):
+    as_torchrun_would(rank, 2)
+    module = LightningNodeData(salientpp.load(directory), num_neighbors=[3, 2], batch_size=4, input_pred_nodes="test")
+    with pytest.raises(ValueError, match="rank 1 has no batches, so Lightning skips its loop there"):
+        trainer(root, strategy="ddp", devices=2).predict(Homogeneous(), module)
+    return True
+
+
+def test_a_rank_without_batches_is_refused_where_lightning_would_skip_it(tmp_path):
+    data = graph()
+    assignment = 1 - data.test_mask.long()
+    salientpp.partition(data, 2, tmp_path / "parts", [3, 2], 4, method=assignment)
+    assert distributed.run(evaluate_nothing_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240) == [True, True]
+
+
+class LinksById(Links):
+    def note(self, kind: str, index: int, batch) -> None:
+        store = batch["user", "buys", "item"] if isinstance(batch, HeteroData) else batch
+        self.seen.append((kind, self.current_epoch, index, store.input_id.tolist()))
+
+    def loss(self, batch):
+        if isinstance(batch, Data):
+            return super().loss(batch)
+        out = self.gnn(batch["user"].x, batch["user", "buys", "item"].edge_index.new_zeros(2, 0))
+        return out.square().mean()
+
+    def predict_step(self, batch, index):
+        self.note("predict", index, batch)
+
+
+def links_on_rank(rank, root, directory):
+    as_torchrun_would(rank, 2)
+    part = salientpp.load(directory)
+    options = {"num_neighbors": [3, 2], "batch_size": 8, "neg_sampling": "binary", "seed": 3, "replication_factor": 0.1}
+    module = LightningLinkData(part, **options)
+    model = LinksById()
+    runner = trainer(root, strategy="ddp", devices=2, num_sanity_val_steps=0)
+    runner.fit(model, module)
+    runner.predict(model, module)
+    split = "train" if not part.is_hetero else (("user", "buys", "item"), "train")
+    own = LinkNeighborLoader(part, edge_label_index=split, shuffle=True, **options)
+    as_own = [model.note("own", index, batch) for _ in range(2) for index, batch in enumerate(own)]
+    dist.barrier()
+    trained, again = ([ids for *_, ids in model.of(kind)] for kind in ("train", "own"))
+    return trained == again and len(as_own) == len(trained) > 0, *(
+        sum([ids for epoch, _, ids in model.of(kind) if epoch != 1], []) for kind in ("train", "val", "predict")
+    )
+
+
+@pytest.mark.parametrize("make", [graph, typed])
+def test_links_of_a_partitioned_graph_are_seeds(tmp_path, make):
+    """Its splits of edges are taken by name, as its splits of vertices are."""
+    sizes = {"train": 60, "val": 21, "pred": 33}
+    bounds = torch.tensor([0, *sizes.values()]).cumsum(0).tolist()
+    splits = {name: torch.arange(*bounds[i : i + 2]) for i, name in enumerate(sizes)}
+    typed_splits = {("user", "buys", "item"): splits}
+    salientpp.partition(make(), 2, tmp_path / "parts", [3, 2], 8, edge_split=splits if make is graph else typed_splits)
+    (same, *found), (same_there, *others) = distributed.run(links_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240)
+    assert same and same_there, "batches are those of LinkNeighborLoader"
+    for name, one, other in zip(sizes, found, others):
+        assert len({*one, *other}) == sizes[name]
+    assert len(found[2]) + len(others[2]) == sizes["pred"], "every edge of a prediction once"
+
+
 def spawned(model, loader, root):
     trainer(root, strategy="ddp_spawn", devices=2).fit(model, loader)
 

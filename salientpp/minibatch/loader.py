@@ -910,6 +910,11 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def __len__(self) -> int:
         return self._turns.num_batches if self._orders_itself else len(self._given_batches)
 
+    @property
+    def batches_by_rank(self) -> list[int]:
+        """Batches that each rank gives in an epoch, without a sampler of the user's; of processes that ``share`` an object only this one's."""
+        return self._turns.batches_by_rank
+
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: with the seed it fixes the order and all draws.
 

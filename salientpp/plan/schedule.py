@@ -235,6 +235,12 @@ class Turns:
         """Batches that this rank gives in an epoch."""
         return len(self._rounds)
 
+    @property
+    def batches_by_rank(self) -> list[int]:
+        """Batches that each rank gives in an epoch."""
+        numbers = [[self.schedules[0].batches_of(slot) for slot in slots] for slots in self.slots_by_rank]
+        return [max(of_rank) if self.joined else sum(of_rank) for of_rank in numbers]
+
     def round_after(self, batches: int) -> int:
         """The first round of which this rank has not given all its batches, after so many."""
         if batches < len(self._rounds):
