@@ -162,6 +162,47 @@ def test_a_dataset_directory_refuses_names_that_its_batches_use(tmp_path, name, 
         assert batch.n_id.numel() == batch.x.size(0) and f"my_{name}" in batch
 
 
+#: Two node types and the names of the two relations between them.
+SHARED_NAMES = [
+    ("order", "customer", "customer", "rev"),
+    ("order", "customer", "rev", "order"),
+    ("a", "b", "a", "b"),
+    ("a", "b", "b", "b"),
+    ("to", "batch", "to", "batch"),
+    ("x", "edge_index", "edge_index", "x"),
+    ("num_nodes", "n_id", "x", "e_id"),
+    ("u__v", "w", "a__b", "__"),
+]
+
+
+def types_with_names(first: str, second: str, there: str, back: str) -> HeteroData:
+    data = HeteroData()
+    data[first].x, data[second].x = torch.arange(8.0).view(4, 2), torch.arange(6.0).view(3, 2) + 100
+    forth, back_store = data.get_edge_store(first, there, second), data.get_edge_store(second, back, first)
+    forth.edge_index, forth.weight = torch.tensor([[0, 1, 3], [0, 1, 1]]), torch.tensor([1.0, 2.0, 3.0])
+    back_store.edge_index, back_store.weight = torch.tensor([[1, 0], [0, 1]]), torch.tensor([4.0, 5.0])
+    return data
+
+
+@pytest.mark.filterwarnings("ignore:There exist type names")
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("names", SHARED_NAMES, ids="-".join)
+def test_types_and_relations_of_a_partitioned_graph_may_share_names(tmp_path, names, link):
+    data = types_with_names(*names)
+    part = salientpp.partition(data, 1, tmp_path / "d", [-1], 2)
+    make, of = (LinkNeighborLoader, (names[0], names[2], names[1])) if link else (NeighborLoader, names[0])
+    whole = next(iter(make(data, [-1, -1], (of, None), batch_size=4)))
+    batch = next(iter(make(part, [-1, -1], (of, None), batch_size=4)))
+    assert batch.node_types == whole.node_types == data.node_types
+    assert batch.edge_types == whole.edge_types == data.edge_types
+    for mine, other in zip(batch.stores, whole.stores):
+        assert set(mine.keys()) - {"num_nodes"} == set(other.keys())
+    for type_ in data.node_types:
+        assert torch.equal(batch[type_].x, data[type_].x[part.original_id(batch[type_].n_id, type_)])
+    for type_ in data.edge_types:
+        assert sorted(batch[type_].weight.tolist()) == sorted(whole[type_].weight.tolist())
+
+
 def test_a_directory_that_was_written_with_such_a_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(contents, "OWN_NAMES", frozenset())
     part = salientpp.partition(graph(x=torch.rand(N, 2), n_id=torch.arange(N)), 1, tmp_path / "d", [2], 4)

@@ -393,7 +393,10 @@ class DataTemplate:
 
 
 def _store_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
-    return data._store if type_ is None else data[type_]
+    """The storage of exactly this type. ``data[type_]`` may mean a relation instead, if the node type does not exist yet."""
+    if isinstance(data, Data):
+        return data._store
+    return data.get_edge_store(*type_) if isinstance(type_, tuple) else data.get_node_store(type_)
 
 
 def _of_type(ids: Tensor | Mapping[Any, Tensor], type_: Any) -> Tensor:
@@ -520,8 +523,9 @@ def add_batch_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSa
     """Ids, trees and counts; what is None vanishes, as in PyG."""
     if isinstance(mfg, HeteroSamplerOutput):
         for name, n_id in mfg.node.items():
-            if "n_id" not in batch[name]:
-                batch[name].n_id = n_id
+            store = _store_of(batch, name)  # a pair of stores may have no attributes of this type
+            if "n_id" not in store:
+                store.n_id = n_id
         for name, e_id in (mfg.edge or {}).items():
             if e_id is not None and "e_id" not in batch[name]:
                 batch[name].e_id = e_id
