@@ -549,6 +549,98 @@ def test_stores_are_read_whole_and_give_their_features(side, kind):
             assert torch.equal(store.x, whole.x[store.n_id]) and store.num_nodes == len(store.n_id)
 
 
+#: How a feature store may name the group of the edges of a graph of one type.
+EDGE_GROUPS = [None, (None, None)]
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("group", EDGE_GROUPS, ids=str)
+@pytest.mark.parametrize("size", [40, 20])
+def test_edge_features_of_a_feature_store_are_those_of_the_edges(group, size, link):
+    generator = torch.Generator().manual_seed(size)
+    edge_index = torch.randint(20, (2, size), generator=generator)
+    features, topology = MyFeatureStore(), MyGraphStore()
+    features.put_tensor(torch.arange(size), group_name=group, attr_name="edge_attr", index=None)
+    features.put_tensor(torch.arange(20) + 100, group_name=None, attr_name="x", index=None)
+    topology.put_edge_index(edge_index, edge_type=None, layout="coo", size=(20, 20))
+    make, seeds = (LinkNeighborLoader, None) if link else (NeighborLoader, TEN)
+    for batch in make((features, topology), [2, 2], seeds, batch_size=4):
+        assert torch.equal(batch.edge_attr, batch.e_id) and torch.equal(batch.x, batch.n_id + 100)
+        assert torch.equal(batch.n_id[batch.edge_index], edge_index[:, batch.edge_attr])
+
+
+@pytest.mark.parametrize("layout", ["coo", "csc", "csr"])
+def test_edge_features_are_in_the_order_in_which_a_graph_store_has_the_edges(layout):
+    source, target = torch.tensor([[2, 1, 0, 2], [1, 0, 1, 0]])
+    order = torch.sort(target if layout == "csc" else source, stable=True).indices
+    edges = (source, target)
+    if layout != "coo":
+        source, target = source[order], target[order]
+        counted = torch.bincount(target if layout == "csc" else source, minlength=3).cumsum(0)
+        pointer = torch.cat([torch.zeros(1, dtype=torch.int64), counted])
+        edges = (source, pointer) if layout == "csc" else (pointer, target)
+    features, topology = MyFeatureStore(), MyGraphStore()
+    features.put_tensor(source * 10 + target, group_name=None, attr_name="ends", index=None)
+    features.put_tensor(torch.arange(3), group_name=None, attr_name="x", index=None)
+    topology.put_edge_index(edges, edge_type=None, layout=layout, size=(3, 3))
+    (batch,) = NeighborLoader((features, topology), [-1], torch.arange(3), batch_size=3)
+    row, col = batch.n_id[batch.edge_index]
+    assert batch.ends.numel() == 4 and torch.equal(batch.ends, row * 10 + col)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_edge_features_of_a_typed_feature_store_are_those_of_the_edges(link):
+    data = hetero()
+    features, topology = stores(data)
+    for name in data.edge_types:
+        features.put_tensor(torch.arange(data[name].num_edges), group_name=name, attr_name="edge_attr", index=None)
+    features.put_tensor(torch.arange(3), group_name=("no", "such", "edges"), attr_name="edge_attr", index=None)
+    make, seeds = (LinkNeighborLoader, (BUYS, None)) if link else (NeighborLoader, ("paper", TEN))
+    for batch in make((features, topology), [2, 2], seeds, batch_size=4):
+        assert batch.edge_types == data.edge_types and set(batch.node_types) == set(data.node_types)
+        for source, name, target in data.edge_types:
+            store, whole = batch[source, name, target], data[source, name, target]
+            assert torch.equal(store.edge_attr, store.e_id)
+            ends = torch.stack([batch[source].n_id[store.edge_index[0]], batch[target].n_id[store.edge_index[1]]])
+            assert torch.equal(ends, whole.edge_index[:, store.edge_attr])
+
+
+def test_edge_features_of_a_feature_store_vanish_with_the_edge_ids():
+    features, topology = stores(graph())
+    features.put_tensor(torch.arange(graph().num_edges), group_name=(None, None), attr_name="w", index=None)
+
+    def without_ids(mfg):
+        mfg.edge = None
+        return mfg
+
+    batch = next(iter(NeighborLoader((features, topology), [2], TEN, transform_sampler_output=without_ids)))
+    assert "w" not in batch and "e_id" not in batch and "x" in batch
+
+
+@pytest.mark.parametrize("group", EDGE_GROUPS, ids=str)
+def test_edge_features_of_some_edges_only_are_refused_in_words(group):
+    features, topology = stores(graph())
+    features.put_tensor(torch.arange(7), group_name=group, attr_name="edge_attr", index=None)
+    with pytest.raises(
+        ValueError,
+        match=rf"'edge_attr'.* must have one row per edge, expected {graph().num_edges} rows, got 7; store a row for every",
+    ):
+        NeighborLoader((features, topology), [2], TEN)
+
+
+def test_a_type_without_features_may_have_the_name_of_a_relation():
+    data = HeteroData()
+    data["order"].x = torch.arange(8.0).view(4, 2)
+    data["customer"].x = torch.arange(6.0).view(3, 2)
+    data["order", "customer", "customer"].edge_index = torch.tensor([[0, 1, 3], [0, 1, 1]])
+    data["customer", "rev", "order"].edge_index = torch.tensor([[1, 0], [0, 1]])
+    features, topology = stores(data)
+    features.remove_tensor(group_name="customer", attr_name="x", index=None)
+    batch = next(iter(NeighborLoader((features, topology), [-1, -1], ("order", None), batch_size=4)))
+    assert batch.node_types == ["order", "customer"] and sorted(batch["customer"].n_id.tolist()) == [0, 1]
+    assert "n_id" not in batch["order", "customer", "customer"]
+
+
 class Citations(Data):
     pass
 

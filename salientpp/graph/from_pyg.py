@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, remote_backend_utils
+from torch_geometric.data.graph_store import EdgeLayout
 
 #: A graph without edges.
 NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
@@ -94,6 +95,17 @@ def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) ->
     names = [attr.group_name for attr in feature_store.get_all_tensor_attrs() if isinstance(attr.group_name, str)]
     names += [end for attr in edges for end in (attr.edge_type[0], attr.edge_type[2])]
     return {name: remote_backend_utils.num_nodes(feature_store, graph_store, name) for name in dict.fromkeys(names)}
+
+
+def count_edges(graph_store: GraphStore) -> dict[tuple[str, str, str] | None, int]:
+    """The number of edges of each edge type; the type of a homogeneous graph is None."""
+    sizes: dict[Any, int] = {}
+    for attr in graph_store.get_all_edge_attrs():
+        if attr.edge_type not in sizes:
+            edges = graph_store.get_edge_index(attr)
+            # A CSR pair is (rowptr, col). Both others begin with an entry per edge.
+            sizes[attr.edge_type] = edges[1 if attr.layout == EdgeLayout.CSR else 0].numel()
+    return sizes
 
 
 def words_for(name: str | tuple[str, str, str] | None, otherwise: str = "the vertices") -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch_geometric.loader
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, GraphStore, HeteroData
 from torch_geometric.loader.utils import get_edge_label_index
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling
 from torch_geometric.sampler.base import SubgraphType
@@ -20,7 +20,7 @@ from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.minibatch.batch import add_link_attributes
 from salientpp.minibatch.loader import BatchLoader
-from salientpp.minibatch.neighbor_sampler import SharedDraws
+from salientpp.minibatch.neighbor_sampler import SharedDraws, is_remote
 from salientpp.minibatch.options import Options, Pad, SamplingOptions, Uneven
 from salientpp.minibatch.seeds import checked_ends, edge_start, part_edges
 from salientpp.minibatch.source import (
@@ -222,6 +222,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             raise ValueError(
                 f"edge_label_index of a graph with several types must be an edge type or (edge type, [2, M]), got {given!r}"
             )
+        if None in sizes and is_remote(data) and (given is None or isinstance(given, Tensor)):
+            given = (None, _all_edges(data[1]) if given is None else given)  # PyG's function asserts a pair
         if isinstance(data, HeteroData):
             # PyG's function would add a type that is not there to the user's data.
             named = given if isinstance(given[0], str) else given[0]
@@ -230,7 +232,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 raise ValueError(
                     f"edge_label_index must be of an edge type of the data ({', '.join(map(str, data.edge_types))}), got {named!r}"
                 )
-        type_, ends = get_edge_label_index(data, self.edge_label_index)
+        type_, ends = get_edge_label_index(data, given)
         return type_, checked_ends(ends, type_, sizes)
 
     def _edge_inputs(
@@ -275,6 +277,12 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             ]
             plain = [negatives.mode.value, negatives.amount, *weights]
         return {**super()._fingerprint, "neg_sampling": plain}
+
+
+def _all_edges(graph_store: GraphStore) -> Tensor:
+    """int64 [2, E] of a graph of one type."""
+    row, col, _ = graph_store.coo()
+    return torch.stack([row, col])
 
 
 def _access_probability(sampler: BaseSampler, start: Callable[[int], Any], batch_size: int) -> Probability:

@@ -110,7 +110,7 @@ class NeighborSampler(BaseSampler):
         if is_remote(data):
             if weight_attr is not None:
                 raise NotImplementedError(
-                    "weight_attr is for a Data or HeteroData: a FeatureStore and GraphStore hold no edge attributes"
+                    "weight_attr is for a Data or HeteroData; PyG does not take it for a pair of stores either"
                 )
             self.typed_graph = TypedGraph.from_stores(*data, time_attr=time_attr, backward=backward)
         elif isinstance(data, HeteroData) or time_attr is not None or weight_attr is not None or backward:
