@@ -12,6 +12,7 @@ import torch
 from graphs import random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
@@ -255,6 +256,96 @@ def test_links_are_those_of_one_process(tmp_path, num_parts, world):
     root = tmp_path / "parts"
     salientpp.partition(data, num_parts, root, FANOUTS, BATCH)
     distributed.run(check_links_of_one_type, world, str(root))
+
+
+#: Labels of four edges inside parts 0, 0, 1, 1 and of one from part 0 to part 1, and those of PyG's batches with binary negatives.
+SHIFTS = {
+    "one rank has the only 0": ([0, 1, 1, 1, 1], [1, 2, 2, 2, 2]),
+    "the other rank has it": ([2, 1, 0, 1, 1], [3, 2, 1, 2, 2]),
+    "a negative label on one rank": ([0, 1, -1, 1, 1], [0, 1, -1, 1, 1]),
+    "no 0": ([1, 2, 3, 1, 1], [1, 2, 3, 1, 1]),
+    "fractions": ([0.5, 0.25, 0.75, 0.5, 1.0], [0.5, 0.25, 0.75, 0.5, 1.0]),
+    "NaN": ([0.0, 1.0, float("nan"), 1.0, 1.0], [0.0, 1.0, float("nan"), 1.0, 1.0]),
+}
+
+
+def labelled_edges() -> Data:
+    return Data(x=torch.arange(4.0).view(-1, 1), edge_index=torch.tensor([[0, 1, 2, 3, 0], [0, 1, 2, 3, 2]]))
+
+
+def labels_of_batches(rank: int, root: str) -> dict[str, dict[int, float]]:
+    """By case and edge of the directory, its label."""
+    part, found = salientpp.load(root), {}
+    for number, case in enumerate(SHIFTS):
+        loader = LinkNeighborLoader(part, [1], edge_label=f"label{number}", neg_sampling="binary", batch_size=2)
+        found[case] = {
+            edge: label
+            for batch in loader
+            for edge, label in zip(batch.input_id.tolist(), batch.edge_label[: batch.input_id.numel()].tolist())
+        }
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_labels_beside_binary_negatives_move_as_in_one_process(tmp_path, world):
+    data = labelled_edges()
+    for number, (labels, _) in enumerate(SHIFTS.values()):
+        data[f"label{number}"] = torch.tensor(labels)
+    salientpp.partition(data, 2, tmp_path / "parts", [1], 2, method=torch.tensor([0, 0, 1, 1]))
+    part = salientpp.load(tmp_path / "parts", part_id=0)
+    ranks = distributed.run(labels_of_batches, world, str(tmp_path / "parts"))
+    for number, (case, (labels, expected)) in enumerate(SHIFTS.items()):
+        found = {edge: label for of_rank in ranks for edge, label in of_rank[case].items()}
+        assert sorted(found) == list(range(5))
+        stored = part.edge_rows()[f"label{number}"]
+        moved = dict(zip(labels, expected))
+        for edge, label in found.items():
+            want = moved.get(float(stored[edge]), float("nan"))
+            assert label == want or (label != label and want != want), (case, edge, label, want)
+        whole = LinkNeighborLoader(
+            data, [1], data.edge_index, torch.tensor(labels), neg_sampling="binary", batch_size=5
+        )
+        theirs = PygLinkNeighborLoader(
+            data, [1], data.edge_index, torch.tensor(labels), neg_sampling="binary", batch_size=5
+        )
+        for loader in (whole, theirs):
+            torch.testing.assert_close(
+                next(iter(loader)).edge_label[:5], torch.tensor(expected), equal_nan=True, msg=case
+            )
+
+
+def states_of_labels(rank: int, root: str, states: list[dict] | None) -> dict:
+    part = salientpp.load(root)
+    loader = LinkNeighborLoader(
+        part, [1], edge_label="cls", neg_sampling="binary", batch_size=1, seed=0, slots=2, uneven="exact"
+    )
+    if states is not None:
+        loader.load_state_dict(states[0])
+    next(iter(loader))
+    return loader.state_dict()
+
+
+def test_a_state_with_labels_may_be_loaded_by_another_number_of_ranks(tmp_path):
+    data = labelled_edges()
+    data.cls = torch.tensor([0, 1, 1, 1, 1])
+    salientpp.partition(data, 2, tmp_path / "parts", [1], 2, method=torch.tensor([0, 0, 1, 1]))
+    states = distributed.run(states_of_labels, 2, str(tmp_path / "parts"), None)
+    distributed.run(states_of_labels, 1, str(tmp_path / "parts"), states)
+
+
+def other_negatives(rank: int, root: str) -> str:
+    try:
+        LinkNeighborLoader(salientpp.load(root), [1], neg_sampling=["binary", "triplet"][rank], batch_size=1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_must_agree_on_the_kind_of_negatives(tmp_path):
+    salientpp.partition(labelled_edges(), 2, tmp_path / "parts", [1], 2, method=torch.tensor([0, 0, 1, 1]))
+    first, second = distributed.run(other_negatives, 2, str(tmp_path / "parts"))
+    assert first == second
+    assert first.startswith("all ranks must have the same neg_sampling, got ['binary', 1] on rank 0 and ['triplet', 1]")
 
 
 # --- several types of vertices -----------------------------------------------------------------------------

@@ -23,6 +23,7 @@ class Facts:
             share a part have the same.
         fills_cache: it wants rows of others for a cache.
         same: name -> what all ranks must have the same.
+        least_label: the sign of the least label of the rank's seeds: -1, 0 or 1; None without labels.
     """
 
     seed: int
@@ -30,6 +31,7 @@ class Facts:
     seeds: list[list[Any]]
     fills_cache: bool
     same: dict[str, Any]
+    least_label: int | None = None
 
 
 def exchange_facts(comm: Comm, facts: Facts | None, error: Exception | None) -> list[Facts]:

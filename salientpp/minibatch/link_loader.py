@@ -18,6 +18,7 @@ from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.graph.from_pyg import count_vertices
+from salientpp.minibatch.agreement import Facts
 from salientpp.minibatch.batch import add_link_attributes
 from salientpp.minibatch.loader import BatchLoader
 from salientpp.minibatch.neighbor_sampler import SharedDraws, is_remote
@@ -53,7 +54,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         edge_label_index: the seeds, int64 [2, M]; None takes the graph's own edges. On a ``HeteroData`` an edge type, or (edge type,
             [2, M]). On a partitioned graph the name of a stored split of edges, 'all' or None for the graph's own (of both, those whose
             destination this rank's part owns), or a rank's own pairs of global ids; with several types (edge type, one of these).
-        edge_label: [M, ...] labels. With binary negative sampling 0 comes to mean "negative", and labels from 0 move up by one.
+        edge_label: [M, ...] labels. With binary negative sampling 0 comes to mean "negative": labels whose least, over all ranks, is 0 move up by one.
             Of stored edges also the name of the edge attribute that holds them.
         edge_label_time: [M]; neighbours are not in the future of their edge. Needs ``time_attr``, and the other way round. Of stored
             edges also the name of an edge attribute.
@@ -243,7 +244,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         time: Any,
         input_id: Tensor | None,
     ) -> EdgeSamplerInput:
-        """All seeds, checked, with PyG's meaning of labels."""
+        """All seeds, checked, with labels as they were given."""
         for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
             if values is not None and (
                 not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)
@@ -257,15 +258,23 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 "edge_label needs to be undefined for 'triplet'-based negative sampling: src_index, dst_pos_index and dst_neg_index of the "
                 "batch tell which is which"
             )
-        if (
-            self.neg_sampling is not None
-            and self.neg_sampling.is_binary()
-            and label is not None
-            and label.numel()
-            and int(label.min()) == 0
-        ):
-            label = label + 1
         return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
+
+    def _facts(self, source: BatchSource, *args: Any) -> Facts:
+        facts, inputs, negatives = super()._facts(source, *args), source.seeds.inputs, self.neg_sampling
+        assert isinstance(inputs, EdgeSamplerInput)
+        kind = None if negatives is None else [negatives.mode.value, negatives.amount]
+        return dataclasses.replace(
+            facts, same={**facts.same, "neg_sampling": kind}, least_label=_sign_of_least(inputs.label)
+        )
+
+    def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
+        """Let 0 mean "negative" with binary negatives: if the least label of all ranks is 0, labels move up by one on every rank."""
+        inputs, binary = seeds.inputs, self.neg_sampling is not None and self.neg_sampling.is_binary()
+        assert isinstance(inputs, EdgeSamplerInput)
+        least = min((facts.least_label for facts in everyone if facts.least_label is not None), default=None)
+        if binary and least == 0 and inputs.label is not None:
+            inputs.label = inputs.label + 1
 
     @lazy
     def _fingerprint(self) -> dict[str, Any]:
@@ -277,6 +286,14 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             ]
             plain = [negatives.mode.value, negatives.amount, *weights]
         return {**super()._fingerprint, "neg_sampling": plain}
+
+
+def _sign_of_least(label: Tensor | None) -> int | None:
+    """-1, 0 or 1; NaN counts as -1, since PyG does not move such labels either."""
+    if label is None or not label.numel():
+        return None
+    least = label.min()
+    return 0 if bool(least == 0) else 1 if bool(least > 0) else -1
 
 
 def _all_edges(graph_store: GraphStore) -> Tensor:

@@ -54,7 +54,7 @@ from salientpp.minibatch.padding import TRIAL, TRIAL_EPOCH, Classes, Padding, ch
 from salientpp.minibatch.partial import PartialStages, check_partial, weights_of, wire_of
 from salientpp.minibatch.seeds import scores_of_part
 from salientpp.minibatch.sharing import SharingStages
-from salientpp.minibatch.source import BatchSource, by_type
+from salientpp.minibatch.source import BatchSource, Seeds, by_type
 from salientpp.minibatch.stages import BatchStages, Request, Sampled, ids_by_type
 from salientpp.minibatch.state import (
     Position,
@@ -270,6 +270,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._progress: Progress | None = None  # of the epoch begun last
         self._calls = 0
         self._source = source = prepared.source
+        self._adapt_seeds(source.seeds, everyone)
         self._placement, self._seeds_by_part = prepared.placement, _seeds_by_part(everyone)
         self._turns = self._make_turns(prepared.placement, prepared.shuffle)
         try:
@@ -477,6 +478,9 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         """What to draw from; called once, inside the construction that all ranks share."""
         raise NotImplementedError
+
+    def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
+        """Change this rank's seeds where their meaning depends on the seeds of all ranks."""
 
     def _check_slots(self, source: BatchSource, placement: Placement) -> None:
         if self.join_slots and self._has_hooks:
