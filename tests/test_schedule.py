@@ -265,6 +265,30 @@ def test_processes_with_shares_visit_every_seed_between_them(uneven):
             assert len({len(batches) for batches in seeds}) == 1 and (uneven == "drop" or set(flat) == set(range(41)))
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_shares_of_a_shuffled_order_need_a_common_seed(link):
+    data = random_data(60, 300)
+    make = LinkNeighborLoader if link else NeighborLoader
+    with pytest.raises(
+        ValueError,
+        match=r"share=\(1, 2\) with shuffle=True needs one order of the seeds in all 2 processes, .* same seed=",
+    ):
+        make(data, [3], shuffle=True, share=(1, 2))
+    # What needs no common order, or has one.
+    for options in (
+        {"share": (0, 1), "shuffle": True},
+        {"share": (1, 2)},
+        {"share": (1, 2), "shuffle": True, "seed": 0},
+    ):
+        make(data, [3], batch_size=8, **options)
+    visited: list[int] = []
+    for rank in range(2):
+        generator = torch.Generator().manual_seed(5)
+        loader = make(data, [3], batch_size=8, shuffle=True, share=(rank, 2), generator=generator, uneven="exact")
+        visited += [seed for batch in loader for seed in batch.input_id.tolist()]
+    assert sorted(visited) == list(range(data.num_edges if link else 60))
+
+
 def test_a_share_has_draws_and_a_state_of_its_own():
     data = random_data(60, 300)
     first, second = (

@@ -459,7 +459,8 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 f"draw_block is for draws by this package's sampler; got draw_block={options.draw_block} and neighbor_sampler of "
                 f"{type(source.sampler).__name__}, which takes no key; leave draw_block out"
             )
-        share = options.checked_share(partitioned, self._orders_itself)
+        draws_seed = shuffle and options.seed is None and kwargs.get("generator") is None
+        share = options.checked_share(partitioned, self._orders_itself, draws_seed)
         options.check_slots(partitioned)
         options.check_send_as(partitioned)
         if options.partial_aggregation is not None:

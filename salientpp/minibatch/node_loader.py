@@ -89,7 +89,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
         timeout: longest wait for another rank, seconds or ``timedelta``; 0: the default.
         share: (rank, number of ranks): of a ``Data`` or ``HeteroData`` that every process holds, visit this process's share of the seeds.
-            All processes pass the same ``seed``; nobody talks to anybody.
+            All processes pass the same ``seed``, which ``shuffle`` requires; nobody talks to anybody.
         pad: 'bucket': fill batches up to few sizes, for compiled models, see :mod:`salientpp.minibatch.padding`.
         ranks_per_host: on a partitioned graph, how many ranks each host has, a number or a list with one for every host. They hold the rows of their parts
             once, share one cache, and fetch a row once in a round; α then counts per host. None: what torchrun or SLURM says, or 1 where neither speaks or

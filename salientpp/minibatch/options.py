@@ -249,12 +249,13 @@ class Options:
                 "send_as is for a partitioned graph, whose rows travel between ranks; rows of an object in memory do not, so leave it out"
             )
 
-    def checked_share(self, partitioned: bool, orders_itself: bool) -> tuple[int, int] | None:
+    def checked_share(self, partitioned: bool, orders_itself: bool, draws_seed: bool = False) -> tuple[int, int] | None:
         """Place and number of places of ``share``, or None without one.
 
         Args:
             partitioned: the data is a partitioned graph.
             orders_itself: the loader says in which order seeds come, and not a sampler of the user's.
+            draws_seed: the order follows from a seed that each process draws for itself.
         """
         share: Any = self.share
         if share is None:
@@ -275,6 +276,11 @@ class Options:
         )
         if not whole or not 0 <= share[0] < share[1]:
             raise ValueError(f"share must be (rank, number of ranks), with 0 <= rank < number of ranks, got {share!r}")
+        if draws_seed and share[1] > 1:
+            raise ValueError(
+                f"share={share!r} with shuffle=True needs one order of the seeds in all {share[1]} processes, but each would draw a seed of its own; pass the "
+                "same seed= (or a generator= in the same state) in all of them"
+            )
         return share[0], share[1]
 
 
