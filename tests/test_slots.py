@@ -261,7 +261,18 @@ def test_a_state_of_other_slots_is_refused_in_words(tmp_path):
     for change, words in [
         ({"round": 99}, "round must be in [0, 5], got 99"),
         ({"slots": 5}, "it is of 5 slots, by which the 2 ranks would have other parts"),
-        ({"slots": 1}, "it is of 1 slots; slots=1 is fewer than the 2 ranks"),
+        ({"slots": 1, "ranks": 1}, "it is of 1 slots; slots=1 is fewer than the 2 ranks"),
+        ({"slots": 0}, "ranks must be in [1, 1), got 1; it was altered or is damaged"),
+        ({"slots": 2**31}, "slots must be at most 16,384, or as many as there are ranks, got 2,147,483,648"),
+        ({"slots": 2**200}, "slots must be at most 16,384, or as many as there are ranks"),
+        ({"slots": 10**6, "ranks": 2}, "slots must be at most 16,384, or as many as there are ranks, got 1,000,000"),
+        ({"ranks": 0}, "ranks must be in [1, 5), got 0"),
+        ({"ranks": 2**31}, "ranks must be in [1, 5), got 2147483648"),
+        ({"rank": -1}, "rank must be in [0, 1), got -1"),
+        ({"rank": 2**63}, "rank must be in [0, 1), got 9223372036854775808"),
+        ({"round": -1}, "round must be in [0, 5], got -1"),
+        ({"batches": -1}, "batches must be in [0, "),
+        ({"epoch": 2**63}, "epoch must be in [0, "),
     ]:
         for text in distributed.run(_mistaken, 2, root, {}, {**state, **change}):
             assert words in text
@@ -278,13 +289,14 @@ def _arguments(rank: int, root: str, cases: list[dict]) -> list[str]:
 
 def test_slots_that_cannot_be(tmp_path):
     root = directory(tmp_path / "parts", 4)
-    cases = [{"slots": 0}, {"slots": 1}, {"slots": 6}, {"slots": 2.5}, {"join_slots": 1}]
+    cases = [{"slots": 0}, {"slots": 1}, {"slots": 6}, {"slots": 2.5}, {"join_slots": 1}, {"slots": 2**40}]
     words = [
         "slots must be an integer >= 1 (that share an epoch's batches) or None, got 0",
         "slots=1 is fewer than the 2 ranks",
         "slots=6 does not fit 4 parts",
         "slots must be an integer >= 1",
         "join_slots must be True or False, got 1",
+        "slots must be at most 16,384, or as many as there are ranks, got 1,099,511,627,776",
     ]
     for texts in distributed.run(_arguments, 2, root, cases):
         assert all(word in text for word, text in zip(words, texts, strict=True)), texts

@@ -982,14 +982,20 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         placement, turns = self._placement, self._turns
         if found.slots != slots:
             placement, turns = self._drive(self._with_slots, found.slots)
-        num_batches, num_rounds = turns.num_batches if self._orders_itself else len(self), turns.num_rounds
+        num_batches = turns.num_batches if self._orders_itself else len(self)
+        num_rounds = turns.num_rounds if self._orders_itself else num_batches
         is_own = (found.ranks, found.rank, found.joined) == (ranks, rank, joined)
-        if not is_own and not 0 <= found.round <= num_rounds:
+        if not 0 <= found.round <= num_rounds:
             raise ValueError(f"cannot load this state: round must be in [0, {num_rounds}], got {found.round}")
-        if is_own and not 0 <= found.batches <= num_batches:
+        if found.batches < 0 or (is_own and found.batches > num_batches):
             raise ValueError(f"cannot load this state: batches must be in [0, {num_batches}], got {found.batches}")
+        sampler_epoch = as_integer(state.get("sampler_epoch", 0))
+        if sampler_epoch is None:
+            raise ValueError(
+                f"cannot load this state: sampler_epoch must be an integer, got {state['sampler_epoch']!r}"
+            )
         if not self._orders_itself and hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(state.get("sampler_epoch", 0))
+            self.sampler.set_epoch(sampler_epoch)
         self.seed = found.seed
         schedules = [dataclasses.replace(schedule, seed=found.seed) for schedule in turns.schedules]
         self._placement, self._turns = placement, dataclasses.replace(turns, schedules=schedules)

@@ -80,6 +80,9 @@ class Disagreement(RuntimeError):
     """The ranks cannot start an epoch together. Every rank raises it, with the same text."""
 
 
+#: Epochs travel between ranks as 64 bits.
+_MOST_EPOCHS = 2**62
+
 #: Of a state, beside ``version`` and ``fingerprint``: what must be an integer.
 _NUMBERS = ("epoch", "batches", "round", "seed", "slots", "ranks", "rank")
 
@@ -138,6 +141,11 @@ def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -
             f"cannot load this state: it is of a loader with other data or arguments ({'; '.join(wrong)}); "
             "make the loader as it was made then"
         )
+    for name, begin, end in (("epoch", 0, _MOST_EPOCHS), ("ranks", 1, state["slots"] + 1), ("rank", 0, state["ranks"])):
+        if not begin <= state[name] < end:
+            raise ValueError(
+                f"cannot load this state: {name} must be in [{begin}, {end}), got {state[name]}; it was altered or is damaged"
+            )
     return Position(**{name: state[name] for name in (*_NUMBERS, "joined")})
 
 

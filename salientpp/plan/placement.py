@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+#: Upper bound on ``slots`` where that is more than ranks. The schedules of a rank take time and memory for its slots times all slots.
+MOST_SLOTS = 2**14
+
 
 def runs(number: int, groups: int) -> list[int]:
     """Where ``groups`` consecutive runs of ``number`` things begin, as even as can be, and at the end ``number``."""
@@ -49,6 +52,10 @@ class Placement:
         object.__setattr__(self, "num_slots", self.num_slots or ranks)
         object.__setattr__(self, "ranks_by_host", tuple(self.ranks_by_host) or (1,) * ranks)
         slots = self.num_slots
+        if slots > max(MOST_SLOTS, ranks):
+            raise ValueError(
+                f"slots must be at most {MOST_SLOTS:,}, or as many as there are ranks, got {slots:,}; it is the number of ranks that the run may grow to"
+            )
         if ranks > parts and ranks % parts != 0:
             raise ValueError(
                 f"world size {ranks} does not fit {parts} parts: with more ranks than parts every part is served by the same number "

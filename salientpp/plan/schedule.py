@@ -107,8 +107,8 @@ class Schedule:
                 f"{self.kind} {list(counts).index(0)} has no seeds, so uneven={self.uneven!r} cannot give it batches; pass "
                 "uneven='exact', or partition so that every part has seeds"
             )
-        batches = [self._batches(count) for count in counts]
-        if self.uneven == "error" and len(set(batches)) > 1:
+        batches = [self._batches(count) for count in counts] if self.uneven == "error" else []
+        if len(set(batches)) > 1:
             raise ValueError(
                 f"uneven='error', but {self.kind}s 0 to {len(counts) - 1} have {batches} batches; pass uneven='wrap', 'drop' or 'exact'"
             )
