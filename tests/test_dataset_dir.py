@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import torch
 from forked_python import python
 from graphs import identity_features, random_data, random_hetero
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, Dataset
 
 import salientpp
 from salientpp.plan import layout
@@ -397,6 +398,42 @@ def test_a_vertex_with_one_of_several_labels_stays_in_its_split(tmp_path):
     assert_nothing_is_lost(
         data, part, {name: ids_of(data[f"{name}_mask"] & (torch.arange(60) % 2 == 0)) for name in SPLITS}
     )
+
+
+#: Labels of 60 vertices and the number of classes that PyG's datasets count.
+CLASSES = {
+    "integers": (torch.arange(60) % 5, 5),
+    "a column": ((torch.arange(60) % 5).view(-1, 1), 5),
+    "a column of bytes": ((torch.arange(60) % 5).view(-1, 1).to(torch.uint8), 5),
+    "several labels": (torch.rand(60, 7) < 0.5, 7),
+    "several reals": (torch.rand(60, 7), 7),
+    "a table": (torch.zeros(60, 4, 3), 3),
+    "reals": ((torch.arange(60) % 5) / 2, 5),
+    "a column of reals": ((torch.arange(60) % 2).float().view(-1, 1), 2),
+    "none labelled": (torch.full((60,), -1), 0),
+    "bools": (torch.arange(60) % 2 == 0, 2),
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_classes_are_counted_as_by_pygs_datasets(tmp_path, kind):
+    data = hostile_data(12)
+    data.y, expected = CLASSES[kind]
+    part = write(data, 2, tmp_path / "d")
+    with warnings.catch_warnings(record=True) as ours:
+        warnings.simplefilter("always")
+        assert part.num_classes == expected
+    with warnings.catch_warnings(record=True) as theirs:
+        warnings.simplefilter("always")
+        assert Dataset._infer_num_classes(None, data.y) == expected
+    assert len(ours) == len(theirs)
+    assert all("so num_classes is the number of different values, 5, as in PyG" in str(w.message) for w in ours)
+
+
+def test_vertices_without_a_real_label_are_no_class(tmp_path):
+    data = hostile_data(12)
+    data.y = torch.where(torch.arange(60) < 30, float("nan"), (torch.arange(60) % 2).float()).view(-1, 1)
+    assert write(data, 2, tmp_path / "d").num_classes == 2
 
 
 def test_float_labels_and_a_label_of_the_whole_graph_take_no_one_out(tmp_path):

@@ -95,6 +95,21 @@ def curves(rank: int, root: str, names: list[str], epochs: int) -> dict[str, Any
     return found
 
 
+def classes(rank: int, root: str) -> int:
+    return local(salientpp.load(root)).num_classes
+
+
+@pytest.mark.parametrize("kind", ["a column", "several labels", "reals"])
+def test_classes_are_counted_over_all_ranks(tmp_path, kind):
+    data = data_of()
+    number = torch.arange(data.num_nodes)
+    labels = {"a column": number.view(-1, 1), "several labels": torch.rand(data.num_nodes, 6), "reals": number / 2}
+    data.y = labels[kind]
+    salientpp.partition(data, 2, tmp_path / "parts", [5, 5], 16, split={"train": number})
+    expected = 6 if kind == "several labels" else data.num_nodes
+    assert distributed.run(classes, 2, str(tmp_path / "parts")) == [expected] * 2
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_losses_and_scores_of_a_directory_are_those_of_one_process(tmp_path, world_size):
     data, names = data_of(), ["sage", "gat", "gcn"]

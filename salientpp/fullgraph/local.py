@@ -146,10 +146,16 @@ class LocalGraph:
 
     @property
     def num_classes(self) -> int:
-        """One more than the largest label on any rank."""
+        """Classes of ``y`` on all ranks, as PyG's datasets count them, see :attr:`salientpp.PartitionedGraph.num_classes`; collective."""
         y = self.node_rows.get("y")
-        largest = int(y.max()) if y is not None and y.numel() and not y.is_floating_point() else -1
-        return 1 + max(numbers[0] for numbers in self.ranks.comm.gather_numbers([largest]))
+        if y is not None and y.shape[1:].numel() != 1:
+            return y.size(-1)
+        if y is not None and y.is_floating_point():
+            values = y[~y.isnan()].unique().tolist()
+            told = self.ranks.comm.gather_facts({"values": values}, task="count its classes")
+            return len({value for theirs in told for value in theirs["values"]})
+        largest = int(y.max()) if y is not None and y.numel() and not y.is_complex() else -1
+        return max(0, 1 + max(numbers[0] for numbers in self.ranks.comm.gather_numbers([largest])))
 
     @property
     def global_ids(self) -> Tensor:

@@ -97,7 +97,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         fetch_once: the ranks of a host ask other hosts for one another, so that a row which several need in the same round crosses the network once.
             For slow networks; see :mod:`salientpp.minibatch.sharing` for what it takes.
         gpu_split: in [0, 1]; of the rows on a device (``gpu_fraction``) this fraction is there for all ranks of its host, on each device others.
-        slots: how many share an epoch's batches, from the number of ranks to 16,384; any number of ranks gives the same batches of each. None: the number of ranks.
+        slots: how many share an epoch's batches, from the number of ranks to 16,384; any number of ranks gives the same batches of each. None: the
+            number of ranks.
         join_slots: give the batches that a rank's slots have in a round as one, their MFGs side by side; each remote row is fetched once.
         shared_draws: None: every vertex draws its neighbours by itself. 'batch': every vertex t has one number r_t in a batch, the same for all hops, and
             whoever lists t among more neighbours than its fanout takes those with the smallest r (LABOR-0), so that a batch has fewer vertices. Lists of

@@ -464,13 +464,18 @@ def read_splits(
 
 
 def num_classes_of(labels: Tensor | None) -> int:
-    if (
-        labels is None
-        or labels.dim() != 1
-        or labels.dtype.is_floating_point
-        or labels.dtype.is_complex
-        or labels.numel() == 0
-    ):
+    """The number of classes of labels [N, ...], as ``num_classes`` of PyG's datasets.
+
+    One label per vertex: one more than the largest integer, or the number of different reals. Several: their number. 0 without labels. NaN is no class.
+    """
+    if labels is None or labels.dtype.is_complex or labels.dim() == 0:
+        return 0
+    if labels.shape[1:].numel() != 1:
+        return labels.size(-1)
+    if labels.dtype.is_floating_point:
+        values = labels.flatten().to(torch.float64)
+        return values[~values.isnan()].unique().numel()
+    if labels.numel() == 0:
         return 0
     return max(0, int(labels.to(torch.int64).max()) + 1)  # not all integer types have a largest entry
 

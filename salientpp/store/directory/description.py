@@ -43,7 +43,7 @@ class VertexType:
             seeds, and has the rows of all.
         attributes: what every vertex has a row of.
         splits: name -> the number of seeds in each part.
-        num_classes: one more than the largest label of an integer ``y`` [N]; 0 without one.
+        num_classes: of ``y``, as PyG's datasets count them; 0 without one.
         replicated: the rows are stored once, whole, rather than per part.
         where: of its fields in the manifest, for errors.
     """

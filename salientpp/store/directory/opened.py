@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -203,7 +205,21 @@ class PartitionedGraph:
 
     @property
     def num_classes(self) -> int | dict[str | None, int]:
-        """One more than the largest label of an integer ``y`` [N], 0 without one; per type if types have names."""
+        """Classes of ``y``, as PyG's datasets count them; per type if types have names.
+
+        One more than the largest integer label; the number of different real labels, with PyG's warning if they are more than 2; the number of labels per
+        vertex if that is several; 0 without ``y``.
+        """
+        for type_ in self.description.node_types:
+            y = type_.attributes.get("y")
+            if y is not None and getattr(torch, y["dtype"]).is_floating_point and type_.num_classes > 2:
+                if math.prod(y["row_shape"]) == 1:
+                    warnings.warn(
+                        f"y{words_of_type(type_.name)} holds {y['dtype']}, so num_classes is the number of different values, {type_.num_classes:,}, as in PyG; "
+                        "store integers if they are classes",
+                        UserWarning,
+                        stacklevel=2,
+                    )
         classes = {type_.name: type_.num_classes for type_ in self.description.node_types}
         return classes if self.is_hetero else classes[None]
 
