@@ -212,14 +212,14 @@ class PartitionedGraph:
         """
         for type_ in self.description.node_types:
             y = type_.attributes.get("y")
-            if y is not None and getattr(torch, y["dtype"]).is_floating_point and type_.num_classes > 2:
-                if math.prod(y["row_shape"]) == 1:
-                    warnings.warn(
-                        f"y{words_of_type(type_.name)} holds {y['dtype']}, so num_classes is the number of different values, {type_.num_classes:,}, as in PyG; "
-                        "store integers if they are classes",
-                        UserWarning,
-                        stacklevel=2,
-                    )
+            is_real = y is not None and getattr(torch, y["dtype"]).is_floating_point and math.prod(y["row_shape"]) == 1
+            if y is not None and is_real and type_.num_classes > 2:
+                warnings.warn(
+                    f"y{words_of_type(type_.name)} holds {y['dtype']}, so num_classes is the number of different values, {type_.num_classes:,}, as in PyG; "
+                    "store integers if they are classes",
+                    UserWarning,
+                    stacklevel=2,
+                )
         classes = {type_.name: type_.num_classes for type_ in self.description.node_types}
         return classes if self.is_hetero else classes[None]
 
