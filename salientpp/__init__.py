@@ -63,9 +63,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib.metadata import distributions
-
-        return next((found.version for found in distributions(name="salientpp")), "unknown")
+        return _import_module(f"{__name__}.versions").own_version()
     if name not in _MODULES:
         try:
             module = None if name.startswith("_") else _import_module(f"{__name__}.{name}")

@@ -52,6 +52,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from salientpp import greeting
 from salientpp.processes import connecting, forks
 
 #: Seconds between two looks for a failure note while waiting.
@@ -201,6 +202,8 @@ class Comm:
 
         Raises:
             RankFailure: ranks did not come within the time-out; the text names them.
+            DifferentVersions: the ranks run different versions of this package; see :mod:`salientpp.greeting`.
+            DifferentVersions: the ranks run different versions of this package.
             ValueError: ``process_group`` is none, or this rank is not in it; or another rank has made a mistake.
         """
         _check_default_group()
@@ -238,6 +241,7 @@ class Comm:
             return Comm(None, self.timeout)
         members = tuple(self._ranks[rank] for rank in ranks)
         circle = _Circle.of(members)
+        circle.has_compared = True  # as members of this Comm
         roll = _Roll(members, circle)
         return Comm(_lease(roll, circle, "gloo", self.timeout), self.timeout, None, roll, self, ranks)
 
@@ -304,6 +308,7 @@ class Comm:
 
         Raises:
             Exception: ``error`` itself; of this ``kind``, what the first rank says that has one, on every rank that has none.
+            DifferentVersions: the ranks tell facts of different names.
         """
         if self.size > 1:
             told = [None if error is None else f"{type(error).__name__}: {error}", facts]
@@ -322,6 +327,7 @@ class Comm:
         for rank, (words, _) in enumerate(everyone):
             if words is not None:
                 raise kind(f"rank {rank}{self.of} could not {task}: {words}")
+        greeting.check_names([theirs for _, theirs in everyone], self.of)
         return [theirs for _, theirs in everyone]
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
@@ -418,7 +424,7 @@ class Comm:
 
     def _stay(self, until: float) -> None:
         """There is a note. If the store ends with this process, let it end only when the others have read the note, are gone, or had time to."""
-        if self._stays or self._store is None or self.is_inherited or not _is_hosted_here(self._store):
+        if self._stays or self._store is None or self.is_inherited or not greeting.is_hosted_here(self._store):
             return
         self._stays = True
         staying = threading.Thread(
@@ -637,6 +643,7 @@ class _Circle:
         calls: how many they have made or begun to make.
         groups: those made for them, by number.
         told: by rank, how many mistakes have been heard of that it made elsewhere.
+        has_compared: these ranks have compared their greetings, see :mod:`salientpp.greeting`.
     """
 
     #: By default group: after `destroy_process_group` all begins anew.
@@ -648,6 +655,7 @@ class _Circle:
         self.calls = 0
         self.groups: dict[int, Groups] = {}
         self.told: Counter[int] = Counter()
+        self.has_compared = False
         self._many = _MANY_LEASED
 
     @classmethod
@@ -708,13 +716,21 @@ class _Roll:
         Args:
             over: how rows of this rank travel, 'gloo' or 'nccl'.
             free: numbers of the groups that are free here.
+
+        Raises:
+            DifferentVersions: the ranks run different versions of this package.
         """
+        if not self._circle.has_compared:
+            with _store_needed():
+                greeting.greet(self._store, self.ranks[self.rank])
         missing = self.missing("before", timeout.total_seconds(), json.dumps([over, free]))
         if missing:
             raise RankFailure(
                 f"{_ranks(missing)}{self.of} did not come to make a loader within {timeout.total_seconds():g} s; "
                 "every rank makes its loaders in the same order: look at its output first"
             )
+        # An answer of another version may mean anything, so this comes before the answers are read.
+        self._compare_greetings()
         with _store_needed():
             answers = [json.loads(self._store.get(key)) for key in self._keys("before")]
         for rank, (way, _) in enumerate(answers):
@@ -740,10 +756,19 @@ class _Roll:
             # Looking now and then, because a wait of torch's store complains on stderr when it ends without an answer.
             while time.monotonic() < started + seconds and not self._store.check(keys):
                 if call == "before":
+                    # A rank of another version may never answer, but it has greeted.
+                    if not self._circle.has_compared and greeting.have_greeted(self._store, self.ranks):
+                        self._compare_greetings()
                     self._look_for_mistakes(keys, also_astray=time.monotonic() > started + _SLICE_SECONDS)
                 time.sleep(pause)
                 pause = min(2 * pause, _SLICE_SECONDS)
             return [rank for rank, key in enumerate(keys) if seconds and not self._store.check([key])]
+
+    def _compare_greetings(self) -> None:
+        if not self._circle.has_compared:
+            with _store_needed():
+                greeting.compare_greetings(self._store, self.ranks, self.ranks[self.rank], self.of)
+            self._circle.has_compared = True
 
     def _look_for_mistakes(self, keys: list[str], also_astray: bool) -> None:
         told = self._circle.told
@@ -859,11 +884,6 @@ atexit.register(_linger)  # on import, so that it runs after whatever users of C
 def _job_store() -> dist.Store:
     """The default group's key-value store."""
     return dist.distributed_c10d._get_default_store()
-
-
-def _is_hosted_here(store: dist.Store) -> bool:
-    """Whether the store ends with this process. torch tells only in the words that describe it."""
-    return "server=TCPServer(" in repr(getattr(store, "underlying_store", store))
 
 
 # --- forked children --------------------------------------------------------------------------------------

@@ -6,11 +6,16 @@ pip sees to it, unless it was told not to (``--no-deps``) or a library was repla
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 
 #: As in pyproject.toml.
 NEEDED = {"torch": (2, 10), "torch_geometric": (2, 7)}
+
+
+def own_version() -> str:
+    """Version of the installed package; "unknown" for a source tree that was not installed."""
+    return next((found.version for found in distributions(name="salientpp")), "unknown")
 
 
 def check_versions() -> None:

@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # The table of section 2 of the architecture. A part is a module or folder directly inside salientpp/; it may always
 # import from itself. `minibatch.sampler` stands for that module alone.
-BELOW_MINIBATCH = {"ids", "ops", "comm", "processes", "graph", "plan", "store", "pipeline"}
+BELOW_MINIBATCH = {"ids", "ops", "comm", "greeting", "processes", "graph", "plan", "store", "pipeline"}
 MAY_IMPORT = {
     "ids": set(),
     "ops": set(),
@@ -31,10 +31,11 @@ MAY_IMPORT = {
     "terminal": {"files"},
     "versions": set(),
     "processes": set(),
-    "comm": {"processes"},
+    "greeting": {"versions"},
+    "comm": {"greeting", "processes"},
     "pipeline": set(),
     "nn": set(),
-    "launch": {"files"},
+    "launch": {"files", "greeting"},
     "graph": {"ids", "ops", "processes"},
     "plan": {"ids", "ops", "graph"},
     "store": {"ids", "ops", "files", "comm", "processes", "graph", "plan"},

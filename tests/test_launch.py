@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from distributed import HANG, NEVER
 
 import salientpp
-from salientpp import cli
+from salientpp import cli, greeting
 from salientpp.launch import rendezvous
 from salientpp.launch.environment import Launch, LaunchError, detect, first_host, tasks_per_host
 from salientpp.launch.meeting import meet
@@ -204,6 +205,38 @@ def _meet_twice():
 def test_tasks_meet_at_a_port_that_nobody_was_told_and_leave_no_file(tmp_path):
     assert as_tasks(_meet_twice, 3, tmp_path) == [2 * [(rank, 3, 7)] for rank in range(3)]
     assert list(tmp_path.iterdir()) == []
+
+
+def _meet_with_another_version():
+    agent = "TORCHELASTIC_USE_AGENT_STORE" in os.environ
+    if os.environ["SLURM_PROCID"] == "1":
+        greeting.own_version = lambda: "9.0"
+    return (_meet_at_agent if agent else _meet_once)()
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_tasks_with_different_versions_are_told_so_when_they_meet(tmp_path, launcher):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agent = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environ = {"WORLD_SIZE": "2", **agent} if launcher == "torchrun" else {}
+    first, second = as_tasks(_meet_with_another_version, 2, tmp_path, **environ)
+    assert first == second
+    assert re.match(
+        r"LaunchError: all ranks must run the same version of salientpp, got different ones: rank 0 on host \S+ has version (?!9.0)\S+ .*; "
+        r"rank 1 on host \S+ has version 9.0 with",
+        first,
+    )
+
+
+@pytest.mark.parametrize("text", ["n1", "n1:", "n1:65536", "n1:-1", "n1:²", '{"host": "n1", "port": 7}'])
+def test_what_rank_0_publishes_must_be_an_address(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("SLURM_SUBMIT_DIR", str(tmp_path))
+    for name, value in STEP.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rendezvous, "_meetings", itertools.count())
+    (tmp_path / ".salientpp-big-12-3-0-0").write_text(text + "\n")
+    with pytest.raises(LaunchError, match=rf"rank 5 on .*: .*-0 must hold the address .* got {re.escape(repr(text))}; if rank 0 runs another"):
+        salientpp.init_process_group(timeout=timedelta(seconds=NEVER))
 
 
 def test_tasks_meet_at_a_port_that_they_were_told(tmp_path):

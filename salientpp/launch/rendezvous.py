@@ -9,6 +9,9 @@ rank waits in vain.
 The port is open only where ranks come from: on loopback if all are on one host, else on the interface in ``GLOO_SOCKET_IFNAME`` or that of the
 host's name.
 
+Ranks that meet at torchrun's agent or by such a file also compare their versions of this package, see :mod:`salientpp.greeting`. Others do that
+when they make their first loader.
+
 Which network gloo and NCCL use is the user's choice (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``): nothing is set here, but the
 error of ranks that cannot reach each other says so.
 """
@@ -30,6 +33,7 @@ import torch
 import torch.distributed as dist
 
 from salientpp.files import replace_file
+from salientpp.greeting import DifferentVersions, compare_greetings, greet
 from salientpp.launch.environment import Launch, LaunchError, detect
 from salientpp.launch.meeting import meet
 
@@ -61,8 +65,8 @@ def init_process_group(
         Who this process is; its ``device`` is where its tensors belong.
 
     Raises:
-        LaunchError: the environment is incomplete or contradicts itself, the directory is not shared, or the ranks cannot
-            reach each other; the text says what to do.
+        LaunchError: the environment is incomplete or contradicts itself, the directory is not shared, the ranks cannot
+            reach each other, or they run different versions of this package; the text says what to do.
     """
     launch = detect()
     if launch.launcher == "none":
@@ -73,8 +77,7 @@ def init_process_group(
     if launch.launcher == "torchrun":
         address = f"{launch.master_addr}:{launch.master_port}"
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
-            ranks = {"rank": launch.rank, "world_size": launch.world_size}
-            _connect(launch, address, backend, timeout, store=_meet_at_agent(launch, address, timeout), **ranks)
+            _connect(launch, address, backend, timeout, _meet_at_agent(launch, address, timeout))
         else:
             _connect(launch, address, backend, timeout, init_method="env://")
     elif launch.master_port is not None:
@@ -93,7 +96,7 @@ def init_process_group(
         file = directory / f".salientpp-{launch.job}-{next(_meetings)}"
         store, address = _host(file, launch, timeout) if launch.rank == 0 else _find(file, launch, timeout)
         try:
-            _connect(launch, address, backend, timeout, store=store, rank=launch.rank, world_size=launch.world_size)
+            _connect(launch, address, backend, timeout, store)
         except BaseException as error:
             if launch.rank == 0:  # those who come later would wait for an answer
                 _publish(file, f"{_FAILED}{error or type(error).__name__}")
@@ -218,6 +221,11 @@ def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, s
     if address.startswith(_FAILED):
         raise LaunchError(f"rank {launch.rank}: rank 0 ended while the ranks met: {address.removeprefix(_FAILED)}")
     host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and int(port) < 2**16):
+        raise LaunchError(
+            f"rank {launch.rank} on {socket.gethostname()}: {file} must hold the address of rank 0 as HOST:PORT, got {address[:80]!r}; "
+            "if rank 0 runs another version of salientpp, install the same version on every host, else remove the file and start again"
+        )
     try:
         # Some hosts do not know their own name as the others know it. SLURM's is then the second choice.
         host = _resolvable(host, launch.master_addr)
@@ -237,9 +245,22 @@ def _resolvable(*hosts: str | None) -> str:
     return hosts[0] or "localhost"
 
 
-def _connect(launch: Launch, address: str, backend: str, timeout: timedelta, **options: Any) -> None:
+def _connect(
+    launch: Launch, address: str, backend: str, timeout: timedelta, store: dist.Store | None = None, **options: Any
+) -> None:
+    """Initialise torch.distributed. A ``store`` is one that all ranks have from this module, so those that are connected have greeted."""
     try:
-        dist.init_process_group(backend, timeout=timeout, **options)
+        if store is None:
+            dist.init_process_group(backend, timeout=timeout, **options)
+        else:
+            greet(store, launch.rank)
+            dist.init_process_group(
+                backend, timeout=timeout, store=store, rank=launch.rank, world_size=launch.world_size
+            )
+            # Versions without a greeting are found when the first loader is made.
+            compare_greetings(store, range(launch.world_size), launch.rank, all_came=False)
+    except DifferentVersions as error:
+        raise LaunchError(str(error)) from None
     except (RuntimeError, OSError) as error:
         raise LaunchError(_unreachable(launch, address, error)) from error
 

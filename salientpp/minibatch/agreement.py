@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from salientpp.comm import Comm
+from salientpp.greeting import check_names
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ def exchange_facts(comm: Comm, facts: Facts | None, error: Exception | None) -> 
     Raises:
         ValueError: a rank could not make its loader, or two ranks differ in what must be the same; on every rank. Where this rank is the one
             that could not, ``error`` itself.
+        DifferentVersions: the ranks have different options.
     """
     try:
         everyone = comm.gather_facts({} if facts is None else vars(facts), error)
     finally:
         error = None  # else this frame and the traceback would hold each other
     told = [Facts(**theirs) for theirs in everyone]
+    check_names([each.same for each in told], comm.of)
     _check_same(told, comm.of)
     return told
 
