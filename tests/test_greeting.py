@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import distributed
 import pytest
@@ -65,14 +64,20 @@ def test_a_greeting_of_any_version_is_read_and_what_is_not_known_is_ignored(thei
 
 
 def test_of_many_ranks_a_few_of_each_version_are_named():
-    told = describe_difference({rank: OURS if rank % 2 else OURS.replace("0.4", "0.5") for rank in range(12)}, " of all")
+    told = describe_difference(
+        {rank: OURS if rank % 2 else OURS.replace("0.4", "0.5") for rank in range(12)}, " of all"
+    )
     listed = ", ".join(f"rank {rank} of all on host a" for rank in (0, 2, 4, 6))
-    assert told is not None and f"{listed} and 2 more ranks have version 0.5.0 with wire format 3; rank 1 of all" in told
+    assert (
+        told is not None and f"{listed} and 2 more ranks have version 0.5.0 with wire format 3; rank 1 of all" in told
+    )
 
 
 def test_facts_that_only_some_ranks_know_are_a_difference_of_sources():
     check_names([{"a": 1, "b": 2}, {"b": 3, "a": None}])
-    with pytest.raises(DifferentVersions, match=r"rank 0 and rank 2 of all do not: only one of them knows a, c; install"):
+    with pytest.raises(
+        DifferentVersions, match=r"rank 0 and rank 2 of all do not: only one of them knows a, c; install"
+    ):
         check_names([{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"b": 3, "c": 4}], " of all")
 
 
@@ -113,7 +118,14 @@ def _pretend(rank: int, what: str, other: str, root: str) -> str:
     return "went on"
 
 
-_MAKERS = ["loader", "loader of a group", "loader of shared hosts", "loader of links", "full graph", "full graph of Data"]
+_MAKERS = [
+    "loader",
+    "loader of a group",
+    "loader of shared hosts",
+    "loader of links",
+    "full graph",
+    "full graph of Data",
+]
 
 
 @pytest.mark.parametrize("what", _MAKERS)

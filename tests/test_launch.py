@@ -108,12 +108,14 @@ def test_torchrun_under_srun_and_variables_set_by_hand_are_taken_where_they_agre
         ),
         (without(STEP, "SLURM_PROCID"), "of srun's variables is set, but SLURM_PROCID is missing; start with srun"),
         (without(STEP, "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS is missing"),
-        ({**TORCHRUN, "RANK": "five"}, "RANK must be an integer, got 'five'"),
+        ({**TORCHRUN, "RANK": "five"}, "RANK must be an integer from 0 to 2147483647, in digits alone, got 'five'"),
         ({**TORCHRUN, "RANK": "8"}, r"RANK must be in \[0, 8\), by WORLD_SIZE, got 8"),
-        ({**TORCHRUN, "LOCAL_RANK": "-1"}, r"LOCAL_RANK must be in \[0, 4\), by LOCAL_WORLD_SIZE, got -1"),
+        ({**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK must be an integer from 0 to 2147483647, in digits alone, got '-1'"),
         ({**STEP, "SLURM_PROCID": "8"}, r"SLURM_PROCID must be in \[0, 8\)"),
         ({**STEP, "SLURM_NODEID": "2"}, r"SLURM_NODEID must be in \[0, 2\)"),
-        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "many"}, r"must look like 4\(x2\),1, got 'many'"),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "many"}, r"must look like 4\(x2\),1, with .*, got 'many'; start with srun"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE must be at most 8, by WORLD_SIZE, got 9"),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,9"}, "entry in SLURM_STEP_TASKS_PER_NODE must be at most 8, by SLURM_STEP_NUM_TASKS, got 9"),
         (
             {**ONE_PER_HOST, **TORCHRUN, "GROUP_WORLD_SIZE": "1"},
             r"srun has started 2 tasks \(SLURM_NTASKS\), but the torchrun of this one has 1 in its group .* --nnodes 2",
@@ -131,6 +133,62 @@ def test_torchrun_under_srun_and_variables_set_by_hand_are_taken_where_they_agre
 def test_what_is_missing_or_contradicts_itself_is_explained(environ, words):
     with pytest.raises(LaunchError, match=words):
         detect(environ)
+
+
+_NO_NUMBERS = ["-1", "-0", "+3", "٣", "²", "1_0", " 1", "1\n", "1.0", "1e3", "0x1", "five", "4294967296", "9" * 5000]
+_NUMBERS = [
+    *((TORCHRUN, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")),
+    *(
+        (STEP, name)
+        for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "MASTER_PORT")
+    ),
+    (without(STEP, "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS"),
+    ({**ONE_PER_HOST, **TORCHRUN}, "GROUP_WORLD_SIZE"),
+    ({"SLURM_JOB_ID": "12"}, "SLURM_NTASKS"),
+]
+
+
+@pytest.mark.parametrize(("environ", "name"), _NUMBERS, ids=[name for _, name in _NUMBERS])
+def test_a_variable_that_is_no_number_in_its_range_is_named(environ, name):
+    wrong = ["65536", *_NO_NUMBERS] if name == "MASTER_PORT" else _NO_NUMBERS
+    for text in [*wrong, *(["0"] if any(word in name for word in ("PORT", "SIZE", "TASKS")) else [])]:
+        shown = repr(text) if len(text) < 80 else repr("9" * 80 + "...")
+        with pytest.raises(LaunchError, match=rf"^{name} must be an integer from .* got {re.escape(shown)}$"):
+            detect({**environ, name: text})
+    with pytest.raises(LaunchError, match=rf"\b{name} (is missing|must be an integer from .*, got '')"):
+        detect({**environ, name: ""})
+
+
+def test_a_rank_alone_may_leave_its_port_to_the_kernel():
+    alone = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert detect({**alone, "MASTER_PORT": "0"}).master_port == 0
+    assert detect({**TORCHRUN, "MASTER_PORT": "65535"}).master_port == 65535
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "words"),
+    [
+        (
+            "SLURM_STEP_TASKS_PER_NODE",
+            [
+                "9999999999(x9999999999)", "4(x1048577)", "1(x1048576),1", "٤(x2)", "-4(x2)", "4(x-2)", "4(x0)", "0", "4,", "4 (x2)", "4(x2)\n", "4.0",
+                "4294967296", "1" * 5000,
+            ],
+            r"must look like 4\(x2\),1, with 1 to 2147483647 tasks on each of at most 1048576 hosts, got ",
+        ),
+        ("SLURM_STEP_NODELIST", [" ", ",n1", "n[1-2", "n1 n2", "n1\n", "[", "a/b", "n" * 5000], r"must be a list of hosts such as gpu\[07-08\],login, got "),
+        ("MASTER_ADDR", [" ", " gpu07", "gpu07\n", "a,b", "../a", "n" * 5000], "must be the name or address of a host, without blanks, got "),
+        ("SLURM_JOB_ID", ["-1", "../12", "12_3", "1.0", "٣", " ", "9" * 5000], "must be a number, in digits alone, got "),
+        ("SLURM_STEP_ID", ["", "-1", "../12", "٣"], "must be a number, in digits alone, got |SLURM_STEP_ID is missing"),
+        ("SLURM_RESTART_COUNT", ["-1", "1/2", "one"], "must be a number, in digits alone, got "),
+        ("SLURM_CLUSTER_NAME", ["a/b", " ", "a b", "..\n"], "must be letters, digits, '.', '-' and '_', got "),
+    ],
+)  # fmt: skip
+def test_a_text_that_slurm_or_torchrun_would_not_give_is_refused(name, texts, words):
+    for text in texts:
+        with pytest.raises(LaunchError, match=rf"{name} {words}|{words}") as error:
+            detect({**STEP, name: text})
+        assert name in str(error.value) and len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -235,7 +293,10 @@ def test_what_rank_0_publishes_must_be_an_address(tmp_path, monkeypatch, text):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(rendezvous, "_meetings", itertools.count())
     (tmp_path / ".salientpp-big-12-3-0-0").write_text(text + "\n")
-    with pytest.raises(LaunchError, match=rf"rank 5 on .*: .*-0 must hold the address .* got {re.escape(repr(text))}; if rank 0 runs another"):
+    with pytest.raises(
+        LaunchError,
+        match=rf"rank 5 on .*: .*-0 must hold the address .* got {re.escape(repr(text))}; if rank 0 runs another",
+    ):
         salientpp.init_process_group(timeout=timedelta(seconds=NEVER))
 
 
@@ -289,6 +350,8 @@ def test_the_port_at_which_tasks_of_one_host_meet_is_open_on_loopback_alone(tmp_
         (None, "host", None, ("0" * 8, "host")),
         (None, "host", "192.0.2.1", ("0" * 8, "host")),  # no address of this host
         ("nosuch0", "host", "192.0.2.1", ("0" * 8, "host")),
+        # How Python reads a name that is not UTF-8.
+        ("lo\udcff", "host", "192.0.2.1", ("0" * 8, "host")),
     ],
 )
 def test_the_port_at_which_hosts_meet_is_open_where_the_others_come_from(

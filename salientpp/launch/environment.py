@@ -32,6 +32,15 @@ _SLURM = (
     "SLURM_STEP_NODELIST",
 )
 
+#: Most ranks that a job may have, and most hosts. Larger numbers are mistakes.
+_MOST_RANKS, _MOST_HOSTS = 2**31 - 1, 2**20
+_LAST_PORT = 2**16 - 1
+
+#: Name or address of a host: no blanks, and no signs of lists and paths.
+_HOST = r"[^\s,/\[\]]{1,255}"
+#: Characters of a wrong value that an error shows.
+_MOST_SHOWN = 80
+
 
 class LaunchError(RuntimeError):
     """The environment does not say who this process is, or contradicts itself; the text says what was expected and what to do."""
@@ -87,11 +96,12 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
     if any(name in environ for name in _TORCHRUN[:4]):
         launch = _from_torchrun(environ, slurm)
         _check_agreement(launch, slurm, environ)
+        _check_most("LOCAL_WORLD_SIZE", launch.ranks_per_host, "WORLD_SIZE", launch.world_size)
         return launch
     if slurm is not None:
         return slurm
-    tasks = environ.get("SLURM_NTASKS", "1")
-    if "SLURM_JOB_ID" in environ and tasks != "1":
+    tasks = _number(environ, "SLURM_NTASKS", 1) if {"SLURM_JOB_ID", "SLURM_NTASKS"} <= environ.keys() else 1
+    if tasks > 1:
         raise LaunchError(
             f"this process runs in the shell of SLURM's job {environ['SLURM_JOB_ID']}, which has {tasks} tasks, but is none of them; "
             "start it with srun (`srun python ...`), or clear SLURM_NTASKS if it is to run alone"
@@ -106,14 +116,15 @@ def _from_torchrun(environ: Mapping[str, str], slurm: Launch | None) -> Launch:
     )
     environ = {**known, **environ}
     _check_present(environ, _TORCHRUN, "torchrun", "start with torchrun, or set all of them on every rank")
+    world_size = _number(environ, "WORLD_SIZE", 1)
     launch = Launch(
         "torchrun",
         rank=_number(environ, "RANK"),
-        world_size=_number(environ, "WORLD_SIZE"),
+        world_size=world_size,
         local_rank=_number(environ, "LOCAL_RANK"),
-        ranks_per_host=_number(environ, "LOCAL_WORLD_SIZE"),
-        master_addr=environ["MASTER_ADDR"],
-        master_port=_number(environ, "MASTER_PORT"),
+        ranks_per_host=_number(environ, "LOCAL_WORLD_SIZE", 1),
+        master_addr=_address(environ),
+        master_port=_port(environ, world_size),
         job=None if slurm is None else slurm.job,
     )
     _check_range("RANK", launch.rank, "WORLD_SIZE", launch.world_size)
@@ -132,20 +143,25 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch:
     per_host = tasks_per_host(environ["SLURM_STEP_TASKS_PER_NODE"])
     host = _number(environ, "SLURM_NODEID")
     _check_range("SLURM_NODEID", host, "the number of hosts in SLURM_STEP_TASKS_PER_NODE", len(per_host))
+    world_size = _number(environ, size, 1)
+    digits, number = r"[0-9]{1,20}", "a number, in digits alone"
     launch = Launch(
         "slurm",
         rank=_number(environ, "SLURM_PROCID"),
-        world_size=_number(environ, size),
+        world_size=world_size,
         local_rank=_number(environ, "SLURM_LOCALID"),
         ranks_per_host=per_host[host],
-        master_addr=environ.get("MASTER_ADDR") or first_host(environ["SLURM_STEP_NODELIST"]),
-        master_port=_number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else None,
+        master_addr=_address(environ) if environ.get("MASTER_ADDR") else first_host(environ["SLURM_STEP_NODELIST"]),
+        master_port=_port(environ, world_size) if "MASTER_PORT" in environ else None,
+        # It becomes part of a file's name.
         job="-".join(
             [
-                environ.get("SLURM_CLUSTER_NAME", "cluster"),
-                environ["SLURM_JOB_ID"],
-                environ["SLURM_STEP_ID"],
-                environ.get("SLURM_RESTART_COUNT", "0"),
+                _matching(
+                    environ, "SLURM_CLUSTER_NAME", r"[\w.-]{1,128}", "letters, digits, '.', '-' and '_'", "cluster"
+                ),
+                _matching(environ, "SLURM_JOB_ID", digits, number),
+                _matching(environ, "SLURM_STEP_ID", digits, number),
+                _matching(environ, "SLURM_RESTART_COUNT", digits, number, "0"),
             ]
         ),
     )
@@ -153,6 +169,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch:
     _check_range(
         "SLURM_LOCALID", launch.local_rank, "its host's entry in SLURM_STEP_TASKS_PER_NODE", launch.ranks_per_host
     )
+    _check_most("this host's entry in SLURM_STEP_TASKS_PER_NODE", launch.ranks_per_host, size, launch.world_size)
     return launch
 
 
@@ -161,7 +178,7 @@ def _check_agreement(launch: Launch, slurm: Launch | None, environ: Mapping[str,
         return
     if "TORCHELASTIC_RUN_ID" in environ:  # torchrun itself: one agent per task, each with ranks of its own
         agents = (
-            _number(environ, "GROUP_WORLD_SIZE")
+            _number(environ, "GROUP_WORLD_SIZE", 1)
             if "GROUP_WORLD_SIZE" in environ
             else launch.world_size // launch.ranks_per_host
         )
@@ -185,19 +202,35 @@ def _check_agreement(launch: Launch, slurm: Launch | None, environ: Mapping[str,
 
 
 def first_host(hosts: str) -> str:
-    """The first of SLURM's list of hosts, such as ``rack[0-1]n[01-16,20],login``."""
-    first = re.split(r",(?![^\[]*\])", hosts)[0]
-    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first)
+    """The first of SLURM's list of hosts, such as ``rack[0-1]n[01-16,20],login``.
+
+    Raises:
+        LaunchError: it is no such list.
+    """
+    first = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", hosts)[0])
+    if re.fullmatch(_HOST, first) is None:
+        raise LaunchError(
+            f"SLURM_STEP_NODELIST must be a list of hosts such as gpu[07-08],login, got {_shown(hosts)}; start with srun"
+        )
+    return first
 
 
 def tasks_per_host(text: str) -> list[int]:
-    """Tasks on each host from ``4(x2),1``, which is SLURM's way to write 4, 4, 1."""
-    counts = []
+    """Tasks on each host from ``4(x2),1``, which is SLURM's way to write 4, 4, 1.
+
+    Raises:
+        LaunchError: it is not written so, a host has no tasks, or there are more hosts than any job has.
+    """
+    counts: list[int] = []
     for entry in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry)
-        if match is None:
-            raise LaunchError(f"SLURM_STEP_TASKS_PER_NODE must look like 4(x2),1, got {text!r}; start with srun")
-        counts += [int(match[1])] * int(match[2] or 1)
+        match = re.fullmatch(r"([0-9]{1,10})(?:\(x([0-9]{1,7})\))?", entry)
+        tasks, hosts = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
+        if not (0 < tasks <= _MOST_RANKS and 0 < hosts <= _MOST_HOSTS - len(counts)):
+            raise LaunchError(
+                f"SLURM_STEP_TASKS_PER_NODE must look like 4(x2),1, with 1 to {_MOST_RANKS} tasks on each of at most {_MOST_HOSTS} hosts, "
+                f"got {_shown(text)}; start with srun"
+            )
+        counts += [tasks] * hosts
     return counts
 
 
@@ -210,13 +243,42 @@ def _check_present(environ: Mapping[str, str], names: tuple[str, ...], launcher:
         )
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    try:
-        return int(environ[name])
-    except ValueError:
-        raise LaunchError(f"{name} must be an integer, got {environ[name]!r}") from None
+def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = _MOST_RANKS) -> int:
+    """A number in decimal digits. torchrun and SLURM write no signs, no blanks, and no digits but 0 to 9."""
+    text = environ[name]
+    if re.fullmatch(r"[0-9]{1,10}", text) is None or not least <= int(text) <= most:
+        raise LaunchError(f"{name} must be an integer from {least} to {most}, in digits alone, got {_shown(text)}")
+    return int(text)
+
+
+def _port(environ: Mapping[str, str], world_size: int) -> int:
+    """MASTER_PORT. A rank alone may leave the choice to its kernel, with 0."""
+    return _number(environ, "MASTER_PORT", 0 if world_size == 1 else 1, _LAST_PORT)
+
+
+def _address(environ: Mapping[str, str]) -> str:
+    return _matching(environ, "MASTER_ADDR", _HOST, "the name or address of a host, without blanks")
+
+
+def _matching(environ: Mapping[str, str], name: str, pattern: str, words: str, default: str = "") -> str:
+    """The value of a variable; the default, which needs not match, if it is empty or not there."""
+    text = environ.get(name)
+    if not text and default:
+        return default
+    if text is None or re.fullmatch(pattern, text) is None:
+        raise LaunchError(f"{name} must be {words}, got {_shown(text or '')}")
+    return text
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
 
 
 def _check_range(name: str, value: int, of: str, size: int) -> None:
     if not 0 <= value < size:
         raise LaunchError(f"{name} must be in [0, {size}), by {of}, got {value}")
+
+
+def _check_most(name: str, value: int, of: str, most: int) -> None:
+    if value > most:
+        raise LaunchError(f"{name} must be at most {most}, by {of}, got {value}")

@@ -174,7 +174,7 @@ def _address_of(interface: str) -> str:
     import fcntl  # not on every system
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", os.fsencode(interface)[:15]))
         return socket.inet_ntoa(answer[20:24])
     return ""
 

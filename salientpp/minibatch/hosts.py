@@ -7,6 +7,7 @@ of their own. What is only believed may be wrong; so ranks tell each other, and 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
@@ -51,7 +52,7 @@ def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | No
 
     def number(name: str) -> int | None:
         text = environ.get(name, "")
-        return int(text) if text.isdecimal() else None
+        return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else None
 
     local = number("LOCAL_RANK")
     if (number("RANK"), number("WORLD_SIZE")) == (rank, world_size) and local is not None:
