@@ -67,7 +67,7 @@ def partition(arguments: argparse.Namespace) -> int:
         raise ValueError("--replicate and --replicate-none contradict each other; leave one out")
     method: Any = _method(arguments.partition, arguments.dataset)
     started = time.perf_counter()
-    with console.status("") as status:
+    with _warnings_in_lines("partition"), console.status("") as status:
 
         def on_step(step: str) -> None:
             terminal.complain(f"{time.perf_counter() - started:7.1f} s  {step}")
@@ -99,6 +99,11 @@ def partition(arguments: argparse.Namespace) -> int:
 
 def analyze(arguments: argparse.Namespace) -> int:
     """``salientpp analyze``."""
+    with _warnings_in_lines("analyze"):
+        return _analyze(arguments)
+
+
+def _analyze(arguments: argparse.Namespace) -> int:
     # Whatever can be wrong is said before the minutes of work.
     files = {option: path for option in ("json", "csv", "plot") if (path := getattr(arguments, option)) is not None}
     terminal.check_outputs({f"--{option}": path for option, path in files.items()})
@@ -209,6 +214,14 @@ def analyze(arguments: argparse.Namespace) -> int:
         "plot": lambda path: report.plot(analysis, path),
     }
     return _show_analysis(arguments, files, write, lines)
+
+
+@contextlib.contextmanager
+def _warnings_in_lines(command: str) -> Iterator[None]:
+    """Show each warning as one line on stderr."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *rest: terminal.complain(f"salientpp {command}: {message}")
+        yield
 
 
 @contextlib.contextmanager
@@ -399,8 +412,7 @@ def convert(arguments: argparse.Namespace) -> int:
     """``salientpp convert``."""
     if len(dict(arguments.dtype)) != len(arguments.dtype):
         raise ValueError("--dtype names an attribute twice")
-    with warnings.catch_warnings(), _progress_of_steps() as track:
-        warnings.showwarning = lambda message, *rest: terminal.complain(f"salientpp convert: {message}")
+    with _warnings_in_lines("convert"), _progress_of_steps() as track:
         convert_graph(
             arguments.source,
             arguments.root,

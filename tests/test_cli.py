@@ -783,6 +783,20 @@ def test_an_interrupt_says_what_had_been_written(capsys, monkeypatch, tmp_path):
     assert code == 130 and err == f"salientpp analyze: interrupted; {tmp_path / 'out.json'} had been written\n"
 
 
+def test_commands_say_in_a_line_how_many_vertices_have_no_label(capsys, tmp_path):
+    data = synthetic(num_vertices=40, num_features=2, num_classes=3, average_degree=4.0)
+    data.y[data.train_mask.nonzero().flatten()[:2]] = -1
+    total = int(data.train_mask.sum())
+    torch.save(data, tmp_path / "g.pt")
+    for command in (
+        ("partition", f"pyg:{tmp_path / 'g.pt'}", tmp_path / "d", "--parts", 2, "--partition", "random"),
+        ("analyze", f"pyg:{tmp_path / 'g.pt'}", "--parts", 2, "--partition", "random", "--predict-only"),
+    ):
+        code, _, err = run(capsys, *command, "--fanouts", "2", "--batch-size", 4)
+        words = f"salientpp {command[0]}: the split 'train' of data: 2 of {total} vertices are left out, since their label y is -1"
+        assert code == 0 and any(line.startswith(words) for line in err.splitlines()), err
+
+
 def test_too_little_memory_is_one_line(capsys, monkeypatch, dataset_dir):
     def numpy_fails(*args, **kwargs):
         raise MemoryError("Unable to allocate 1.2 TiB for an array")

@@ -64,7 +64,7 @@ def write_npz(path: Path, seed: int = 0, **more) -> Path:
     arrays = {
         "edge_index": hubs_and_repeats(seed),
         "x": rng.standard_normal((N, 5)).astype(np.float32),
-        "y": rng.integers(-2, 4, N),
+        "y": rng.integers(-1, 4, N),
         "train_idx": order[:100],
         "val_idx": order[100:150],
         "test_idx": order[150:],
@@ -219,6 +219,74 @@ def test_a_data_object_that_torch_saved(tmp_path):
     del data.edge_attr
     data.x = data.x.bfloat16()
     assert_same(load_dataset(f"converted:{tmp_path / 'c'}"), data)
+
+
+COLUMNS = {
+    "float64": torch.arange(N).double() / 7 - 20,
+    "float32": torch.arange(N).float() / 7 - 20,
+    "float16": torch.arange(N).half() / 7 - 20,
+    "bfloat16": torch.arange(N).bfloat16() / 7 - 20,
+    "not a number": torch.full((N,), torch.nan),
+    "a column of real numbers": torch.arange(N).view(N, 1) / 7,
+    "several real numbers": torch.arange(3 * N).view(N, 3) / 7,
+    "bool": torch.arange(N) % 3 == 0,
+    "complex": torch.complex(torch.arange(N).float(), torch.ones(N)),
+    "uint8": torch.arange(N).to(torch.uint8),
+    "int8": (torch.arange(N) % 5).to(torch.int8),
+    "int32": torch.arange(N, dtype=torch.int32) - 30,
+    "classes, some unlabelled": torch.arange(N) % 5 - 1,
+    "-1 and 1": torch.arange(N) % 2 * 2 - 1,
+    "several classes": torch.arange(3 * N).view(N, 3) % 5 - 1,
+}
+
+
+@pytest.mark.parametrize("name", ["y", "x", "more"])
+@pytest.mark.parametrize("kind", COLUMNS)
+@pytest.mark.filterwarnings("error")
+def test_attributes_that_torch_saved_keep_dtype_shape_and_values(tmp_path, name, kind):
+    data = Data(edge_index=torch.from_numpy(hubs_and_repeats(2)), num_nodes=N, train_mask=torch.arange(N) % 2 == 0)
+    data[name] = COLUMNS[kind]
+    torch.save(data, tmp_path / "g.pt")
+    small(f"pyg:{tmp_path / 'g.pt'}", tmp_path / "c", 30_000)
+    converted = load_dataset(f"converted:{tmp_path / 'c'}")
+    assert converted[name].dtype == data[name].dtype and converted[name].shape == data[name].shape
+    assert torch.equal(converted[name].nan_to_num(), data[name].nan_to_num())
+    assert torch.equal(converted.train_mask, data.train_mask)
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int32, np.uint16])
+@pytest.mark.filterwarnings("error")
+def test_real_labels_in_files_stay_real_and_integers_become_int64(tmp_path, kind, dtype):
+    y = (np.arange(N) / (7 if np.issubdtype(dtype, np.floating) else 1)).astype(dtype)
+    np.save(tmp_path / "e.npy", hubs_and_repeats(6))
+    if kind == "npy":
+        np.save(tmp_path / "y.npy", y)
+    else:
+        _write_parquet(tmp_path, "y.parquet", y=y)
+    np.save(tmp_path / "train.npy", np.arange(50))
+    small(f"edges:{tmp_path}/e.npy,y={tmp_path}/y.{kind},train={tmp_path}/train.npy", tmp_path / "c", 30_000)
+    data = load_dataset(f"converted:{tmp_path / 'c'}")
+    assert data.y.numpy().dtype == (dtype if np.issubdtype(dtype, np.floating) else np.int64)
+    assert np.array_equal(data.y.numpy(), y) and int(data.train_mask.sum()) == 50
+
+
+@pytest.mark.parametrize("y", [np.arange(N) % 2 * 2 - 1, np.arange(N) - 20])
+@pytest.mark.filterwarnings("error")
+def test_negative_labels_that_are_values_stay_in_their_splits(tmp_path, y):
+    source = f"npz:{write_npz(tmp_path / 'g.npz', y=y)}"
+    small(source, tmp_path / "c", 30_000)
+    converted = load_dataset(f"converted:{tmp_path / 'c'}")
+    assert_same(converted, load_dataset(source))
+    assert np.array_equal(converted.y.numpy(), y)
+    assert [int(converted[f"{split}_mask"].sum()) for split in SPLITS] == [100, 50, 150]
+
+
+def test_real_labels_are_refused_where_labels_are_classes(tmp_path):
+    source = f"npz:{write_npz(tmp_path / 'g.npz', y=np.arange(N) / 7)}"
+    for load in (lambda: load_dataset(source), lambda: small(source, tmp_path / "c", 30_000)):
+        with pytest.raises(ValueError, match="y must (hold|be) integers"):
+            load()
 
 
 def test_several_types_of_vertices(tmp_path):

@@ -373,7 +373,7 @@ def test_a_given_split_replaces_the_masks_as_ids_or_masks(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["int64 [N]", "int8 [N]", "int64 [N, 1]", "numpy [N]"])
-def test_vertices_with_a_negative_label_are_in_no_split(tmp_path, form):
+def test_unlabelled_vertices_are_in_no_split_of_the_data_and_counted(tmp_path, form):
     data = hostile_data(11)
     unlabelled = torch.arange(60) % 3 == 0
     labels = torch.where(unlabelled, -1, data.y)
@@ -384,10 +384,50 @@ def test_vertices_with_a_negative_label_are_in_no_split(tmp_path, form):
         "numpy [N]": labels.numpy(),
     }[form]
     expected = {name: ids_of(data[f"{name}_mask"] & ~unlabelled) for name in SPLITS}
-    part = write(data, 3, tmp_path / "masks")
+    with pytest.warns(UserWarning) as warned:
+        part = write(data, 3, tmp_path / "masks")
     assert_nothing_is_lost(data, part, expected)
-    given = write(data, 3, tmp_path / "given", split={"train": torch.arange(60)})
-    assert_nothing_is_lost(data, given, {"train": ids_of(~unlabelled)})
+    for name in SPLITS:
+        total = int(data[f"{name}_mask"].sum())
+        words = f"the split {name!r} of data: {total - len(expected[name])} of {total} vertices are left out"
+        assert any(words in str(warning.message) for warning in warned), words
+
+
+@pytest.mark.parametrize("given", ["ids", "mask"])
+def test_a_split_that_is_given_keeps_every_vertex_whatever_its_label(tmp_path, given):
+    data = hostile_data(11)
+    data.y[::3] = -1
+    ids = torch.arange(0, 60, 2)
+    mask = torch.zeros(60, dtype=torch.bool)
+    mask[ids] = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        part = write(data, 3, tmp_path / "d", split={"train": ids if given == "ids" else mask})
+    assert_nothing_is_lost(data, part, {"train": ids})
+
+
+LABELS_THAT_ARE_VALUES = {
+    "-1 and 1": torch.arange(60) % 2 * 2 - 1,
+    "temperatures": torch.arange(60) - 30,
+    "several labels of -1 and 1": (torch.arange(180).view(60, 3) % 2) * 2 - 1,
+    "all -1": torch.full((60,), -1),
+    "real numbers": torch.arange(60).double() - 30,
+    "not a number": torch.full((60,), torch.nan),
+    "unsigned": torch.arange(60, dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS_THAT_ARE_VALUES)
+def test_labels_that_are_values_take_no_one_out(tmp_path, kind):
+    data = hostile_data(13)
+    data.y = LABELS_THAT_ARE_VALUES[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        part = write(data, 2, tmp_path / "d")
+    assert {name: sum(counts) for name, counts in part.manifest["splits"].items()} == {
+        name: ids.numel() for name, ids in mask_splits(data).items()
+    }
+    assert part.node_rows(0)["y"].dtype == data.y.dtype
 
 
 def test_a_vertex_with_one_of_several_labels_stays_in_its_split(tmp_path):

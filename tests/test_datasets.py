@@ -216,10 +216,19 @@ def test_features_keep_the_dtype_they_are_stored_in(npz, dtype):
 
 
 def test_unlabelled_vertices_are_in_no_split(npz):
-    data = load_dataset(npz(y=np.array([-1, 0, -7, 1, 1]), train_idx=np.arange(5), test_idx=np.empty(0)))
+    with pytest.warns(UserWarning, match="train_idx: 2 of 5 vertices are left out, since their label y is -1"):
+        data = load_dataset(npz(y=np.array([-1, 0, -1, 1, 1]), train_idx=np.arange(5), test_idx=np.empty(0)))
     assert data.y.tolist() == [-1, 0, -1, 1, 1]
     assert data.train_mask.tolist() == [False, True, False, True, True]
     assert not data.test_mask.any()
+
+
+@pytest.mark.parametrize("y", [[-1, 1, -1, 1, 1], [-20, 0, -7, 1, 1], [-1, -1, -1, -1, -1]])
+@pytest.mark.filterwarnings("error")
+def test_labels_that_are_values_stay_as_they_are_and_in_their_splits(npz, y):
+    data = load_dataset(npz(y=np.array(y), train_idx=np.arange(5), test_idx=np.empty(0)))
+    assert data.y.tolist() == y
+    assert data.train_mask.all() and not data.test_mask.any()
 
 
 def test_an_undirected_file_holds_both_directions_after_loading_and_single_self_loops(npz):

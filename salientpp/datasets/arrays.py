@@ -13,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp.ids import first_outside
 from salientpp.plan.undirected import symmetric_closure
+from salientpp.store.directory.contents import is_unlabelled, marks_unlabelled, warn_of_unlabelled
 
 SPLITS = ("train", "val", "test")
 
@@ -143,7 +144,7 @@ def assemble(
         where: the file or folder, for errors.
         edge_index: integer [2, E].
         x: floating [N, F], or None.
-        y: integer [N] or [N, labels per vertex], or None; a negative number means "unlabelled".
+        y: integer [N] or [N, labels per vertex], or None. Where labels are classes from 0, -1 means "unlabelled".
         split_ids: for train, val and test the name of its array in the file and the array, vertex ids [*].
         symmetrise: whether to add the inverse of each edge.
     """
@@ -162,7 +163,7 @@ def assemble(
         _check_fits_int64(y, "y", where)
         if y.shape[:1] != (num_vertices,):
             raise ValueError(f"{where}: y must have shape [N] with N = {num_vertices}, got {list(y.shape)}")
-        data.y = torch.from_numpy(np.maximum(y.astype(np.int64), -1))
+        data.y = torch.from_numpy(y.astype(np.int64))
 
     if edge_index.dtype.kind not in "iu":
         raise ValueError(f"{where}: edge_index must hold integers, got dtype {edge_index.dtype}")
@@ -175,6 +176,7 @@ def assemble(
         edges = torch.from_numpy(symmetric_closure(edges[0].numpy(), edges[1].numpy(), num_vertices))
     data.edge_index = edges
 
+    unlabelled = is_unlabelled(data.y) if y is not None and marks_unlabelled([data.y]) else None
     for split, (key, ids) in split_ids.items():
         if ids.dtype.kind not in "iu" and ids.size:
             raise ValueError(f"{where}: {key} must hold integers, got dtype {ids.dtype}")
@@ -185,8 +187,12 @@ def assemble(
         chosen = torch.from_numpy(ids.astype(np.int64))
         _check_id_range(chosen, key, num_vertices, where)
         mask[chosen] = True
-        if y is not None:
-            mask[data.y < 0 if data.y.dim() == 1 else (data.y < 0).all(dim=1)] = False
+        if unlabelled is not None:
+            left_out = mask & unlabelled
+            warn_of_unlabelled(
+                int(left_out.sum()), int(mask.sum()), f"{where}: {key}", f"To keep them, set {split}_mask yourself.", 2
+            )
+            mask &= ~unlabelled
         data[f"{split}_mask"] = mask
     return data
 

@@ -13,9 +13,11 @@ Everything behind this folder (planning, storing, sampling, the command line) wo
 * ``"synthetic"``, ``"synthetic-mag"``: generated graphs (`synthetic`, and `synthetic_mag` with several types), for a first run without any download.
 
 The arrays, of a `HeteroData` those of every type: `edge_index` int64 [2, E] (row 0 sources, row 1 targets; an undirected graph holds both
-directions), `x` float [N, F] in the dtype it is stored in, `y` int64 [N] with -1 for "unlabelled",
-`train_mask`, `val_mask`, `test_mask` bool [N], `num_nodes`. A vertex with a negative label is in no split:
-its bit is cleared in all three masks, whatever the file's split says.
+directions), `x` float [N, F] in the dtype it is stored in, `y` int64 [N], `train_mask`, `val_mask`, `test_mask` bool [N], `num_nodes`.
+
+The label -1 means "unlabelled" where labels are classes: integers, none below -1, and 0 among them. Such a vertex is in no split of an archive or of an
+OGB dataset: its bit is cleared in all three masks, and a warning says how many there are. Other negative labels are values. A PyG object's masks stay as
+they are.
 
 No file can run code: .npz files are read with ``allow_pickle=False``, PyG's with ``weights_only=True``, and OGB's
 raw files are read directly rather than through the pickled cache that its dataset class writes.

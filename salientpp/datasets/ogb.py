@@ -52,7 +52,10 @@ def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.dtype.kind == "f":
-        labels = np.nan_to_num(labels, nan=-1.0).astype(np.int64)
+        labels = np.nan_to_num(labels, nan=-1.0)
+        if (labels != np.trunc(labels)).any():
+            raise ValueError(f"{name}: the labels in {raw} must be whole numbers (nan for an unlabelled vertex)")
+        labels = labels.astype(np.int64)
 
     symmetrise = bool(undirected) and not add_inverse_edge
     if symmetrise and graph["edge_feat"] is not None:

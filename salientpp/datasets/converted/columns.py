@@ -14,6 +14,7 @@ from salientpp.datasets.arrays import form
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.files import ArrayWriter, written
 from salientpp.datasets.converted.pieces import RowPiece, Rows, Split
+from salientpp.store.directory.contents import is_unlabelled, warn_of_unlabelled
 
 #: --dtype's names.
 DTYPES = {
@@ -42,7 +43,7 @@ def write_column(
     """Write the rows of an attribute in their order.
 
     Args:
-        name: of the attribute; ``y`` are labels: int64, -1 where there is none.
+        name: of the attribute.
         num_rows: how many there must be, if that is known.
         dtype: a key of ``DTYPES``; None: as they come.
         finite: refuse what is not.
@@ -56,7 +57,7 @@ def write_column(
     writer: ArrayWriter | None = None
     with written(path) as file:
         for piece in rows.pieces(max(1, budget.working // _COPIES)):
-            values = _labels(piece) if name == "y" else _narrowed(name, piece, dtype, finite)
+            values = _narrowed(name, piece, dtype, finite)
             if writer is None:
                 writer = ArrayWriter(file, values.dtype, values.shape[1:])
             if num_rows is not None and writer.num_rows + len(values) > num_rows:
@@ -71,19 +72,6 @@ def write_column(
                 f"{piece.where(len(values))}: {name} must have one row per vertex, {num_rows}, and ends after {writer.num_rows}"
             )
         return writer.finish()
-
-
-def _labels(piece: RowPiece) -> Tensor:
-    values = piece.values
-    if values.dim() == 2 and values.size(1) == 1:
-        values = values[:, 0]
-    if values.is_floating_point():  # the Open Graph Benchmark's have NaN where there is none
-        values = values.nan_to_num(nan=-1.0)
-    elif values.dtype == torch.uint64 and values.numel() and int(values.view(torch.int64).min()) < 0:
-        raise ValueError(f"{piece.where(0)}: y must hold numbers below 2^63; some in this piece are not")
-    elif values.dtype.is_complex or values.dtype == torch.bool:
-        raise ValueError(f"{piece.where(0)}: y must hold integers (-1 for an unlabelled vertex), got {form(values)}")
-    return values.to(torch.int64).clamp_min(-1)
 
 
 def _narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Tensor:
@@ -123,10 +111,10 @@ def write_mask(
     budget: Budget,
     on_read: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Write the mask of a split, bool [N], without the vertices that have no label.
+    """Write the mask of a split, bool [N], without unlabelled vertices. A warning says how many are left out.
 
     Args:
-        labels: gives ``y`` in pieces of so many rows, if there is one.
+        labels: gives ``y`` in pieces of so many rows, where -1 in it means unlabelled; None: all vertices stay.
 
     Raises:
         ValueError: an id is out of range, or the mask of another size; the budget does not hold it.
@@ -167,11 +155,16 @@ def write_mask(
         raise ValueError(
             f"{piece.where(len(values))}: the mask of {name!r} must have {num_vertices} entries, and has {first}"
         )
-    first = 0
+    first, left_out, in_split = 0, 0, int(mask.sum())
     for y in labels(max(1, (budget.working - num_vertices) // (8 * _COPIES))) if labels is not None else ():
-        known = y >= 0
-        mask[first : first + len(y)] &= known if known.dim() == 1 else known.flatten(1).any(dim=1)
+        unlabelled = is_unlabelled(y)
+        piece_of_mask = mask[first : first + len(y)]
+        left_out += int((piece_of_mask & unlabelled).sum())
+        piece_of_mask &= ~unlabelled
         first += len(y)
+    warn_of_unlabelled(
+        left_out, in_split, f"the split {name!r}", "To keep them, set the mask after load_dataset.", stacklevel=7
+    )
     with written(path) as file:
         writer = ArrayWriter(file, torch.bool, ())
         writer.write(mask)

@@ -24,6 +24,7 @@ from salientpp.datasets.converted.directory import is_converted, manifest_text
 from salientpp.datasets.converted.lists import write_lists
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
+from salientpp.store.directory.contents import marks_unlabelled
 from salientpp.store.directory.journal import JOURNAL, MANIFEST, RUNS, Journal, alone
 
 #: Given what a step does, how much there is of it and in what unit, tells it of how much is done.
@@ -218,7 +219,9 @@ class _Conversion:
             num_vertices = self._count(type_)
         if num_vertices > buckets.MOST_VERTICES:
             raise ValueError(f"{self.source.name}: there must be at most 2^32 vertices of a type, got {num_vertices}")
-        labels = partial(self._labels, f"n{number}.y.npy") if "y" in vertices.columns else None
+        labels = partial(self._labels, f"n{number}.y.npy") if vertices.has_unlabelled else None
+        if labels is not None and not marks_unlabelled(labels(max(1, self.budget.working // 64))):
+            labels = None
         for name, split in vertices.splits.items():
             step = f"n{number}.{name}_mask"
             if self.journal.facts(step) is None:

@@ -101,11 +101,18 @@ class Vertices:
         num_vertices: or None: as many as the attributes have rows, or the largest id and one.
         columns: name -> rows. Labels are called ``y``.
         splits: name -> which vertices.
+        keeps_unlabelled: splits are stored as they are. Else vertices that ``y`` marks as unlabelled are left out of them.
     """
 
     num_vertices: int | None
     columns: Mapping[str, Rows] = field(default_factory=dict)
     splits: Mapping[str, Split] = field(default_factory=dict)
+    keeps_unlabelled: bool = False
+
+    @property
+    def has_unlabelled(self) -> bool:
+        """Whether labels have to be looked at for the splits."""
+        return bool(self.splits) and "y" in self.columns and not self.keeps_unlabelled
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp.datasets.arrays import SPLITS, check_file, check_undirected
 from salientpp.datasets.converted.arrays import ArrayEdges, ArrayRows, StoredArray, members_of
+from salientpp.datasets.converted.labels import Labels
 from salientpp.datasets.converted.parquet import ParquetEdges, ParquetRows
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.saved import SavedEdges, SavedRows
@@ -86,7 +87,7 @@ def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
     )
 
 
-def _checked_column(key: str, array: StoredArray) -> ArrayRows:
+def _checked_column(key: str, array: StoredArray) -> Rows:
     if key == "x" and (array.dtype not in (np.float16, np.float32, np.float64) or len(array.shape) != 2):
         raise ValueError(
             f"{array.name} must be float16, float32 or float64 [N, F], got {array.dtype} {list(array.shape)}"
@@ -95,7 +96,7 @@ def _checked_column(key: str, array: StoredArray) -> ArrayRows:
         raise ValueError(
             f"{array.name} must be integers [N] (-1 for an unlabelled vertex), got {array.dtype} {list(array.shape)}"
         )
-    return ArrayRows([array])
+    return Labels(ArrayRows([array])) if key == "y" else ArrayRows([array])
 
 
 def _ids(array: StoredArray) -> ArrayRows:
@@ -127,12 +128,17 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
                 f"{name} has no parameter {key!r}; it has {', '.join((*known, 'num_vertices', 'skip'))}{did_you_mean(key, known)}"
             )
     files = {key: _files(name, text) for key, text in (("edges", pattern), *given.items())}
+    columns: dict[str, Rows] = {}
+    if "x" in files:
+        columns["x"] = _rows_of(files["x"], float, skip)
+    if "y" in files:
+        columns["y"] = Labels(_rows_of(files["y"], int, skip))
     return Source(
         name,
         {
             None: Vertices(
                 numbers.get("num_vertices"),
-                {key: _rows_of(files[key], float if key == "x" else int, skip) for key in ("x", "y") if key in files},
+                columns,
                 {key: Split(_rows_of(files[key], int, skip)) for key in SPLITS if key in files},
             )
         },
@@ -207,13 +213,13 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
             for key in held
             if key.startswith("node_")
         }
-        columns["y"] = ArrayRows([StoredArray.of(files[1], "node_label")])
+        columns["y"] = Labels(ArrayRows([StoredArray.of(files[1], "node_label")]), are_classes=True)
         left_out = [key for key in held if key.startswith("edge_") and key != "edge_index"]
     else:
         files = [raw / f"{part}.csv.gz" for part in ("edge", "node-label", "num-node-list")]
         num_vertices = int(np.loadtxt(files[2], dtype=np.int64, ndmin=1)[0])
         edges = TextEdges([files[0]])
-        columns = {"y": TextRows([files[1]], float, num_vertices)}
+        columns = {"y": Labels(TextRows([files[1]], float, num_vertices), are_classes=True)}
         if meta["has_node_attr"] == "True":
             files.append(raw / "node-feat.csv.gz")
             columns["x"] = TextRows([files[-1]], float, num_vertices)
@@ -297,7 +303,7 @@ def _vertices_of(store: Any, where: str, data: Data | HeteroData) -> tuple[Verti
             )
         else:
             left_out.append(key)
-    return Vertices(num_vertices, columns, splits), left_out
+    return Vertices(num_vertices, columns, splits, keeps_unlabelled=True), left_out
 
 
 def _num_vertices(store: Any, where: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import positions_in, words_for
+from salientpp.graph.mapped import releaser
 from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import read_ids
@@ -51,7 +52,7 @@ _SPLITS = {split: [f"{split}_{kind}" for kind in ("mask", "idx", "index")] for s
 _REPLICATED_BYTES, _REPLICATED_SHARE = 16 * 2**20, 0.01
 
 
-#: The loss of writing rows narrower is found out in pieces of this many values.
+#: Values are looked at in pieces of this many.
 _PIECE = 2**20
 
 
@@ -398,38 +399,100 @@ def _has_weights(adj_t: Any) -> bool:
 def collect_splits(
     store: Any, split: Mapping[str, Tensor] | None, labels: Tensor | None, num_vertices: int, type_: str | None = None
 ) -> dict[str, Tensor]:
-    """Split name -> ascending vertex ids of one type, without the vertices whose label (or every one of several) is negative.
+    """Split name -> ascending vertex ids of one type.
+
+    Unlabelled vertices are left out of the storage's own splits, and a warning says how many. A ``split`` that is given keeps every vertex.
 
     Args:
         store: the ``Data``, or PyG's storage of the type.
         split: name -> ids or mask; None: the storage's masks or ids.
+        labels: [N] or [N, labels per vertex]; None: there are none.
     """
-    if split is None:
-        split = {}
-        for name, attributes in _SPLITS.items():
-            present = [attribute for attribute in attributes if store.get(attribute) is not None]
-            if not present:
-                continue
-            split[name] = store[present[0]]
-            dtype = torch.as_tensor(split[name]).dtype
-            if present[0].endswith("_mask") and dtype != torch.bool:
-                raise ValueError(
-                    f"{_where(type_)}.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}"
-                )
-            if len(present) > 1:
-                warnings.warn(
-                    f"the split {name!r} is that of {_where(type_)}.{present[0]}; "
-                    f"{', '.join(f'{_where(type_)}.{other}' for other in present[1:])} left out",
-                    UserWarning,
-                    stacklevel=4,
-                )
-    splits = read_splits(split, num_vertices, "split", "vertex", type_)
-    if labels is None or not labels.dtype.is_signed or labels.dtype.is_floating_point or labels.dtype.is_complex:
+    if split is not None:
+        return read_splits(split, num_vertices, "split", "vertex", type_)
+    splits = read_splits(_own_splits(store, type_), num_vertices, "split", "vertex", type_)
+    if labels is None or not marks_unlabelled(_pieces(labels)):
         return splits
     for name, ids in splits.items():
-        known = labels[ids] >= 0
-        splits[name] = ids[known if known.dim() == 1 else known.flatten(1).any(dim=1)]
+        unlabelled = is_unlabelled(labels[ids])
+        splits[name] = ids[~unlabelled]
+        warn_of_unlabelled(
+            int(unlabelled.sum()),
+            ids.numel(),
+            f"the split {name!r} of {_where(type_)}",
+            "To keep them, name them in split= of salientpp.partition.",
+            stacklevel=5,
+        )
     return splits
+
+
+def _own_splits(store: Any, type_: str | None) -> dict[str, Any]:
+    """The splits that a storage has, as masks or ids."""
+    split = {}
+    for name, attributes in _SPLITS.items():
+        present = [attribute for attribute in attributes if store.get(attribute) is not None]
+        if not present:
+            continue
+        split[name] = store[present[0]]
+        dtype = torch.as_tensor(split[name]).dtype
+        if present[0].endswith("_mask") and dtype != torch.bool:
+            raise ValueError(
+                f"{_where(type_)}.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}"
+            )
+        if len(present) > 1:
+            warnings.warn(
+                f"the split {name!r} is that of {_where(type_)}.{present[0]}; "
+                f"{', '.join(f'{_where(type_)}.{other}' for other in present[1:])} left out",
+                UserWarning,
+                stacklevel=5,
+            )
+    return split
+
+
+def _pieces(labels: Tensor) -> Iterator[Tensor]:
+    """Labels in pieces. A mapped file is not held."""
+    release = releaser(labels)
+    for piece in labels.split(max(1, _PIECE // max(1, labels[:1].numel()))):
+        yield piece
+        release()
+
+
+def marks_unlabelled(labels: Iterable[Tensor]) -> bool:
+    """Whether the label -1 marks an unlabelled vertex.
+
+    This holds where labels are classes: integers, none below -1, and 0 among them. Labels of -1 and 1, temperatures and other numbers are values.
+
+    Args:
+        labels: the labels of all vertices, in pieces of any shape.
+    """
+    has_minus_one = has_zero = False
+    for piece in labels:
+        if not piece.dtype.is_signed or piece.dtype.is_floating_point or piece.dtype.is_complex:
+            return False
+        if not piece.numel():
+            continue
+        least = int(piece.min())
+        if least < -1:
+            return False
+        has_minus_one |= least == -1
+        has_zero |= least == 0 or bool((piece == 0).any())
+    return has_minus_one and has_zero
+
+
+def is_unlabelled(labels: Tensor) -> Tensor:
+    """bool [n]: the label is -1, or every one of several is. For labels of which :func:`marks_unlabelled` is true."""
+    unlabelled = labels == -1
+    return unlabelled if unlabelled.dim() == 1 else unlabelled.flatten(1).all(dim=1)
+
+
+def warn_of_unlabelled(number: int, total: int, split: str, remedy: str, stacklevel: int) -> None:
+    """Warn that so many vertices of a split are left out, if there are any."""
+    if number:
+        warnings.warn(
+            f"{split}: {number} of {total} vertices are left out, since their label y is -1, which means unlabelled. {remedy}",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def read_splits(

@@ -78,7 +78,8 @@ def partition(
 
     Args:
         data: a ``Data`` or ``HeteroData`` with ``edge_index`` or ``adj_t``; its node and edge attributes that are tensors
-            are stored with it. Vertices with a negative ``y`` are in no split.
+            are stored with it. Vertices with the label ``y`` -1 are left out of its masks where labels are classes: integers, none below -1, and 0 among them.
+            A warning says how many.
         num_parts: K, the number of parts.
         root: the directory to write; its parent must exist or be creatable.
         num_neighbors, batch_size: the workload whose VIP orders the rows and is stored for the cache; of a ``HeteroData`` one list for all edge
@@ -87,8 +88,8 @@ def partition(
             'kaminpar-vip' for more than 2^26 edges where KaMinPar is installed, else 'metis-vip'. Each also with '-refined' behind it, where vertices then move
             while fewer rows are predicted to travel. Or the given assignment: an integer tensor [N]
             of parts in [0, K); of a ``HeteroData`` a mapping from node types to such tensors.
-        split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping; None takes ``train_mask``, ``train_idx`` or
-            ``train_index`` of the data, and so for ``val`` and ``test``.
+        split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping. Every vertex that it names is kept, whatever its label.
+            None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and so for ``val`` and ``test``.
         edge_split: name -> edge ids or mask, of a ``HeteroData`` edge type -> such a mapping; ids are positions in ``edge_index``. An edge belongs
             to the part that owns its target.
         seeds: the split that the VIP is computed for; without such a split, all vertices of the part. If several types have it, ``(type, split)``.
