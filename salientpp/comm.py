@@ -203,7 +203,6 @@ class Comm:
         Raises:
             RankFailure: ranks did not come within the time-out; the text names them.
             DifferentVersions: the ranks run different versions of this package; see :mod:`salientpp.greeting`.
-            DifferentVersions: the ranks run different versions of this package.
             ValueError: ``process_group`` is none, or this rank is not in it; or another rank has made a mistake.
         """
         _check_default_group()
