@@ -880,6 +880,44 @@ def test_a_copied_sampler_takes_other_fanouts_as_lightning_sets_them():
         assert sampler.sample_from_nodes(seeds).batch is None
 
 
+def with_names(first: str, second: str, *relations: str) -> HeteroData:
+    data = HeteroData()
+    data[first].x, data[second].x = torch.arange(6.0).view(-1, 1), torch.arange(4.0).view(-1, 1)
+    for relation in relations:
+        data[first, relation, second].edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1]])
+    return data
+
+
+@pytest.mark.filterwarnings("ignore:There exist type names")
+@pytest.mark.parametrize("form", [dict, NumNeighbors])
+@pytest.mark.parametrize("on", ["data", "parts"])
+def test_fanouts_may_be_given_for_edge_types_with_any_names(on, form, tmp_path):
+    data = with_names("u__v", "__i", "my__rel", "to")
+    fanouts = {("u__v", "my__rel", "__i"): [1], ("u__v", "to", "__i"): [2]}
+    source = data if on == "data" else salientpp.partition(data, 1, tmp_path / "d", fanouts, 4)
+    loader = NeighborLoader(source, form(fanouts), ("__i", None), batch_size=2)
+    peer = next(iter(torch_geometric.loader.NeighborLoader(data, fanouts, ("__i", None), batch_size=2)))
+    batch = next(iter(loader))
+    for type_, (fanout,) in fanouts.items():
+        assert batch[type_].edge_index.size(1) == peer[type_].edge_index.size(1) == 2 * fanout
+    assert loader.state_dict()["fingerprint"]["num_neighbors"] == [[1], [2]]
+
+
+@pytest.mark.filterwarnings("ignore:There exist type names")
+def test_fanouts_of_edge_types_that_pyg_takes_for_one_are_refused_in_words():
+    data = with_names("u", "i", "x")
+    data["u", "x__i", "i"].edge_index = data["u", "x", "i"].edge_index
+    data["u", "x", "i__i"].edge_index = data["u", "x", "i"].edge_index
+    data["i__i"].num_nodes = 4
+    fanouts = {("u", "x", "i"): [1], ("u", "x__i", "i"): [1], ("u", "x", "i__i"): [2]}
+    with pytest.raises(
+        ValueError,
+        match=r"cannot tell \('u', 'x__i', 'i'\) and \('u', 'x', 'i__i'\) apart, .*; rename one, or pass a list",
+    ):
+        NeighborLoader(data, fanouts, ("i", None))
+    NeighborLoader(data, [2], ("i", None))
+
+
 def test_lightnings_data_module_takes_our_sampler():
     from torch_geometric.data.lightning import LightningNodeData, datamodule
 

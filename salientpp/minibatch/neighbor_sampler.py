@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -201,7 +202,11 @@ class NeighborSampler(BaseSampler):
         if isinstance(num_neighbors, NumNeighbors) or (self.is_hetero and isinstance(num_neighbors, Mapping)):
             # PyG's class keeps what it derives, for one list of edge types.
             given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(dict(num_neighbors))
-            values = NumNeighbors(given.values, given.default)
+            of = given.values
+            # Its keys are joined names, which cannot be parted again where a name contains "__".
+            values = NumNeighbors(
+                {key.to_tuple(): of[key] for key in of} if isinstance(of, Mapping) else of, given.default
+            )
         else:
             values = NumNeighbors(check_fanouts(num_neighbors, may_be_empty=True))
         self._num_neighbors = values
@@ -211,9 +216,16 @@ class NeighborSampler(BaseSampler):
         """Per relation."""
         if self.typed_graph is None or not self.is_hetero:
             return [check_fanouts(self._num_neighbors.get_values(), may_be_empty=True)]
-        values = self._num_neighbors.get_values(list(self.typed_graph.edge_types))
+        edge_types = [name for name in self.typed_graph.edge_types if name is not None]
+        joined = Counter(map("__".join, edge_types))
+        alike = [name for name in edge_types if joined["__".join(name)] > 1]
+        if alike and isinstance(self._num_neighbors.values, Mapping):
+            raise ValueError(
+                f"num_neighbors by edge type cannot tell {' and '.join(map(str, alike))} apart, which PyG joins to one name; rename one, or pass a list"
+            )
+        values = self._num_neighbors.get_values(edge_types)
         fanouts = []
-        for name in self.typed_graph.edge_types:
+        for name in edge_types:
             try:
                 fanouts.append(check_fanouts(values[name], may_be_empty=True))
             except ValueError as error:
