@@ -40,6 +40,7 @@ from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
+from salientpp.minibatch import neighbor_sampler
 from salientpp.pipeline import StageError
 
 ROOT = Path(__file__).parents[1]
@@ -731,7 +732,9 @@ def test_negatives_repeat_with_the_seed_and_differ_between_batches_and_epochs():
         assert len(set(map(str, drawn[0]))) == len(drawn[0])
 
 
-def test_negatives_are_uniform_or_by_weight():
+@pytest.mark.parametrize("most", [2**24, 0], ids=["torch's", "cumulative sums"])
+def test_negatives_are_uniform_or_by_weight(most, monkeypatch):
+    monkeypatch.setattr(neighbor_sampler, "_MOST_MULTINOMIAL", most)
     data = Data(edge_index=star(5), num_nodes=6)
     weight = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.0, 4.0])
     for given, chances in ((None, [1 / 6] * 6), (weight, (weight.double() / 10).tolist())):
@@ -743,6 +746,35 @@ def test_negatives_are_uniform_or_by_weight():
             )
             assert sum(ends.values()) == 3000 and all(chances[v] > 0 for v in ends)
             assert p_of_chances(ends.elements(), dict(enumerate(chances))) > FALSE_ALARM
+
+
+def test_negatives_by_weight_may_be_of_more_vertices_than_torch_draws_from():
+    size = 2**24 + 3
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=size)
+    weight = torch.zeros(size)
+    weight[[7, size - 1]] = torch.tensor([1.0, 3.0])
+    loader = LinkNeighborLoader(
+        data, [], batch_size=2, neg_sampling=NegativeSampling("triplet", 1000, dst_weight=weight), seed=1
+    )
+    first, again = (loader(torch.arange(2)) for _ in range(2))
+    ends = first.n_id[first.dst_neg_index].flatten()
+    assert set(ends.tolist()) == {7, size - 1} and 1300 < int((ends == size - 1).sum()) < 1700
+    assert not torch.equal(ends, again.n_id[again.dst_neg_index].flatten()), "every batch draws anew"
+    other = LinkNeighborLoader(
+        data, [], batch_size=2, neg_sampling=NegativeSampling("triplet", 1000, dst_weight=weight), seed=1
+    )
+    same = other(torch.arange(2))
+    assert torch.equal(ends, same.n_id[same.dst_neg_index].flatten()), "the key fixes the draws"
+    weight[7] = 0
+    later = loader(torch.arange(2))
+    assert later.n_id[later.dst_neg_index].unique().tolist() == [size - 1], "weights are as they are now"
+    for value in (-1.0, float("nan"), float("inf")):
+        weight[5] = value
+        with pytest.raises(ValueError, match="dst_weight of neg_sampling must hold numbers >= 0, finite and not all 0"):
+            loader(torch.arange(2))
+    weight.zero_()
+    with pytest.raises(ValueError, match="dst_weight of neg_sampling must hold numbers >= 0, finite and not all 0"):
+        loader(torch.arange(2))
 
 
 # --- times, trees, weights: laws without a peer -------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import (
     BaseSampler,
@@ -486,4 +487,34 @@ class _KeyedNegatives:
             raise ValueError(
                 f"{endpoint}_weight of neg_sampling must have {num_nodes} entries, one per vertex, got {weight.numel()}"
             )
-        return torch.multinomial(weight.cpu(), num_samples, replacement=True, generator=self._generator)
+        if num_nodes <= _MOST_MULTINOMIAL:
+            return torch.multinomial(weight.cpu(), num_samples, replacement=True, generator=self._generator)
+        return _drawn_by_weight(weight, num_samples, endpoint, self._generator)
+
+
+#: torch.multinomial takes no more weights.
+_MOST_MULTINOMIAL = 2**24
+
+#: Weight -> (how often it had been written to, its cumulative sums), for more weights than that.
+_SUMS = WeakTensorKeyDictionary()
+
+
+def _drawn_by_weight(weight: Tensor, num_samples: int, endpoint: str, generator: torch.Generator) -> Tensor:
+    """int64 [num_samples] positions, each drawn in proportion to its weight, for any number of weights.
+
+    Raises:
+        ValueError: a weight is negative or not finite, or all are 0.
+    """
+    version, sums = _SUMS.get(weight, (None, None))
+    if sums is None or version != weight._version:
+        on_cpu = weight.detach().cpu().to(torch.float64)
+        if not bool((on_cpu >= 0).all()) or not 0 < float(on_cpu.sum()) < float("inf"):
+            raise ValueError(
+                f"{endpoint}_weight of neg_sampling must hold numbers >= 0, finite and not all 0, got {float(on_cpu.min())} to {float(on_cpu.max())}"
+            )
+        sums = on_cpu.cumsum(0)
+        _SUMS[weight] = weight._version, sums
+    total = sums[-1]
+    drawn = torch.rand(num_samples, dtype=torch.float64, generator=generator) * total
+    drawn.clamp_(max=torch.nextafter(total, torch.zeros_like(total)))  # a product may be rounded up
+    return torch.searchsorted(sums, drawn, right=True)
