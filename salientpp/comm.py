@@ -53,6 +53,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from salientpp import greeting
+from salientpp.ops import bytes_of
 from salientpp.processes import connecting, forks
 
 #: Seconds between two looks for a failure note while waiting.
@@ -277,7 +278,7 @@ class Comm:
         row_bytes = recv.element_size()
         for size in recv.shape[1:]:
             row_bytes *= size
-        received, sent = recv.view(-1).view(torch.uint8), send.contiguous().view(-1).view(torch.uint8)
+        received, sent = bytes_of(recv), bytes_of(send)
         recv_bytes, send_bytes = (
             [count * row_bytes for count in recv_counts],
             [count * row_bytes for count in send_counts],

@@ -507,6 +507,15 @@ _KNOWN_DTYPES = frozenset(
 )
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """uint8 [bytes], the memory of a tensor, or of a contiguous copy.
+
+    torch calls a tensor of one entry or none contiguous whatever its strides are, and then refuses to view it as bytes.
+    """
+    tensor = tensor.detach().contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def _as_bytes(rows: Tensor) -> Tensor:
     """The same memory as uint8 [..., bytes of an entry]."""
     return rows.unsqueeze(-1).view(torch.uint8)

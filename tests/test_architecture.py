@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "versions": set(),
     "processes": set(),
     "greeting": {"versions"},
-    "comm": {"greeting", "processes"},
+    "comm": {"greeting", "ops", "processes"},
     "pipeline": set(),
     "nn": set(),
     "launch": {"files", "greeting"},

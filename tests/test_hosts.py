@@ -113,6 +113,25 @@ def test_batches_are_the_same_and_rows_cross_once_per_host_and_round(roots, host
                 assert once < all_rows <= sum(of_rank["alone"] for of_rank in of_host) or case >= 2
 
 
+def small_caches(rank: int, root: str, hosts: list[int], sizes: list[int]) -> list[list[int]]:
+    part = salientpp.load(root)
+    cached = []
+    for size in sizes:
+        loader = loader_of(part, hosts, replication_factor=(size + 0.5) * len(hosts) / part.num_vertices)
+        epoch_of(loader, part)
+        members = loader.cache.members.ids
+        assert torch.equal(loader.cache.rows["x"][:, 0].long(), part.original_id(members))
+        cached.append(members.tolist())
+    return cached
+
+
+def test_a_hosts_cache_may_be_smaller_than_its_number_of_ranks(roots):
+    sizes = [1, 2, 3, 4, 5]
+    first, *others = distributed.run(small_caches, 4, roots[4], [3, 1], sizes)
+    assert [len(members) for members in first] == sizes
+    assert others[:2] == [first, first] and [len(members) for members in others[2]] == sizes
+
+
 def count(rank: int, root: str, hosts: list[int], alpha: float) -> tuple[int, ...]:
     part = salientpp.load(root)
     apart, once = (

@@ -560,6 +560,27 @@ def test_len_is_what_an_epoch_gives(data, batch_size, drop_last):
     assert len(loader) == len(sizes)
 
 
+#: Arrays and tensors of one seed or none whose strides are what they were cut from.
+STRIDED = {
+    "an empty array": lambda: np.array([], dtype=np.int64),
+    "an empty array of floats": lambda: np.array([]),
+    "nothing of an array": lambda: np.arange(6)[6::3],
+    "one of an array": lambda: np.arange(6)[5::3],
+    "nothing of a tensor": lambda: torch.arange(6)[6::3],
+    "one of a tensor": lambda: torch.arange(6)[5::3],
+    "one broadcast": lambda: torch.tensor(5).expand(1),
+}
+
+
+@pytest.mark.parametrize("kind", STRIDED)
+def test_one_seed_or_none_may_come_from_a_larger_array(data, part, kind):
+    for source in (data, part):
+        loader = NeighborLoader(source, [2], STRIDED[kind](), batch_size=4)
+        loader.load_state_dict(loader.state_dict())
+        assert [batch.n_id[0].item() for batch in loader] == loader.input_data.node.tolist()
+        assert loader.input_data.node.tolist() in ([], [5])
+
+
 @pytest.mark.parametrize("nodes", [[], torch.zeros(N, dtype=torch.bool), torch.empty(0, dtype=torch.int64)])
 def test_no_seeds_give_no_batches(data, nodes):
     loader = make(data, input_nodes=nodes)

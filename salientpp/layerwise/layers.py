@@ -24,6 +24,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from salientpp.graph.csc import Graph
 from salientpp.layerwise.normalisation import Edges, Normalisation
 from salientpp.minibatch.sampler import Sampler
+from salientpp.ops import bytes_of
 
 #: A function of rows [n, ...] that treats each by itself.
 RowFunction = Callable[[Tensor], Tensor]
@@ -268,7 +269,7 @@ def digests_of(model: Any) -> dict[str, str]:
         digest = hashlib.sha256()
         for module in modules_of(model):
             for value in getattr(module, kind)():
-                digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+                digest.update(bytes_of(value.cpu()).numpy())
         digests[kind] = digest.hexdigest()[:16]
     return digests
 

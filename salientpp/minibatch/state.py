@@ -27,6 +27,8 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
+from salientpp.ops import bytes_of
+
 #: Another number wherever the fields, the order of seeds or the draws change.
 VERSION = 2
 
@@ -212,7 +214,7 @@ def digest(*tensors: Tensor) -> str:
     whole = hashlib.sha256()
     for tensor in tensors:
         whole.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        whole.update(bytes_of(tensor.cpu()).numpy().data)
     return whole.hexdigest()[:16]
 
 

@@ -17,6 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from salientpp.ops import bytes_of
+
 #: Tensors of a batch, at most.
 NUM_TENSORS = 5
 
@@ -74,6 +76,6 @@ def _words_of(tensors: Sequence[Tensor], out: Tensor) -> tuple[list[Tensor], Ten
     def as_words(rows: Tensor) -> Tensor:
         if not len(rows):  # views of nothing are refused where they are not aligned
             return torch.empty((0, row_bytes // word), dtype=_WORDS[word], device=rows.device)
-        return rows.reshape(-1).view(torch.uint8).view(_WORDS[word]).view(len(rows), -1)
+        return bytes_of(rows).view(_WORDS[word]).view(len(rows), -1)
 
     return [as_words(rows) for rows in tensors], as_words(out)

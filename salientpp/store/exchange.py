@@ -23,6 +23,7 @@ from torch import Tensor
 
 from salientpp.comm import Comm, Pending
 from salientpp.ids import first_outside
+from salientpp.ops import bytes_of
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
 from salientpp.store.buffers import BufferPool
@@ -234,7 +235,7 @@ class Exchange:
         else:
             widths = [row_bytes(of_column) for of_column in like.values()]
             send, asked_bytes, wanted_bytes = (
-                [_as_bytes(of_column) for of_column in rows.values()],
+                [bytes_of(of_column) for of_column in rows.values()],
                 *([[n * width for n, width in zip(of_rank, widths)] for of_rank in sizes] for sizes in (asked, wanted)),
             )
             pending = self._send(_by_rank(send, asked_bytes, torch.uint8), _sums(asked_bytes), _sums(wanted_bytes))
@@ -287,10 +288,6 @@ class Exchange:
 def row_bytes(rows: Tensor) -> int:
     """Of one row."""
     return math.prod(rows.shape[1:]) * rows.element_size()
-
-
-def _as_bytes(rows: Tensor) -> Tensor:
-    return rows.contiguous().view(-1).view(torch.uint8)
 
 
 def _sums(counts: Sequence[Sequence[int]]) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from salientpp.graph.mapped import mapped_from
+from salientpp.ops import bytes_of
 
 _PIECE_BYTES = 64 * 2**20
 
@@ -29,5 +30,5 @@ def identify(array: Tensor) -> list[Any]:
     digest = hashlib.sha256()
     for piece in array.split(max(1, _PIECE_BYTES // max(1, array.nbytes // max(1, len(array))))):
         if piece.numel():
-            digest.update(piece.contiguous().view(torch.uint8).numpy().data.cast("B"))
+            digest.update(bytes_of(piece).numpy().data)
     return [*said, digest.hexdigest()]
