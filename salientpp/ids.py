@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def as_tensor(given: Any, must: str) -> Tensor:
+    """What the user gave as a tensor: a tensor, a number, a list of numbers, or an array of any strides and byte order.
+
+    Args:
+        must: for the error: what this is and what it must be, such as "input_nodes must be a mask or integer ids".
+
+    Raises:
+        ValueError: torch makes no tensor of it.
+    """
+    try:
+        if isinstance(given, np.ndarray):
+            given = given.astype(given.dtype.newbyteorder("="), copy=min(given.strides, default=0) < 0)
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        is_array = isinstance(given, np.ndarray)
+        got = f"a NumPy array of {given.dtype}" if is_array else f"{type(given).__name__} ({error})"
+        raise ValueError(f"{must}, got {got}") from None
 
 
 def first_outside(ids: Tensor, end: int, begin: int = 0) -> int | None:

@@ -470,6 +470,33 @@ def test_classes_are_counted_as_by_pygs_datasets(tmp_path, kind):
     assert all("so num_classes is the number of different values, 5, as in PyG" in str(w.message) for w in ours)
 
 
+#: NumPy dtypes that torch has not.
+ODD = ["O", "M8[s]", "U3", "S2", "g", [("a", int)]]
+
+
+@pytest.mark.parametrize("dtype", ODD, ids=str)
+@pytest.mark.parametrize("name", ["y", "colour", "edge_attr", "train_mask"])
+def test_numpy_arrays_that_torch_cannot_hold_are_refused_by_name(tmp_path, name, dtype):
+    data = hostile_data(12)
+    data[name] = np.zeros(300 if name == "edge_attr" else 60, dtype)
+    words = "a bool mask or integer ids" if name == "train_mask" else "a tensor to be stored"
+    got = re.escape(f"got a NumPy array of {np.dtype(dtype)}")
+    with pytest.raises(ValueError, match=rf"data\.{name} must be {words}, {got}"):
+        write(data, 2, tmp_path / "d")
+    assert names_in(tmp_path) == []
+
+
+def test_numpy_arrays_of_another_byte_order_or_stride_are_stored_by_value(tmp_path):
+    data = hostile_data(12)
+    expected = data.clone()
+    data.x, expected.x = np.arange(120.0).astype(">f4").reshape(60, 2)[::-1], torch.arange(120.0).view(60, 2).flip(0)
+    data.train_mask = expected.train_mask.numpy()[::-1][::-1]
+    data.note = np.array(["of the whole graph"], dtype=object)
+    part = write(data, 2, tmp_path / "d")
+    rows = torch.cat([part.node_rows(part_id)["x"] for part_id in range(2)])
+    assert rows.dtype == torch.float32 and torch.equal(rows, expected.x[part.original_id(torch.arange(60))])
+
+
 def test_vertices_without_a_real_label_are_no_class(tmp_path):
     data = hostile_data(12)
     data.y = torch.where(torch.arange(60) < 30, float("nan"), (torch.arange(60) % 2).float()).view(-1, 1)

@@ -21,10 +21,10 @@ import pytest
 import torch
 import torch.utils.data
 from distributed import HANG
-from graphs import identity_features, random_data, star
+from graphs import identity_features, random_data, random_hetero, star
 from peers import BACKENDS, peer, sampling_with
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler import SamplerOutput
@@ -80,6 +80,12 @@ def data() -> Data:
 @pytest.fixture(scope="module")
 def part(data, tmp_path_factory) -> salientpp.PartitionedGraph:
     return salientpp.partition(data, 1, tmp_path_factory.mktemp("loader") / "d", [4, 3], 16)
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory) -> tuple[HeteroData, salientpp.PartitionedGraph]:
+    data = random_hetero()
+    return data, salientpp.partition(data, 1, tmp_path_factory.mktemp("typed") / "d", [4, 3], 16)
 
 
 def make(data: Data | salientpp.PartitionedGraph, **options: Any) -> NeighborLoader:
@@ -560,6 +566,36 @@ def test_len_is_what_an_epoch_gives(data, batch_size, drop_last):
     assert len(loader) == len(sizes)
 
 
+#: What names no vertices, and what the error says of it.
+NO_NODES = [
+    ([None], "list (Could not infer dtype of NoneType)"),
+    (print, "builtin_function_or_method ("),
+    ({"a": 1}, "dict ("),
+    ({1, 2}, "set ("),
+    (b"x", "bytes ("),
+    ([1, "a"], "list ("),
+    ([2**70], "list ("),
+    (iter([1]), "list_iterator ("),
+    (np.array([None]), "a NumPy array of object"),
+    (np.array(["a"]), "a NumPy array of <U1"),
+    (np.array([1], "M8[s]"), "a NumPy array of datetime64[s]"),
+    (np.array([1], np.longdouble), f"a NumPy array of {np.dtype(np.longdouble)}"),
+    (np.array([(1,)], [("a", int)]), "a NumPy array of [('a', '<i8')]"),
+]
+
+
+@pytest.mark.parametrize(("nodes", "got"), NO_NODES, ids=[got for _, got in NO_NODES])
+def test_what_names_no_vertices_is_refused_in_words(data, part, typed, nodes, got):
+    for source, given, of in (
+        (data, nodes, "a homogeneous graph"),
+        (part, nodes, "a homogeneous graph"),
+        *((each, ("paper", nodes), "'paper'") for each in typed),
+    ):
+        with pytest.raises(ValueError) as caught:
+            NeighborLoader(source, [2], given)
+        assert str(caught.value).startswith(f"input_nodes of {of} must be a mask, integer ids or None, got {got}")
+
+
 #: Arrays and tensors of one seed or none whose strides are what they were cut from.
 STRIDED = {
     "an empty array": lambda: np.array([], dtype=np.int64),
@@ -569,6 +605,8 @@ STRIDED = {
     "nothing of a tensor": lambda: torch.arange(6)[6::3],
     "one of a tensor": lambda: torch.arange(6)[5::3],
     "one broadcast": lambda: torch.tensor(5).expand(1),
+    "an array turned round": lambda: np.arange(5, 6)[::-1],
+    "an array of another byte order": lambda: np.array([5], ">i8"),
 }
 
 
@@ -860,8 +898,8 @@ def test_a_loader_that_is_let_go_takes_its_threads_with_it(data, ending):
         ({"input_nodes": torch.zeros(2, 2).long()}, ValueError, r"input_nodes must have 1 dimension, got shape \[2, 2\]"),
         ({"input_nodes": torch.tensor(3)}, ValueError, r"input_nodes must have 1 dimension, got shape \[\]"),
         ({"input_nodes": torch.ones(N - 1).bool()}, ValueError, rf"input_nodes as a mask must have shape \[{N}\], got \[{N - 1}\]"),
-        ({"input_nodes": "train"}, ValueError, "input_nodes of a homogeneous graph must be a mask, ids or None, got 'train'"),
-        ({"input_nodes": ("paper", None)}, ValueError, r"input_nodes of a homogeneous graph must be a mask, ids or None, got \('paper', None\)"),
+        ({"input_nodes": "train"}, ValueError, "input_nodes of a homogeneous graph must be a mask, integer ids or None, got 'train'"),
+        ({"input_nodes": ("paper", None)}, ValueError, r"input_nodes of a homogeneous graph must be a mask, integer ids or None, got \('paper', None\)"),
         ({"cache": {}}, TypeError, r"cache must be the cache of another loader \(loader.cache\), got dict"),
         ({"cache": FeatureCache.empty(), "replication_factor": 0.1}, ValueError, "pass either cache= or replication_factor=, not both"),
         ({"num_worker": 2}, TypeError, "unexpected keyword argument 'num_worker'"),

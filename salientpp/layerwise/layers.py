@@ -269,7 +269,7 @@ def digests_of(model: Any) -> dict[str, str]:
         digest = hashlib.sha256()
         for module in modules_of(model):
             for value in getattr(module, kind)():
-                digest.update(bytes_of(value.cpu()).numpy())
+                digest.update(bytes_of(value.cpu()).numpy().data)
         digests[kind] = digest.hexdigest()[:16]
     return digests
 

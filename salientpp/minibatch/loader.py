@@ -35,6 +35,7 @@ from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, Multithr
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm, go_astray
+from salientpp.ids import as_tensor
 from salientpp.minibatch.agreement import Facts, exchange_facts
 from salientpp.minibatch.builder import BatchBuilder
 from salientpp.minibatch.direct import BatchMaker, Direct, Made
@@ -1394,12 +1395,9 @@ def _positions_by_unit(source: BatchSource, placement: Placement) -> dict[int, T
 
 def _checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
     """int64 [B] positions among the seeds, of positions or of a mask."""
-    try:
-        index = torch.as_tensor(index)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{name} must hold positions of seeds, or a mask of them, got {type(index).__name__} ({error})"
-        ) from None
+    index = as_tensor(index, f"{name} must hold positions of seeds, or a mask of them")
+    if index.is_meta:
+        raise ValueError(f"{name} must hold positions of seeds, or a mask of them, got Tensor without values")
     index = index.cpu().flatten()
     if index.dtype == torch.bool:
         if index.numel() != num_inputs:

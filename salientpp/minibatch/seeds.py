@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
 
 from salientpp.graph.from_pyg import read_edge_index
-from salientpp.ids import first_outside, read_ids
+from salientpp.ids import as_tensor, first_outside, read_ids
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.plan.cache import TypedWorkload, score, score_types
 from salientpp.plan.vip import link_start
@@ -38,7 +38,7 @@ def part_nodes(
     if isinstance(nodes, str):
         ids = own_id = part.split(nodes, part_id, type_)
     else:
-        ids, is_mask = read_seeds(nodes, book.num_vertices)
+        ids, is_mask = read_seeds(nodes, book.num_vertices, type_)
         if is_mask:
             ids = own_id = ids[(ids >= begin) & (ids < end)]
         else:
@@ -78,11 +78,16 @@ def check_one_per_seed(ids: Tensor, **given: Tensor | None) -> None:
             raise ValueError(f"{name} must have one entry per seed, expected shape [{ids.numel()}], got {got}")
 
 
-def read_seeds(nodes: Any, num_vertices: int) -> tuple[Tensor, bool]:
-    """``input_nodes`` as int64 ids in range, and whether they were a mask."""
+def read_seeds(nodes: Any, num_vertices: int, type_: str | None = None) -> tuple[Tensor, bool]:
+    """``input_nodes`` as int64 ids in range, and whether they were a mask.
+
+    Args:
+        type_: whose ids they are, if types have names.
+    """
+    of = " of a homogeneous graph" if type_ is None else f" of {type_!r}"
     if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
-        raise ValueError(f"input_nodes of a homogeneous graph must be a mask, ids or None, got {nodes!r}")
-    nodes = torch.as_tensor(nodes)
+        raise ValueError(f"input_nodes{of} must be a mask, integer ids or None, got {nodes!r}")
+    nodes = as_tensor(nodes, f"input_nodes{of} must be a mask, integer ids or None")
     if nodes.layout != torch.strided or nodes.device.type == "meta":
         raise ValueError(f"input_nodes must be an ordinary tensor with values, got {nodes.layout} on {nodes.device}")
     if nodes.dim() != 1:

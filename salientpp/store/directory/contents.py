@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from salientpp.graph.from_pyg import positions_in, words_for
 from salientpp.graph.mapped import releaser
 from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
-from salientpp.ids import read_ids
+from salientpp.ids import as_tensor, read_ids
 from salientpp.store.directory.description import EdgeName
 from salientpp.store.directory.files import numpy_dtype
 from salientpp.store.narrow import Column, EncodedRows, Loss, Narrow, read_formats
@@ -335,7 +336,8 @@ def _columns(
         if name in ("edge_index", "adj_t", "num_nodes") or any(name in names for names in _SPLITS.values()):
             continue
         if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
+            with contextlib.suppress(ValueError):  # it may be of the whole graph, which is left out
+                value = as_tensor(value, "")
         # A storage of vertices has no edges, and one of a homogeneous graph has both.
         is_node = isinstance(store, NodeStorage) and store.is_node_attr(name)
         is_edge = isinstance(store, EdgeStorage) and store.is_edge_attr(name)
@@ -356,9 +358,8 @@ def _columns(
                 f"{where}.my_{name} = {where}.{name}; del {where}.{name}"
             )
         if not isinstance(value, Tensor):
-            raise ValueError(
-                f"{where}.{name} must be a tensor to be stored, got {type(value).__name__}; convert or delete it"
-            )
+            kind = f"a NumPy array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise ValueError(f"{where}.{name} must be a tensor to be stored, got {kind}; convert or delete it")
         if value.size(0) != size:
             raise ValueError(
                 f"{where}.{name} must have one row per {of} in dimension 0, expected {size}, got {value.size(0)}"
@@ -434,7 +435,7 @@ def _own_splits(store: Any, type_: str | None) -> dict[str, Any]:
         if not present:
             continue
         split[name] = store[present[0]]
-        dtype = torch.as_tensor(split[name]).dtype
+        dtype = as_tensor(split[name], f"{_where(type_)}.{present[0]} must be a bool mask or integer ids").dtype
         if present[0].endswith("_mask") and dtype != torch.bool:
             raise ValueError(
                 f"{_where(type_)}.{name}_mask must be bool, got {dtype}; use .bool(), or pass split={{{name!r}: ids}}"
@@ -515,12 +516,9 @@ def read_splits(
         if name == "all" or not str(name).isidentifier():
             raise ValueError(f"a split's name must be an identifier other than 'all', got {name!r}{owner}")
         words = f"{argument} {name!r}{owner}"
-        try:
-            chosen = torch.as_tensor(chosen).cpu()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{words} must be a bool mask or integer ids, got {type(chosen).__name__} ({error})"
-            ) from None
+        chosen = as_tensor(chosen, f"{words} must be a bool mask or integer ids")
+        if chosen.is_meta:
+            raise ValueError(f"{words} must be a bool mask or integer ids, got Tensor without values")
         ids, is_mask = read_ids(chosen, size, words, "a bool mask or integer ids", "must hold ids")
         splits[str(name)] = ids if is_mask else ids.unique()
     return splits
