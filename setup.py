@@ -70,6 +70,8 @@ setuptools.setup(
                 "-DTORCH_STABLE_ONLY",
                 "-DTORCH_TARGET_VERSION=0x020a000000000000",
             ],
+            # First of the libraries, before torch's: these carry copies of parts of libstdc++, which are torch's own matter.
+            libraries=["stdc++"] if sys.platform == "linux" else [],
             extra_link_args=STRIP,
             py_limited_api=True,
         )

@@ -102,6 +102,24 @@ def test_the_versions_that_are_needed_are_those_of_the_package():
     versions.check_versions()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the dynamic linker of Linux")
+def test_the_extension_takes_c_functions_alone_from_torchs_libraries(tmp_path):
+    """Names of C++ start with _Z. Those of libstdc++ come from libstdc++, not from the copies inside torch's libraries."""
+    told = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "LD_DEBUG": "bindings",
+        "LD_DEBUG_OUTPUT": str(tmp_path / "bindings"),
+    }
+    subprocess.run([sys.executable, "-c", "from salientpp import ops"], env=told, check=True)
+    line = re.compile(r"binding file \S*/_C\.\S* \[0\] to (\S+) \[0\]: normal symbol `(\w+)'")
+    bound = [found.groups() for file in tmp_path.iterdir() for found in map(line.search, file.open()) if found]
+    torchs = {symbol for file, symbol in bound if Path(file).name.startswith(("libtorch", "libc10"))}
+    others = {symbol for file, symbol in bound if Path(file).name.startswith("libstdc++")}
+    assert "torch_call_dispatcher" in torchs and any(symbol.startswith("_ZNSt") for symbol in others)
+    assert sorted(symbol for symbol in torchs if symbol.startswith("_Z")) == []
+
+
 def test_the_extension_carries_no_symbols_for_debugging():
     """They are 19 of its 20 bytes. A build with CFLAGS="-g" has them."""
     assert ops  # it loads the extension
