@@ -21,6 +21,7 @@ from salientpp import __version__, terminal
 from salientpp.files import is_replaced, write_whole
 from salientpp.launch import sbatch
 from salientpp.launch.environment import LaunchError
+from salientpp.plan.errors import PartitionerError, is_out_of_memory
 
 #: What --policies may name beside the oracle: the keys of salientpp.plan.cache.POLICIES, which takes seconds to import.
 POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
@@ -44,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         command = f" {parsed.command}"
         return parsed.run(parsed)
-    except (ValueError, OSError, ImportError, NotImplementedError, LaunchError) as error:
+    except (ValueError, OSError, ImportError, NotImplementedError, LaunchError, PartitionerError) as error:
         terminal.complain(f"salientpp{command}: {error}")
         return 2
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):  # torch has no type for it
+        if not is_out_of_memory(error):
             raise
         terminal.complain(
             f"salientpp{command}: not enough memory ({str(error).splitlines()[0] if str(error) else 'no more is known'})"

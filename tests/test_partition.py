@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -20,6 +22,7 @@ from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.plan import kaminpar as parhip
 from salientpp.plan import partition
+from salientpp.plan.errors import PartitionerError
 from salientpp.plan.partition import assign_parts
 
 
@@ -511,15 +514,104 @@ def test_without_kaminpar_the_error_names_the_ways_out(monkeypatch):
         assign_parts(make_graph([(0, 1), (1, 0)], 2), 2, method="kaminpar")
 
 
+def _exhausted(error):
+    def fail(*arguments, **named):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("std::bad_alloc"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        ),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "where"), [("metis", "_symmetrise"), ("metis", "_rebalanced"), ("kaminpar", "write_undirected")]
+)
+def test_memory_that_runs_out_is_an_error_that_names_the_memory_and_the_methods_that_need_less(
+    monkeypatch, error, method, where
+):
+    monkeypatch.setattr(partition, "check_kaminpar", lambda: None)
+    monkeypatch.setattr(partition, where, _exhausted(error))
+    words = r"(METIS|KaMinPar) ran out of memory for 300 vertices and up to \d+ edge ends: it needs about 0\.\d GB .*'random'.*give an assignment"
+    with pytest.raises(PartitionerError, match=words):
+        assign_parts(make_graph([(v, (v + 1) % 300) for v in range(300)], 300), 2, method=method)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("odd"), RuntimeError("indptr must not decrease"), OSError(errno.ENOSPC, "full")]
+)
+def test_other_errors_stay_what_they_are(monkeypatch, error):
+    monkeypatch.setattr(partition, "_symmetrise", _exhausted(error))
+    with pytest.raises(type(error)) as raised:
+        assign_parts(make_graph([(0, 1), (1, 0)], 2), 2)
+    assert raised.value is error
+
+
+_TOO_LITTLE_FOR_METIS = """
+import re, resource, sys
+from pathlib import Path
+from salientpp import cli
+from salientpp.plan import partition
+
+whole = partition._symmetrise
+
+def limited(*arguments):
+    found = whole(*arguments)
+    now = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2**24, now + 2**24))
+    return found
+
+partition._symmetrise = limited
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", [["partition"], ["analyze", "--predict-only", "--seeds", "all"]])
+def test_a_command_whose_metis_runs_out_of_memory_says_what_it_needs_and_ends_with_2(tmp_path, command):
+    ends = np.random.default_rng(0).integers(0, 20_000, (2, 500_000))
+    np.savez(tmp_path / "g.npz", edge_index=ends, num_nodes=20_000)
+    words = [command[0], f"npz:{tmp_path / 'g.npz'}", *([str(tmp_path / "d")] if command[0] == "partition" else [])]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            _TOO_LITTLE_FOR_METIS,
+            *words,
+            "--parts",
+            "4",
+            "--partition",
+            "metis",
+            *command[1:],
+            "--fanouts",
+            "2",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith("salientpp")]
+    assert done.returncode == 2 and len(said) == 1 and "Traceback" not in done.stderr, done.stderr
+    assert re.search(
+        r"METIS .*ran out of memory for 20000 vertices and \d+ edge ends .* needs about 0\.\d GB .*'kaminpar'.*'random'",
+        said[0],
+    )
+
+
 def test_a_kaminpar_that_fails_says_why_and_what_to_do(tmp_path):
     pytest.importorskip("kaminpar")
-    with pytest.raises(RuntimeError, match=r"KaMinPar failed .*memory.*use method='random'"):
+    with pytest.raises(PartitionerError, match=r"KaMinPar failed .*memory.*use method='random'"):
         parhip.partition_with_kaminpar(tmp_path / "nothing.parhip", 2, 0.05, 0)
 
 
 def test_a_kaminpar_that_is_killed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(parhip, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(RuntimeError, match=r"KaMinPar was ended by signal 9, most often for want of memory"):
+    with pytest.raises(PartitionerError, match=r"KaMinPar was ended by signal 9, most often for want of memory"):
         parhip.partition_with_kaminpar(tmp_path / "g.parhip", 2, 0.05, 0)
 
 

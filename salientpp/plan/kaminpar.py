@@ -12,6 +12,7 @@ the file does, 450 MB at most, where 'terapart' took 1.4 to 1.7 GB of some of th
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph, runs_of_vertices
+from salientpp.plan.errors import PartitionerError, names_memory
 from salientpp.plan.undirected import first_of_equals, split_keys
 
 #: Edge ends that are merged, and entries that are written, at a time.
@@ -59,6 +61,12 @@ def has_kaminpar() -> bool:
     return importlib.util.find_spec("kaminpar") is not None
 
 
+def memory_of_kaminpar(num_vertices: int, num_ends: int) -> contextlib.AbstractContextManager[None]:
+    """Turns memory that runs out while KaMinPar's graph is written or its parts are read into an error that says what it needs."""
+    what = f"{num_vertices} vertices and up to {num_ends} edge ends"
+    return names_memory("KaMinPar", what, 50 * num_ends, "method='random', which needs a few numbers for each vertex")
+
+
 def check_kaminpar() -> None:
     """Raise ImportError unless the package is there."""
     if not has_kaminpar():
@@ -75,7 +83,7 @@ def partition_with_kaminpar(path: Path, num_parts: int, tolerance: float, seed: 
         tolerance: how far above the mean the vertices of a part may weigh.
 
     Raises:
-        RuntimeError: KaMinPar failed, or was killed.
+        PartitionerError: KaMinPar failed, or was killed.
     """
     parts = path.with_suffix(".parts")
     given = {
@@ -91,7 +99,7 @@ def partition_with_kaminpar(path: Path, num_parts: int, tolerance: float, seed: 
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
         how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"failed ({said})"
-        raise RuntimeError(
+        raise PartitionerError(
             f"KaMinPar {how}, most often for want of memory: it took 10 to 50 bytes for each end of an edge where measured, least with 'kaminpar-vip'; "
             "use method='random', a machine with more memory, or give an assignment"
         )

@@ -44,7 +44,8 @@ from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.graph.mapped import releaser
 from salientpp.ids import first_outside
 from salientpp.plan.coarsen import coarsen
-from salientpp.plan.kaminpar import check_kaminpar, partition_with_kaminpar, write_undirected
+from salientpp.plan.errors import PartitionerError, names_memory, out_of_memory
+from salientpp.plan.kaminpar import check_kaminpar, memory_of_kaminpar, partition_with_kaminpar, write_undirected
 
 #: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
 _SWEEPS = 8
@@ -57,6 +58,9 @@ _BALANCING_SHARE = 0.9
 #: real graphs fetched 0.98 to 1.01 times the rows that they do with all edges; with 16 the cut of the generated graph grew by a third.
 _MOST_EDGE_ENDS = 2**26
 _EDGES_KEPT = 32
+
+#: Methods that need less memory than METIS.
+_LESS_THAN_METIS = "a method that needs less ('kaminpar', an extra: 10 to 50 bytes for each edge end; 'random': a few numbers for each vertex)"
 
 #: What is balanced beside the seed sets: a vertex counts once, and with its in-degree.
 _LOADS = ("vertices", "edges")
@@ -172,6 +176,7 @@ def assign_parts(
     Raises:
         ValueError: an argument is out of range, or the graph is too large for this pymetis.
         ImportError: 'metis' without pymetis >= 2025.2, 'kaminpar' without kaminpar.
+        PartitionerError: METIS or KaMinPar failed, most often for want of memory. The text names the memory needed and the methods that need less.
     """
     num_vertices = graph.num_vertices
     if num_vertices == 0:
@@ -356,6 +361,33 @@ def _partition_with_metis(
             f"{edge_total / 2:.0f}, too many for the {idx_t} integers of this METIS; scale edge_weights down, install a "
             "pymetis built with 64-bit integers, use method='random' or give an assignment"
         )
+    # Edges in both directions, of which repeats are one: at most this many edge ends.
+    num_ends = min(2 * graph.num_edges, _MOST_EDGE_ENDS)
+    with names_memory(
+        "METIS",
+        f"{graph.num_vertices} vertices and up to {num_ends} edge ends",
+        _metis_bytes(graph.num_vertices, num_ends),
+        _LESS_THAN_METIS,
+    ):
+        return _run_metis(pymetis, idx_t, graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
+
+
+def _metis_bytes(num_vertices: int, num_ends: int) -> int:
+    """An estimate of the memory that METIS takes, with the copies of its input."""
+    return 100 * num_vertices + 128 * num_ends
+
+
+def _run_metis(
+    pymetis: Any,
+    idx_t: Any,
+    graph: Graph,
+    num_parts: int,
+    weights: _Weights,
+    edge_weights: Tensor | None,
+    weight_of_each: Tensor | None,
+    tolerance: float,
+    seed: int,
+) -> Tensor:
     indptr, indices, symmetric_weights = _symmetrise(graph, edge_weights, weight_of_each)
     if indices.numel() > _MOST_EDGE_ENDS:
         indptr, indices, symmetric_weights = _thin(indptr, indices, symmetric_weights)
@@ -373,11 +405,12 @@ def _partition_with_metis(
                 ufactor=max(1, round(1000 * tolerance / 2)),  # in thousandths; half of it leaves room for the rest
             ),
         )
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"METIS could not partition {graph.num_vertices} vertices and {indices.numel()} edge ends into {num_parts} "
-            f"parts ({error}; it prints its reason to standard output, most often too little memory); "
-            "use method='random' or give an assignment"
+    except (RuntimeError, MemoryError) as error:
+        # METIS reports memory that ran out as it reports everything else, and prints the reason to standard error.
+        what = f"{graph.num_vertices} vertices and {indices.numel()} edge ends in {num_parts} parts"
+        needs = _metis_bytes(graph.num_vertices, indices.numel())
+        raise PartitionerError(
+            f"METIS failed ({error}), which most often means this: {out_of_memory('it', what, needs, _LESS_THAN_METIS)}"
         ) from error
     assignment = torch.from_numpy(np.array(result.vertex_part, dtype=np.int64))
     del result
@@ -394,7 +427,10 @@ def _partition_with_kaminpar(
     seed: int,
 ) -> Tensor:
     check_kaminpar()
-    with tempfile.TemporaryDirectory(prefix="salientpp-") as folder:
+    with (
+        memory_of_kaminpar(graph.num_vertices, 2 * graph.num_edges),
+        tempfile.TemporaryDirectory(prefix="salientpp-") as folder,
+    ):
         path = Path(folder) / "graph.parhip"
         vertex_weights = _vertex_weights(graph)
         symmetric = write_undirected(path, graph, edge_weights, weight_of_each, vertex_weights)
