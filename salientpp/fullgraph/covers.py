@@ -77,7 +77,7 @@ def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Cover
         first += counts[-1]
     wanted = [each.numel() for each in asked]
     edges = [each.size(0) for each in ends]
-    theirs = ranks.comm.gather_numbers([*wanted, *sums, *edges])
+    theirs = ranks.gather_numbers("to cover edges between ranks", [*wanted, *sums, *edges])
     rank = ranks.rank
     rows_out, sums_out, edges_out = ([numbers[kind * size + rank] for numbers in theirs] for kind in range(3))
     begin = graph.offsets[rank]

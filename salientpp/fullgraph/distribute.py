@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn.conv import APPNP, MessagePassing
 
 from salientpp.comm import RankFailure
+from salientpp.fullgraph.agreement import RanksDiffer, facts_of
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import linear_form, pair_of, refusals, source_names, with_helpers
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, words_of_product
@@ -72,6 +73,7 @@ class DistributedModel(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo") -> None:
         super().__init__()
         self._agree(module, graph, layout)
+        self._number = graph.ranks.agreement.number_model()
         self.layout = fastest_layout(graph, _reductions(module)) if layout == "auto" else layout
         self.module = module
         self.graph = graph
@@ -100,19 +102,20 @@ class DistributedModel(torch.nn.Module):
         except Exception as raised:
             error = raised
         try:
+            graph.ranks.agree("distribute")
             everyone = graph.ranks.comm.gather_facts(facts, error, "distribute its model")
         finally:
             error = None  # else this frame and the traceback would hold each other
+        first, of = everyone[0], graph.ranks.comm.of
         for rank, theirs in enumerate(everyone):
-            of = graph.ranks.comm.of
-            if theirs["tensors"] != facts["tensors"]:
-                differing = sorted(set(theirs["tensors"]) ^ set(facts["tensors"]))
+            if theirs["tensors"] != first["tensors"]:
+                differing = sorted(set(theirs["tensors"]) ^ set(first["tensors"]))
                 raise ValueError(
-                    f"all ranks must have the same model, but rank {rank}{of} and rank {graph.ranks.rank} differ in {', '.join(differing) or 'order'}"
+                    f"all ranks must have the same model, but rank 0 and rank {rank}{of} differ in {', '.join(differing) or 'order'}"
                 )
-            if theirs["layout"] != layout:
+            if theirs["layout"] != first["layout"]:
                 raise ValueError(
-                    f"all ranks must have the same layout, got {layout!r} on rank {graph.ranks.rank} and {theirs['layout']!r} on rank {rank}{of}"
+                    f"all ranks must have the same layout, got {first['layout']!r} on rank 0 and {theirs['layout']!r} on rank {rank}{of}"
                 )
         with torch.no_grad():
             for tensor in _tensors(module).values():
@@ -153,9 +156,9 @@ class DistributedModel(torch.nn.Module):
             given = self._input(x)
             trained = [value for value in self.module.parameters() if value.requires_grad]
             stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.ranks.replicated(trained))}
-            with self._installed(stand_ins):
+            with self.ranks.agreement.calling(facts_of(self.module, self._number, x)), self._installed(stand_ins):
                 return self._trimmed(self.module(given, *args, **kwargs))
-        except RankFailure:
+        except (RankFailure, RanksDiffer):  # the other ranks know
             raise
         except Exception as error:
             self.ranks.comm.report_failure(
@@ -234,6 +237,7 @@ class DistributedModel(torch.nn.Module):
     def _propagate(
         self, conv: MessagePassing, original: Callable[..., Any], edge_index: Any, size: Any = None, **given: Any
     ) -> Any:
+        self._take_place(conv)
         out = self._product(conv, edge_index, given)
         if out is None:
             out = original(edge_index, size=self._size, **self._extended(conv, False, given))
@@ -243,7 +247,12 @@ class DistributedModel(torch.nn.Module):
     def _edge_updater(
         self, conv: MessagePassing, original: Callable[..., Any], edge_index: Any, size: Any = None, **given: Any
     ) -> Any:
+        self._take_place(conv)
         return original(edge_index, size=self._size, **self._extended(conv, True, given))
+
+    def _take_place(self, conv: MessagePassing) -> None:
+        """Errors of exchanges name this layer."""
+        self.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"
 
     @property
     def _size(self) -> tuple[int, int]:
@@ -368,7 +377,7 @@ def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> s
     x = graph.node_rows.get("x")
     width = 64 if x is None else max(1, width_of(x))
     route = graph.hops[0].route
-    halos = [numbers[0] for numbers in ranks.comm.gather_numbers([route.num_received])]
+    halos = [numbers[0] for numbers in ranks.gather_numbers("layout='auto'", [route.num_received])]
     constants = calibrate(graph)
     names = ["halo", "1d", *(f"grid:{rows}x{size // rows}" for rows in range(2, size) if size % rows == 0)]
     names += [f"1.5d:{copies}" for copies in range(2, size) if size % copies**2 == 0]

@@ -4,7 +4,8 @@ A :class:`Route` says, once for all steps, which rows of this rank go to which r
 rows along it; its adjoint sends their gradients along the same route the other way, where they are added up. Every exchange is begun early
 and awaited late: what autograd does between the two, in either direction, happens while the rows travel.
 
-All ranks take part in every exchange, also those that neither send nor receive; so all must call the same model in the same way.
+All ranks take part in every exchange, also those that neither send nor receive. So all must call the same model in the same way. The ranks agree on each
+collective before it starts (:mod:`salientpp.fullgraph.agreement`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from salientpp.comm import Comm, Pending
+from salientpp.fullgraph.agreement import Agreement, words_of_dtype
 from salientpp.plan.placement import runs
+
+
+#: What an error calls a sum.
+_SUMS = {
+    "loss": "loss_mean",
+    "score": "accuracy",
+    "sums": "a sum over all vertices",
+    "sums backward": "the gradient of a sum over all vertices",
+    "gradients": "the sum of the parameters' gradients",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +60,7 @@ class Route:
         bounds = torch.searchsorted(wanted, torch.tensor(offsets)).tolist()
         recv_counts = [last - first for first, last in pairwise(bounds)]
         size = ranks.size
+        ranks.agree("to ask for rows")
         send_counts = ranks.comm.all_to_all(torch.tensor(recv_counts), [1] * size, [1] * size).wait().tolist()
         asked = ranks.comm.all_to_all(wanted, recv_counts, send_counts).wait()
         return cls((asked - offsets[ranks.rank]).to(ranks.device), send_counts, recv_counts)
@@ -66,12 +79,17 @@ class Ranks:
         device: where rows are computed with.
         received: words (elements) that came from other ranks, by what they were: 'forward', 'backward', 'gradients', 'sums' and others' names.
         rows: rows that came from other ranks, by the same names.
+        agreement: compares what the ranks are about to do.
     """
 
     comm: Comm
     device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
     received: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
+    agreement: Agreement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.agreement = Agreement(self.comm)
 
     @property
     def rank(self) -> int:
@@ -81,8 +99,27 @@ class Ranks:
     def size(self) -> int:
         return self.comm.size
 
+    def agree(self, operation: str) -> None:
+        """Wait until all ranks are about to do ``operation``. Precedes every collective whose size or presence depends on the caller.
+
+        Raises:
+            RanksDiffer: a rank does something else; on every rank.
+        """
+        self.agreement.propose(operation).settle()
+
+    def agree_to_exchange(self, rows: Tensor) -> str:
+        """Agree to an operation of several exchanges on ``rows`` [n, ...]; the name that they have."""
+        name = self.agreement.name_exchange(rows, "forward")
+        self.agree(name)
+        return name
+
+    def gather_numbers(self, operation: str, numbers: Sequence[int]) -> list[list[int]]:
+        """Every rank's ``numbers`` (equally many, 64 bits) for an ``operation``, by rank; blocks."""
+        self.agree(f"{operation} ({len(numbers)} numbers)")
+        return self.comm.gather_numbers(numbers)
+
     def begin(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str) -> Pending:
-        """Start to exchange rows [sum(send_counts), ...]; counted under ``kind``."""
+        """Start to exchange rows [sum(send_counts), ...]; counted under ``kind``. The ranks have agreed on it before."""
         come = sum(recv_counts) - recv_counts[self.rank]
         self.rows[kind] += come
         self.received[kind] += come * width_of(rows)
@@ -93,13 +130,17 @@ class Ranks:
 
     # --- differentiable -------------------------------------------------------------------------------------
 
-    def start(self, rows: Tensor, route: Route, kind: str = "forward") -> Flight:
-        """Send rows [n, ...] along a route; :meth:`Flight.rows` waits for those that come."""
-        return Flight(self, rows, route, kind)
+    def start(self, rows: Tensor, route: Route, kind: str = "forward", name: str | None = None) -> Flight:
+        """Send rows [n, ...] along a route; :meth:`Flight.rows` waits for those that come.
 
-    def fetch(self, rows: Tensor, route: Route, kind: str = "forward") -> Tensor:
-        """The rows [route.num_received, ...] that come along a route, by sender."""
-        return self.start(rows, route, kind).rows()
+        Args:
+            name: what :meth:`agree_to_exchange` gave, for one of several exchanges that the ranks have agreed to together; None: they agree to it here.
+        """
+        return Flight(self, rows, route, kind, name)
+
+    def fetch(self, rows: Tensor, route: Route, kind: str = "forward", name: str | None = None) -> Tensor:
+        """The rows [route.num_received, ...] that come along a route, by sender. Arguments as in :meth:`start`."""
+        return self.start(rows, route, kind, name).rows()
 
     def total(self, values: Tensor, kind: str = "sums") -> Tensor:
         """The sum of all ranks' ``values``, on every rank, bit for bit the same; its gradient is the sum of theirs."""
@@ -114,6 +155,7 @@ class Ranks:
         size = self.size
         if size == 1:
             return values.detach().clone()
+        self.agree(f"{_SUMS.get(kind, f'the sum of {kind}')} ({words_of_dtype(values.dtype)} {list(values.shape)})")
         flat = values.detach().reshape(-1)
         bounds = runs(flat.numel(), size)
         pieces = [last - first for first, last in pairwise(bounds)]
@@ -130,10 +172,17 @@ def width_of(rows: Tensor) -> int:
 
 
 class Flight:
-    """Rows under way along a route, and later their gradients the other way."""
+    """Rows under way along a route, and later their gradients the other way.
 
-    def __init__(self, ranks: Ranks, rows: Tensor, route: Route, kind: str) -> None:
+    Attributes:
+        name: what errors call this exchange. All ranks have the same.
+        is_agreed: the ranks have already agreed to it.
+    """
+
+    def __init__(self, ranks: Ranks, rows: Tensor, route: Route, kind: str, name: str | None = None) -> None:
         self.ranks, self.route, self.kind = ranks, route, kind
+        self.is_agreed = name is not None
+        self.name = ranks.agreement.name_exchange(rows, kind) if name is None else name
         self.shape = rows.shape
         self.like = rows.detach()[:0]
         self.forth: Pending | None = None
@@ -152,9 +201,11 @@ class _Start(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, flight: Flight) -> Tensor:
         ctx.flight = flight
         route = flight.route
-        flight.forth = flight.ranks.begin(
-            rows.index_select(0, route.send), route.send_counts, route.recv_counts, flight.kind
-        )
+        proposal = None if flight.is_agreed else flight.ranks.agreement.propose(flight.name)
+        sent = rows.index_select(0, route.send)  # while the other ranks answer
+        if proposal is not None:
+            proposal.settle()
+        flight.forth = flight.ranks.begin(sent, route.send_counts, route.recv_counts, flight.kind)
         return rows.new_zeros(())
 
     @staticmethod
@@ -183,6 +234,7 @@ class _Arrive(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         flight, route = ctx.flight, ctx.flight.route
         kind = "backward" if flight.kind == "forward" else f"{flight.kind} backward"
+        flight.ranks.agree(f"the gradient of {flight.name}, {words_of_dtype(gradient.dtype)}")
         flight.back = flight.ranks.begin(gradient, route.recv_counts, route.send_counts, kind)
         return gradient.new_zeros(()), None
 

@@ -263,20 +263,21 @@ class DistAdjacency:
     def _grid(self, x: Tensor) -> Tensor:
         layout, ranks = self.layout, self.graph.ranks
         rank, size = ranks.rank, ranks.size
+        name = ranks.agree_to_exchange(x)
         mine = x.size(0)
         if layout.kind == "1.5d":
             # The group's rows, on each of its ranks; then those of the groups of this column's stages.
             peers = layout.in_row(rank)
-            block = self._shared(x, peers, peers, "forward")
+            block = self._shared(x, peers, peers, "forward", name)
             group, column = rank // layout.columns, rank % layout.columns
             down = [peer for peer in range(size) if peer % layout.columns == column]
             senders = [stage * layout.columns + column for stage in layout._stages(column)]
             receivers = down if group in layout._stages(column) else []
             counts = {peer: self._sum(layout.in_row(peer)) for peer in senders}
-            table = self._sent(block, receivers, counts, "forward")
+            table = self._sent(block, receivers, counts, "forward", name)
         else:
             down = layout.sources(rank)
-            table = self._shared(x, down, down, "forward")
+            table = self._shared(x, down, down, "forward", name)
         if self.reduce == "max":
             partial = self._largest(table)
         else:
@@ -288,7 +289,7 @@ class DistAdjacency:
             [self._sizes[peer] if peer in peers else 0 for peer in range(size)],
             [mine if peer in peers else 0 for peer in range(size)],
         )
-        pieces = ranks.fetch(partial, route, "forward").view(len(peers), mine, x.size(1))
+        pieces = ranks.fetch(partial, route, "forward", name).view(len(peers), mine, x.size(1))
         if self.reduce == "max":
             largest = pieces.amax(0)
             return torch.where(largest == -torch.inf, 0, largest)
@@ -300,22 +301,23 @@ class DistAdjacency:
         index = self._row[:, None].expand(-1, table.size(1))
         return lowest.scatter_reduce(0, index, table[self._column], "amax")
 
-    def _shared(self, rows: Tensor, receivers: Sequence[int], senders: Sequence[int], kind: str) -> Tensor:
+    def _shared(self, rows: Tensor, receivers: Sequence[int], senders: Sequence[int], kind: str, name: str) -> Tensor:
         """The rows of all ``senders``, in their order; this rank's go to all ``receivers``."""
-        return self._sent(rows, receivers, {peer: self._sizes[peer] for peer in senders}, kind)
+        return self._sent(rows, receivers, {peer: self._sizes[peer] for peer in senders}, kind, name)
 
-    def _sent(self, rows: Tensor, receivers: Sequence[int], counts: dict[int, int], kind: str) -> Tensor:
+    def _sent(self, rows: Tensor, receivers: Sequence[int], counts: dict[int, int], kind: str, name: str) -> Tensor:
         """All ``rows`` to each of the ``receivers``, and from each sender so many as ``counts`` says."""
         size = self.graph.ranks.size
         every = torch.arange(rows.size(0), device=rows.device)
         send = [rows.size(0) if peer in receivers else 0 for peer in range(size)]
         route = Route(every.repeat(len(receivers)), send, [counts.get(peer, 0) for peer in range(size)])
-        return self.graph.ranks.fetch(rows, route, kind)
+        return self.graph.ranks.fetch(rows, route, kind, name)
 
     def _summa(self, x: Tensor) -> Tensor:
         layout, ranks = self.layout, self.graph.ranks
         rank, side, layers = ranks.rank, layout.columns, layout.layers
         i, j, k = rank // (side * layers), rank // layers % side, rank % layers
+        name = ranks.agree_to_exchange(x)  # of all columns, which is the same width on every rank
         widths = [last - first for first, last in pairwise(runs(x.size(1), side))]
         peers = layout.sub_block(i, k)
         # From rows at full width to the sub-block's rows at this rank's columns.
@@ -325,6 +327,7 @@ class DistAdjacency:
             columns,
             {peer: mine * width for peer, width in zip(peers, widths, strict=True)},
             {peer: self._sizes[peer] * widths[j] for peer in peers},
+            name,
         )
         block = arrived.view(-1, widths[j])
         total: Tensor | None = None
@@ -333,7 +336,7 @@ class DistAdjacency:
             sender = (stage * side + j) * layers + k
             height = self._sum(layout.sub_block(stage, k))
             receivers = [(row * side + j) * layers + k for row in range(side)] if i == stage else []
-            rows = self._sent(block, receivers, {sender: height}, "forward")
+            rows = self._sent(block, receivers, {sender: height}, "forward", name)
             product = matrix @ rows
             total = product if total is None else total + product
         assert total is not None
@@ -346,12 +349,13 @@ class DistAdjacency:
                 [heights[across.index(peer)] if peer in across else 0 for peer in range(ranks.size)],
                 [heights[k] if peer in across else 0 for peer in range(ranks.size)],
             )
-            total = ranks.fetch(total, route, "reduce").view(layers, heights[k], widths[j]).sum(0)
+            total = ranks.fetch(total, route, "reduce", name).view(layers, heights[k], widths[j]).sum(0)
         # And back to rows at full width.
         arrived = self._moved(
             total.reshape(-1),
             {peer: self._sizes[peer] * widths[j] for peer in peers},
             {peer: mine * width for peer, width in zip(peers, widths, strict=True)},
+            name,
         )
         return torch.cat(
             [
@@ -361,13 +365,13 @@ class DistAdjacency:
             1,
         )
 
-    def _moved(self, words: Tensor, send: dict[int, int], receive: dict[int, int]) -> Tensor:
+    def _moved(self, words: Tensor, send: dict[int, int], receive: dict[int, int], name: str) -> Tensor:
         size = self.graph.ranks.size
         every = torch.arange(words.numel(), device=words.device)
         route = Route(
             every, [send.get(peer, 0) for peer in range(size)], [receive.get(peer, 0) for peer in range(size)]
         )
-        return self.graph.ranks.fetch(words, route, "columns")
+        return self.graph.ranks.fetch(words, route, "columns", name)
 
     def _broadcast_matrix(self, layout: Layout, i: int, k: int, stage: int) -> Sparse:
         """The block of rank (i, stage, k), on every rank (i, ·, k)."""
@@ -409,7 +413,7 @@ def _dealt(graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor)
     holders = torch.tensor([layout.holder(ranks.rank, peer) for peer in range(ranks.size)])[owner]
     order = holders.argsort(stable=True)
     counts = torch.bincount(holders, minlength=ranks.size).tolist()
-    come = [numbers[ranks.rank] for numbers in ranks.comm.gather_numbers(counts)]
+    come = [numbers[ranks.rank] for numbers in ranks.gather_numbers("to lay out a matrix", counts)]
     ends = ranks.comm.all_to_all(torch.stack([source, target], 1)[order], counts, come).wait()
     values = ranks.comm.all_to_all(value[order].contiguous(), counts, come).wait()
     return ends[:, 0].contiguous(), ends[:, 1].contiguous(), values

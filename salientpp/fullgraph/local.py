@@ -106,7 +106,7 @@ class LocalGraph:
     def _most_hops(self) -> int:
         """How many hops differ, on any rank."""
         deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
-        return 1 + max(numbers[0] for numbers in self.ranks.comm.gather_numbers([deepest]))
+        return 1 + max(numbers[0] for numbers in self.ranks.gather_numbers("to make a part", [deepest]))
 
     def _hop(self, sources: Tensor, target: Tensor, hop: int) -> Hop:
         """Rows that edges into the vertices that are to be right after this hop name, and that are not right here."""
@@ -152,10 +152,11 @@ class LocalGraph:
             return y.size(-1)
         if y is not None and y.is_floating_point():
             values = y[~y.isnan()].unique().tolist()
+            self.ranks.agree("num_classes")
             told = self.ranks.comm.gather_facts({"values": values}, task="count its classes")
             return len({value for theirs in told for value in theirs["values"]})
         largest = int(y.max()) if y is not None and y.numel() and not y.is_complex() else -1
-        return max(0, 1 + max(numbers[0] for numbers in self.ranks.comm.gather_numbers([largest])))
+        return max(0, 1 + max(numbers[0] for numbers in self.ranks.gather_numbers("num_classes", [largest])))
 
     @property
     def global_ids(self) -> Tensor:

@@ -63,5 +63,5 @@ def accuracy(prediction: Tensor, y: Tensor, of: LocalGraph | DistributedModel) -
     """
     classes = prediction.argmax(-1) if prediction.dim() > 1 else prediction
     right = torch.tensor([int((classes == y).sum()), y.numel()], dtype=torch.float64, device=of.ranks.device)
-    right, number = of.ranks.sum_up(right, "loss").tolist()
+    right, number = of.ranks.sum_up(right, "score").tolist()
     return right / number if number else float("nan")

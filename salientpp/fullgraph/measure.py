@@ -58,7 +58,7 @@ def calibrate(graph: LocalGraph) -> Constants:
             exchange = _seconds(lambda: ranks.fetch(rows, nothing, "calibration"), ranks.device)
             full = _seconds(lambda: ranks.fetch(rows, everything, "calibration"), ranks.device)
         word = max(full - exchange, 0.0) / (each * (size - 1) * _WIDTH)
-    measured = ranks.comm.gather_numbers([int(1e15 * each) for each in (edge, vertex, word, exchange)])
+    measured = ranks.gather_numbers("calibrate", [int(1e15 * each) for each in (edge, vertex, word, exchange)])
     edge, vertex, word, exchange = (max(column) / 1e15 for column in zip(*measured))
     return Constants(edge, vertex, word, exchange)
 

@@ -433,6 +433,6 @@ def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], b
     problem, graph = plan.problem, plan.graph
     pure = [Plan(problem, problem.pure(kind), graph) for kind in ("fetch", "cache")]
     fits = [budget is None or float(problem.memory(each.depths)) <= budget for each in pure]
-    everyone = graph.ranks.comm.gather_numbers([int(each) for each in fits])
+    everyone = graph.ranks.gather_numbers("plan_for", [int(each) for each in fits])
     plans = [plan] + [each for each, on_ranks in zip(pure, zip(*everyone), strict=True) if all(on_ranks)]
     return plans[fastest(model, arguments, [each.apply() for each in plans])]

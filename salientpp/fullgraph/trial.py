@@ -68,7 +68,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
     rounds = in_turns(model, arguments, parts)
     words = [width * (2 if backward else 1) for width, backward in model.seen]
     sizes = [(part.inner.numel(), part.edge_index.size(1), _words_of(part, words)) for part in parts]
-    most = [max(column) for column in zip(*graph.ranks.comm.gather_numbers([*chain(*sizes)]))]
+    most = [max(column) for column in zip(*graph.ranks.gather_numbers("plan_for", [*chain(*sizes)]))]
     return times_of(rounds, most[0::3], most[1::3], most[2::3])
 
 
@@ -91,7 +91,7 @@ def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[
     rounds: list[list[float]] = []
     while len(rounds) <= _LEAST or (len(rounds) <= _MOST and sum(map(sum, rounds)) < _ENOUGH):
         taken = [int(1e9 * _step(*candidate)) for candidate in candidates]
-        rounds.append([max(column) / 1e9 for column in zip(*graph.ranks.comm.gather_numbers(taken))])
+        rounds.append([max(column) / 1e9 for column in zip(*graph.ranks.gather_numbers("plan_for", taken))])
     return rounds[1:]
 
 
@@ -151,7 +151,7 @@ def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
     ranks = model.ranks
     before = ranks.received.copy(), ranks.rows.copy()
     parameters = [each for each in model.module.parameters() if each.requires_grad]
-    ranks.comm.gather_numbers([0])
+    ranks.gather_numbers("plan_for", [0])
     begin = time.perf_counter()
     with torch.enable_grad():
         out = model(*arguments)
