@@ -133,8 +133,8 @@ def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:
     autocast = torch.is_autocast_enabled(device)
     facts = {
         "the model that is called": f"number {number} of those distributed",
-        "grad mode": "on" if torch.is_grad_enabled() else "off",
-        "autocast": words_of_dtype(torch.get_autocast_dtype(device)) if autocast else "off",
+        "grad mode": "enabled" if torch.is_grad_enabled() else "disabled",
+        "autocast": words_of_dtype(torch.get_autocast_dtype(device)) if autocast else "disabled",
         "the model's first argument": words_of_rows(x),
     }
     for path, module in model.named_modules():

@@ -25,7 +25,6 @@ from salientpp.comm import Comm, Pending
 from salientpp.fullgraph.agreement import Agreement, words_of_dtype
 from salientpp.plan.placement import runs
 
-
 #: What an error calls a sum.
 _SUMS = {
     "loss": "loss_mean",
