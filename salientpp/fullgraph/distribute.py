@@ -31,6 +31,8 @@ from salientpp.fullgraph.layouts import DistAdjacency, Layout, words_of_product
 from salientpp.fullgraph.local import LocalGraph, local
 from salientpp.fullgraph.measure import calibrate
 from salientpp.fullgraph.normalise import Helpers, batch_norm
+from salientpp.fullgraph.outputs import mapped
+from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.product import Operand, halo_operand
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -156,8 +158,11 @@ class DistributedModel(torch.nn.Module):
             given = self._input(x)
             trained = [value for value in self.module.parameters() if value.requires_grad]
             stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.ranks.replicated(trained))}
-            with self.ranks.agreement.calling(facts_of(self.module, self._number, x)), self._installed(stand_ins):
-                return self._trimmed(self.module(given, *args, **kwargs))
+            calling = self.ranks.agreement.calling(facts_of(self.module, self._number, x))
+            with calling, self._installed(stand_ins), Substituted(stand_ins):
+                out = self.module(given, *args, **kwargs)
+            check_gradients(out, self.module, stand_ins)
+            return mapped(out, self._own_rows) if self.graph.is_planned else out
         except (RankFailure, RanksDiffer):  # the other ranks know
             raise
         except Exception as error:
@@ -181,16 +186,17 @@ class DistributedModel(torch.nn.Module):
             )
         return graph.rows_of_inner("x")
 
-    def _trimmed(self, out: Any) -> Any:
-        """Without the rows of others' vertices."""
+    def _own_rows(self, out: Tensor) -> Tensor:
+        """A tensor that the model returned under a plan, without the rows of others' vertices."""
         graph = self.graph
-        if not graph.inner.numel():
+        if not graph.inner.numel() or graph.num_inner not in out.shape:
             return out
-        if isinstance(out, Tensor):
-            return out[: graph.num_own] if out.dim() and out.size(0) == graph.num_inner else out
-        if isinstance(out, (tuple, list)):
-            return type(out)(map(self._trimmed, out))
-        return out
+        if out.size(0) != graph.num_inner:
+            raise ValueError(
+                f"under a plan the model must return rows of vertices in the first dimension, got {list(out.shape)}, which has the {graph.num_inner} vertices "
+                f"here ({graph.num_own} of them this rank's) in another"
+            )
+        return out[: graph.num_own]
 
     @contextlib.contextmanager
     def _installed(self, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:

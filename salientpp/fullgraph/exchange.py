@@ -254,17 +254,26 @@ class _Replicated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.ranks = ranks
+        ctx.parameters = [parameter.detach() for parameter in parameters]
+        ctx.set_materialize_grads(False)
         return tuple(parameter.detach() for parameter in parameters)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.ranks.size == 1:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """A parameter that no rank used gets no gradient. One that some ranks used gets the sum of theirs, on every rank."""
+        ranks: Ranks = ctx.ranks
+        if ranks.size == 1:
             return None, *gradients
+        flags = ranks.gather_numbers("the gradients of the parameters", [gradient is not None for gradient in gradients])
+        addends: dict[int, Tensor] = {}
+        for number, (gradient, used) in enumerate(zip(gradients, zip(*flags), strict=True)):
+            if any(used):
+                addends[number] = torch.zeros_like(ctx.parameters[number]) if gradient is None else gradient
         summed: list[Tensor | None] = [None] * len(gradients)
-        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-            at = [number for number, gradient in enumerate(gradients) if gradient.dtype == dtype]
-            whole = ctx.ranks.sum_up(torch.cat([gradients[number].reshape(-1) for number in at]), "gradients")
-            for number, piece in zip(at, whole.split([gradients[number].numel() for number in at]), strict=True):
-                summed[number] = piece.view(gradients[number].shape)
+        for dtype in dict.fromkeys(gradient.dtype for gradient in addends.values()):
+            alike = {number: gradient for number, gradient in addends.items() if gradient.dtype == dtype}
+            whole = ranks.sum_up(torch.cat([gradient.reshape(-1) for gradient in alike.values()]), "gradients")
+            for number, piece in zip(alike, whole.split([each.numel() for each in alike.values()]), strict=True):
+                summed[number] = piece.view(ctx.parameters[number].shape)
         return None, *summed

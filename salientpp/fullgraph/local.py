@@ -359,8 +359,7 @@ def _checksum(*tensors: Tensor) -> int:
     """CRC-32 of the entries. It reads a gigabyte in about half a second."""
     checksum = 0
     for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().flatten()
-        checksum = zlib.crc32(flat.view(torch.uint8).numpy().data, zlib.crc32(str(tensor.dtype).encode(), checksum))
+        checksum = zlib.crc32(bytes_of(tensor.cpu()).numpy().data, zlib.crc32(str(tensor.dtype).encode(), checksum))
     return checksum
 
 

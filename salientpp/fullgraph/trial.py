@@ -24,10 +24,10 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from salientpp.fullgraph.distribute import DistributedModel
 from salientpp.fullgraph.local import LocalGraph, edges_into
+from salientpp.fullgraph.outputs import tensors_of
 from salientpp.graph.csc import Graph
 
 #: Rounds in which a step of each kind is timed, after one that warms up: at least and at most, and the seconds after which it is enough.
@@ -155,7 +155,7 @@ def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
     begin = time.perf_counter()
     with torch.enable_grad():
         out = model(*arguments)
-        outs = _floating(out)
+        outs = [each for each in tensors_of(out) if each.is_floating_point() and each.requires_grad]
         if parameters:
             torch.autograd.grad(outs, parameters, [*map(torch.ones_like, outs)], allow_unused=True)
     if ranks.device.type == "cuda":
@@ -163,9 +163,3 @@ def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
     seconds = time.perf_counter() - begin
     ranks.received, ranks.rows = before
     return seconds
-
-
-def _floating(out: Any) -> list[Tensor]:
-    if isinstance(out, Tensor):
-        return [out] if out.is_floating_point() else []
-    return [each for value in out for each in _floating(value)] if isinstance(out, (tuple, list)) else []

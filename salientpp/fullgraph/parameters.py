@@ -1,0 +1,89 @@
+"""Stand-ins of a model's parameters, through which their gradients are summed over the ranks.
+
+While a distributed model runs, its modules have stand-ins in the place of their parameters (:meth:`~salientpp.fullgraph.exchange.Ranks.replicated`).
+A model can also reach a parameter in another way: from a list, a dict or a closure. Then the gradient of this use would stay on its rank.
+:class:`Substituted` gives the stand-in to every function of torch that is called with a parameter. What even this does not see is found in the graph of
+autograd by :func:`check_gradients` and refused: a call of ``torch.autograd.Function`` or TorchScript with such a parameter.
+
+A term outside of ``forward``, such as a penalty of the parameters, uses the parameters themselves. It is the same on every rank and counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from salientpp.fullgraph.outputs import tensors_of
+
+
+class Substituted(TorchFunctionMode):
+    """While this is active, functions of torch that are called with a parameter get its stand-in.
+
+    Args:
+        stand_ins: by ``id`` of the parameter.
+    """
+
+    def __init__(self, stand_ins: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self._stand_ins = stand_ins
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return func(
+            *(self._of(each) for each in args), **{name: self._of(each) for name, each in (kwargs or {}).items()}
+        )
+
+    def _of(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._stand_ins.get(id(value), value)
+        if isinstance(value, (list, tuple)) and any(id(each) in self._stand_ins for each in value):
+            return type(value)([self._stand_ins.get(id(each), each) for each in value])
+        return value
+
+
+def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Tensor]) -> None:
+    """Check that gradients of ``out`` reach the parameters through their stand-ins alone.
+
+    Args:
+        out: what the model returned.
+        stand_ins: by ``id`` of the parameter.
+
+    Raises:
+        ValueError: they would reach one in another way, and so would not be summed over the ranks; the text names it.
+    """
+    waiting: list[Any] = []
+    for tensor in tensors_of(out):
+        if id(tensor) in stand_ins:
+            raise ValueError(_refusal(model, tensor))
+        waiting.append(tensor.grad_fn)
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = node.name()
+        if name == "_ReplicatedBackward":
+            continue
+        if name == "CheckpointFunctionBackward":
+            raise ValueError(
+                "torch.utils.checkpoint(..., use_reentrant=True) in the model would leave gradients of parameters on their rank; give use_reentrant=False"
+            )
+        variable = getattr(node, "variable", None)
+        if id(variable) in stand_ins:
+            raise ValueError(_refusal(model, variable))
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+def _refusal(model: torch.nn.Module, parameter: Any) -> str:
+    path = next(path for path, each in model.named_parameters() if each is parameter)
+    return (
+        f"the model's output depends on the parameter {path} in a way that leaves its gradient on this rank: in rows that were computed before the model was "
+        "called, or in an autograd.Function or a TorchScript function that got it from a list, a dict or a closure. Compute these rows in the model's "
+        "forward, and pass the parameter as the attribute of its module"
+    )
