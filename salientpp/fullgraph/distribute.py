@@ -80,7 +80,6 @@ class DistributedModel(torch.nn.Module):
         self.module = module
         self.graph = graph
         self._helpers = Helpers(graph)
-        self._operands: dict[Any, Operand | DistAdjacency] = {}
         self._hop = 0
         self.seen: list[tuple[int, bool]] = []
 
@@ -330,23 +329,26 @@ class DistributedModel(torch.nn.Module):
             )
         rows = source.movedim(conv.node_dim, 0)
         self._see(width_of(rows), rows.requires_grad)
-        key = (id(edge_index), id(weight), form.reduce, rows.dtype)
-        operand = self._operands.get(key)
-        if operand is None:
-            operand = (
-                halo_operand(self.graph, edge_index, weight, form.reduce, rows.dtype)
-                if is_halo
-                else DistAdjacency.of(
-                    self.graph, self.layout, edge_index=edge_index, weight=weight, reduce=form.reduce, dtype=rows.dtype
-                )
-            )
-            self._operands[key] = operand
+        operand = self._helpers.kept.of(
+            [edge_index, weight],
+            ("product", form.reduce, rows.dtype),
+            lambda: self._operand(edge_index, weight, form.reduce, rows.dtype),
+        )
         if isinstance(operand, Operand):
             hop = self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
             out = operand.multiply(rows.flatten(1), hop)
         else:
             out = operand.spmm(rows.flatten(1))
         return out.view(out.size(0), *rows.shape[1:]).movedim(0, conv.node_dim)
+
+    def _operand(
+        self, edge_index: Tensor, weight: Tensor | None, reduce: str, dtype: torch.dtype
+    ) -> Operand | DistAdjacency:
+        if self.layout == "halo":
+            return halo_operand(self.graph, edge_index, weight, reduce, dtype)
+        return DistAdjacency.of(
+            self.graph, self.layout, edge_index=edge_index, weight=weight, reduce=reduce, dtype=dtype
+        )
 
     # --- state ----------------------------------------------------------------------------------------------
 

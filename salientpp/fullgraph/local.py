@@ -25,6 +25,7 @@ from torch_geometric.data import Data
 
 from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.fullgraph.exchange import Ranks, Route
+from salientpp.fullgraph.kept import Kept
 from salientpp.graph.csc import Graph
 from salientpp.plan.placement import runs
 from salientpp.store.directory.opened import PartitionedGraph
@@ -101,7 +102,7 @@ class LocalGraph:
         self.hops = [self._hop(sources, target, hop) for hop in range(self._most_hops())]
         halo = torch.cat([self.inner, self.outer]).sort().values
         self.whole_halo = self._fetching(halo)
-        self._extra_rows: dict[str, Tensor] = {}
+        self._kept = Kept()
         self._columns: dict[str, Tensor] = {}
 
     def _most_hops(self) -> int:
@@ -174,7 +175,8 @@ class LocalGraph:
             return own[name]
         if name in self.__dict__.get("edge_columns", {}):
             if name not in self._columns:
-                self._columns[name] = take_rows(self.edge_columns[name], self.e_id).to(self.ranks.device)
+                with torch.inference_mode(False):  # training needs them too
+                    self._columns[name] = take_rows(self.edge_columns[name], self.e_id).to(self.ranks.device)
             return self._columns[name]
         if name.endswith("_mask") and name.removesuffix("_mask") in self.__dict__.get("splits", {}):
             mask = torch.zeros(self.num_own, dtype=torch.bool, device=self.ranks.device)
@@ -186,15 +188,19 @@ class LocalGraph:
         )
 
     def rows_of_inner(self, name: str) -> Tensor:
-        """[num_inner, ...]: rows of this rank's vertices and of those kept of others, which are fetched once. Collective at the first call."""
-        if name not in self._extra_rows:
-            rows = self.node_rows[name]
-            route = Route.asking(self.ranks, self.inner.sort().values, self.offsets)
-            fetched = self.ranks.fetch(rows, route, "cached")
-            kept = fetched.new_empty(fetched.shape)
-            kept[self.inner.argsort().to(kept.device)] = fetched
-            self._extra_rows[name] = torch.cat([rows, kept])
-        return self._extra_rows[name]
+        """[num_inner, ...]: rows of this rank's vertices and of those kept of others.
+
+        Others' rows are fetched once, and again where rows were written in place or require a gradient. Collective.
+        """
+        rows = self.node_rows[name]
+        if rows.requires_grad and torch.is_grad_enabled():
+            return self._with_inner(rows)
+        return self._kept.of([rows], "rows of inner", lambda: self._with_inner(rows))
+
+    def _with_inner(self, rows: Tensor) -> Tensor:
+        route = Route.asking(self.ranks, self.inner.sort().values, self.offsets)
+        fetched = self.ranks.fetch(rows, route, "cached")
+        return torch.cat([rows, fetched[self.inner.argsort().argsort().to(fetched.device)]])
 
     @property
     def edge_tensors(self) -> Mapping[str, Tensor]:

@@ -7,6 +7,7 @@ alike and counts nowhere. Symmetric normalisation (``gcn_norm``) takes degrees f
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric import utils
 
+from salientpp.fullgraph.kept import Kept
 from salientpp.fullgraph.local import LocalGraph
 
 
@@ -52,18 +54,20 @@ class Helpers:
 
     Args:
         graph: the rank's.
+
+    Attributes:
+        kept: what was computed from tensors of the graph, for all steps.
     """
 
     def __init__(self, graph: LocalGraph) -> None:
         self._graph = graph
-        self._known: dict[Any, tuple[Tensor, Tensor]] = {}
-        self._static: list[Tensor] = []
+        self.kept = Kept()
 
     def is_static(self, tensor: Tensor | None) -> bool:
-        """Whether a tensor is the graph's, or made from such, so that it is the same at every step on every rank."""
+        """Whether a tensor is the graph's, or was computed from such tensors."""
         if tensor is None or tensor is self._graph.edge_index:
             return True
-        return any(tensor is each for each in self._static) or any(
+        return self.kept.has(tensor) or any(
             tensor is each for each in self._graph.edge_tensors.values() if not each.requires_grad
         )
 
@@ -86,13 +90,22 @@ class Helpers:
     ) -> tuple[Tensor, Tensor]:
         """As PyG's; weights of edges from the halo take the degrees that their sources have on their own ranks.
 
-        Of the graph's own edges, once for all steps.
+        The result for the graph's own edges is kept for all steps.
         """
+        make = partial(self._normalised, edge_index, edge_weight, improved, add_self_loops, dtype)
+        if self.is_static(edge_index) and self.is_static(edge_weight):
+            return self.kept.of([edge_index, edge_weight], ("gcn_norm", improved, add_self_loops, dtype), make)
+        return make()
+
+    def _normalised(
+        self,
+        edge_index: Tensor,
+        edge_weight: Tensor | None,
+        improved: bool,
+        add_self_loops: bool,
+        dtype: torch.dtype | None,
+    ) -> tuple[Tensor, Tensor]:
         graph = self._graph
-        is_static = self.is_static(edge_index) and self.is_static(edge_weight)
-        key = (id(edge_index), id(edge_weight), improved, add_self_loops, dtype)  # static tensors live as long as this
-        if is_static and key in self._known:
-            return self._known[key]
         index, weight = edge_index, edge_weight
         if add_self_loops:
             index, weight = utils.add_remaining_self_loops(index, weight, 2.0 if improved else 1.0, graph.num_inner)
@@ -102,11 +115,7 @@ class Helpers:
         root = degree.pow(-0.5)
         root = root.masked_fill(root == float("inf"), 0)
         root = graph.of_whole_halo(root)
-        weight = root[index[0]] * weight * root[index[1]]
-        if is_static:
-            self._known[key] = index, weight
-            self._static += [index, weight]
-        return index, weight
+        return index, root[index[0]] * weight * root[index[1]]
 
     def add_self_loops(
         self, edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None

@@ -77,13 +77,11 @@ class Operand:
         graph: the rank's.
         inner: [num_inner, num_inner], of sources whose rows are in the table.
         outer: [num_inner, outer], of the others.
-        held: the tensors that it was made of, so that they stay what they are.
     """
 
     graph: LocalGraph
     inner: Sparse
     outer: Sparse
-    held: tuple[Tensor | None, ...]
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
         """The rows [num_inner, f] of the product, of rows [num_inner, f] that are right here, and those that ``hop`` fetches."""
@@ -110,4 +108,4 @@ def halo_operand(
     inner = Sparse.of(target[is_inner], source[is_inner], value[is_inner], (size, size))
     is_outer = ~is_inner
     outer = Sparse.of(target[is_outer], source[is_outer] - size, value[is_outer], (size, graph.outer.numel()))
-    return Operand(graph, inner, outer, (edge_index, weight))
+    return Operand(graph, inner, outer)
