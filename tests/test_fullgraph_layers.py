@@ -161,6 +161,8 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], Call]] = {
     "SAGEConv": (lambda: pyg.SAGEConv(F, H), plain),
     "SAGEConv max, projected": (lambda: pyg.SAGEConv(F, H, "max", project=True, normalize=True), plain),
     "SAGEConv of several": (lambda: pyg.SAGEConv(F, H, ["mean", "max", "softmax"]), plain),
+    "SAGEConv median": (lambda: pyg.SAGEConv(F, H, "median"), plain),
+    "SAGEConv of more": (lambda: pyg.SAGEConv(F, H, ["std", "powermean", "mul", "median"]), plain),
     "SGConv": (lambda: pyg.SGConv(F, H, K=2), plain),
     "SSGConv": (lambda: pyg.SSGConv(F, H, 0.1, K=2), plain),
     "SignedConv": (lambda: pyg.SignedConv(F, H, True), halves),

@@ -21,6 +21,7 @@ from peers import peer
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
+from torch_geometric.nn import aggr
 from torch_geometric.utils import degree
 
 import salientpp
@@ -239,6 +240,51 @@ def test_ids_as_features():
         data.x = x
         got = salientpp.inference(model, data, batch_size=64)
         assert (got - model[1](model[0](x), data.edge_index)).abs().max() < 1e-5
+
+
+def sparse_graph() -> Data:
+    """Most vertices have no in-neighbours, or one: the first two, the last twenty, and some between."""
+    generator = torch.Generator().manual_seed(2)
+    source, target = torch.randint(40, (2, 30), generator=generator)
+    target = target % 18 + 2
+    # PyG's quantiles fail on a whole graph whose first vertex has no in-neighbours.
+    edge_index = torch.cat([torch.stack([source, target]), torch.tensor([[5, 9], [0, 0]])], dim=1)
+    return Data(x=torch.randn(40, 4, generator=generator), edge_index=edge_index)
+
+
+AGGREGATIONS: dict[str, Any] = {
+    **{name: lambda name=name: name for name in ("sum", "mean", "min", "max", "mul", "var", "std", "median")},
+    "quantiles": lambda: aggr.QuantileAggregation([0.1, 0.5, 1.0]),
+    "lower quantile": lambda: aggr.QuantileAggregation(0.5, "lower", fill_value=3.0),
+    "higher quantile": lambda: aggr.QuantileAggregation(0.9, "higher"),
+    "nearest quantile": lambda: aggr.QuantileAggregation(0.9, "nearest"),
+    "softmax": lambda: aggr.SoftmaxAggregation(learn=True),
+    "power mean": lambda: aggr.PowerMeanAggregation(learn=True),
+    "several": lambda: ["mean", "median", "std"],
+    "attention over several": lambda: aggr.MultiAggregation(
+        ["mean", "median"], mode="attn", mode_kwargs={"in_channels": 4, "out_channels": 4, "num_heads": 2}
+    ),
+    "scaled by degree": lambda: aggr.DegreeScalerAggregation(
+        ["mean", "median"], ["identity", "amplification", "attenuation", "linear"], torch.tensor([20, 10, 10])
+    ),
+    "attention": lambda: aggr.AttentionalAggregation(torch.nn.Linear(4, 1)),
+    "deep sets": lambda: aggr.DeepSetsAggregation(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)),
+    "variance preserving": lambda: aggr.VariancePreservingAggregation(),
+    "set2set": lambda: aggr.Set2Set(4, 2),
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 40])
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_vertices_without_in_neighbours_get_what_the_whole_graph_gives_them(name, batch_size):
+    torch.manual_seed(0)
+    data, conv = sparse_graph(), gnn.SimpleConv(AGGREGATIONS[name]()).eval()
+    before = [{**vars(module)} for module in conv.modules()]
+    with torch.no_grad():
+        expected = conv(data.x, data.edge_index)
+    found = salientpp.inference([conv], data, batch_size=batch_size)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert [vars(module).keys() for module in conv.modules()] == [each.keys() for each in before]
 
 
 def test_functions_may_work_in_place():

@@ -34,6 +34,7 @@ from salientpp.fullgraph.normalise import Helpers, batch_norm
 from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.product import Operand, halo_operand
+from salientpp.graph.quantiles import corrected
 from salientpp.store.directory.opened import PartitionedGraph
 
 
@@ -227,6 +228,8 @@ class DistributedModel(torch.nn.Module):
                             put(module, name, False if name == "cached" else None)
                 elif isinstance(module, _BatchNorm):
                     put(module, "forward", functools.partial(batch_norm, module, graph=self.graph))
+                elif (forward := corrected(module)) is not None:
+                    put(module, "forward", forward)
             yield
         finally:
             for owner, name, value in parameters:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from salientpp.graph.csc import Graph
+from salientpp.graph.quantiles import corrected
 from salientpp.layerwise.normalisation import Edges, Normalisation
 from salientpp.minibatch.sampler import Sampler
 from salientpp.ops import bytes_of
@@ -248,9 +249,16 @@ def device_of(model: Any) -> torch.device:
 
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """The model in evaluation mode, and without what layers with ``cached=True`` keep of a graph; each of its modules is as before afterwards."""
+    """The model in evaluation mode, and without what layers with ``cached=True`` keep of a graph; each of its modules is as before afterwards.
+
+    Quantiles are corrected for vertices without in-neighbours (:mod:`salientpp.graph.quantiles`).
+    """
     before = []
+    quantiles = []
     for part in dict.fromkeys(part for module in modules_of(model) for part in module.modules()):
+        if (forward := corrected(part)) is not None and "forward" not in vars(part):
+            vars(part)["forward"] = forward
+            quantiles.append(part)
         kept = {name: None for name in vars(part) if name.startswith("_cached_")}
         changes = {"training": False, **({"cached": False, **kept} if getattr(part, "cached", False) is True else {})}
         before.append((part, {name: getattr(part, name) for name in changes}))
@@ -260,6 +268,8 @@ def evaluating(model: Any) -> Iterator[None]:
     finally:
         for part, values in before:
             vars(part).update(values)
+        for part in quantiles:
+            del vars(part)["forward"]
 
 
 def digests_of(model: Any) -> dict[str, str]:
