@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
+import pickle
 import signal
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from graphs import random_data, real_data
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 from torch_geometric.data import Data
 
 import salientpp
@@ -284,6 +287,81 @@ def test_training_goes_on_from_a_state_on_any_number_of_ranks_and_alone(tmp_path
     data = data_of(50)
     out = model(data.x, data.edge_index)
     assert float(F.cross_entropy(out[data.train_mask], data.y[data.train_mask])) == pytest.approx(straight[2], abs=1e-9)
+
+
+def averaged_alone(epochs: int) -> tuple[list[float], Tensor, Tensor]:
+    """Losses of a copy that is trained, and what averages of its parameters say; the second average is exponential."""
+    data, model = data_of(50), copy.deepcopy(network("sage"))
+    averages = averages_of(model)
+    losses = []
+    for _ in range(epochs):
+        losses += train_alone(model, data, 1)
+        for average in averages:
+            average.update_parameters(model)
+    return losses, *(average.eval()(data.x, data.edge_index).detach() for average in averages)
+
+
+def averages_of(model: Any) -> list[Any]:
+    ema = torch.optim.swa_utils.get_ema_multi_avg_fn(0.7)
+    return [AveragedModel(model, use_buffers=True), AveragedModel(model, multi_avg_fn=ema, use_buffers=True)]
+
+
+def averaged(rank: int, epochs: int) -> tuple[list[float], bool, list[Tensor]]:
+    part = local(data_of(50))
+    first = distribute(network("sage"), part)
+    train(first, part, 1)  # so that it keeps products and gradients
+    before = copy.deepcopy(first.state_dict())
+    first.module.load_state_dict(network("sage").state_dict())
+    model = copy.deepcopy(first)
+    assert model.graph is first.graph and model.module is not first.module
+    first.module.load_state_dict(before)
+    averages, losses = averages_of(model), []
+    for _ in range(epochs):
+        losses += train(model, part, 1)
+        for average in averages:
+            average.update_parameters(model)
+    same = all(torch.equal(value, before[name]) for name, value in first.state_dict().items())
+    # A state is that of an average of the plain model, and an average of a distributed one loads it.
+    state = averages[1].state_dict()
+    AveragedModel(network("sage"), use_buffers=True).load_state_dict(state)
+    averages[1] = AveragedModel(first, use_buffers=True)
+    averages[1].load_state_dict(state)
+    return losses, same, [average.eval()(part.x, part.edge_index).detach() for average in averages]
+
+
+def test_a_copy_and_averages_of_a_model_are_those_of_one_process():
+    losses, *expected = averaged_alone(3)
+    found = distributed.run(averaged, 2, 3)
+    for each, same, _ in found:
+        assert each == pytest.approx(losses, abs=1e-9)
+        assert same, "the model that was copied stays as it is"
+    for number, rows in enumerate(expected):
+        assert torch.allclose(torch.cat([outs[number] for _, _, outs in found]), rows, atol=1e-9)
+
+
+def test_a_model_is_not_saved_with_its_connections():
+    part = local(data_of(50))
+    model = distribute(network("gcn"), part)
+    for each in (model, part):
+        with pytest.raises(TypeError, match="save model.state_dict\\(\\) or model.module"):
+            pickle.dumps(each)
+        with pytest.raises(TypeError, match="hold connections to other ranks"):
+            torch.save(each, io.BytesIO())
+    assert copy.copy(model).module is model.module
+    pickle.loads(pickle.dumps(model.module))
+
+
+def test_a_model_inside_another_module_loads_what_it_saved():
+    outer = torch.nn.ModuleDict({"first": distribute(network("gcn"), local(data_of(50)))})
+    state = copy.deepcopy(outer.state_dict())
+    assert state.keys() == torch.nn.ModuleDict({"first": network("gcn")}).state_dict().keys()
+    with torch.no_grad():
+        for parameter in outer.parameters():
+            parameter.zero_()
+    outer.load_state_dict(state)
+    assert all(torch.equal(value, state[name]) for name, value in outer.state_dict().items())
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: .*other"):
+        outer.load_state_dict({**state, "first.other": torch.zeros(1)})
 
 
 def example(rank: int, root: str, state: str, epochs: int) -> tuple[list[float], float]:

@@ -14,6 +14,7 @@ in the same order.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -362,6 +363,21 @@ class DistributedModel(torch.nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load what the model's own ``state_dict`` gave, in this or any other number of ranks; every rank does."""
         return self.module.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # torch calls this where the model is inside another module. `state_dict` names the tensors without "module.".
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
+        """A model with parameters of its own, for the same part and over the same connections. Not collective."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        memo[id(self.graph)] = self.graph
+        memo[id(self._helpers)] = Helpers(self.graph)
+        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return copied
 
 
 def _reductions(module: torch.nn.Module) -> dict[str, str | None]:

@@ -127,6 +127,15 @@ class Ranks:
     def arrived(self, pending: Pending) -> Tensor:
         return pending.wait().to(self.device)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
+        return self  # connections are shared
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a distributed model and a rank's part of a graph cannot be pickled, because they hold connections to other ranks; save model.state_dict() or "
+            "model.module, and call salientpp.distribute after loading"
+        )
+
     # --- differentiable -------------------------------------------------------------------------------------
 
     def start(self, rows: Tensor, route: Route, kind: str = "forward", name: str | None = None) -> Flight:
