@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp.datasets import synthetic
-from salientpp.fullgraph import accuracy, distribute, local, loss_mean
+from salientpp.fullgraph import accuracy, calibrate, distribute, local, loss_mean
 from salientpp.fullgraph.layouts import Layout, words_of_product
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
@@ -45,6 +45,7 @@ def network(name: str, columns: int = WIDTH, classes: int = CLASSES) -> torch.nn
         "sage": lambda: pyg.GraphSAGE(columns, 16, 3, classes, norm="batch_norm", jk="cat"),
         "gat": lambda: pyg.GAT(columns, 16, 3, classes, heads=2),
         "gcn": lambda: pyg.GCN(columns, 16, 2, classes),
+        "weighted gcn": lambda: pyg.GCN(columns, 16, 2, classes),
         "gin": lambda: pyg.GIN(columns, 16, 2, classes),
         "sgc": lambda: pyg.SGConv(columns, classes, K=2),
         "appnp": lambda: pyg.Sequential(
@@ -259,6 +260,74 @@ def test_a_layout_that_a_layer_cannot_have_is_refused_by_name():
     with pytest.raises(ValueError, match="layout must be one of"):
         distribute(network("gcn"), part, layout="4d")
     assert Layout.of("1d", 4) == Layout("1d", "grid", 4, 1)
+
+
+# --- narrow numbers -----------------------------------------------------------------------------------------
+
+NARROW = {"autocast": torch.bfloat16, "bfloat16": torch.bfloat16, "half": torch.float16}
+
+
+def step_in(
+    mode: str, name: str, model: Any, whole: torch.nn.Module, g: Any, mean: Any
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """The output, the gradients and the loss of a step, in narrow numbers unless ``mode`` is 'double'."""
+    dtype = {"autocast": torch.float32, "double": torch.float64}.get(mode, NARROW.get(mode))
+    whole.to(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+        out = model(g.x.to(dtype), g.edge_index, *([g.edge_weight] if name == "weighted gcn" else []))
+        loss = mean(F.cross_entropy(out[g.train_mask], g.y[g.train_mask], reduction="none"))
+    loss.backward()
+    return out.detach(), [parameter.grad for parameter in whole.parameters()], loss.detach()
+
+
+def narrow(rank: int, mode: str, names: list[str], layouts: list[str]) -> list[str]:
+    data, wrong = data_of(400), []
+    data.edge_weight = data.edge_weight.float()
+    part = local(data, offsets=[0, 90, 90, 310, 400])
+    own = slice(*part.offsets[rank : rank + 2])
+    eps = torch.finfo(NARROW[mode]).eps
+    for name in names:
+        whole = network(name)
+        exact = step_in("double", name, whole, whole, data, torch.mean)
+        whole = network(name)
+        alone = step_in(mode, name, whole, whole, data, torch.mean)
+        for layout in layouts if name in ("gcn", "weighted gcn", "gin", "sage") else ["halo"]:
+            module = network(name)
+            model = distribute(module, part, layout=layout)
+            out, gradients, loss = step_in(mode, name, model, module, part, lambda losses: loss_mean(losses, part))
+            triples = [("output", exact[0][own], alone[0][own], out[: own.stop - own.start])]
+            triples += [("loss", exact[2], alone[2], loss)]
+            triples += [("gradient", *three) for three in zip(exact[1], alone[1], gradients, strict=True)]
+            for what, reference, of_one, of_ranks in triples:
+                if of_one.dtype != of_ranks.dtype:
+                    wrong.append(f"{name} over {layout}: {what} is {of_ranks.dtype}, and {of_one.dtype} alone")
+                if not reference.numel():
+                    continue
+                scale = float(max(each.abs().max() for each in (exact[1] if what == "gradient" else [reference])))
+                off, off_alone = (float((each.double() - reference).abs().max()) for each in (of_ranks, of_one))
+                if not off <= 2 * off_alone + 4 * eps * scale:
+                    wrong.append(
+                        f"{name} over {layout}: {what} is off by {off:.2g}, {off_alone:.2g} alone, of {scale:.2g}"
+                    )
+    return wrong
+
+
+@pytest.mark.parametrize("mode", NARROW)
+def test_narrow_numbers_give_what_they_give_in_one_process(mode):
+    layouts = ["halo", "cover", "1d", "1.5d", "grid:2x2", "2d", "auto"]
+    names = ["gcn", "gin", "sage", "gat", "max", "appnp"]
+    if mode == "autocast":  # else a layer would get weighted rows, which are wider than its parameters
+        names.append("weighted gcn")
+    wrong = distributed.run(narrow, 4, mode, names, layouts)
+    assert sum(wrong, []) == []
+
+
+def test_means_and_measurements_of_narrow_numbers_do_not_overflow():
+    part = local(data_of(50), dtype=torch.float16)
+    assert float(loss_mean(torch.full((40_000,), 4.0, dtype=torch.float16), part)) == 4
+    weight = torch.full((40_000,), 2.0, dtype=torch.float16)
+    assert float(loss_mean(torch.full((40_000,), 4.0, dtype=torch.float16), part, weight)) == 4
+    assert calibrate(part).edge > 0
 
 
 # --- states -------------------------------------------------------------------------------------------------

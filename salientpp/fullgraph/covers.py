@@ -40,8 +40,8 @@ class CoverOperand:
     route: Route
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """The product's rows [n, f] of this rank's rows [n, f]. Collective."""
-        flight = self.graph.ranks.start(torch.cat([rows, self.sums @ rows]), self.route)
+        """The product's rows [n, f] of this rank's rows [n, f], in the matrix's dtype. Collective."""
+        flight = self.graph.ranks.start(torch.cat([rows, (self.sums @ rows).to(rows.dtype)]), self.route)
         near = self.near @ rows
         return near + self.far @ flight.rows()
 

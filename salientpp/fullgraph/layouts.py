@@ -33,7 +33,7 @@ from torch import Tensor
 from salientpp.fullgraph.covers import CoverOperand, cover_operand
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
-from salientpp.fullgraph.product import Operand, Sparse, halo_operand
+from salientpp.fullgraph.product import Operand, Sparse, halo_operand, product_dtype, values_of
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import runs
 
@@ -160,6 +160,7 @@ class DistAdjacency:
         self.graph, self.layout, self.reduce = graph, layout, reduce
         self._halo: Operand | None = None
         self._cover: CoverOperand | None = None
+        self._dtype: torch.dtype | None = None  # of products
         self._sizes = [last - first for first, last in pairwise(graph.offsets)]
         if entries is not None:
             source, target, value = entries
@@ -214,15 +215,15 @@ class DistAdjacency:
             made._halo = halo_operand(graph, edge_index, weight, reduce, dtype)
             made.num_values = edge_index.size(1)
             return made
-        value = torch.ones(edge_index.size(1), dtype=dtype) if weight is None else weight.detach().to(dtype)
-        if reduce == "mean":
-            value = value / torch.bincount(edge_index[1], minlength=graph.num_inner).clamp(min=1)[edge_index[1]]
+        value = values_of(graph, edge_index, None if weight is None else weight.detach(), reduce, dtype)
         if form.kind == "cover":
             made = cls(graph, form, "sum", None)
             made._cover = cover_operand(graph, edge_index, value)
             made.num_values = edge_index.size(1)
-            return made
-        return cls(graph, form, "max" if reduce == "max" else "sum", _dealt(graph, form, edge_index, value))
+        else:
+            made = cls(graph, form, "max" if reduce == "max" else "sum", _dealt(graph, form, edge_index, value))
+        made._dtype = product_dtype(dtype, weight)
+        return made
 
     def _sum(self, ranks: Sequence[int]) -> int:
         return sum(self._sizes[rank] for rank in ranks)
@@ -248,7 +249,7 @@ class DistAdjacency:
             return self._halo.multiply(rows, graph.hops[0])[: x.size(0)]
         if self._cover is not None:
             rows = torch.cat([x, x.new_zeros((graph.num_own - x.size(0), x.size(1)))])
-            return self._cover.multiply(rows)[: x.size(0)]
+            return self._cover.multiply(rows)[: x.size(0)].to(self._dtype)
         own = x[:number]
         out = self._summa(own) if self.layout.kind == "summa" else self._grid(own)
         return torch.cat([out, out.new_zeros((x.size(0) - number, x.size(1)))]) if x.size(0) != number else out
@@ -281,7 +282,7 @@ class DistAdjacency:
         if self.reduce == "max":
             partial = self._largest(table)
         else:
-            partial = self._matrix @ table
+            partial = (self._matrix @ table).to(self._dtype)
         # Each rank of the row gets its vertices' sums of all.
         peers = layout.in_row(rank)
         route = Route(
@@ -340,6 +341,7 @@ class DistAdjacency:
             product = matrix @ rows
             total = product if total is None else total + product
         assert total is not None
+        total = total.to(self._dtype)
         if layers > 1:
             # The layers' sums, each rank's own sub-block.
             heights = [self._sum(layout.sub_block(i, layer)) for layer in range(layers)]

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from salientpp.fullgraph.distribute import DistributedModel
 from salientpp.fullgraph.exchange import Ranks
 from salientpp.fullgraph.local import LocalGraph
+from salientpp.fullgraph.product import wide
 
 
 def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor | None = None) -> Tensor:
@@ -36,8 +37,9 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
         )
     ranks = of.ranks
     values = losses if weight is None else losses * weight
-    count = values.new_tensor(float(losses.numel())) if weight is None else weight.detach().sum().to(values.dtype)
-    return _Mean.apply(values.sum(), count, ranks)
+    dtype = wide(values.dtype)  # 257 losses would be 256 in bfloat16
+    count = torch.tensor(losses.numel()) if weight is None else weight.detach().sum(dtype=dtype)
+    return _Mean.apply(values.sum(dtype=dtype), count.to(values.device, dtype), ranks).to(values.dtype)
 
 
 class _Mean(torch.autograd.Function):

@@ -17,6 +17,7 @@ from torch_geometric import utils
 
 from salientpp.fullgraph.kept import Kept
 from salientpp.fullgraph.local import LocalGraph
+from salientpp.fullgraph.product import wide
 
 
 def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
@@ -29,6 +30,8 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
         return torch.nn.functional.batch_norm(
             rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
         )
+    given = rows.dtype
+    rows = rows.to(wide(given))
     own, number = rows[: graph.n_id.numel()], graph.num_vertices
     if norm.training and number < 2:
         raise ValueError(f"Expected more than 1 value per channel when training, got {number} vertices in all")
@@ -46,7 +49,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
     rows = (rows - mean) * (variance + norm.eps).rsqrt()
     if norm.weight is not None:
         rows = rows * norm.weight + norm.bias
-    return rows
+    return rows.to(given)
 
 
 class Helpers:

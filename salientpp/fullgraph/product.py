@@ -21,6 +21,8 @@ from salientpp.fullgraph.local import Hop, LocalGraph
 class Sparse:
     """A constant sparse matrix, and its transpose for the way back.
 
+    On the CPU torch multiplies no matrices of narrow numbers. There the values are float32, and so are sums, whatever the rows are.
+
     Attributes:
         forth, back: CSR.
     """
@@ -31,9 +33,12 @@ class Sparse:
     @classmethod
     def of(cls, row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> Sparse:
         """From coordinates; repeated ones add up."""
+        if value.device.type == "cpu":
+            value = value.to(wide(value.dtype))
         return cls(_csr(row, column, value, shape), _csr(column, row, value, (shape[1], shape[0])))
 
     def __matmul__(self, rows: Tensor) -> Tensor:
+        """The product, in the matrix's dtype."""
         return _Product.apply(rows, self)
 
     @property
@@ -51,22 +56,28 @@ def _csr(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> 
 
 
 def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:
-    """``matrix @ rows`` for a CSR matrix, also where either is empty."""
+    """``matrix @ rows`` for a CSR matrix, also where either is empty. Rows of another dtype are converted to the matrix's."""
     if not matrix.values().numel() or not rows.numel():
-        return rows.new_zeros((matrix.size(0), rows.size(1)))
-    return matrix @ rows
+        return rows.new_zeros((matrix.size(0), rows.size(1)), dtype=matrix.dtype)
+    with torch.autocast(rows.device.type, enabled=False):
+        return matrix @ rows.to(matrix.dtype)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to add up numbers of ``dtype`` in: float32 for the two narrow ones."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Sparse) -> Tensor:
-        ctx.matrix = matrix
+        ctx.matrix, ctx.dtype = matrix, rows.dtype
         return multiplied(matrix.forth, rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return multiplied(ctx.matrix.back, gradient.contiguous()), None
+        return multiplied(ctx.matrix.back, gradient.contiguous()).to(ctx.dtype), None
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +88,13 @@ class Operand:
         graph: the rank's.
         inner: [num_inner, num_inner], of sources whose rows are in the table.
         outer: [num_inner, outer], of the others.
+        dtype: of the product.
     """
 
     graph: LocalGraph
     inner: Sparse
     outer: Sparse
+    dtype: torch.dtype
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
         """The rows [num_inner, f] of the product, of rows [num_inner, f] that are right here, and those that ``hop`` fetches."""
@@ -89,23 +102,39 @@ class Operand:
         flight = graph.ranks.start(rows, hop.route)
         if not graph.inner.numel():
             near = self.inner @ rows
-            return near + self.outer @ flight.rows()
+            return (near + self.outer @ flight.rows()).to(self.dtype)
         # What arrives may replace rows of the table, so both products come after it.
         table = graph.with_halo(rows, hop, flight.rows())
-        return self.inner @ table[: graph.num_inner] + self.outer @ table[graph.num_inner :]
+        return (self.inner @ table[: graph.num_inner] + self.outer @ table[graph.num_inner :]).to(self.dtype)
+
+
+def product_dtype(rows: torch.dtype, weight: Tensor | None) -> torch.dtype:
+    """The dtype of rows times their edges' weights."""
+    return rows if weight is None else torch.promote_types(rows, weight.dtype)
+
+
+def values_of(graph: LocalGraph, edge_index: Tensor, weight: Tensor | None, reduce: str, rows: torch.dtype) -> Tensor:
+    """[e], the matrix's value for each edge: its weight, or 1; for ``reduce='mean'`` divided by the number of edges into the target.
+
+    Args:
+        rows: the dtype of the rows that the matrix is for.
+    """
+    dtype, target = wide(product_dtype(rows, weight)), edge_index[1]
+    value = torch.ones(target.numel(), dtype=dtype, device=target.device) if weight is None else weight.to(dtype)
+    if reduce == "mean":
+        value = value / torch.bincount(target, minlength=graph.num_inner).clamp(min=1)[target]
+    return value
 
 
 def halo_operand(
     graph: LocalGraph, edge_index: Tensor, weight: Tensor | None, reduce: str, dtype: torch.dtype
 ) -> Operand:
-    """The matrix of edges with their weights; ``reduce`` is 'sum' or 'mean' (the sum divided by the number of edges)."""
+    """The matrix of edges with their weights, for rows of ``dtype``; ``reduce`` is 'sum' or 'mean' (the sum divided by the number of edges)."""
     source, target = edge_index
-    value = torch.ones(source.numel(), dtype=dtype, device=source.device) if weight is None else weight.to(dtype)
-    if reduce == "mean":
-        value = value / torch.bincount(target, minlength=graph.num_inner).clamp(min=1)[target]
+    value = values_of(graph, edge_index, weight, reduce, dtype)
     is_inner = source < graph.num_inner
     size = graph.num_inner
     inner = Sparse.of(target[is_inner], source[is_inner], value[is_inner], (size, size))
     is_outer = ~is_inner
     outer = Sparse.of(target[is_outer], source[is_outer] - size, value[is_outer], (size, graph.outer.numel()))
-    return Operand(graph, inner, outer)
+    return Operand(graph, inner, outer, product_dtype(dtype, weight))
