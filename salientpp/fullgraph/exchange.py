@@ -274,7 +274,9 @@ class _Replicated(torch.autograd.Function):
         ranks: Ranks = ctx.ranks
         if ranks.size == 1:
             return None, *gradients
-        flags = ranks.gather_numbers("the gradients of the parameters", [gradient is not None for gradient in gradients])
+        flags = ranks.gather_numbers(
+            "the gradients of the parameters", [gradient is not None for gradient in gradients]
+        )
         addends: dict[int, Tensor] = {}
         for number, (gradient, used) in enumerate(zip(gradients, zip(*flags), strict=True)):
             if any(used):
