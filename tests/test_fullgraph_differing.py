@@ -5,8 +5,10 @@ Each mistake trains on a part of its own, all in the same processes: the ranks o
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import distributed
@@ -18,6 +20,7 @@ from graphs import random_data
 from torch import Tensor
 from torch_geometric.data import Data
 
+import salientpp
 from salientpp.fullgraph import DistAdjacency, accuracy, distribute, local, loss_mean
 
 NUMBER, WIDTH, CLASSES, STEPS = 60, 6, 5, 3
@@ -225,7 +228,7 @@ def the_loop_left_early_by_one(step: Step, here: bool) -> None:
         accuracy(step.part.y, step.part.y, step.part)
 
 
-@mistake("on rank 0 and num_classes (1 numbers) in call 1 of the model on rank 1")
+@mistake("on rank 0 and num_classes (1 number) in call 1 of the model on rank 1")
 def num_classes_asked_for_on_one(step: Step, here: bool) -> None:
     if here:
         _ = step.part.num_classes
@@ -356,15 +359,19 @@ def test_what_one_rank_does_differently_every_rank_names(layout):
     assert not wrong, "\n".join(wrong)
 
 
-def leaves(rank: int) -> None:
+def leaves(rank: int, raises: bool) -> None:
     step = Step(rank, "halo")
     for _ in range(STEPS - rank):
         step.run()
+    if raises and rank == 1:
+        step.forward()
+        raise LookupError("the user's mistake in the loss")
 
 
-def test_a_rank_that_leaves_the_loop_and_ends_is_named():
-    first, second = distributed.run(leaves, 2, may_fail=True)
-    assert second is None
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_rank_that_leaves_the_loop_and_ends_is_named(raises):
+    first, second = distributed.run(leaves, 2, raises, may_fail=True)
+    assert second.kind == "LookupError" if raises else second is None
     assert first.kind == "RankFailure" and "rank 1 went away" in first.text
 
 
@@ -390,3 +397,40 @@ def goes_on(rank: int) -> list[float]:
 def test_ranks_that_catch_such_an_error_go_on():
     first, second = distributed.run(goes_on, 2)
     assert first == second and first[-1] < first[0]
+
+
+# --- no collective without an agreement ---------------------------------------------------------------------
+
+COLLECTIVES = {"all_to_all", "gather_numbers", "gather_facts", "begin"}
+AGREEMENTS = {"agree", "agree_to_exchange", "propose"}
+
+#: Functions that start a collective to which the ranks have agreed elsewhere.
+AGREED_ELSEWHERE = {
+    "begin": "its callers agree",
+    "propose": "is the agreement",
+    "difference": "all ranks know that they differ",
+    "local": "all ranks have just met",
+    "_from_rank_0": "_agree has agreed",
+    "_broadcast_matrix": "_summa has agreed to the product",
+}
+
+
+def calls_of(function: ast.AST) -> list[tuple[str, str]]:
+    """(owner, name) of each method that a function calls, in order of lines."""
+    found = [each for each in ast.walk(function) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)]
+    found.sort(key=lambda call: (call.lineno, call.col_offset))
+    return [(ast.unparse(call.func.value).split(".")[-1], call.func.attr) for call in found]
+
+
+def test_every_collective_is_agreed_on_first():
+    without = []
+    for path in sorted((Path(salientpp.__file__).parent / "fullgraph").glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef) or function.name in AGREED_ELSEWHERE:
+                continue
+            has_agreed = False
+            for owner, name in calls_of(function):
+                has_agreed |= name in AGREEMENTS or (owner != "comm" and name == "gather_numbers")
+                if name in COLLECTIVES and not has_agreed:
+                    without.append(f"{path.name}, {function.name}: {owner}.{name}")
+    assert without == []

@@ -1,8 +1,11 @@
 """Checks, before each collective, that all ranks are about to take part in the same one.
 
 The size of an exchange depends on what the user's model does: its layers, its mode, the width and the dtype of its rows. Sizes that differ between two ranks
-end the process in a thread of gloo. So every collective is preceded by an exchange of one number per rank, a digest of what the rank is about to do. Its size
+end the process in a thread of gloo. So every collective is preceded by a message to each rank, with a digest of what this rank is about to do. Its size
 never changes. If the digests differ, all ranks know it at the same point. They exchange what they do in words, and all raise the same error.
+
+The message takes as long as an exchange of nothing. It has room for the values of a small sum, such as a loss or the totals of a batch normalisation. These
+need no other exchange.
 
 A call of the model adds facts of its own to the next digest: mode, parameters, dtype of the input. They cost no exchange.
 """
@@ -21,6 +24,9 @@ from salientpp.comm import Comm, Pending
 
 #: Differences that an error lists.
 _LISTED = 3
+
+#: Bytes of values that a message has room for. With the digest they fit a frame of Ethernet.
+ROOM = 1024
 
 
 class RanksDiffer(ValueError):
@@ -70,17 +76,24 @@ class Agreement:
         place = self.place if kind == "forward" and self.place else kind
         return f"exchange {self.exchanges} ({place}: {words_of_rows(rows)})"
 
-    def propose(self, operation: str) -> Proposal:
-        """Tell the other ranks which collective comes next. :meth:`Proposal.settle` must return before the collective starts."""
+    def propose(self, operation: str, values: Tensor | None = None) -> Proposal:
+        """Tell the other ranks which collective comes next. :meth:`Proposal.settle` must return before the collective starts.
+
+        Args:
+            values: [n] on the CPU, at most :data:`ROOM` bytes, for :meth:`Proposal.gathered`.
+        """
         facts, self._facts = self._facts, {}
         operation += f" in call {self.calls} of the model" if self.calls else ""
         if self.comm.size == 1:
-            return Proposal(self, operation, facts, 0, None)
+            return Proposal(self, operation, facts, 0, values, None)
         text = repr((operation, facts))
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
         ones = [1] * self.comm.size
-        message = torch.full((self.comm.size,), digest, dtype=torch.int64)
-        return Proposal(self, operation, facts, digest, self.comm.all_to_all(message, ones, ones))
+        message = torch.zeros((self.comm.size, 1 + ROOM // 8), dtype=torch.int64)
+        message[:, 0] = digest
+        if values is not None:
+            message.view(torch.uint8)[:, 8 : 8 + values.nbytes] = values.contiguous().view(torch.uint8)
+        return Proposal(self, operation, facts, digest, values, self.comm.all_to_all(message, ones, ones))
 
     def difference(self, operation: str, facts: dict[str, str]) -> RanksDiffer:
         """The error that all ranks raise. Collective."""
@@ -112,6 +125,7 @@ class Proposal:
     operation: str
     facts: dict[str, str]
     digest: int
+    values: Tensor | None
     pending: Pending | None
 
     def settle(self) -> None:
@@ -123,8 +137,17 @@ class Proposal:
         """
         if self.pending is None:
             return
-        if self.pending.wait().tolist() != [self.digest] * self.agreement.comm.size:
+        if self.pending.wait()[:, 0].tolist() != [self.digest] * self.agreement.comm.size:
             raise self.agreement.difference(self.operation, self.facts)
+
+    def gathered(self) -> Tensor:
+        """The values of all ranks, [size, n]. Settles."""
+        self.settle()
+        assert self.values is not None
+        if self.pending is None:
+            return self.values[None]
+        told = self.pending.output.view(torch.uint8)[:, 8 : 8 + self.values.nbytes]
+        return told.contiguous().view(self.values.dtype)
 
 
 def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:

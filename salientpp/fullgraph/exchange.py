@@ -10,6 +10,7 @@ collective before it starts (:mod:`salientpp.fullgraph.agreement`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from salientpp.comm import Comm, Pending
-from salientpp.fullgraph.agreement import Agreement, words_of_dtype
+from salientpp.fullgraph.agreement import ROOM, Agreement, words_of_dtype
 from salientpp.plan.placement import runs
 
 #: What an error calls a sum.
@@ -114,7 +115,11 @@ class Ranks:
 
     def gather_numbers(self, operation: str, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's ``numbers`` (equally many, 64 bits) for an ``operation``, by rank; blocks."""
-        self.agree(f"{operation} ({len(numbers)} numbers)")
+        operation = f"{operation} ({len(numbers)} number{'s' if len(numbers) > 1 else ''})"
+        values = torch.tensor(list(numbers), dtype=torch.int64)
+        if values.nbytes <= ROOM:
+            return self.agreement.propose(operation, values).gathered().tolist()
+        self.agree(operation)
         return self.comm.gather_numbers(numbers)
 
     def begin(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str) -> Pending:
@@ -159,12 +164,22 @@ class Ranks:
         return _Replicated.apply(self, *parameters) if parameters else ()
 
     def sum_up(self, values: Tensor, kind: str) -> Tensor:
-        """The sum of a tensor over the ranks: each sums a piece, in the order of the ranks, and gives it to the others."""
+        """The sum of a tensor over the ranks, on every rank bit for bit the same.
+
+        Each rank sums a piece, in the order of the ranks, and gives it to the others. A small tensor travels whole, with the agreement.
+        """
         size = self.size
         if size == 1:
             return values.detach().clone()
-        self.agree(f"{_SUMS.get(kind, f'the sum of {kind}')} ({words_of_dtype(values.dtype)} {list(values.shape)})")
+        operation = f"{_SUMS.get(kind, f'the sum of {kind}')} ({words_of_dtype(values.dtype)} {list(values.shape)})"
         flat = values.detach().reshape(-1)
+        if flat.nbytes <= ROOM and self.comm.device.type == "cpu":
+            self.received[kind] += flat.numel() * (size - 1)
+            self.rows[kind] += flat.numel() * (size - 1)
+            every = self.agreement.propose(operation, flat.cpu()).gathered().to(values.device)
+            # Two by two: unlike `Tensor.sum`, every processor adds in the same order.
+            return functools.reduce(torch.add, every).view(values.shape)
+        self.agree(operation)
         bounds = runs(flat.numel(), size)
         pieces = [last - first for first, last in pairwise(bounds)]
         mine = pieces[self.rank]
