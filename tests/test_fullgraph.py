@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp.datasets import synthetic
-from salientpp.fullgraph import accuracy, calibrate, distribute, local, loss_mean
+from salientpp.fullgraph import Constants, DistAdjacency, accuracy, calibrate, distribute, local, loss_mean
 from salientpp.fullgraph.layouts import Layout, words_of_product
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
@@ -260,6 +260,46 @@ def test_a_layout_that_a_layer_cannot_have_is_refused_by_name():
     with pytest.raises(ValueError, match="layout must be one of"):
         distribute(network("gcn"), part, layout="4d")
     assert Layout.of("1d", 4) == Layout("1d", "grid", 4, 1)
+
+
+def chosen(rank: int, name: str, word: float) -> tuple[str, list[int]]:
+    """The layout that is chosen where a word takes ``word`` seconds, and the rows under 'cover' and 'halo'."""
+    part = local(data_of(200))
+    with pytest.MonkeyPatch.context() as patch:
+        constants = Constants(edge=1e-9, vertex=1e-9, word=word, exchange=1e-4)
+        patch.setattr(sys.modules[distribute.__module__], "calibrate", lambda graph: constants)
+        layout = distribute(network(name), part, layout="auto").layout
+    return layout, [DistAdjacency.of(part, each).rows_received for each in ("cover", "halo")]
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "expected"), [("gcn", 1e-3, "cover"), ("gcn", 0.0, "halo"), ("max", 1e-3, "halo")]
+)
+def test_the_fastest_layout_may_be_a_cover(name, word, expected):
+    found = distributed.run(chosen, 3, name, word)
+    assert max(cover for _, (cover, _) in found) < max(halo for _, (_, halo) in found)
+    assert [layout for layout, _ in found] == [expected] * 3
+
+
+def with_other_weights(rank: int) -> list[float]:
+    """Weights that differ at each step, under a layout that was chosen."""
+    data = data_of(50)
+    part, alone = local(data), network("gcn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[distribute.__module__], "fastest_layout", lambda *_: "cover")
+        model = distribute(network("gcn"), part, layout="auto")
+    begin, end = part.offsets[rank : rank + 2]
+    off = []
+    for factor in (1.0, 2.0):
+        expected = alone(data.x, data.edge_index, data.edge_weight.sqrt() * factor + data.edge_weight)
+        out = model(part.x, part.edge_index, part.edge_weight.sqrt() * factor + part.edge_weight)
+        off.append(float((out - expected[begin:end]).detach().abs().max()))
+    return off
+
+
+def test_a_chosen_layout_takes_weights_that_change():
+    for off in distributed.run(with_other_weights, 2):
+        assert max(off) < 1e-10
 
 
 # --- narrow numbers -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -46,6 +47,23 @@ class CoverOperand:
         return near + self.far @ flight.rows()
 
 
+#: Of each graph the last edges from other ranks, and their covers: a layout is chosen by them, and then made of them.
+_found: WeakKeyDictionary[LocalGraph, tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = WeakKeyDictionary()
+
+
+def covers_of(graph: LocalGraph, edge_index: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each rank, the rows and the sums that this rank is to get from it: sources (global ids) and targets (local numbers), ascending."""
+    source, target = edge_index.cpu()
+    is_far = source >= graph.num_own
+    source, target = graph.global_ids[source[is_far]], target[is_far]
+    if (known := _found.get(graph)) and torch.equal(known[0], source) and torch.equal(known[1], target):
+        return known[2]
+    owner = PartitionBook(torch.tensor(graph.offsets)).owner(source)
+    found = [minimum_cover(source[owner == rank], target[owner == rank]) for rank in range(graph.ranks.size)]
+    _found[graph] = source, target, found
+    return found
+
+
 def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> CoverOperand:
     """The matrix of edges with values, in the graph's local numbers. Collective."""
     ranks, size, number = graph.ranks, graph.ranks.size, graph.num_own
@@ -61,10 +79,9 @@ def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Cover
     counts: list[int] = []  # rows and sums of each rank
     sums: list[int] = []
     first = 0
-    for rank in range(size):
+    for rank, (rows, totals) in enumerate(covers_of(graph, edge_index)):
         here = owner == rank
         u, v, w = source[here], target[here], value[here]
-        rows, totals = minimum_cover(u, v)
         by_row = torch.isin(u, rows)
         place = torch.searchsorted(rows, u[by_row]) + first
         far.append((v[by_row], place, w[by_row]))

@@ -26,6 +26,7 @@ from torch_geometric.nn.conv import APPNP, MessagePassing
 
 from salientpp.comm import RankFailure
 from salientpp.fullgraph.agreement import RanksDiffer, facts_of
+from salientpp.fullgraph.covers import covers_of
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import linear_form, pair_of, refusals, source_names, with_helpers
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, words_of_product
@@ -37,6 +38,9 @@ from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.product import Operand, halo_operand
 from salientpp.graph.quantiles import corrected
 from salientpp.store.directory.opened import PartitionedGraph
+
+#: Edges from other ranks, of the rank with the most, up to which 'auto' looks for a cover. That many take about half a minute.
+_MOST_COVERED = 2_000_000
 
 
 def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layout: str = "halo") -> DistributedModel:
@@ -79,6 +83,7 @@ class DistributedModel(torch.nn.Module):
         self._agree(module, graph, layout)
         self._number = graph.ranks.agreement.number_model()
         self.layout = fastest_layout(graph, _reductions(module)) if layout == "auto" else layout
+        self._is_chosen = layout == "auto"
         self.module = module
         self.graph = graph
         self._helpers = Helpers(graph)
@@ -325,8 +330,8 @@ class DistributedModel(torch.nn.Module):
         if not isinstance(source, Tensor) or not source.is_floating_point() or (is_halo and form.reduce == "max"):
             return None
         if not is_static:
-            if is_halo:
-                return None
+            if is_halo or self._is_chosen:
+                return None  # the rows of the halo are fetched, under any layout
             raise ValueError(
                 f"layout={self.layout!r} needs edges and weights that stay the same, and {type(conv).__name__} gets others at each step; give it "
                 "graph.edge_index and an attribute of the graph's edges, or use layout='halo'"
@@ -403,12 +408,17 @@ def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> s
         return "halo"
     x = graph.node_rows.get("x")
     width = 64 if x is None else max(1, width_of(x))
-    route = graph.hops[0].route
-    halos = [numbers[0] for numbers in ranks.gather_numbers("layout='auto'", [route.num_received])]
+    adds_up = "max" not in reductions.values()
+    far = int((graph.edge_index[0] >= graph.num_own).sum())
+    counts = ranks.gather_numbers("layout='auto'", [graph.hops[0].route.num_received, far])
+    rows = {"halo": [halo for halo, _ in counts]}
+    if adds_up and max(edges for _, edges in counts) <= _MOST_COVERED:
+        mine = sum(sources.numel() + targets.numel() for sources, targets in covers_of(graph, graph.edge_index))
+        rows["cover"] = [cover for (cover,) in ranks.gather_numbers("layout='auto'", [mine])]
     constants = calibrate(graph)
-    names = ["halo", "1d", *(f"grid:{rows}x{size // rows}" for rows in range(2, size) if size % rows == 0)]
+    names = [*rows, "1d", *(f"grid:{rows}x{size // rows}" for rows in range(2, size) if size % rows == 0)]
     names += [f"1.5d:{copies}" for copies in range(2, size) if size % copies**2 == 0]
-    names += [] if "max" in reductions.values() else ["2d", "3d"]
+    names += ["2d", "3d"] if adds_up else []
     best, least = "halo", float("inf")
     for name in names:
         try:
@@ -416,7 +426,9 @@ def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> s
         except ValueError:  # so many ranks are no square, or no cube
             continue
         words = [
-            words_of_product(name, graph.offsets, width, rank, halos[rank], graph.topology.num_edges)
+            words_of_product(
+                name, graph.offsets, width, rank, rows[name][rank] if name in rows else 0, graph.topology.num_edges
+            )
             for rank in range(size)
         ]
         seconds = max(words) * constants.word + form.num_exchanges * constants.exchange
