@@ -457,6 +457,8 @@ def test_a_model_is_not_saved_with_its_connections():
         with pytest.raises(TypeError, match="hold connections to other ranks"):
             torch.save(each, io.BytesIO())
     assert copy.copy(model).module is model.module
+    copied = copy.deepcopy(part)
+    assert copied.ranks is part.ranks and copied.x is not part.x and torch.equal(copied.x, part.x)
     pickle.loads(pickle.dumps(model.module))
 
 

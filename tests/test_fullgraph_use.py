@@ -301,6 +301,17 @@ def asked_of_autograd(way: Way) -> Any:
     return list(torch.autograd.grad(loss, [*net.parameters()], allow_unused=True))
 
 
+def around_ddp(way: Way) -> Any:
+    net = Heads()
+    model = way.wrap(net)
+    if not way.is_alone:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):
+        net.zero_grad()
+        way.loss(model(way.g.x, way.g.edge_index, 0)).backward()
+    return gradients(net)[:-2]  # DDP gives an idle parameter zeros
+
+
 def of_the_input(way: Way) -> Any:
     net = Net()
     model = way.wrap(net)
@@ -500,6 +511,7 @@ TABLE: dict[str, tuple[Row, bool, str | None]] = {
     "two calls in one loss": (two_calls_in_one_loss, False, None),
     "a penalty of the parameters": (with_a_penalty, False, None),
     "torch.autograd.grad": (asked_of_autograd, False, None),
+    "DDP around a model with an idle head": (around_ddp, False, None),
     "the gradient of the input": (of_the_input, False, None),
     "weights in place, GraphConv": (after(doubled, "GraphConv"), False, None),
     "weights in place, GCNConv": (after(doubled, "GCNConv"), False, None),

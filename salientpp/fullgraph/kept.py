@@ -37,6 +37,9 @@ class Kept:
     def __init__(self) -> None:
         self._entries: dict[Hashable, _Entry] = {}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
+        return Kept()  # copies of the tensors are other tensors
+
     def of(self, sources: Sequence[Tensor | None], what: Hashable, make: Callable[[], T]) -> T:
         """``make()``, or what it returned before for the same tensors with the same contents.
 

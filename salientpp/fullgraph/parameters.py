@@ -58,7 +58,7 @@ def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Te
     """
     waiting: list[Any] = []
     for tensor in tensors_of(out):
-        if id(tensor) in stand_ins:
+        if id(tensor) in stand_ins and torch.is_grad_enabled():
             raise ValueError(_refusal(model, tensor))
         waiting.append(tensor.grad_fn)
     seen = set()
