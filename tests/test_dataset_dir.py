@@ -28,8 +28,10 @@ from forked_python import python
 from graphs import identity_features, random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data, Dataset
+from torch_geometric.transforms import RandomLinkSplit
 
 import salientpp
+from salientpp import LinkNeighborLoader
 from salientpp.plan import layout
 from salientpp.store.directory import files, writer
 from salientpp.store.directory.files import DatasetError
@@ -468,6 +470,67 @@ def test_classes_are_counted_as_by_pygs_datasets(tmp_path, kind):
         assert Dataset._infer_num_classes(None, data.y) == expected
     assert len(ours) == len(theirs)
     assert all("so num_classes is the number of different values, 5, as in PyG" in str(w.message) for w in ours)
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_ids_of_the_directory_are_found_by_those_of_the_data(tmp_path, num_parts):
+    part = write(hostile_data(12), num_parts, tmp_path / "d")
+    everyone = torch.arange(60)
+    assert torch.equal(part.original_id(part.directory_id(everyone)), everyone)
+    assert torch.equal(part.directory_id(part.original_id(everyone)), everyone)
+    pairs = torch.tensor([[3, 5], [7, 59]], dtype=torch.int32)
+    assert torch.equal(part.original_id(part.directory_id(pairs)), pairs.long()), "of any shape"
+    assert part.directory_id([3, 5]).tolist() == part.directory_id(pairs[0]).tolist()
+    assert part.directory_id(torch.empty(0)).tolist() == []
+    for ids, text in (
+        (
+            torch.tensor([0, 60]),
+            r"ids must be integer ids of the data that was partitioned, in \[0, 60\), got 60 at position 1",
+        ),
+        (torch.tensor([-1]), r"in \[0, 60\), got -1 at position 0"),
+        (torch.tensor([0.5]), "ids must be integer ids of the data that was partitioned, got torch.float32"),
+        (torch.ones(60, dtype=torch.bool), "ids must be integer ids of the data that was partitioned, got torch.bool"),
+        ("abc", "ids must be integer ids of the data that was partitioned, got str"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            part.directory_id(ids)
+
+
+def test_ids_of_a_typed_directory_are_found_by_those_of_the_data(tmp_path):
+    data = random_hetero()
+    part = salientpp.partition(data, 2, tmp_path / "d", FANOUTS, BATCH_SIZE)
+    ids = {type_: torch.arange(data[type_].num_nodes) for type_ in data.node_types}
+    found = part.directory_id(ids)
+    for type_, of_type in ids.items():
+        assert torch.equal(part.original_id(found[type_], type_), of_type)
+        assert torch.equal(part.take("x", found[type_], type_), data[type_].x)
+    with pytest.raises(
+        ValueError, match=r"ids must be integer ids of the data that was partitioned of 'venue', in \[0, 6\), got 6"
+    ):
+        part.directory_id(torch.tensor([6]), "venue")
+    with pytest.raises(ValueError, match="type_ must be a node type of .*, got 'book'"):
+        part.directory_id(torch.tensor([0]), "book")
+
+
+def test_seeds_of_a_random_link_split_are_refused_with_what_to_do(tmp_path):
+    data = hostile_data(12)
+    train, _, _ = RandomLinkSplit(add_negative_train_samples=False)(data)
+    with pytest.raises(
+        ValueError,
+        match=r"data.edge_label_index holds seeds of a LinkNeighborLoader, .*; take it out before: pairs = data.edge_label_index; del data.",
+    ):
+        write(train, 2, tmp_path / "d")
+    pairs, labels = train.edge_label_index, train.edge_label
+    del train.edge_label_index
+    part = write(train, 1, tmp_path / "d")
+    by_itself = LinkNeighborLoader(part, [1], edge_label="edge_label", batch_size=1000)
+    by_pairs = LinkNeighborLoader(part, [1], part.directory_id(pairs), labels, batch_size=1000)
+    ends = []
+    for loader in (by_itself, by_pairs):
+        (batch,) = loader
+        ends.append(sorted(part.original_id(batch.n_id[batch.edge_label_index]).T.tolist()))
+        assert batch.edge_label.tolist() == [1.0] * pairs.size(1)
+    assert ends[0] == ends[1] == sorted(pairs.T.tolist())
 
 
 #: NumPy dtypes that torch has not.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -75,19 +78,20 @@ def _by_target_and_source(edge_index: Tensor) -> Tensor:
 
 
 def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) -> dict[str | None, int]:
-    """How many vertices of each type there are; the type of a homogeneous graph is None."""
+    """How many vertices of each type there are; the type of a homogeneous graph is None.
+
+    A type of a ``HeteroData`` that has nothing but edges is one larger than the largest id in these.
+    """
     if isinstance(data, (Data, HeteroData)):
-        sizes = (
-            {None: data.num_nodes}
-            if isinstance(data, Data)
-            else {name: data[name].num_nodes for name in data.node_types}
-        )
+        sizes: dict[Any, int | None] = {None: data.num_nodes} if isinstance(data, Data) else {}
+        for found in _sizes_by_type(data) if isinstance(data, HeteroData) else ():
+            sizes.update(found)
         for name, size in sizes.items():
             if size is None:
                 raise ValueError(
                     f"data must say how many there are of {words_for(name)}: set num_nodes, or an attribute such as x"
                 )
-        return {name: int(size) for name, size in sizes.items()}
+        return {name: int(size) for name, size in sizes.items() if size is not None}
     feature_store, graph_store = data
     edges = graph_store.get_all_edge_attrs()
     if all(attr.edge_type is None for attr in edges):
@@ -95,6 +99,56 @@ def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) ->
     names = [attr.group_name for attr in feature_store.get_all_tensor_attrs() if isinstance(attr.group_name, str)]
     names += [end for attr in edges for end in (attr.edge_type[0], attr.edge_type[2])]
     return {name: remote_backend_utils.num_nodes(feature_store, graph_store, name) for name in dict.fromkeys(names)}
+
+
+def with_sizes(data: HeteroData) -> HeteroData:
+    """The same data, where every type says how many vertices it has; a shallow copy if one does not."""
+    inferred = _sizes_by_type(data)[1]
+    out = copy.copy(data) if inferred else data
+    for name, size in inferred.items():
+        out.get_node_store(name).num_nodes = size
+    return out
+
+
+def _sizes_by_type(data: HeteroData) -> tuple[dict[str, int | None], dict[str, int]]:
+    """How many vertices the types say that they have, and how many the others have by their edges."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Unable to accurately infer 'num_nodes'")
+        sizes: dict[str, int | None] = {name: data[name].num_nodes for name in data.node_types}
+    inferred: dict[str, int] = {}
+    for edge_type in data.edge_types:
+        for side, name in enumerate((edge_type[0], edge_type[2])):
+            size = _size_by_edges(data[edge_type], side) if sizes.get(name) is None else None
+            if size is not None:
+                inferred[name] = max(inferred.get(name, 0), size)
+    for name, size in inferred.items():
+        warnings.warn(
+            f"data[{name!r}] has no attributes that say how many there are, so it is taken to have {size}, one more than the largest id in its edges; "
+            f"set data[{name!r}].num_nodes",
+            UserWarning,
+            stacklevel=4,
+        )
+    return sizes, inferred
+
+
+def _size_by_edges(store: Any, side: int) -> int | None:
+    """How many sources (``side`` 0) or targets (1) there are by the edges of a relation; None where these do not tell, or are none."""
+    edge_index = store.get("edge_index")
+    if isinstance(edge_index, Tensor) and edge_index.dim() == 2 and edge_index.size(0) == 2:
+        return int(edge_index[side].max()) + 1 if edge_index.numel() else 0
+    adj_t = store.get("adj_t")
+    return None if adj_t is None else int(adj_t.size(1 - side))
+
+
+def full_edge_type(name: Any, edge_types: Iterable[Any]) -> Any:
+    """The edge type that a pair (source type, target type) means, as in PyG: the only one between them, or the one named 'to'.
+
+    Anything else is given back, a list as a tuple.
+    """
+    if not isinstance(name, (tuple, list)) or len(name) != 2 or not all(isinstance(word, str) for word in name):
+        return tuple(name) if isinstance(name, list) else name
+    between = [type_ for type_ in edge_types if type_ is not None and (type_[0], type_[2]) == tuple(name)]
+    return between[0] if len(between) == 1 else tuple(name) if between else (name[0], "to", name[1])
 
 
 def count_edges(graph_store: GraphStore) -> dict[tuple[str, str, str] | None, int]:

@@ -219,7 +219,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         """Edge type and int64 [2, M] of ``edge_label_index``, checked, of what one process holds."""
         sizes = count_vertices(data)
         given: Any = self.edge_label_index
-        if None not in sizes and not isinstance(given, (tuple, list)):
+        if None not in sizes and not (isinstance(given, (tuple, list)) and len(given) in (2, 3)):
             raise ValueError(
                 f"edge_label_index of a graph with several types must be an edge type or (edge type, [2, M]), got {given!r}"
             )

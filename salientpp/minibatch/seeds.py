@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
 
-from salientpp.graph.from_pyg import read_edge_index
+from salientpp.graph.from_pyg import full_edge_type, read_edge_index
 from salientpp.ids import as_tensor, first_outside, read_ids
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.plan.cache import TypedWorkload, score, score_types
@@ -143,11 +143,13 @@ def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
     """``edge_label_index`` on a partitioned graph."""
     type_, which = None, given
     if part.is_hetero:
-        alone = isinstance(given, (tuple, list)) and len(given) == 3 and all(isinstance(word, str) for word in given)
+        alone = (
+            isinstance(given, (tuple, list)) and len(given) in (2, 3) and all(isinstance(word, str) for word in given)
+        )
         type_, which = (
             (given, None) if alone else given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
         )
-        type_ = tuple(type_) if isinstance(type_, (tuple, list)) else type_
+        type_ = full_edge_type(type_, part.edge_types)
         if type_ not in part.edge_types:
             raise ValueError(
                 f"edge_label_index of a graph with several types must be an edge type ({', '.join(map(str, part.edge_types))}), or (edge type, "

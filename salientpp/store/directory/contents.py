@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
 from salientpp.graph.csc import Graph
-from salientpp.graph.from_pyg import positions_in, words_for
+from salientpp.graph.from_pyg import full_edge_type, positions_in, words_for
 from salientpp.graph.mapped import releaser
 from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
@@ -210,6 +210,7 @@ def _by_type(given: Any, types: Sequence[Any], argument: str, kind: str) -> dict
         raise TypeError(
             f"{argument} of a HeteroData must map {kind} types to splits by name, got {type(given).__name__}"
         )
+    given = {full_edge_type(name, types) if kind == "edge" else name: of_type for name, of_type in given.items()}
     for name in given:
         if name not in types:
             raise ValueError(
@@ -352,6 +353,13 @@ def _columns(
             continue  # a value of the whole graph belongs to no vertex and no batch
         if is_node != wants_nodes:
             continue
+        if name == "edge_label_index":
+            raise ValueError(
+                f"{where}.edge_label_index holds seeds of a LinkNeighborLoader, which are not stored; take it out before: "
+                f"pairs = {where}.edge_label_index; del {where}.edge_label_index. If the pairs are the graph's own edges, a LinkNeighborLoader of the "
+                "directory has them without being told, and their labels with edge_label='edge_label'; others are its edge_label_index as "
+                "part.directory_id(pairs)"
+            )
         if name in OWN_NAMES:
             raise ValueError(
                 f"{where}.{name} cannot be stored under its name, by which a batch has something of its own; rename it: "

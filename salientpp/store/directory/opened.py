@@ -18,8 +18,9 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.comm import group_rank
 from salientpp.graph.csc import Graph
+from salientpp.graph.from_pyg import full_edge_type
 from salientpp.graph.typed import TypedGraph
-from salientpp.ids import first_outside
+from salientpp.ids import as_tensor, check_range, first_outside
 from salientpp.plan.cache import Workload
 from salientpp.plan.partition_book import PartitionBook
 from salientpp.plan.placement import Placement
@@ -412,6 +413,49 @@ class PartitionedGraph:
             return {name: self.original_id(ids, name) for name, ids in n_id.items()}
         return self._original_ids[self._vertices(type_).name][n_id.cpu()].to(n_id.device)
 
+    @overload
+    def directory_id(self, ids: Tensor, type_: str | None = None) -> Tensor: ...
+
+    @overload
+    def directory_id(self, ids: Mapping[str, Tensor], type_: None = None) -> dict[str, Tensor]: ...
+
+    def directory_id(self, ids: Tensor | Mapping[str, Tensor], type_: str | None = None) -> Tensor | dict[str, Tensor]:
+        """The reverse of :meth:`original_id`: global ids of this graph, int64 of the same shape, for ids that the user's data had.
+
+        Takes 8 bytes per vertex of the type from the first call on.
+
+        Args:
+            ids: integers of any shape, or if types have names a mapping from types to ids.
+            type_: whose ids these are, if types have names.
+
+        Raises:
+            ValueError: the data had no such id.
+        """
+        if isinstance(ids, Mapping):
+            return {name: self.directory_id(of_type, name) for name, of_type in ids.items()}
+        vertices, must = self._vertices(type_), "ids must be integer ids of the data that was partitioned"
+        given = as_tensor(ids, must)
+        if given.numel() and (given.dtype == torch.bool or given.dtype.is_floating_point or given.dtype.is_complex):
+            raise ValueError(f"{must}, got {given.dtype}")
+        flat = given.cpu().to(torch.int64).flatten()
+        check_range(flat, vertices.num_vertices, f"{must}{words_of_type(type_)},")
+        return self._directory_ids(vertices.name)[flat].view(given.shape).to(given.device)
+
+    def _directory_ids(self, name: str | None) -> Tensor:
+        """int64 [N]: by the user's id, the global one."""
+        known = self.whole._inverse_ids
+        if name not in known:
+            original = self._original_ids[name]
+            inverse = torch.empty_like(original)
+            inverse[original] = torch.arange(original.numel())
+            known[name] = inverse
+        return known[name]
+
+    @lazy
+    def _inverse_ids(self) -> dict[str | None, Tensor]:
+        """Those in use, by type."""
+        return {}
+
     def split(self, name: str, part_id: int | None = None, type_: str | None = None) -> Tensor:
         """Global ids int64 of a part's seeds of one type: a split of the data, or 'all'."""
         part_id, vertices = self._part(part_id), self._vertices(type_)
@@ -519,7 +563,7 @@ class PartitionedGraph:
         return self.description.vertices(type_)
 
     def _edges(self, type_: EdgeName) -> EdgeType:
-        name = tuple(type_) if isinstance(type_, list) else type_
+        name = full_edge_type(type_, self.edge_types)
         if name not in self.edge_types:
             known = ", ".join(map(repr, self.edge_types)) or "none"
             raise ValueError(f"type_ must be an edge type of {self.root} ({known}), got {type_!r}")
