@@ -80,14 +80,14 @@ class TypedGraph:
             nodes = {name: data[name] for name in data.node_types}
             edges = {name: data[name] for name in data.edge_types}
             ends = {name: (name[0], name[2]) for name in edges}
-            for name, end in ((name, end) for name, both in ends.items() for end in both):
-                if end not in nodes:
-                    raise ValueError(
-                        f"edge type {name} must join node types of the data ({', '.join(nodes)}), got {end!r}; set num_nodes of it"
-                    )
         else:
             nodes, edges, ends = {None: data._store}, {None: data._store}, {None: (None, None)}
         num_vertices = count_vertices(data)
+        for name, end in ((name, end) for name, both in ends.items() for end in both):
+            if end not in num_vertices:
+                raise ValueError(
+                    f"edge type {name} must join node types of the data ({', '.join(map(str, num_vertices))}), got {end!r}; set num_nodes of it"
+                )
         node_time, edge_time = _times(data, nodes, edges, time_attr)
         if weight_attr is not None and not any(weight_attr in store for store in edges.values()):
             raise ValueError(f"weight_attr names the edge weights, but no edges have an attribute {weight_attr!r}")

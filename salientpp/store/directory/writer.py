@@ -26,6 +26,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.graph.csc import Graph
+from salientpp.graph.from_pyg import with_sizes
 from salientpp.graph.mapped import nothing, releaser
 from salientpp.graph.relation import Relation
 from salientpp.plan.layout import Layout, Numbering, assign_for, choose_method, lay_out, relabeled_edges
@@ -113,6 +114,7 @@ def partition(
     """
     root = Path(root)
     if isinstance(data, HeteroData):
+        data = with_sizes(data)
         check_types(data)
     fanouts = check_typed_fanouts(num_neighbors, data.edge_types if isinstance(data, HeteroData) else [None])
     batch_size = check_batch_size(batch_size)
