@@ -492,9 +492,13 @@ def _slurm(arguments: argparse.Namespace) -> int:
     if arguments.dataset is not None:
         options = _split(arguments.partition_options)
         # What that job would refuse is refused now.
-        _parser().parse_args(
+        partition = _parser().parse_args(
             ["partition", "--parts", str(arguments.parts), *options, "--", arguments.dataset, arguments.root]
         )
+        if partition.parts != arguments.parts:
+            raise ValueError(
+                f"--partition-options must not have other --parts than the training, got {partition.parts} and {arguments.parts}; leave them out there"
+            )
         first = sbatch.Partitioning(
             arguments.dataset,
             arguments.root,

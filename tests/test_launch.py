@@ -629,11 +629,17 @@ def test_a_chain_submits_both_jobs_and_only_the_training_where_the_directory_is(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"parts": 0}, "--parts must be >= 1, got 0"),
-        ({"gpus_per_node": -1}, "--gpus-per-node must be >= 0, got -1"),
+        ({"parts": 0}, "--parts must be an integer from 1 to 2147483647, got 0"),
+        ({"parts": 10**30}, "--parts must be an integer from 1 to 2147483647, got 10{30}"),
+        ({"gpus_per_node": -1}, "--gpus-per-node must be an integer from 0 to 2147483647, got -1"),
+        ({"first": replace(FIRST, cpus=0)}, "--partition-cpus must be an integer from 1 to 2147483647, got 0"),
+        ({"first": replace(FIRST, cpus=-4)}, "--partition-cpus must be an integer from 1 .*, got -4"),
+        ({"partition": "-x"}, "--partition must be a name without blanks, and not begin with -, got '-x'"),
+        ({"python": " "}, "--python must not be empty"),
+        ({"first": replace(FIRST, dataset="\t")}, "--dataset must not be empty"),
         ({"ranks_per_node": 3}, r"8 ranks \(8 parts, 1 per part\) do not fill hosts of 3"),
         ({"time": "2 hours"}, "--time must be minutes, H:MM:SS or D-HH:MM:SS"),
-        ({"partition": "a b"}, "--partition must be a name without blanks, got 'a b'"),
+        ({"partition": "a b"}, "--partition must be a name without blanks, and not begin with -, got 'a b'"),
         ({"job_name": "a\nb"}, "--job-name must be a name without blanks"),
         ({"launcher": "mpirun"}, "--launcher must be srun or torchrun, got 'mpirun'"),
         (
@@ -689,6 +695,9 @@ def test_what_the_job_that_partitions_would_refuse_is_refused_when_the_script_is
         '--partition-options must be arguments as in a shell, got "--fanouts \'no end" (No closing quotation)'
         in capsys.readouterr().err
     )
+    assert cli.main([*chain, "--partition-options", "--fanouts 5 --parts 3", "--", *COMMAND]) == 2
+    words = "--partition-options must not have other --parts than the training, got 3 and 2; leave them out there"
+    assert words in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         cli.main([*chain, "--partition-options", "--fanouts x", "--", *COMMAND])
     assert end.value.code == 2 and "salientpp partition: error: argument --fanouts" in capsys.readouterr().err

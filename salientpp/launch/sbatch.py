@@ -24,6 +24,9 @@ from dataclasses import dataclass
 
 LAUNCHERS = ("srun", "torchrun")
 
+#: Largest number that SLURM takes for tasks, hosts and CPUs.
+_MOST = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Partitioning:
@@ -75,30 +78,35 @@ class Batch:
     first: Partitioning | None = None
 
     def __post_init__(self) -> None:
-        for name in ("parts", "ranks_per_part", "ranks_per_node", "cpus_per_task"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{_option(name)} must be >= 1, got {getattr(self, name)}")
-        if self.gpus_per_node < 0:
-            raise ValueError(f"--gpus-per-node must be >= 0, got {self.gpus_per_node}")
+        first = self.first
+        for name, least, number in (
+            ("--parts", 1, self.parts),
+            ("--ranks-per-part", 1, self.ranks_per_part),
+            ("--ranks-per-node", 1, self.ranks_per_node),
+            ("--cpus-per-task", 1, self.cpus_per_task),
+            ("--gpus-per-node", 0, self.gpus_per_node),
+            ("--partition-cpus", 1, first.cpus if first else 1),
+        ):
+            if not least <= number <= _MOST:
+                raise ValueError(f"{name} must be an integer from {least} to {_MOST}, got {number}")
         if self.ranks % self.ranks_per_node:
             raise ValueError(
                 f"{self.ranks} ranks ({self.parts} parts, {self.ranks_per_part} per part) do not fill hosts of {self.ranks_per_node}: choose "
                 "--ranks-per-node (by default --gpus-per-node) so that it divides them"
             )
-        first = self.first
         for name, text in (
             ("--job-name", self.job_name),
             ("--partition", self.partition),
             ("--partition-queue", first.partition if first else None),
         ):
-            if text is not None and not re.fullmatch(r"[\w.,+-]+", text):
-                raise ValueError(f"{name} must be a name without blanks, got {text!r}")
+            if text is not None and not re.fullmatch(r"(?!-)[\w.,+-]+", text):
+                raise ValueError(f"{name} must be a name without blanks, and not begin with -, got {text!r}")
         for name, text in (
             ("--python", self.python),
             ("--dataset", first.dataset if first else None),
             ("--root", first.root if first else None),
         ):
-            if text == "":
+            if text is not None and not text.strip():
                 raise ValueError(f"{name} must not be empty")
         if self.launcher not in LAUNCHERS:
             raise ValueError(f"--launcher must be srun or torchrun, got {self.launcher!r}")
@@ -241,7 +249,3 @@ def _chain(batch: Batch, first: Partitioning) -> list[str]:
 
 def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in text.splitlines()]
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
