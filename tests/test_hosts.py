@@ -414,6 +414,9 @@ def refused(rank: int, root: str, given: list[Any], options: list[dict]) -> str:
         ([2, 1], [{}], r"all ranks must have the same ranks_per_host, got 2 on rank 0 and 1 on rank 1"),
         ([2], [{}, {"replication_factor": 0.1}], r"all ranks must have the same replication_factor, got 0.0 on rank 0 and 0.1 on rank 1"),
         ([2], [{}, {"fetch_once": True}], r"all ranks must have the same fetch_once, got False on rank 0 and True on rank 1"),
+        ([2], [{}, {"gpu_split": 0.5}], r"all ranks must have the same gpu_split, got 0.0 on rank 0 and 0.5 on rank 1"),
+        ([2], [{"gpu_split": 0.5}, {}], r"all ranks must have the same gpu_split, got 0.5 on rank 0 and 0.0 on rank 1"),
+        ([2], [{"gpu_split": 0.5, "gpu_fraction": 0.1}, {"gpu_split": 0.5}], r"all ranks must have the same gpu_fraction, got 0.1 on rank 0 and 0.0 on"),
         ([2], [{"fetch_once": 1}], r"fetch_once must be True or False, got 1"),
     ],
 )  # fmt: skip

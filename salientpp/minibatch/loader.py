@@ -590,12 +590,13 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         if not self._ranks_by_host:
             return {}
         policy = self.policy if isinstance(self.policy, str) else getattr(self.policy, "__qualname__", "a function")
-        same = (
-            ("replication_factor", "fetch_once", "gpu_fraction", "gpu_split")
-            if self.gpu_split
-            else ("replication_factor", "fetch_once", "gpu_split")
-        )
-        return {"policy": policy, **{name: getattr(self, name) for name in same}}
+        return {
+            "policy": policy,
+            "replication_factor": self.replication_factor,
+            "fetch_once": self.fetch_once,
+            "gpu_split": self.gpu_split,
+            "gpu_fraction": self.gpu_fraction if self.gpu_split else None,
+        }
 
     @property
     def _fetches_once(self) -> bool:
