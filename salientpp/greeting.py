@@ -9,10 +9,14 @@ space and a value::
     salientpp 0.1.0
     wire 1
     host node7
+    torch 2.13.0
+    torch_geometric 2.8.1
 
 The order of the lines is free. A reader ignores names that it does not know; later versions may add some. A value without a line is
 ``unknown``. Two ranks can work together if their values of ``salientpp`` and ``wire`` are equal. Versions without a greeting existed
 before this one, and count as unknown.
+
+Other versions of torch or PyG are a warning: torch may refuse to connect, and layers of other versions may exchange other rows.
 
 ``wire`` is the number of the wire format. It tells apart versions under development, which share one value of ``salientpp``.
 """
@@ -22,10 +26,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from salientpp.versions import own_version
+from salientpp.versions import NEEDED, UNKNOWN, own_version, versions_of_libraries
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -40,8 +45,6 @@ _PAUSE = 0.05
 #: An error names at most this many ranks of a version.
 _MAX_NAMED = 4
 
-_UNKNOWN = "unknown"
-
 
 class DifferentVersions(RuntimeError):
     """Ranks of one job run different versions of this package. The text names ranks, hosts and versions."""
@@ -54,10 +57,8 @@ def key_of(rank: int) -> str:
 
 def greet(store: dist.Store, rank: int) -> None:
     """Write this rank's greeting."""
-    store.set(
-        key_of(rank),
-        f"salientpp {own_version()}\nwire {WIRE_FORMAT}\nhost {socket.gethostname()}\n",
-    )
+    values = {"salientpp": own_version(), "wire": WIRE_FORMAT, "host": socket.gethostname(), **versions_of_libraries()}
+    store.set(key_of(rank), "".join(f"{name} {value}\n" for name, value in values.items()))
 
 
 def have_greeted(store: dist.Store, ranks: Sequence[int]) -> bool:
@@ -68,7 +69,8 @@ def have_greeted(store: dist.Store, ranks: Sequence[int]) -> bool:
 def compare_greetings(store: dist.Store, ranks: Sequence[int], rank: int, of: str = "", all_came: bool = True) -> None:
     """Read the greetings of some ranks, and raise unless all have the same versions.
 
-    Where they differ, the process that hosts the store first gives the other ranks time to read the greetings.
+    Before the error, the process that hosts the store gives the other ranks time to read the greetings. Other versions of torch or
+    PyG are a warning.
 
     Args:
         ranks: numbers in the default group, in the order of the numbers that the error shall use.
@@ -81,41 +83,63 @@ def compare_greetings(store: dist.Store, ranks: Sequence[int], rank: int, of: st
     """
     greeted = [each for each in ranks if have_greeted(store, [each])] if not have_greeted(store, ranks) else [*ranks]
     texts = dict(zip(greeted, store.multi_get([key_of(each) for each in greeted]), strict=True))
-    text = describe_difference(
-        {
-            number: texts.get(each, b"").decode(errors="replace")
-            for number, each in enumerate(ranks)
-            if all_came or each in texts
-        },
-        of,
-    )
+    greetings = {
+        number: texts.get(each, b"").decode(errors="replace")
+        for number, each in enumerate(ranks)
+        if all_came or each in texts
+    }
+    text = describe_difference(greetings, of)
     if text is not None:
         with contextlib.suppress(RuntimeError):  # the store has gone with its process: nobody is left to read
             _let_others_read(store, rank, greeted)
         raise DifferentVersions(text)
+    # On every rank, so that all stop alike where warnings are errors.
+    for name in NEEDED:
+        if (text := describe_library(name, greetings, of)) is not None:
+            warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def describe_difference(greetings: dict[int, str], of: str = "") -> str | None:
-    """What ranks with different versions are told, or None if all have the same.
+    """What ranks with different versions of this package are told, or None if all have the same.
 
     Args:
         greetings: rank -> its greeting; '' if it wrote none.
     """
-    ranks: dict[tuple[str, str], list[str]] = {}
-    for rank, text in greetings.items():
-        values = dict(line.strip().partition(" ")[::2] for line in text.splitlines())
-        version, wire, host = (values.get(name, _UNKNOWN) for name in ("salientpp", "wire", "host"))
-        ranks.setdefault((version, wire), []).append(f"rank {rank}{of} on host {host}")
+    ranks = _ranks_by(("salientpp", "wire"), greetings, of)
     if len(ranks) <= 1:
         return None
     versions = "; ".join(
-        f"{_listed(named)} {'has' if len(named) == 1 else 'have'} version {version} with wire format {wire}"
-        for (version, wire), named in ranks.items()
+        f"{_have(named)} version {each[0]} with wire format {each[1]}" for each, named in ranks.items()
     )
     return (
         f"all ranks must run the same version of salientpp, got different ones: {versions}; install the same version on every "
         "host, and start all ranks again"
     )
+
+
+def describe_library(name: str, greetings: dict[int, str], of: str = "") -> str | None:
+    """What ranks with different versions of a library are told, or None if all have the same, as far as they know."""
+    ranks = {each[0]: named for each, named in _ranks_by((name,), greetings, of).items() if each[0] != UNKNOWN}
+    if len(ranks) <= 1:
+        return None
+    versions = "; ".join(f"{_have(named)} {each}" for each, named in ranks.items())
+    return f"the ranks run different versions of {name}: {versions}; their results may differ, so install the same version on every host"
+
+
+def _ranks_by(names: Sequence[str], greetings: dict[int, str], of: str) -> dict[tuple[str, ...], list[str]]:
+    """Values of these names -> the ranks that have them, in words."""
+    ranks: dict[tuple[str, ...], list[str]] = {}
+    for rank, text in greetings.items():
+        values = dict(line.strip().partition(" ")[::2] for line in text.splitlines())
+        key = tuple(values.get(name, UNKNOWN) for name in names)
+        ranks.setdefault(key, []).append(f"rank {rank}{of} on host {values.get('host', UNKNOWN)}")
+    return ranks
+
+
+def _have(named: list[str]) -> str:
+    more = len(named) - _MAX_NAMED
+    listed = ", ".join(named[:_MAX_NAMED]) + (f" and {more} more ranks" if more > 0 else "")
+    return f"{listed} {'has' if len(named) == 1 else 'have'}"
 
 
 def check_names(everyone: Sequence[dict[str, Any]], of: str = "") -> None:
@@ -135,11 +159,6 @@ def check_names(everyone: Sequence[dict[str, Any]], of: str = "") -> None:
                 f"all ranks must run the same sources of salientpp, but rank 0 and rank {rank}{of} do not: only one of them knows "
                 f"{', '.join(odd)}; install the same sources on every host, and start all ranks again"
             )
-
-
-def _listed(named: list[str]) -> str:
-    more = len(named) - _MAX_NAMED
-    return ", ".join(named[:_MAX_NAMED]) + (f" and {more} more ranks" if more > 0 else "")
 
 
 def _let_others_read(store: dist.Store, rank: int, others: Iterable[int]) -> None:

@@ -9,13 +9,26 @@ import re
 from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 
+UNKNOWN = "unknown"
+
 #: As in pyproject.toml.
 NEEDED = {"torch": (2, 10), "torch_geometric": (2, 7)}
 
 
 def own_version() -> str:
     """Version of the installed package; "unknown" for a source tree that was not installed."""
-    return next((found.version for found in distributions(name="salientpp")), "unknown")
+    return next((found.version for found in distributions(name="salientpp")), UNKNOWN)
+
+
+def versions_of_libraries() -> dict[str, str]:
+    """Versions of the libraries in ``NEEDED``, without what follows a plus sign; "unknown" where there is no record."""
+    found = {}
+    for name in NEEDED:
+        try:
+            found[name] = version(name).partition("+")[0]
+        except PackageNotFoundError:
+            found[name] = UNKNOWN
+    return found
 
 
 def check_versions() -> None:

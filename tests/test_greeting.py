@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import distributed
 import pytest
 import torch
 import torch.distributed as dist
+import torch_geometric
 from distributed import NEVER
 from graphs import random_data
 
@@ -34,10 +36,12 @@ def root(tmp_path_factory) -> str:
 def test_a_greeting_is_written_as_it_will_always_be_read(monkeypatch):
     """Other versions read this text. Neither key nor lines may change; new lines may follow."""
     monkeypatch.setattr(greeting, "own_version", lambda: "1.2.3")
+    monkeypatch.setattr(greeting, "versions_of_libraries", lambda: {"torch": "2.13.0", "torch_geometric": "2.8.1"})
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
     store = dist.HashStore()
     greeting.greet(store, 5)
-    assert store.get("salientpp/greeting/5") == f"salientpp 1.2.3\nwire {greeting.WIRE_FORMAT}\nhost node7\n".encode()
+    expected = f"salientpp 1.2.3\nwire {greeting.WIRE_FORMAT}\nhost node7\ntorch 2.13.0\ntorch_geometric 2.8.1\n"
+    assert store.get("salientpp/greeting/5") == expected.encode()
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,28 @@ def test_an_option_that_only_some_ranks_know_is_named_to_all(root):
             "DifferentVersions: all ranks must run the same sources of salientpp, but rank 0 and rank 1 do not: only one of them knows "
             "new_option; install the same sources on every host, and start all ranks again"
         )
+
+
+def _with_another_pyg(rank: int, root: str) -> list[str]:
+    own = greeting.versions_of_libraries()
+    assert own == {"torch": torch.__version__.partition("+")[0], "torch_geometric": torch_geometric.__version__}
+    if rank == 1:
+        greeting.versions_of_libraries = lambda: {**own, "torch": "unknown", "torch_geometric": "2.7.9"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            _make("loader", root)
+    return [str(warning.message) for warning in caught if "versions" in str(warning.message)]
+
+
+def test_ranks_with_different_versions_of_a_library_are_warned_once(root):
+    first, second = distributed.run(_with_another_pyg, 2, root)
+    assert first == second
+    assert len(first) == 1 and re.fullmatch(
+        rf"the ranks run different versions of torch_geometric: rank 0 on host \S+ has {torch_geometric.__version__}; "
+        r"rank 1 on host \S+ has 2.7.9; their results may differ, so install the same version on every host",
+        first[0],
+    )
 
 
 def _agree_and_go_on(rank: int, root: str) -> int:
