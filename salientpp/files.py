@@ -7,6 +7,7 @@ name that can be guessed would let whoever may write in the folder choose the fi
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -14,6 +15,29 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+#: What to do about errors of the system that are no fault of the file.
+_REMEDIES = {
+    errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n), or open fewer at a time",
+    errno.ENFILE: "this machine may open no more files: end other processes, or raise fs.file-max",
+    errno.EACCES: "this user lacks permission: change the permissions of the file and of the folders above it, or run as another user",
+    errno.EPERM: "this user lacks permission: change the permissions of the file and of the folders above it, or run as another user",
+    errno.ENOMEM: "this machine lacks memory: free some, or raise the limits of this process (ulimit -v, vm.max_map_count)",
+    errno.ENOSPC: "the disk is full: make room",
+    errno.EDQUOT: "the quota of this user is used up: make room",
+}
+
+
+def what_to_do(error: BaseException, otherwise: str) -> str:
+    """Advice on an error of the system, or of memory that ran out: what the machine lacks, or else ``otherwise``."""
+    code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
+    return _REMEDIES.get(code or 0, otherwise)
+
+
+def where_to_write(error: OSError, otherwise: str) -> str:
+    """Advice on an error of the system while something was written: what the machine lacks, and ``otherwise``, which helps without permission."""
+    remedy = "" if isinstance(error, PermissionError) else what_to_do(error, "")
+    return f"{remedy}, or {otherwise}" if remedy else otherwise
 
 
 def check_output(path: Path) -> None:

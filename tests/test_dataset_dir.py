@@ -950,9 +950,55 @@ def test_a_folder_without_permission_is_refused_in_words(closed):
     with pytest.raises(PermissionError, match="Permission denied: '.*locked/new'"):
         write(hostile_data(), 2, closed / "locked" / "new")
     with pytest.raises(
-        DatasetError, match=r"locked/d/manifest.json cannot be read \(Permission denied\); copy it again, or partition"
+        DatasetError, match=r"locked/d/manifest.json cannot be read \(Permission denied\); this user lacks permission"
     ):
         salientpp.load(closed / "locked" / "d")
+
+
+LACKS = {
+    errno.EMFILE: "this process may open no more files: raise the limit",
+    errno.ENFILE: "this machine may open no more files",
+    errno.EACCES: "this user lacks permission",
+    errno.EPERM: "this user lacks permission",
+    errno.ENOMEM: "this machine lacks memory",
+}
+
+
+@pytest.mark.parametrize("code", LACKS)
+def test_what_the_machine_lacks_is_said_and_no_copy_advised(tmp_path, monkeypatch, code):
+    write(hostile_data(3), 2, tmp_path / "d")
+
+    def fail(*arguments, **named):
+        raise OSError(code, os.strerror(code))
+
+    for patched in ("salientpp.store.directory.files.quick_checksum", "numpy.lib.format.open_memmap"):
+        with monkeypatch.context() as patch, pytest.raises(DatasetError, match=re.escape(LACKS[code])) as raised:
+            patch.setattr(patched, fail)
+            salientpp.load(tmp_path / "d", part_id=0).node_rows()
+        assert "again" not in str(raised.value) and os.strerror(code) in str(raised.value)
+
+
+def test_memory_that_a_map_lacks_is_said(tmp_path, monkeypatch):
+    part = write(hostile_data(3), 2, tmp_path / "d")
+
+    def fail(*arguments, **named):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr("numpy.lib.format.open_memmap", fail)
+    with pytest.raises(DatasetError, match=r"\(no more\); this machine lacks memory"):
+        salientpp.load(part.root, part_id=0).node_rows()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOSPC, errno.EDQUOT])
+def test_what_the_machine_lacks_for_writing_is_said(tmp_path, monkeypatch, code):
+    def fail(*arguments, **named):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("numpy.lib.format.write_array_header_1_0", fail)
+    words = "this process may open no more files" if code == errno.EMFILE else "make room"
+    with pytest.raises(OSError, match=f"{words}.* give the same command again") as raised:
+        write(hostile_data(3), 2, tmp_path / "d")
+    assert raised.value.errno == code and (code != errno.EMFILE or "make room" not in str(raised.value))
 
 
 def test_missing_parents_of_the_root_are_made(tmp_path):

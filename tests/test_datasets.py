@@ -4,6 +4,7 @@ The OGB folders are written here, in the on-disk format of the published archive
 Real graphs (.npz) are read from the folder that SALIENTPP_TEST_DATA names.
 """
 
+import errno
 import gzip
 import inspect
 import math
@@ -339,6 +340,22 @@ def test_real_graphs_load_with_their_published_sizes(file, num_vertices, num_edg
     assert data.x.shape == (num_vertices, num_features) and data.x.dtype == dtype
     assert tuple(int(data[f"{split}_mask"].sum()) for split in ("train", "val", "test")) == splits
     assert is_undirected(data.edge_index) == (file != "debian_full")
+
+
+@pytest.mark.parametrize("source", ["npz", "pyg"])
+@pytest.mark.parametrize(
+    ("code", "words"), [(errno.EMFILE, "raise the limit"), (errno.ENOMEM, "lacks memory"), (errno.EIO, "")]
+)
+def test_what_the_machine_lacks_for_reading_a_file_is_said(npz, tmp_path, monkeypatch, source, code, words):
+    def fail(*arguments, **named):
+        raise OSError(code, os.strerror(code))
+
+    dataset = npz()
+    torch.save(small_data(), tmp_path / "g.pt")
+    monkeypatch.setattr(np if source == "npz" else torch, "load", fail)
+    with pytest.raises(ValueError, match=rf"cannot be read \({os.strerror(code)}\).*{words}") as raised:
+        load_dataset(dataset if source == "npz" else f"pyg:{tmp_path / 'g.pt'}")
+    assert "copy it again" not in str(raised.value)
 
 
 def damaged(contents: bytes, rng: random.Random) -> bytes:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from salientpp.files import what_to_do
 from salientpp.ids import first_outside
 from salientpp.plan.undirected import symmetric_closure
 from salientpp.store.directory.contents import is_unlabelled, marks_unlabelled, warn_of_unlabelled
@@ -202,6 +203,12 @@ def check_file(file: Path) -> None:
         raise FileNotFoundError(f"{file}: no such file")
     if not file.is_file():  # a pipe would be waited for
         raise ValueError(f"{file}: {'a directory' if file.is_dir() else 'a device or a pipe'}; expected a file")
+
+
+def unreadable(where: object, error: OSError | MemoryError) -> ValueError:
+    """The error of a file that the system did not let this process read. It says what the machine lacks, if that is known."""
+    reason = getattr(error, "strerror", None) or first_line(error)
+    return ValueError("; ".join(filter(None, (f"{where} cannot be read ({reason})", what_to_do(error, "")))))
 
 
 def first_line(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch_geometric.data import Data
 
-from salientpp.datasets.arrays import SPLITS, assemble, check_file, check_undirected, first_line
+from salientpp.datasets.arrays import SPLITS, assemble, check_file, check_undirected, first_line, unreadable
 
 
 def load_npz(file: Path, undirected: bool | None = None) -> Data:
@@ -19,7 +19,7 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
     try:
         archive = np.load(file, allow_pickle=False)
     except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
+        raise unreadable(f"{file}:", error) from error
     except Exception as error:
         raise ValueError(f"{file}: not an .npz archive ({first_line(error)})") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -30,6 +30,8 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
         def read(key: str) -> np.ndarray:
             try:
                 return archive[key]
+            except OSError as error:
+                raise unreadable(f"{file}: {key}", error) from error
             except Exception as error:
                 raise ValueError(f"{file}: {key} cannot be read ({first_line(error)})") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 
 import torch
 
-from salientpp.datasets.arrays import check_file
+from salientpp.datasets.arrays import check_file, unreadable
+
+
+def is_archive(file: Path) -> bool:
+    """Whether a file is a zip archive that can be read; one that spans several disks cannot."""
+    try:
+        return zipfile.is_zipfile(file)
+    except (zipfile.BadZipFile, struct.error):
+        return False
 
 
 def read_torch_file(
@@ -31,11 +40,9 @@ def read_torch_file(
     try:
         with torch.serialization.safe_globals(list(more)):
             # Files of torch before 1.6 are no zip archives, and cannot be mapped.
-            return torch.load(
-                file, map_location="cpu", weights_only=True, mmap=map_tensors and zipfile.is_zipfile(file)
-            )
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=map_tensors and is_archive(file))
     except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
+        raise unreadable(f"{file}:", error) from error
     except Exception as error:
         # torch's own text advises to read the file unsafely.
         needed = re.search(

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from salientpp.datasets.arrays import check_file, first_line
+from salientpp.datasets.arrays import check_file, first_line, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, RowPiece, counted
 
 #: Reads ``count`` entries that follow what was read before.
@@ -49,32 +49,34 @@ class StoredArray:
             ValueError: there is none, or the file is shorter than it says.
         """
         name = str(path) if member is None else f"{path}: {member}"
-        with _opened(path, member, name) as file:
+        with _opened(path, member, name) as (file, size):
             try:
                 version = np.lib.format.read_magic(file)
                 if version not in ((1, 0), (2, 0)):
                     raise ValueError(f"version {version} of the format is for arrays of records")
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 shape, fortran, dtype = read(file)
-            except (ValueError, EOFError) as error:
-                raise ValueError(f"{name} is not an array as numpy.save writes it ({first_line(error)})") from None
+            except OSError as error:
+                raise unreadable(name, error) from error
+            except Exception as error:  # what numpy, zipfile and zlib raise of a damaged header is documented nowhere
+                raise ValueError(f"{name} is not an array as numpy.save writes it ({first_line(error)})") from error
             if dtype.hasobject or dtype.fields is not None:
                 raise ValueError(f"{name} must hold numbers, got dtype {dtype}")
             offset = file.tell()
-        if member is None:
-            size, expected = path.stat().st_size, offset + int(np.prod(shape, dtype=object)) * dtype.itemsize
-            if size != expected:
-                raise ValueError(
-                    f"{name} must have {expected} bytes for {dtype} {list(shape)}, and ends at byte {size}; copy it again"
-                )
+        expected = offset + int(np.prod(shape, dtype=object)) * dtype.itemsize
+        if size != expected:
+            raise ValueError(
+                f"{name} must have {expected} bytes for {dtype} {list(shape)}, and ends at byte {size}; copy it again"
+            )
         return cls(path, member, name, tuple(shape), dtype, bool(fortran) and len(shape) > 1, offset)
 
     @contextlib.contextmanager
     def reader(self, first: int = 0) -> Iterator[Read]:
         """Reads entries in the order in which they are stored, from number ``first``."""
-        with _opened(self.path, self.member, self.name) as file:
+        with _opened(self.path, self.member, self.name) as (file, _):
             at = self.offset + first * self.dtype.itemsize
-            file.seek(at)
+            with _said(self.name):
+                file.seek(at)
 
             def read(count: int) -> np.ndarray:
                 nonlocal at
@@ -100,7 +102,7 @@ def _said(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{name} cannot be read ({error.strerror or error})") from error
+        raise unreadable(name, error) from error
     except (MemoryError, ValueError):
         raise
     except Exception as error:
@@ -108,16 +110,19 @@ def _said(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, member: str | None, name: str) -> Iterator[BinaryIO]:
+def _opened(path: Path, member: str | None, name: str) -> Iterator[tuple[BinaryIO, int]]:
+    """A file or a member of an archive, and its size in bytes."""
     check_file(path)
     with contextlib.ExitStack() as stack:
         with _said(name):
             if member is None:
                 file: BinaryIO = stack.enter_context(path.open("rb"))
+                size = path.stat().st_size
             else:
                 archive = stack.enter_context(zipfile.ZipFile(path))
                 file = stack.enter_context(archive.open(f"{member}.npy"))  # type: ignore[assignment]
-        yield file
+                size = archive.getinfo(f"{member}.npy").file_size
+        yield file, size
 
 
 def members_of(path: Path) -> list[str]:
@@ -127,7 +132,7 @@ def members_of(path: Path) -> list[str]:
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise unreadable(f"{path}:", error) from error
     except Exception as error:
         raise ValueError(f"{path}: not an .npz archive ({first_line(error)})") from error
 

@@ -24,6 +24,7 @@ from salientpp.datasets.converted.directory import is_converted, manifest_text
 from salientpp.datasets.converted.lists import write_lists
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
+from salientpp.files import where_to_write
 from salientpp.store.directory.contents import marks_unlabelled
 from salientpp.store.directory.journal import JOURNAL, MANIFEST, RUNS, Journal, alone
 
@@ -144,7 +145,8 @@ def write_converted(
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise type(error)(
-            error.errno, f"{root} cannot be written ({error.strerror}); choose another directory"
+            error.errno,
+            f"{root} cannot be written ({error.strerror}); {where_to_write(error, 'choose another directory')}",
         ) from None
     with alone(root):
         complete = (root / MANIFEST).is_file()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from salientpp.store.directory.files import DatasetError, numpy_dtype, open_array, verify_file
+from salientpp.store.directory.files import DatasetError, cannot_be_read, numpy_dtype, open_array, verify_file
 from salientpp.store.directory.journal import JOURNAL, MANIFEST
 from salientpp.store.directory.manifest import manifest_checksum
 
@@ -73,7 +73,7 @@ def read_converted(root: Path) -> dict[str, Any]:
             f"{root} is not a converted graph: it has no {MANIFEST}; write one with `salientpp convert`"
         ) from None
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read ({error.strerror}); copy it again, or {_AGAIN}") from None
+        raise cannot_be_read(path, error, _AGAIN) from None
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path} is not valid JSON ({error}); copy it again, or {_AGAIN}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

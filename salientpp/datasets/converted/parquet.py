@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from salientpp.datasets.arrays import check_file, first_line
+from salientpp.datasets.arrays import check_file, first_line, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, RowPiece, counted
 
 #: Without a buffer pyarrow reads a whole column of a group of rows at once.
@@ -55,12 +55,12 @@ class _Files:
                         yield path, first, before + first + batch.num_rows, batch
                         first += batch.num_rows
                 self._release()
-            except (ValueError, MemoryError, OSError) as error:
-                if type(error).__module__.startswith("pyarrow") or isinstance(error, OSError):
-                    raise ValueError(
-                        f"{path}: damaged after row {first} ({first_line(error)}); copy it again"
-                    ) from error
-                raise
+            except MemoryError as error:
+                raise unreadable(f"{path}, after row {first}:", error) from error
+            except Exception as error:  # pyarrow has many
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise unreadable(f"{path}, after row {first}:", error) from error
+                raise ValueError(f"{path}: damaged after row {first} ({first_line(error)}); copy it again") from error
 
 
 class ParquetEdges:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import re
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,17 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from salientpp.datasets.arrays import SPLITS, check_file, check_undirected
+from salientpp.datasets.arrays import SPLITS, check_file, check_undirected, first_line
 from salientpp.datasets.converted.arrays import ArrayEdges, ArrayRows, StoredArray, members_of
 from salientpp.datasets.converted.labels import Labels
 from salientpp.datasets.converted.parquet import ParquetEdges, ParquetRows
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.saved import SavedEdges, SavedRows
-from salientpp.datasets.converted.text import TextEdges, TextRows
+from salientpp.datasets.converted.text import TextEdges, TextRows, tables
 from salientpp.datasets.ogb import listed, ogb_meta, provide_ogb_files
 from salientpp.datasets.own_objects import read_pyg
 from salientpp.datasets.spec import did_you_mean, with_spec
+from salientpp.datasets.torch_files import is_archive
 from salientpp.store.directory.contents import node_stores
 
 _TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
@@ -217,7 +217,10 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
         left_out = [key for key in held if key.startswith("edge_") and key != "edge_index"]
     else:
         files = [raw / f"{part}.csv.gz" for part in ("edge", "node-label", "num-node-list")]
-        num_vertices = int(np.loadtxt(files[2], dtype=np.int64, ndmin=1)[0])
+        table = next(tables(files[2], 2**16, int, 1), None)
+        if table is None:
+            raise ValueError(f"{files[2]}: expected the number of vertices, got nothing")
+        num_vertices = int(table.values[0, 0])
         edges = TextEdges([files[0]])
         columns = {"y": Labels(TextRows([files[1]], float, num_vertices), are_classes=True)}
         if meta["has_node_attr"] == "True":
@@ -249,11 +252,21 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
 
 def _open_pyg(name: str, file: Path, undirected: bool | None) -> Source:
     check_file(file)
-    if not zipfile.is_zipfile(file):
+    if not is_archive(file):
         raise ValueError(
             f"{file}: damaged, or written by torch before 1.6 in a form that cannot be read in pieces; load it and save it with torch.save again"
         )
-    data = read_pyg(file, map_tensors=True)
+    try:
+        return _source_of(name, file, read_pyg(file, map_tensors=True), undirected)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # a damaged file can leave an object of PyG's half made
+        raise ValueError(
+            f"{file}: the object in it is damaged ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _source_of(name: str, file: Path, data: Data | HeteroData, undirected: bool | None) -> Source:
     if isinstance(data, HeteroData) and undirected:
         raise ValueError(
             f"{file}: undirected=True is for one type of vertices; add the inverse relations before torch.save"

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from salientpp.datasets.arrays import check_file
+from salientpp.datasets.arrays import check_file, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, RowPiece
 
 _SEPARATORS = bytes.maketrans(b",;\t\r", b"    ")
@@ -73,7 +73,7 @@ def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: 
                     f"{path} is damaged or ends in the middle, after line {line} and {unpacked} bytes unpacked ({error}); copy it again"
                 ) from None
             except OSError as error:
-                raise ValueError(f"{path} cannot be read ({error.strerror or error})") from error
+                raise unreadable(path, error) from error
             unpacked += len(block)
             whole = rest + block
             cut = whole.rfind(b"\n") + 1 if block else len(whole)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from salientpp.datasets.arrays import unreadable
 from salientpp.ids import first_outside
 
 #: What DGL calls the type of vertices of a graph that has one.
@@ -54,6 +55,7 @@ def load_dgl_assignment(
         raise ValueError(
             f"{path}: expected node_map, ranges by node type or the path of a file, as DGL writes it, got {node_map!r}"
         )
+    _check_ranges(path, node_map, num_parts, meta.get("num_nodes"))
     assignment = {name: _by_ranges(path, name, ranges, num_parts) for name, ranges in node_map.items()}
     if len(assignment) == 1 and not isinstance(original_id, Mapping):
         (parts,) = assignment.values()
@@ -72,7 +74,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_text())
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise unreadable(f"{path}:", error) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); copy it again, or partition again") from error
     if not isinstance(meta, dict):
@@ -96,18 +98,37 @@ def _part_ids(path: Path, name: str, num_parts: int) -> Tensor:
     return parts
 
 
-def _by_ranges(path: Path, name: str, ranges: Any, num_parts: int) -> Tensor:
-    """Vertices of a type are numbered part by part; between those of two parts there may be numbers of other types."""
-    where = "" if name == _ONLY_TYPE else f" of {name!r}"
-    is_list = isinstance(ranges, list) and len(ranges) == num_parts
-    if not is_list or not all(_is_range(each) for each in ranges):
+def _check_ranges(path: Path, node_map: Mapping[str, Any], num_parts: int, num_vertices: Any) -> None:
+    """Raise ValueError unless each type has a range for every part, and the ranges have as many vertices as the file says, if it does."""
+    for name, ranges in node_map.items():
+        where = _of(name)
+        is_list = isinstance(ranges, list) and len(ranges) == num_parts
+        if not is_list or not all(_is_range(each) for each in ranges):
+            raise ValueError(
+                f"{path}: expected node_map{where} to have {num_parts} pairs of a first number and one past the last, got {ranges!r:.200}"
+            )
+        if any(begin < end for (_, end), (begin, _) in pairwise(ranges)):
+            raise ValueError(f"{path}: expected the ranges of node_map{where} to ascend, got {ranges!r:.200}")
+    found = sum(end - begin for ranges in node_map.values() for begin, end in ranges)
+    if num_vertices is not None and found != num_vertices:
         raise ValueError(
-            f"{path}: expected node_map{where} to have {num_parts} pairs of a first number and one past the last, got {ranges!r:.200}"
+            f"{path}: expected the ranges of node_map to have num_nodes = {num_vertices!r} vertices, got {found}; copy it again, or partition again"
         )
-    if any(begin < end for (_, end), (begin, _) in pairwise(ranges)):
-        raise ValueError(f"{path}: expected the ranges of node_map{where} to ascend, got {ranges!r:.200}")
-    sizes = torch.tensor([end - begin for begin, end in ranges])
-    return torch.arange(num_parts).repeat_interleave(sizes)
+
+
+def _of(name: str) -> str:
+    return "" if name == _ONLY_TYPE else f" of {name!r}"
+
+
+def _by_ranges(path: Path, name: str, ranges: list[list[int]], num_parts: int) -> Tensor:
+    """Vertices of a type are numbered part by part; between those of two parts there may be numbers of other types."""
+    try:
+        sizes = torch.tensor([end - begin for begin, end in ranges])
+        return torch.arange(num_parts).repeat_interleave(sizes)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise ValueError(
+            f"{path}: node_map{_of(name)} has more vertices than fit into memory, got {ranges!r:.200}; copy it again, or partition again"
+        ) from error
 
 
 def _is_range(value: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from salientpp.datasets.arrays import check_file, first_line, form
+from salientpp.datasets.arrays import check_file, first_line, form, unreadable
 from salientpp.datasets.torch_files import read_torch_file
 from salientpp.ids import first_outside
 
@@ -153,7 +153,7 @@ def read_pickles(file: Path) -> Iterator[Any]:
             while stream.peek(1):
                 yield _Unpickler(stream).load()
     except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
+        raise unreadable(f"{file}:", error) from error
     except _Refused as error:
         raise ValueError(
             f"{file}: not read, since it holds more than tensors and plain values ({error}), which could run code"

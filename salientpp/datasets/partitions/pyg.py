@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from salientpp.datasets.arrays import form
+from salientpp.datasets.arrays import form, unreadable
 from salientpp.datasets.partitions.pieces import (
     Book,
     Files,
@@ -39,7 +39,7 @@ class PygFiles(Files):
         try:
             meta = json.loads(file.read_text())
         except OSError as error:
-            raise ValueError(f"{file}: cannot be read ({error.strerror or error})") from error
+            raise unreadable(f"{file}:", error) from error
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file}: not JSON ({error}); copy it again, or partition again") from error
         is_hetero = meta.get("is_hetero") if isinstance(meta, dict) else None

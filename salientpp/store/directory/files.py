@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from salientpp.files import what_to_do
+
 _QUICK_BLOCK = 64 * 1024
 _QUICK_BLOCKS = 64
 _READ_BYTES = 2**20
@@ -28,6 +30,11 @@ STORED_AS = {
 
 class DatasetError(ValueError):
     """A dataset directory is missing, incomplete or altered; the text says which file and what to do."""
+
+
+def cannot_be_read(path: Path, error: OSError, again: str = "partition again") -> DatasetError:
+    """The error of a file that the system did not let this process read."""
+    return DatasetError(f"{path} cannot be read ({error.strerror}); {what_to_do(error, f'copy it again, or {again}')}")
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
@@ -50,7 +57,7 @@ def verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) -> 
             )
         same = sha256_of(path) == entry["sha256"] if full else quick_checksum(path) == entry["quick"]
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read ({error.strerror}); copy it again, or partition again") from None
+        raise cannot_be_read(path, error) from None
     if not same:
         raise DatasetError(
             f"{path} was altered: its checksum does not match the manifest; copy it again, or partition again"
@@ -65,8 +72,9 @@ def open_array(root: Path, name: str, entry: dict[str, Any]) -> tuple[np.ndarray
         # it, where a read-only map would be a segmentation fault.
         array = np.lib.format.open_memmap(path, mode="c")
     except (OSError, ValueError, OverflowError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise DatasetError(
-            f"{path} cannot be opened as an array ({error}); copy it again, or partition again"
+            f"{path} cannot be opened as an array ({reason}); {what_to_do(error, 'copy it again, or partition again')}"
         ) from None
     if [array.dtype.str, list(array.shape)] != [entry["dtype"], entry["shape"]]:
         raise DatasetError(

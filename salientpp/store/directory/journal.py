@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from salientpp.files import replace_file
+from salientpp.files import replace_file, what_to_do
 from salientpp.store.directory.files import DatasetError, describe_file, verify_file
 
 JOURNAL, MANIFEST, WORK = "journal.jsonl", "manifest.json", "work"
@@ -212,8 +212,8 @@ def says_what_to_do(path: Path) -> Iterator[None]:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{path} cannot be written ({error.strerror or error}); make room or mend what is wrong, and give the same command again, which goes on "
-            "after the last step that was done",
+            f"{path} cannot be written ({error.strerror or error}); {what_to_do(error, 'make room or mend what is wrong')}. Then give the same command "
+            "again, which goes on after the last step that was done",
         ) from error
 
 

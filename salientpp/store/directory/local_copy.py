@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 import torch.distributed as dist
 
 from salientpp.comm import group_rank
+from salientpp.files import where_to_write
 from salientpp.plan.placement import parts_of
 from salientpp.store.directory.description import part_folder
 from salientpp.store.directory.files import DatasetError, verify_file
@@ -78,7 +79,8 @@ def stage(
                 _write(copy / "manifest.json", (root / "manifest.json").read_text())
     except OSError as error:
         raise type(error)(
-            error.errno, f"{root} cannot be staged to {to} ({error.strerror or error}); choose another directory"
+            error.errno,
+            f"{root} cannot be staged to {to} ({error.strerror or error}); {where_to_write(error, 'choose another directory')}",
         ) from None
     return copy
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from salientpp.store.directory.description import FORMAT, VERSIONS, Description, EdgeType, VertexType
-from salientpp.store.directory.files import DatasetError, numpy_dtype
+from salientpp.store.directory.files import DatasetError, cannot_be_read, numpy_dtype
 from salientpp.store.narrow import Narrow
 
 #: In a copy for one host: {"parts": [...]}, the parts that are there.
@@ -190,7 +190,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
             f"`salientpp partition`{f', or rename back {aside[-1]}, which a killed run was replacing' if aside else ''}"
         ) from None
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read ({error.strerror}); copy it again, or partition again") from None
+        raise cannot_be_read(path, error) from None
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path} is not valid JSON ({error}); partition again") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -227,7 +227,9 @@ def parts_there(root: Path) -> set[int] | None:
             raise ValueError(f"parts must be a list of integers >= 0, got {ascii(parts)[:200]}")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise cannot_be_read(path, error, "delete the directory and stage it again") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetError(f"{path} does not list parts ({error}); delete the directory and stage it again") from None
     return set(parts)
 

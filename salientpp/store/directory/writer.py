@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from salientpp.files import where_to_write
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import with_sizes
 from salientpp.graph.mapped import nothing, releaser
@@ -390,7 +391,7 @@ def _folder_beside(root: Path) -> Iterator[Path]:
         leave()
         raise type(error)(
             error.errno,
-            f"{root} cannot be written ({error.strerror}); choose a root in a directory that you may write to",
+            f"{root} cannot be written ({error.strerror}); {where_to_write(error, 'choose a root in a directory that you may write to')}",
         ) from None
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or (not made and found.st_uid != os.geteuid()):
