@@ -332,7 +332,7 @@ class Comm:
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's ``numbers`` (equally many, 64 bits), by rank; blocks."""
-        message = torch.tensor([list(numbers)] * self.size, dtype=torch.int64)
+        message = torch.tensor([list(numbers)] * self.size, dtype=torch.int64, device="cpu")
         return self.all_to_all(message, [1] * self.size, [1] * self.size).wait().tolist()
 
     def _clean_up(self) -> None:
@@ -487,7 +487,7 @@ class Comm:
             return True
         try:
             # Nobody receives it: the collectives are over. A closed connection refuses at once, an open one takes a byte.
-            self._probes.append(self._groups.host.send([torch.zeros(1, dtype=torch.uint8)], rank, 0))
+            self._probes.append(self._groups.host.send([torch.zeros(1, dtype=torch.uint8, device="cpu")], rank, 0))
         except RuntimeError:
             return False
         return True

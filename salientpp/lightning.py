@@ -221,7 +221,7 @@ class _GraphData(pyg.LightningDataModule):
     def _agreed_seed(self) -> int:
         """The same on all ranks, and in all loaders of this module."""
         if self.seed is None:
-            self.seed = int(torch.randint(2**62, ()))
+            self.seed = int(torch.randint(2**62, (), device="cpu"))
             if self.trainer is not None and self.trainer.world_size > 1:
                 self.seed = self.trainer.strategy.broadcast(self.seed)
         return self.seed

@@ -943,7 +943,7 @@ def _(source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | Non
 
 @torch.library.register_fake("salientpp::permutation")
 def _(size: int, key: int) -> Tensor:
-    return torch.empty([size], dtype=torch.int64)
+    return torch.empty([size], dtype=torch.int64, device="cpu")
 
 
 @torch.library.register_fake("salientpp::sample_neighbors")

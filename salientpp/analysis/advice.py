@@ -85,9 +85,11 @@ def advise(
     alpha, left = remaining[_knee([alpha for alpha, _ in remaining], [1 - left for _, left in remaining])]
     fanouts = tuple(workloads[0].num_neighbors)
     book = workloads[0].book
-    device = torch.zeros(2, len(GPU_FRACTIONS), dtype=torch.float64)
-    gains = torch.zeros(2, dtype=torch.float64)  # expected rows that a next GB saves: of the cache, of the GPU
-    totals = torch.zeros(2, dtype=torch.float64)
+    device = torch.zeros(2, len(GPU_FRACTIONS), dtype=torch.float64, device="cpu")
+    gains = torch.zeros(
+        2, dtype=torch.float64, device="cpu"
+    )  # expected rows that a next GB saves: of the cache, of the GPU
+    totals = torch.zeros(2, dtype=torch.float64, device="cpu")
     by_part = []
     for part_id, workload in enumerate(workloads):
         begin, end = book.range_of(part_id)

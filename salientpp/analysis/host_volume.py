@@ -224,7 +224,10 @@ def _analyze(
     """``view`` has the ranks' parts, ``held`` the hosts'."""
     track("inclusion probabilities", 1)
     vip = [score("vip", view.workload(unit, fanouts, batch_size)) for unit in range(view.book.num_parts)]
-    pooled = {host: torch.zeros(held.num_vertices, dtype=torch.float64) for host in range(placements[0].num_hosts)}
+    pooled = {
+        host: torch.zeros(held.num_vertices, dtype=torch.float64, device="cpu")
+        for host in range(placements[0].num_hosts)
+    }
     for each in placements:
         add_scores("vip", pooled[each.host], vip[each.own_part])
     ranks = _ranks(view, held, placements, vip, pooled, batch_size, seed)

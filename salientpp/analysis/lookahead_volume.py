@@ -179,7 +179,7 @@ def _count(
     planners = [None if plan is None else Planner(plan[0], prior, plan[1]) for plan in planned]
     outside = []
     for own in members:
-        outside.append(torch.ones(prior.numel(), dtype=torch.bool))
+        outside.append(torch.ones(prior.numel(), dtype=torch.bool, device="cpu"))
         outside[-1][own] = False
     rows = [[0] * epochs for _ in planners]
     with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="salientpp-ahead") as pool:

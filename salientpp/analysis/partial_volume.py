@@ -161,7 +161,7 @@ def count_sums(
         tiers.append(Tiers(book, part_id, home, copies=[Tier("cache", members, {}, False, "")]))
     size, device_tiers = book.size_of(part_id), []
     for beta in GPU_FRACTIONS:
-        members = IdSet.of(torch.arange(int(beta * size)), size)
+        members = IdSet.of(torch.arange(int(beta * size), device="cpu"), size)
         device_tiers.append(Tiers(book, part_id, home, near=[Tier("gpu", members, {}, True, "")] if beta else ()))
 
     def drawn(epoch: int, only: Sequence[int] | None = None) -> Iterator[SamplerOutput]:

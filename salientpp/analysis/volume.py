@@ -428,7 +428,7 @@ def open_graph(
             data.graph,
             lambda part_id, fanouts, batch_size: data.workload(part_id, own[part_id], fanouts, batch_size),
             data.book,
-            data.original_id(torch.arange(data.num_vertices)),
+            data.original_id(torch.arange(data.num_vertices, device="cpu")),
             own,
             row_bytes,
             data.description.quality["edge_cut_fraction"],
@@ -471,7 +471,7 @@ def part_graph(
     )
     layout = lay_out(graph, assigned, chosen, fanouts, batch_size)
     new_id = layout.new_id()
-    seed_ids = (torch.arange(graph.num_vertices) if chosen is None else new_id[chosen]).sort().values
+    seed_ids = (torch.arange(graph.num_vertices, device="cpu") if chosen is None else new_id[chosen]).sort().values
     relabelled = relabel(graph, layout)
     own = [seed_ids[layout.book.owner(seed_ids) == part_id] for part_id in range(parts)]
 
@@ -658,7 +658,7 @@ def _expected_accesses(
     expected = []
     if draws.shared_draws is not None:
         for workload, schedule in zip(workloads, schedules):
-            total = torch.zeros(workload.graph.num_vertices, dtype=torch.float64)
+            total = torch.zeros(workload.graph.num_vertices, dtype=torch.float64, device="cpu")
             sizes = [positions.numel() for positions in schedule.batches(0)]
             for size in sorted(set(sizes)):
                 chance = shared_inclusion_probability(workload.graph, workload.seeds, workload.num_neighbors, size)
@@ -693,7 +693,7 @@ def _analyze_part(
 ) -> _PartRows:
     book, part_id, seeds, num_batches = workload.book, workload.part_id, workload.seeds, schedule.num_batches
     begin, end = book.range_of(part_id)
-    remote = torch.cat([torch.arange(begin), torch.arange(end, book.num_vertices)])
+    remote = torch.cat([torch.arange(begin, device="cpu"), torch.arange(end, book.num_vertices, device="cpu")])
     chance = expected[remote].numpy()
     capacities = [cache_capacity(alpha, book) for alpha in alphas]
 
@@ -709,7 +709,9 @@ def _analyze_part(
     ]
     scores = {}
     if "oracle" in policies:
-        scores["oracle"] = torch.zeros(book.num_vertices).index_put_((remote,), torch.from_numpy(sum(counts)).float())
+        scores["oracle"] = torch.zeros(book.num_vertices, dtype=torch.float32, device="cpu").index_put_(
+            (remote,), torch.from_numpy(sum(counts)).float()
+        )
     if "oracle-heldout" in policies:
         # The keys of `simulation` are numbered by part; these lie beyond.
         others = shuffled_batches(seeds, schedule.batch_size, book.num_parts + part_id, epochs)

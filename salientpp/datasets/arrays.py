@@ -184,7 +184,7 @@ def assemble(
         if ids.ndim != 1:
             raise ValueError(f"{where}: {key} must be a list of vertex ids, shape [*], got {list(ids.shape)}")
         _check_fits_int64(ids, key, where)
-        mask = torch.zeros(num_vertices, dtype=torch.bool)
+        mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
         chosen = torch.from_numpy(ids.astype(np.int64))
         _check_id_range(chosen, key, num_vertices, where)
         mask[chosen] = True

@@ -169,7 +169,7 @@ def synthetic(
         )
     ]
     for split, start, end in zip(SPLITS, bounds, bounds[1:]):
-        mask = torch.zeros(num_vertices, dtype=torch.bool)
+        mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
         mask[order[start:end]] = True
         data[f"{split}_mask"] = mask
     return data

@@ -71,7 +71,7 @@ def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Cover
     is_near = source < number
     near = Sparse.of(target[is_near], source[is_near], value[is_near], (number, number))
     source, target, value = graph.global_ids[source[~is_near]], target[~is_near], value[~is_near]
-    owner = PartitionBook(torch.tensor(graph.offsets)).owner(source)
+    owner = PartitionBook(torch.tensor(graph.offsets, device="cpu")).owner(source)
     asked: list[Tensor] = []  # global ids of the rows wanted of each rank
     ends: list[Tensor] = []  # (sum, source) of the edges that each rank adds up
     weights: list[Tensor] = []
@@ -85,7 +85,9 @@ def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Cover
         by_row = torch.isin(u, rows)
         place = torch.searchsorted(rows, u[by_row]) + first
         far.append((v[by_row], place, w[by_row]))
-        far.append((totals, torch.arange(totals.numel()) + first + rows.numel(), w.new_ones(totals.numel())))
+        far.append(
+            (totals, torch.arange(totals.numel(), device="cpu") + first + rows.numel(), w.new_ones(totals.numel()))
+        )
         ends.append(torch.stack([torch.searchsorted(totals, v[~by_row]), u[~by_row]], 1))
         weights.append(w[~by_row])
         asked.append(rows)
@@ -101,13 +103,13 @@ def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Cover
     given = ranks.comm.all_to_all(torch.cat(asked), wanted, rows_out).wait() - begin
     given_ends = ranks.comm.all_to_all(torch.cat(ends), edges, edges_out).wait()
     given_weights = ranks.comm.all_to_all(torch.cat(weights), edges, edges_out).wait()
-    base = torch.tensor([0, *sums_out]).cumsum(0)
-    shift = torch.repeat_interleave(base[:-1], torch.tensor(edges_out))
+    base = torch.tensor([0, *sums_out], device="cpu").cumsum(0)
+    shift = torch.repeat_interleave(base[:-1], torch.tensor(edges_out, device="cpu"))
     total = int(base[-1])
     made = Sparse.of(given_ends[:, 0] + shift, given_ends[:, 1] - begin, given_weights, (total, number))
     pieces = []
     for peer, rows in enumerate(given.split(rows_out)):
-        pieces += [rows, torch.arange(int(base[peer]), int(base[peer + 1])) + number]
+        pieces += [rows, torch.arange(int(base[peer]), int(base[peer + 1]), device="cpu") + number]
     route = Route(torch.cat(pieces), [a + b for a, b in zip(rows_out, sums_out, strict=True)], counts)
     row, column, weight = (torch.cat(columns) for columns in zip(*far))
     return CoverOperand(graph, near, made, Sparse.of(row, column, weight, (number, first)), route)
@@ -138,7 +140,9 @@ def minimum_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
                 if a >= 0 and not seen_left[a]:
                     seen_left[a] = True
                     waiting.append(a)
-    return lefts[~torch.tensor(seen_left, dtype=torch.bool)], rights[torch.tensor(seen_right, dtype=torch.bool)]
+    return lefts[~torch.tensor(seen_left, dtype=torch.bool, device="cpu")], rights[
+        torch.tensor(seen_right, dtype=torch.bool, device="cpu")
+    ]
 
 
 def _matching(neighbours: list[list[int]], num_right: int) -> tuple[list[int], list[int]]:

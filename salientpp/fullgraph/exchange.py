@@ -57,7 +57,7 @@ class Route:
             wanted: ascending global ids, int64 [n]; of this rank's own rows none travels, so none may be among them.
             offsets: the first global id of each rank, and at the end N.
         """
-        bounds = torch.searchsorted(wanted, torch.tensor(offsets)).tolist()
+        bounds = torch.searchsorted(wanted, torch.tensor(offsets, device="cpu")).tolist()
         recv_counts = [last - first for first, last in pairwise(bounds)]
         size = ranks.size
         ranks.agree("to ask for rows")

@@ -380,7 +380,7 @@ class DistAdjacency:
         ranks, side, layers = self.graph.ranks, layout.columns, layout.layers
         sender = (i * side + stage) * layers + k
         peers = layout.sub_block(i, k)
-        number = torch.tensor([self.num_values if ranks.rank == sender else 0])
+        number = torch.tensor([self.num_values if ranks.rank == sender else 0], device="cpu")
         is_sender = ranks.rank == sender
         send = [1 if is_sender and peer in peers else 0 for peer in range(ranks.size)]
         receive = [1 if peer == sender else 0 for peer in range(ranks.size)]
@@ -397,10 +397,10 @@ class DistAdjacency:
 def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tensor:
     """Positions of global ids in the vertices of some ranks, one rank after the other."""
     sizes = [offsets[rank + 1] - offsets[rank] for rank in ranks]
-    shift = torch.zeros(len(offsets) - 1, dtype=torch.int64)
+    shift = torch.zeros(len(offsets) - 1, dtype=torch.int64, device="cpu")
     for rank, first in zip(ranks, accumulate([0, *sizes[:-1]])):
         shift[rank] = first - offsets[rank]
-    owner = PartitionBook(torch.tensor(offsets)).owner(ids)
+    owner = PartitionBook(torch.tensor(offsets, device="cpu")).owner(ids)
     return ids + shift[owner]
 
 
@@ -411,8 +411,8 @@ def _dealt(graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor)
     source, target = names[edge_index[0].cpu()], names[edge_index[1].cpu()]
     there = target >= 0  # the row of a rank without vertices may have got a self-loop
     source, target, value = source[there], target[there], value.cpu()[there]
-    owner = PartitionBook(torch.tensor(graph.offsets)).owner(source)
-    holders = torch.tensor([layout.holder(ranks.rank, peer) for peer in range(ranks.size)])[owner]
+    owner = PartitionBook(torch.tensor(graph.offsets, device="cpu")).owner(source)
+    holders = torch.tensor([layout.holder(ranks.rank, peer) for peer in range(ranks.size)], device="cpu")[owner]
     order = holders.argsort(stable=True)
     counts = torch.bincount(holders, minlength=ranks.size).tolist()
     come = [numbers[ranks.rank] for numbers in ranks.gather_numbers("to lay out a matrix", counts)]

@@ -77,8 +77,8 @@ class LocalGraph:
     node_rows: dict[str, Tensor]
     edge_columns: dict[str, Tensor]
     splits: dict[str, Tensor]
-    inner: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    depths: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    inner: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64, device="cpu"))
+    depths: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64, device="cpu"))
     is_planned: bool = False
     n_id: Tensor = field(init=False)
     outer: Tensor = field(init=False)
@@ -89,7 +89,7 @@ class LocalGraph:
 
     def __post_init__(self) -> None:
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
-        self.n_id = torch.arange(begin, end)
+        self.n_id = torch.arange(begin, end, device="cpu")
         if begin == end:
             self.node_rows = {name: rows.new_ones((1, *rows.shape[1:])) for name, rows in self.node_rows.items()}
         computed = torch.cat([self.n_id, self.inner[self.depths > 0]])
@@ -114,11 +114,11 @@ class LocalGraph:
     def _hop(self, sources: Tensor, target: Tensor, hop: int) -> Hop:
         """Rows that edges into the vertices that are to be right after this hop name, and that are not right here."""
         size = self.num_own
-        is_wanted = torch.cat([torch.ones(size, dtype=torch.bool), self.depths > hop])
-        is_here = torch.cat([torch.ones(size, dtype=torch.bool), self.depths >= hop])
+        is_wanted = torch.cat([torch.ones(size, dtype=torch.bool, device="cpu"), self.depths > hop])
+        is_here = torch.cat([torch.ones(size, dtype=torch.bool, device="cpu"), self.depths >= hop])
         named = sources[is_wanted[target]].unique()
         place = self._place(named)
-        known = torch.cat([is_here, torch.zeros(self.outer.numel(), dtype=torch.bool)])
+        known = torch.cat([is_here, torch.zeros(self.outer.numel(), dtype=torch.bool, device="cpu")])
         return self._fetching(named[~known[place]])
 
     def _fetching(self, wanted: Tensor) -> Hop:
@@ -164,7 +164,7 @@ class LocalGraph:
     @property
     def global_ids(self) -> Tensor:
         """int64 [num_rows]: of the rows that edges can name; -1 for the row of a rank without vertices."""
-        none = torch.full((self.num_own - self.n_id.numel(),), -1)
+        none = torch.full((self.num_own - self.n_id.numel(),), -1, device="cpu")
         return torch.cat([self.n_id, none, self.inner, self.outer])
 
     # --- rows -----------------------------------------------------------------------------------------------
@@ -267,9 +267,9 @@ def edges_into(graph: Graph, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """All edges into some vertices: their sources (global ids), their targets as positions in ``targets``, and their ids; int64 [e] each."""
     first = graph.indptr[targets]
     counts = graph.indptr[targets + 1] - first
-    target = torch.repeat_interleave(torch.arange(targets.numel()), counts)
+    target = torch.repeat_interleave(torch.arange(targets.numel(), device="cpu"), counts)
     start = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
-    position = start + torch.arange(target.numel())
+    position = start + torch.arange(target.numel(), device="cpu")
     e_id = position if graph.edge_id is None else graph.edge_id[position]
     return graph.indices[position].to(torch.int64), target, e_id
 

@@ -43,8 +43,8 @@ def calibrate(graph: LocalGraph) -> Constants:
     ranks, size = graph.ranks, graph.ranks.size
     dtype = graph.x.dtype if "x" in graph.node_rows and graph.x.is_floating_point() else torch.float32
     draw = torch.Generator().manual_seed(0)
-    rows = torch.randn(_ROWS, _WIDTH, generator=draw).to(ranks.device, dtype)
-    ends = torch.randint(_ROWS, (2, 8 * _ROWS), generator=draw).to(ranks.device)
+    rows = torch.randn(_ROWS, _WIDTH, generator=draw, device="cpu").to(ranks.device, dtype)
+    ends = torch.randint(_ROWS, (2, 8 * _ROWS), generator=draw, device="cpu").to(ranks.device)
     matrix = Sparse.of(ends[0], ends[1], rows.new_ones(ends.size(1)), (_ROWS, _ROWS)).forth
     weight = rows[:_WIDTH].clone()
     edge = _seconds(lambda: multiplied(matrix, rows), ranks.device) / (ends.size(1) * _WIDTH)

@@ -113,7 +113,7 @@ class Problem:
     @classmethod
     def of(cls, graph: Graph, begin: int, end: int, costs: Costs) -> Problem:
         """Of the rank that has the vertices ``begin`` to ``end - 1``: others' within as many hops as the model has."""
-        named = _others(edges_into(graph, torch.arange(begin, end))[0], begin, end)
+        named = _others(edges_into(graph, torch.arange(begin, end, device="cpu"))[0], begin, end)
         found, latest = named, named
         for _ in range(costs.num_hops - 1):
             latest = _others(edges_into(graph, latest)[0], begin, end)
@@ -139,7 +139,7 @@ class Problem:
             named = self.is_named.expand(depths.shape).clone()
             deep = (depths > hop)[..., self.targets].to(torch.uint8)
             if self.sources.numel():
-                counts = torch.zeros(depths.shape, dtype=torch.uint8)
+                counts = torch.zeros(depths.shape, dtype=torch.uint8, device="cpu")
                 index = self.sources.expand(deep.shape)
                 named |= counts.scatter_reduce_(-1, index, deep, "amax").bool()
             found.append(named & (depths < hop))
@@ -224,7 +224,7 @@ class Problem:
                     flow.add(keeps(v, hop + 1), needs(u, hop), infinite)
         on_side = flow.cut(source, sink)
         depths = [sum(on_side[keeps(vertex, depth)] for depth in range(hops)) - 1 for vertex in range(number)]
-        return torch.tensor(depths, dtype=torch.int64)
+        return torch.tensor(depths, dtype=torch.int64, device="cpu")
 
     def _greedy(self, budget: float | None, start: Tensor | None = None) -> Tensor:
         """Deepen one vertex by one layer, always the one that saves most, as long as one saves. A saving is worked out again when it comes first."""
@@ -240,7 +240,11 @@ class Problem:
         for vertex, is_named in enumerate(named):
             for hop in range(hops):
                 uses[vertex][hop] += is_named
-        spare = float("inf") if budget is None else budget - float(self.memory(torch.tensor(depths, dtype=torch.int64)))
+        spare = (
+            float("inf")
+            if budget is None
+            else budget - float(self.memory(torch.tensor(depths, dtype=torch.int64, device="cpu")))
+        )
 
         def saving(v: int) -> tuple[float, int]:
             """(seconds, words of memory) of one layer more."""
@@ -275,7 +279,7 @@ class Problem:
                         heapq.heappush(heap, (-saving(u)[0], u))
             if depths[v] + 1 < hops:
                 heapq.heappush(heap, (-saving(v)[0], v))
-        return torch.tensor(depths, dtype=torch.int64)
+        return torch.tensor(depths, dtype=torch.int64, device="cpu")
 
 
 def _others(ids: Tensor, begin: int, end: int) -> Tensor:

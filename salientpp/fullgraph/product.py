@@ -52,7 +52,7 @@ def _csr(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> 
     indptr[1:] = torch.bincount(row, minlength=shape[0]).cumsum(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that CSR is in beta
-        return torch.sparse_csr_tensor(indptr, column[order], value[order], shape)
+        return torch.sparse_csr_tensor(indptr, column[order], value[order], shape, device="cpu")
 
 
 def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:

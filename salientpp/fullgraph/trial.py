@@ -128,7 +128,7 @@ def without_halo(graph: LocalGraph) -> LocalGraph:
     """A part like a rank's, all of whose edges come from vertices of the rank. Collective."""
     begin, number = graph.offsets[graph.ranks.rank], graph.n_id.numel()
     sources, targets, e_id = edges_into(graph.topology, graph.n_id)
-    indptr = torch.zeros(graph.num_vertices + 1, dtype=torch.int64)
+    indptr = torch.zeros(graph.num_vertices + 1, dtype=torch.int64, device="cpu")
     indptr[begin + 1 : begin + number + 1] = torch.bincount(targets, minlength=number)
     topology = Graph(indptr.cumsum(0), sources % max(1, number) + begin, e_id)
     return LocalGraph(graph.ranks, topology, graph.offsets, graph.node_rows, graph.edge_columns, {})

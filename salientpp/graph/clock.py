@@ -91,4 +91,4 @@ def _real_below(time: Tensor) -> Tensor:
     """The largest float64 that is at most an int64."""
     real = time.to(torch.float64)
     rounded_up = (real >= 2.0**63) | (real.clamp(max=2.0**63 - 1024).to(torch.int64) > time)
-    return torch.where(rounded_up, real.nextafter(torch.tensor(-torch.inf, dtype=torch.float64)), real)
+    return torch.where(rounded_up, real.nextafter(torch.tensor(-torch.inf, dtype=torch.float64, device="cpu")), real)

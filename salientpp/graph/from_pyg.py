@@ -13,7 +13,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, rem
 from torch_geometric.data.graph_store import EdgeLayout
 
 #: A graph without edges.
-NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
+NO_EDGES = torch.empty(2, 0, dtype=torch.int64, device="cpu")
 
 
 def read_edge_index(edge_index: object, name: str, size: str = "E") -> Tensor:
@@ -57,7 +57,9 @@ def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
     """
     listed = read_edge_index(edge_index, f"edge_index of {name}").to(torch.int64)
     indptr, indices = (part.cpu().to(torch.int64) for part in read_adj_t(adj_t, f"adj_t of {name}"))
-    kept = torch.stack([indices, torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())])
+    kept = torch.stack(
+        [indices, torch.repeat_interleave(torch.arange(indptr.numel() - 1, device="cpu"), indptr.diff())]
+    )
     if torch.equal(listed, kept):
         return None
     orders = [_by_target_and_source(edges) for edges in (listed, kept)]

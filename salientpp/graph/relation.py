@@ -203,7 +203,7 @@ class EdgeReader:
     def _ends_of_matrix(self, adj_t: Any) -> tuple[Tensor, Tensor]:
         indptr, indices = read_adj_t(adj_t, f"adj_t of {self.name}")
         indptr, indices = indptr.cpu().to(torch.int64), indices.cpu().to(torch.int64)
-        target = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())
+        target = torch.repeat_interleave(torch.arange(indptr.numel() - 1, device="cpu"), indptr.diff())
         return self._ends(torch.stack([indices, target]))
 
     def _checked_weight(self, weight: Tensor, num_edges: int) -> Tensor:
@@ -225,7 +225,7 @@ class EdgeReader:
 def _sorted_inside(indptr: Tensor, key: Tensor) -> Tensor:
     """int64 [E]: the order of the edges that leaves lists where they are and sorts each by ``key`` [E]; equals keep their order."""
     by_key = torch.sort(key, stable=True).indices
-    target = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())
+    target = torch.repeat_interleave(torch.arange(indptr.numel() - 1, device="cpu"), indptr.diff())
     return by_key[torch.sort(target[by_key], stable=True).indices]
 
 

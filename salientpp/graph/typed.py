@@ -146,7 +146,7 @@ class TypedGraph:
 
         def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
             row, indptr, edge_id = lists[name]
-            target = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())
+            target = torch.repeat_interleave(torch.arange(indptr.numel() - 1, device="cpu"), indptr.diff())
             edge_time = times["edge_time"]
             if edge_id is not None and edge_time is not None:
                 edge_time = edge_time[edge_id]

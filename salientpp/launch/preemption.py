@@ -53,7 +53,7 @@ class Preemption:
         self._agreed = 0
         self._former: dict[int, Any] = {}
         self._work: dist.Work | None = None
-        self._word = torch.zeros(1, dtype=torch.int64)
+        self._word = torch.zeros(1, dtype=torch.int64, device="cpu")
         is_distributed = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo") if is_distributed and dist.get_world_size() > 1 else None
 
@@ -95,7 +95,7 @@ class Preemption:
         elif not self._agreed:
             self._hear()
             if not self._agreed:
-                self._word = torch.tensor([self._received])
+                self._word = torch.tensor([self._received], device="cpu")
                 self._work = dist.all_reduce(self._word, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return self._agreed > 0
 

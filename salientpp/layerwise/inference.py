@@ -49,7 +49,7 @@ from salientpp.store.directory.opened import PartitionedGraph
 #: How loaders call the rows that go through the layers.
 _ROWS = (None, "x")
 
-_NO_ROWS = torch.empty(0)
+_NO_ROWS = torch.empty(0, device="cpu")
 
 
 def inference(
@@ -163,7 +163,7 @@ class Inference:
         """[N]: how often a row less travels if it is cached, a cache policy: once for each batch of this rank that needs it, but for the first."""
         steps = self.steps
         if steps.uses is None:
-            batches = [(torch.arange(*one) + steps.begin, 0) for one in steps.own_ranges]
+            batches = [(torch.arange(*one, device="cpu") + steps.begin, 0) for one in steps.own_ranges]
             counts = count_accesses(workload.graph, batches, [-1])
             steps.uses = (counts - 1).clamp_(min=0).to(torch.float32)
         return steps.uses
@@ -287,7 +287,7 @@ class Steps:
         """Make room for the next rows."""
         size = self.ranges[-1][1] if self.ranges else 0
         shape = self.shapes[self.number]
-        self.following = torch.empty((size, *shape.shape), dtype=shape.dtype)
+        self.following = torch.empty((size, *shape.shape), dtype=shape.dtype, device="cpu")
 
     def end_layer(self) -> None:
         if self.network.join is not None:
@@ -445,7 +445,7 @@ class Ranges(Schedule):
     ranges: Sequence[tuple[int, int]] = ()
 
     def batches(self, epoch: int) -> list[Tensor]:
-        return [torch.arange(*one) for one in self.ranges]
+        return [torch.arange(*one, device="cpu") for one in self.ranges]
 
 
 def _features(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
@@ -483,7 +483,7 @@ def _file_of(folder: Path, part_id: int) -> Path:
 
 def _check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
     try:
-        torch.empty(0, dtype=dtype).numpy()
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:
         raise ValueError(
             f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts them"

@@ -354,7 +354,7 @@ class _Trial:
     @classmethod
     def of(cls, weight: RowShape | None, attr: RowShape | None, device: torch.device) -> _Trial:
         generator = torch.Generator().manual_seed(0)
-        edge_index = torch.randint(_TRIAL_VERTICES, (2, _TRIAL_EDGES), generator=generator)
+        edge_index = torch.randint(_TRIAL_VERTICES, (2, _TRIAL_EDGES), generator=generator, device="cpu")
         edge_index[:, :4] = edge_index[:1, :4]
         edge_index[:, 4:8] = edge_index[:, 8:12]
         graph = Graph.from_edge_index(edge_index, _TRIAL_VERTICES)
@@ -367,7 +367,7 @@ class _Trial:
             None if attr is None else _random_rows(_TRIAL_EDGES, attr, generator).to(device),
         )
         batches = []
-        for seeds in torch.randperm(_TRIAL_VERTICES, generator=generator).split(_TRIAL_VERTICES // 3):
+        for seeds in torch.randperm(_TRIAL_VERTICES, generator=generator, device="cpu").split(_TRIAL_VERTICES // 3):
             mfg = Sampler(graph, [-1]).sample(seeds, 0)
             edge = mfg.edge.to(device)
             batch = Edges(
@@ -393,7 +393,7 @@ class _Trial:
 
 
 def _random_rows(size: int, like: RowShape, generator: torch.Generator) -> Tensor:
-    values = torch.randn((size, *like.shape), generator=generator, dtype=torch.float64)
+    values = torch.randn((size, *like.shape), generator=generator, dtype=torch.float64, device="cpu")
     if not (like.dtype.is_floating_point or like.dtype.is_complex):
         values = values > 0  # whole numbers may be ids, of which few are valid everywhere
     return values.to(like.dtype)

@@ -89,7 +89,7 @@ class Normalisation:
         """float64 [N]: 1 / sqrt(degree), 0 for a degree of 0; on ``device``."""
         key = adds_loops, loop, device
         if key not in self._known:
-            degree = torch.cat([*self._degrees(adds_loops, loop), torch.empty(0, dtype=torch.float64)])
+            degree = torch.cat([*self._degrees(adds_loops, loop), torch.empty(0, dtype=torch.float64, device="cpu")])
             root = degree.pow_(-0.5)
             self._known[key] = root.masked_fill_(root == float("inf"), 0).to(device)
         return self._known[key]
@@ -99,18 +99,22 @@ class Normalisation:
         graph, found = self.graph, []
         for first, last in runs_of_vertices(graph.indptr, _CHUNK_EDGES):
             begin, end = int(graph.indptr[first]), int(graph.indptr[last])
-            targets = torch.arange(first, last)
+            targets = torch.arange(first, last, device="cpu")
             target = torch.repeat_interleave(targets, graph.indptr[first : last + 1].diff())
             edge_index = torch.stack([graph.indices[begin:end].to(torch.int64), target])
             if self.edge_weight is None:
-                weight = torch.ones(end - begin, dtype=torch.float64)
+                weight = torch.ones(end - begin, dtype=torch.float64, device="cpu")
             elif graph.edge_id is None:
                 weight = self.edge_weight[begin:end].to(torch.float64)
             else:
                 weight = take_rows(self.edge_weight, graph.edge_id[begin:end]).to(torch.float64)
             if adds_loops:
                 edge_index, weight = _with_loops(edge_index, weight, targets, loop, self.edge_weight is not None)
-            found.append(torch.zeros(last - first, dtype=torch.float64).index_add_(0, edge_index[1] - first, weight))
+            found.append(
+                torch.zeros(last - first, dtype=torch.float64, device="cpu").index_add_(
+                    0, edge_index[1] - first, weight
+                )
+            )
         return found
 
 

@@ -507,7 +507,7 @@ def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, s
     values = adj_t.values()[edge] if edge is not None else adj_t.values().new_ones(row.numel())
     counts = torch.bincount(col, minlength=size[0])
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return torch.sparse_csr_tensor(indptr, row[order], values[order], size, check_invariants=False)
+    return torch.sparse_csr_tensor(indptr, row[order], values[order], size, check_invariants=False, device="cpu")
 
 
 def _cat_dim(store: BaseStorage, name: str) -> Any:

@@ -192,7 +192,11 @@ class RanksSampler(_OfLoader, torch.utils.data.DistributedSampler):
 
     def __iter__(self) -> Iterator[int]:
         loader = self._living_loader()
-        return iter(torch.cat([torch.empty(0, dtype=torch.int64), *loader._positions(loader._epoch_number)]).tolist())
+        return iter(
+            torch.cat(
+                [torch.empty(0, dtype=torch.int64, device="cpu"), *loader._positions(loader._epoch_number)]
+            ).tolist()
+        )
 
     def __len__(self) -> int:
         return sum(positions.numel() for positions in self._living_loader()._positions(0))
@@ -548,7 +552,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         """What this rank tells the others."""
         settings = source.sampler.settings() if isinstance(source.sampler, NeighborSampler) else {}
         return Facts(
-            seed=int(torch.randint(2**62, (), generator=generator)) if seed is None else seed,
+            seed=int(torch.randint(2**62, (), generator=generator, device="cpu")) if seed is None else seed,
             seed_is_given=seed is not None,
             seeds=seeds,
             fills_cache=self.replication_factor > 0,
@@ -624,7 +628,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         num_hot = {type_: int(self.gpu_fraction * book.size_of(home[type_])) for type_, book in source.books.items()}
         splits = any(num_hot.values()) and self._splits_devices()
         num_split = {type_: int(self.gpu_split * number) if splits else 0 for type_, number in num_hot.items()}
-        hot = {type_: torch.arange(number - num_split[type_]) for type_, number in num_hot.items()}
+        hot = {type_: torch.arange(number - num_split[type_], device="cpu") for type_, number in num_hot.items()}
         of_rows, shares = source.seeds.access_probability, {}
         if of_rows is not None and any(num_hot.values()):
             chance = {type_: of_type for type_, of_type in of_rows(self._mean_batch_size).items() if type_ in hot}
@@ -795,7 +799,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         keys = _batch_keys.get()
         if keys is None:
             # The draws are torch's: in worker processes the count of calls would begin anew in every epoch.
-            keys = self._keys(-int(torch.randint(2**62, 2**63 - 1, ())), 0)
+            keys = self._keys(-int(torch.randint(2**62, 2**63 - 1, (), device="cpu")), 0)
         if self.filter_per_worker is False:
             return self._drive(self._draw, index, keys)
         if self._overrides("filter_fn"):

@@ -361,14 +361,15 @@ class NeighborSampler(BaseSampler):
         else:
             times = None
         negatives = None if neg_sampling is None else _KeyedNegatives(neg_sampling, ops.join_key(_NEGATIVES, key))
-        out = edge_sample(
-            inputs,
-            lambda seed, seed_time: self._sample(seed, seed_time, draw_key, True, only_vertices),
-            self.num_nodes,
-            self.disjoint,
-            self.node_time,
-            negatives,
-        )
+        with torch.device("cpu"):  # PyG makes labels and positions on the default device
+            out = edge_sample(
+                inputs,
+                lambda seed, seed_time: self._sample(seed, seed_time, draw_key, True, only_vertices),
+                self.num_nodes,
+                self.disjoint,
+                self.node_time,
+                negatives,
+            )
         if times is not None:
             out.metadata = (*out.metadata[:-1], _times_of(times, out.metadata[-1].numel()))
         return self._finished(out, only_vertices)
@@ -457,7 +458,7 @@ def is_remote(data: Any) -> bool:
 
 
 def _drawn(key: int | None) -> int:
-    return int(torch.randint(-(2**63), 2**63 - 1, ())) if key is None else key
+    return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu")) if key is None else key
 
 
 def _times_of(times: Tensor, size: int) -> Tensor:
@@ -482,7 +483,7 @@ class _KeyedNegatives:
     def sample(self, num_samples: int, endpoint: str, num_nodes: int) -> Tensor:
         weight = self._negatives.src_weight if endpoint == "src" else self._negatives.dst_weight
         if weight is None:
-            return torch.randint(num_nodes, (num_samples,), generator=self._generator)
+            return torch.randint(num_nodes, (num_samples,), generator=self._generator, device="cpu")
         if weight.numel() != num_nodes:
             raise ValueError(
                 f"{endpoint}_weight of neg_sampling must have {num_nodes} entries, one per vertex, got {weight.numel()}"

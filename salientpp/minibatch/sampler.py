@@ -204,4 +204,4 @@ class TypedSampler:
         return own_time[seeds]
 
 
-_NONE = torch.empty(0, dtype=torch.int64)
+_NONE = torch.empty(0, dtype=torch.int64, device="cpu")

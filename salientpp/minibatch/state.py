@@ -239,7 +239,9 @@ def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topol
                     continue
                 flat = value.detach().as_subclass(Tensor).flatten()
                 some = flat[
-                    torch.linspace(0, flat.numel() - 1, min(flat.numel(), _ENTRIES), dtype=torch.float64).long()
+                    torch.linspace(
+                        0, flat.numel() - 1, min(flat.numel(), _ENTRIES), dtype=torch.float64, device="cpu"
+                    ).long()
                 ]
                 whole.update(f"{store._key}{name}{list(value.shape)}{digest(some)}".encode())
     return whole.hexdigest()[:16]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 #: Of a type that nothing was drawn of.
-_NOTHING = torch.empty(0, dtype=torch.int64)
+_NOTHING = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def disjoint_union(
@@ -102,7 +102,7 @@ class _Layout:
             for mfg, sizes in enumerate(hops)
         ]
         self._shifts = [
-            torch.tensor(shift).repeat_interleave(torch.tensor(sizes))
+            torch.tensor(shift, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
             for shift, sizes in zip(shifts, hops, strict=True)
         ]
 

@@ -89,7 +89,7 @@ def score_degree(workload: Workload) -> Tensor:
         graph, workload.seeds, [-1] * len(workload.num_neighbors), max(1, workload.batch_size)
     )
     degree = graph.transpose().in_degree().to(torch.float32)
-    return torch.where(reach > 0, degree, torch.zeros(()))
+    return torch.where(reach > 0, degree, torch.zeros((), device="cpu"))
 
 
 def score_random(workload: Workload) -> Tensor:
@@ -119,7 +119,7 @@ def score_wpr(workload: Workload) -> Tensor:
     """
     damping, iterations = 0.85, 5
     graph = workload.graph
-    restart = torch.zeros(graph.num_vertices, dtype=torch.float64)
+    restart = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")
     restart[workload.seeds] = 1 / max(1, workload.seeds.numel())
     degree = graph.in_degree().clamp(min=1).to(torch.float64)
     rank = restart
@@ -133,7 +133,7 @@ def score_paths(workload: Workload) -> Tensor:
 
     The ``#paths`` policy of SALIENT++, section 3.2.
     """
-    ending = torch.zeros(workload.graph.num_vertices, dtype=torch.float64)
+    ending = torch.zeros(workload.graph.num_vertices, dtype=torch.float64, device="cpu")
     ending[workload.seeds] = 1
     total = torch.zeros_like(ending)
     for _ in workload.num_neighbors:
@@ -191,7 +191,7 @@ def score(policy: Policy, workload: Workload) -> Tensor:
     """
     check_policy(policy)
     if not len(workload.num_neighbors):
-        return torch.zeros(workload.graph.num_vertices)
+        return torch.zeros(workload.graph.num_vertices, device="cpu")
     if not callable(policy):
         return POLICIES[policy](workload)
     scores = policy(workload)
@@ -267,7 +267,7 @@ def _typed_vip_hop(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
 def _typed_degree(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
     """How many vertices aggregate from v, over all relations; anywhere, within reach of the seeds or not."""
     graph = workload.graph
-    degree = [torch.zeros(size, dtype=torch.float32) for size in graph.num_vertices]
+    degree = [torch.zeros(size, dtype=torch.float32, device="cpu") for size in graph.num_vertices]
     for relation in graph.relations:
         found = torch.bincount(relation.indices.long(), minlength=graph.num_vertices[relation.source])
         degree[relation.source] += found.to(torch.float32)
@@ -303,7 +303,7 @@ def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> 
     graph = workload.graph
     sizes = dict(zip(graph.node_types, graph.num_vertices))
     if not any(len(fanouts) for fanouts in workload.fanouts):
-        return {type_: torch.zeros(size) for type_, size in sizes.items()}
+        return {type_: torch.zeros(size, device="cpu") for type_, size in sizes.items()}
     if not callable(policy) and policy not in TYPED_POLICIES:
         raise ValueError(
             f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} over several types of vertices, weighted edges or seeds that are edges, "
@@ -317,7 +317,7 @@ def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> 
         if not isinstance(of_type, Tensor) or of_type.shape != (sizes[type_],) or of_type.dtype.is_complex:
             got = f"{of_type.dtype} {list(of_type.shape)}" if isinstance(of_type, Tensor) else type(of_type).__name__
             raise ValueError(f"policy must return real scores of shape [{sizes[type_]}] for {type_!r}, got {got}")
-    return {type_: scores.get(type_, torch.zeros(size)).detach().cpu() for type_, size in sizes.items()}
+    return {type_: scores.get(type_, torch.zeros(size, device="cpu")).detach().cpu() for type_, size in sizes.items()}
 
 
 def plan_caches(
@@ -371,7 +371,7 @@ def densest(
     width = torch.cat([torch.full_like(ids, max(1, row_bytes[type_])) for type_, ids in zip(types, useful)])
     density = torch.cat([scores[type_][ids].to(torch.float64) for type_, ids in zip(types, useful)]) / width
     order = torch.sort(density, descending=True, stable=True).indices
-    chosen = torch.zeros(order.numel(), dtype=torch.bool)
+    chosen = torch.zeros(order.numel(), dtype=torch.bool, device="cpu")
     chosen[order[width[order].cumsum(0) <= num_bytes]] = True
     masks = chosen.split([ids.numel() for ids in useful])
     return {type_: ids[mask] for type_, ids, mask in zip(types, useful, masks)}
@@ -426,7 +426,7 @@ def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_fa
     remote[begin:end] = 0
     capacity = min(capacity, int(np.count_nonzero(remote > 0)))
     if capacity == 0:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     threshold = np.partition(remote, remote.size - capacity)[remote.size - capacity]
     chosen = remote > threshold
     ties = np.flatnonzero(remote == threshold)[: capacity - int(np.count_nonzero(chosen))]

@@ -56,14 +56,16 @@ def coarsen(
         int32 [N], the cluster of every vertex, that is the vertex of the graph that is to be partitioned; and where this one is written.
     """
     total = int(vertex_weights.sum())
-    cluster, level = torch.arange(vertex_weights.numel(), dtype=torch.int32), 0
+    cluster, level = torch.arange(vertex_weights.numel(), dtype=torch.int32, device="cpu"), 0
     while (size := vertex_weights.numel()) > (MOST_CLUSTERS if level else MOST_VERTICES):
         most = min(_CLUSTER_SIZE * total // size, total // (_CLUSTERS_PER_PART * num_parts))
         joined = ops.cluster_vertices(*lists[:2], vertex_weights, max(1, most), _ROUNDS, seed, lists[2])
         num_clusters = int(joined.max()) + 1
         if num_clusters > _MOST_LEFT * size:
             break
-        vertex_weights = torch.zeros(num_clusters, dtype=torch.int64).index_add_(0, joined, vertex_weights)
+        vertex_weights = torch.zeros(num_clusters, dtype=torch.int64, device="cpu").index_add_(
+            0, joined, vertex_weights
+        )
         level += 1
         path = path.with_suffix(f".level-{level}")
         larger, lists = lists, _write_contracted(path, lists, joined, vertex_weights)
@@ -83,7 +85,7 @@ def _write_contracted(
     """Write the graph of the clusters, and return its lists."""
     indptr, indices, weights = lists
     num_clusters = weight_of_cluster.numel()
-    ends = torch.zeros(num_clusters + 1, dtype=torch.int64)
+    ends = torch.zeros(num_clusters + 1, dtype=torch.int64, device="cpu")
     ends[1:].index_add_(0, cluster, indptr.diff())
     at_once = max(_PIECE, indices.numel() // _TIMES)
 
@@ -101,6 +103,8 @@ def _heaviest(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Iterat
     for first, last in runs_of_vertices(indptr, _PIECE):
         begin, end = int(indptr[first]), int(indptr[last])
         of = kept[begin:end]
-        until = torch.cat([torch.zeros(1, dtype=torch.int64), of.cumsum(0)])[indptr[first : last + 1] - begin]
+        until = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), of.cumsum(0)])[
+            indptr[first : last + 1] - begin
+        ]
         weight = None if weights is None else weights[begin:end][of].numpy()
         yield first, last, until.diff().numpy(), indices[begin:end][of].numpy(), weight

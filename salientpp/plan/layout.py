@@ -47,13 +47,15 @@ class Numbering:
     def part_of_old(self) -> Tensor:
         """int64 [N], the part of every old id."""
         part = torch.empty_like(self.order)
-        part[self.order] = torch.repeat_interleave(torch.arange(self.book.num_parts), self.book.offsets.diff())
+        part[self.order] = torch.repeat_interleave(
+            torch.arange(self.book.num_parts, device="cpu"), self.book.offsets.diff()
+        )
         return part
 
     def new_id(self) -> Tensor:
         """int64 [N], the new id of every old one."""
         inverse = torch.empty_like(self.order)
-        inverse[self.order] = torch.arange(self.order.numel())
+        inverse[self.order] = torch.arange(self.order.numel(), device="cpu")
         return inverse
 
 
@@ -98,7 +100,7 @@ def assign_for(
     """
     check_num_parts(num_parts)
     weights = None
-    seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
+    seeds = torch.arange(graph.num_vertices, device="cpu") if seeds is None else seeds
     method = choose_method(method, graph.num_edges)
     refined = isinstance(method, str) and method.endswith(REFINED)
     if isinstance(method, str):
@@ -139,7 +141,7 @@ def lay_out(
         num_neighbors, batch_size: of the batches.
         vip: float32 [K, N], where the layout's probabilities are to lie; None: in memory.
     """
-    seeds = torch.arange(graph.num_vertices) if seeds is None else seeds
+    seeds = torch.arange(graph.num_vertices, device="cpu") if seeds is None else seeds
     seed_sets = [seeds[assigned.assignment[seeds] == part_id] for part_id in range(assigned.num_parts)]
     vip = inclusion_probability(graph, seed_sets, num_neighbors, batch_size, out=vip)
     with_seeds = (add_seeds(vip[part_id], own_seeds, batch_size) for part_id, own_seeds in enumerate(seed_sets))
@@ -159,7 +161,7 @@ def number_by(assignment: Tensor, vip: Tensor, with_seeds: Iterable[Tensor]) -> 
         own = (assignment == part_id).nonzero().flatten()
         pieces.append(own[torch.sort(probability[own], descending=True, stable=True).indices])
     order = torch.cat(pieces)
-    sizes = torch.tensor([0, *(piece.numel() for piece in pieces)])
+    sizes = torch.tensor([0, *(piece.numel() for piece in pieces)], device="cpu")
     for row in vip:
         row.copy_(row[order])
     return Layout(order, PartitionBook(sizes.cumsum(0)), vip)
@@ -179,14 +181,14 @@ def relabeled_edges(
         ``lists.indices``, and their sources under new ids (dtype of ``lists.indices``).
     """
     degree = lists.indptr.diff()[targets.order]
-    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), degree.cumsum(0)])
     new_id = (targets if sources is None else sources).new_id().to(lists.indices.dtype)
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         for first, last in runs_of_vertices(indptr, _EDGES_AT_ONCE):
             start = lists.indptr[targets.order[first:last]] - (indptr[first:last] - indptr[first])
             position = torch.repeat_interleave(start, degree[first:last])
-            position += torch.arange(position.numel())
+            position += torch.arange(position.numel(), device="cpu")
             yield position, new_id[lists.indices[position].long()]
 
     return indptr, pieces()

@@ -293,9 +293,9 @@ class Planner:
         if not 1 <= shape.window <= MOST_AHEAD:
             raise ValueError(f"the window must be in [1, {MOST_AHEAD}], got {shape.window}")
         self.shape, self._prior = shape, prior
-        self._slot_id = torch.empty(shape.num_slots, dtype=torch.int32)
-        self._slot_key = torch.empty(shape.num_slots, dtype=torch.int16)
-        self._table = torch.empty(shape.table_size, dtype=shape.table_dtype)
+        self._slot_id = torch.empty(shape.num_slots, dtype=torch.int32, device="cpu")
+        self._slot_key = torch.empty(shape.num_slots, dtype=torch.int16, device="cpu")
+        self._table = torch.empty(shape.table_size, dtype=shape.table_dtype, device="cpu")
         self._lists: deque[Tensor] = deque()  # of the batches after the last that has links
         self._links: deque[Tensor] = deque()  # from `batch` on
         self._waiting: Tensor | None = None  # the list of batch `known`, for which there was no room
@@ -365,7 +365,7 @@ class Planner:
 
     def forget_rows(self) -> None:
         """No slot holds anything; nor is the window known."""
-        self._fill(torch.empty(0, dtype=torch.int64))
+        self._fill(torch.empty(0, dtype=torch.int64, device="cpu"))
         self.forget_window()
 
 
@@ -484,7 +484,7 @@ class Spread:
         needed = self.in_block
         # How probably a batch of a block that has it does not need it.
         idle = (1 - self.chance / needed).clamp(1e-12, 1 - 1e-12)
-        rest = ((torch.arange(places, dtype=torch.float64) + 0.5) * size / places).floor().view(-1, 1)
+        rest = ((torch.arange(places, dtype=torch.float64, device="cpu") + 0.5) * size / places).floor().view(-1, 1)
 
         def summed(number: Tensor) -> Tensor:  # of idle**j for j < number
             return (1 - idle**number) / (1 - idle)
@@ -495,7 +495,7 @@ class Spread:
         none = 1 - needed + needed * idle**size  # of a whole block
         later = none**blocks * (1 - needed + needed * idle**part)
         unused = idle**inside * later
-        of_block = (1 - needed) * size + needed * summed(torch.tensor(float(size)))
+        of_block = (1 - needed) * size + needed * summed(torch.tensor(float(size), device="cpu"))
         waited = of_block * (1 - none**blocks) / (1 - none).clamp(min=1e-12)
         waited = waited + none**blocks * ((1 - needed) * part + needed * summed(part))
         return unused.mean(0), (summed(inside) + idle**rest * waited).mean(0)

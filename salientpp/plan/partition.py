@@ -92,7 +92,7 @@ class _Weights:
     @cached_property
     def table(self) -> Tensor:
         """int64 [N, C], made when it is first asked for: partitioners can do with the memory."""
-        table = torch.ones((self.graph.num_vertices, len(self.names)), dtype=torch.int64)
+        table = torch.ones((self.graph.num_vertices, len(self.names)), dtype=torch.int64, device="cpu")
         for column, name in zip(table.unbind(1), self.names):
             if name in self.seed_sets:
                 column.copy_(torch.bincount(self.seed_sets[name], minlength=len(table)))
@@ -208,7 +208,7 @@ def assign_parts(
             "some parts would be empty"
         )
     elif num_parts == 1:  # METIS is not made for one part
-        assignment = torch.zeros(num_vertices, dtype=torch.int64)
+        assignment = torch.zeros(num_vertices, dtype=torch.int64, device="cpu")
     elif method == "random":
         strata = [weight for name, weight in weights.columns().items() if name in weights.seed_sets]
         assignment = _deal_at_random(strata, num_vertices, num_parts, seed)
@@ -301,7 +301,7 @@ def check_assignment(assignment: Tensor, num_vertices: int, num_parts: int) -> T
 
 
 def _sum_by_part(weight: Tensor, assignment: Tensor, num_parts: int) -> tuple[int, ...]:
-    total = torch.zeros(num_parts, dtype=torch.int64).index_add_(0, assignment, weight)
+    total = torch.zeros(num_parts, dtype=torch.int64, device="cpu").index_add_(0, assignment, weight)
     return tuple(total.tolist())
 
 
@@ -511,7 +511,7 @@ def _symmetrise(
 def _thin(indptr: Tensor, indices: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The undirected graph with those edges only that are among the heaviest of either end."""
     kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weight)
-    place = torch.zeros(indices.numel() + 1, dtype=torch.int64)
+    place = torch.zeros(indices.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(kept, 0, out=place[1:])
     return place[indptr], indices[kept], None if weight is None else weight[kept]
 
@@ -523,4 +523,4 @@ def _load_limits(weights: _Weights, num_parts: int, tolerance: float) -> Tensor:
         total = int(weight.sum())
         # Whole vertices cannot do better than ceil(mean), nor than the heaviest of them.
         limits.append(max(int((1 + tolerance) * total / num_parts), -(-total // num_parts), int(weight.max())))
-    return torch.tensor(limits, dtype=torch.int64)
+    return torch.tensor(limits, dtype=torch.int64, device="cpu")

@@ -25,7 +25,7 @@ class PartitionBook:
     offsets: Tensor
 
     def __post_init__(self) -> None:
-        offsets = torch.as_tensor(self.offsets, dtype=torch.int64)
+        offsets = torch.as_tensor(self.offsets, dtype=torch.int64, device="cpu")
         ends = offsets.tolist()
         if offsets.dim() != 1 or len(ends) < 2 or ends[0] != 0 or ends != sorted(ends):
             raise ValueError(f"offsets must run from 0 to N without decreasing, for K >= 1 parts, got {ends}")
@@ -65,4 +65,4 @@ class PartitionBook:
     @classmethod
     def trivial(cls, num_vertices: int) -> PartitionBook:
         """One part that owns everything."""
-        return cls(torch.tensor([0, num_vertices]))
+        return cls(torch.tensor([0, num_vertices], device="cpu"))

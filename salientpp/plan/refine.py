@@ -94,12 +94,12 @@ class _Hops:
 
     def costs(self, assignment: Tensor, num_parts: int, seeds: Tensor, batch_size: int) -> tuple[float, Tensor]:
         """The predicted rows of an epoch, and the costs float32 [K, N] of every vertex in every part."""
-        cost = torch.empty((num_parts, self.graph.num_vertices), dtype=torch.float32)
+        cost = torch.empty((num_parts, self.graph.num_vertices), dtype=torch.float32, device="cpu")
         part_of_seed, total = assignment[seeds], 0.0
         for first in range(0, num_parts, _COLUMNS):
             parts = range(first, min(first + _COLUMNS, num_parts))
             own = [seeds[part_of_seed == part] for part in parts]
-            remote = assignment[:, None] != torch.arange(parts.start, parts.stop)
+            remote = assignment[:, None] != torch.arange(parts.start, parts.stop, device="cpu")
             included, gradient = self._differentiate(own, remote, batch_size)
             for column, (part, ids) in enumerate(zip(parts, own)):
                 times = max(1.0, ids.numel() / batch_size) if ids.numel() else 0.0
@@ -119,7 +119,7 @@ class _Hops:
         a_h the derivative by q_h and m = [remote]: ``a_h = m [h > 0] - sum_{j>h} a_j p_j + t_{h+1} / (1 - t_{h+1} q_h) A ((1 - p_{h+1}) (1 - R_h) a_{h+1})``.
         """
         num_vertices, num_hops = self.graph.num_vertices, len(self.fanouts)
-        q = torch.zeros((num_vertices, len(own)), dtype=torch.float32)
+        q = torch.zeros((num_vertices, len(own)), dtype=torch.float32, device="cpu")
         for column, ids in enumerate(own):
             if ids.numel():
                 q[ids, column] = min(1.0, batch_size / ids.numel())

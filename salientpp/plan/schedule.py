@@ -141,12 +141,12 @@ class Schedule:
         if self.shuffle:
             order = ops.permutation(self.num_seeds, order_key(self.seed, epoch, self.unit))
         else:
-            order = torch.arange(self.num_seeds)
+            order = torch.arange(self.num_seeds, device="cpu")
         if self.slots_per_unit > 1:
             order = order[self.place :: self.slots_per_unit]
         wanted = max(self.seeds_per_slot)
         if self.uneven == "wrap" and 0 < order.numel() != wanted:
-            order = order[torch.arange(wanted) % order.numel()]
+            order = order[torch.arange(wanted, device="cpu") % order.numel()]
         return list(order.split(self.batch_size)[: self.num_batches]) if order.numel() else []
 
     def drawn(
@@ -206,7 +206,7 @@ class Turns:
         """How many ticks each round has, and which; those in which this rank gives a batch are the last."""
         if self.joined or all(len(slots) == 1 for slots in self.slots_by_rank):
             return [range(index, index + 1) for index in range(self.num_rounds)]
-        batches, number = self.schedules[0].batches_of, torch.arange(self.num_rounds)
+        batches, number = self.schedules[0].batches_of, torch.arange(self.num_rounds, device="cpu")
         most = torch.zeros_like(number)
         for slots in self.slots_by_rank:
             most = torch.maximum(

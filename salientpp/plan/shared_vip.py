@@ -58,7 +58,7 @@ def shared_inclusion_probability(
     check_range(seeds, graph.num_vertices, "seeds must be")
     transposed, degree = graph.transpose(), graph.in_degree()
     nodes, weights = _quadrature()
-    first = torch.zeros(graph.num_vertices, dtype=torch.float64)
+    first = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")
     first[seeds] = min(1.0, batch_size / max(1, seeds.numel()))
     expanded = first  # q of the hop before
     reached = [first.clone() for _ in nodes]  # sum of q given r
@@ -112,7 +112,7 @@ def block_probability(
 def _quadrature() -> tuple[Tensor, Tensor]:
     """Nodes r in (0, 1) and weights, float64 [_NUM_NODES]."""
     # Golub and Welsch: the nodes are the eigenvalues of the Jacobi matrix of Legendre's polynomials.
-    k = torch.arange(1, _NUM_NODES, dtype=torch.float64)
+    k = torch.arange(1, _NUM_NODES, dtype=torch.float64, device="cpu")
     beside = k / torch.sqrt(4.0 * k * k - 1.0)
     values, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
     s, weight = (values + 1.0) / 2.0, vectors[0] ** 2
@@ -127,13 +127,13 @@ def _draw_probability(degree: Tensor, fanout: int, r: float) -> Tensor:
     alone = (fanout / size).clamp(max=1.0)
     if fanout >= MOST_NEIGHBORS:
         return alone
-    others = torch.arange(MOST_NEIGHBORS, dtype=torch.float64).view(-1, 1)  # degree - 1
-    smaller = torch.arange(fanout, dtype=torch.float64)
+    others = torch.arange(MOST_NEIGHBORS, dtype=torch.float64, device="cpu").view(-1, 1)  # degree - 1
+    smaller = torch.arange(fanout, dtype=torch.float64, device="cpu")
     log_ways = torch.lgamma(others + 1) - torch.lgamma(smaller + 1) - torch.lgamma((others - smaller).clamp(min=0) + 1)
     log_chance = (
         log_ways
-        + smaller * torch.log(torch.tensor(r).double())
-        + (others - smaller) * torch.log1p(torch.tensor(-r).double())
+        + smaller * torch.log(torch.tensor(r, device="cpu").double())
+        + (others - smaller) * torch.log1p(torch.tensor(-r, device="cpu").double())
     )
     table = torch.where(smaller <= others, torch.exp(log_chance), 0.0).sum(1).clamp(max=1.0)
     shared = (degree > fanout) & (degree <= MOST_NEIGHBORS)

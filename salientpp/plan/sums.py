@@ -85,8 +85,8 @@ def owners_of(num_vertices: int, remote_position: Tensor, remote_counts: Tensor)
         remote_position: int64, places among the vertices, by part.
         remote_counts: int64 [K], how many of each.
     """
-    owner = torch.full((num_vertices,), -1)
-    owner[remote_position] = torch.repeat_interleave(torch.arange(remote_counts.numel()), remote_counts)
+    owner = torch.full((num_vertices,), -1, device="cpu")
+    owner[remote_position] = torch.repeat_interleave(torch.arange(remote_counts.numel(), device="cpu"), remote_counts)
     return owner
 
 
@@ -114,8 +114,8 @@ def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> 
         mfg.row[first_edge:].contiguous(), mfg.col[first_edge:].contiguous(), owner, first, num_parts, wire.row_bytes, wire.id_bytes,
         wire.source_bytes,
     )  # fmt: skip
-    place = torch.cat([torch.arange(first), kept_vertex + first])
-    edge = torch.cat([torch.arange(first_edge), kept_edge + first_edge])
+    place = torch.cat([torch.arange(first, device="cpu"), kept_vertex + first])
+    edge = torch.cat([torch.arange(first_edge, device="cpu"), kept_edge + first_edge])
     ends = torch.stack([torch.cat([mfg.row[:first_edge], kept_row]), mfg.col[edge]])
     left = SamplerOutput(
         node=mfg.node[place],

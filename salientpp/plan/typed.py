@@ -48,18 +48,18 @@ class JointGraph:
         first = [0]
         for size in typed.num_vertices:
             first.append(first[-1] + size)
-        degree = torch.zeros(first[-1], dtype=torch.int64)
+        degree = torch.zeros(first[-1], dtype=torch.int64, device="cpu")
         for relation in typed.relations:
             degree[first[relation.target] : first[relation.target + 1]] += relation.indptr.diff()
-        indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+        indptr = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), degree.cumsum(0)])
         del degree
         next_place = indptr[:-1].clone()  # a vertex's lists of several relations follow one another
-        indices = torch.empty(int(indptr[-1]), dtype=torch.int32 if first[-1] < 2**31 else torch.int64)
+        indices = torch.empty(int(indptr[-1]), dtype=torch.int32 if first[-1] < 2**31 else torch.int64, device="cpu")
         places = []
         for relation in typed.relations:
             ahead = next_place[first[relation.target] : first[relation.target + 1]]
             place = torch.repeat_interleave(ahead - relation.indptr[:-1], relation.indptr.diff())
-            place += torch.arange(place.numel())
+            place += torch.arange(place.numel(), device="cpu")
             indices[place] = relation.indices.to(indices.dtype) + first[relation.source]
             ahead += relation.indptr.diff()
             places.append(place)
@@ -137,7 +137,9 @@ def assign_types(
         weights = _cut_costs(typed, joint, uniform_starts(seeds, batch_size * num_parts), fanouts, row_bytes)
         given = given.removesuffix("-vip")
     # Strata of 'random' are types and splits; edges fall as they may.
-    sets = {f"vertices of {name}": torch.arange(*_bounds(joint, i)) for i, name in enumerate(typed.node_types)}
+    sets = {
+        f"vertices of {name}": torch.arange(*_bounds(joint, i), device="cpu") for i, name in enumerate(typed.node_types)
+    }
     for i, name in enumerate(typed.node_types):
         for split, ids in splits.get(name, {}).items():
             if split in ("vertices", "edges"):
@@ -145,7 +147,7 @@ def assign_types(
             sets[f"{split} of {name}"] = ids + joint.first[i]
     loads = {}
     for edge_type, relation in zip(typed.edge_types, typed.relations):
-        load = torch.zeros(joint.first[-1], dtype=torch.int64)
+        load = torch.zeros(joint.first[-1], dtype=torch.int64, device="cpu")
         load[joint.range_of(relation.target)] = relation.indptr.diff()
         if relation.indices.numel():
             loads[f"edges of {' '.join(edge_type or ())}"] = load
@@ -236,7 +238,7 @@ def _cut_costs(
     total, carrying = sum(float(each.sum()) for each in traffic), sum(int((each > 0).sum()) for each in traffic)
     if carrying == 0:
         return None
-    weights = torch.empty(joint.graph.num_edges, dtype=torch.int32)
+    weights = torch.empty(joint.graph.num_edges, dtype=torch.int32, device="cpu")
     for each, place in zip(traffic, joint.place):
         weights[place] = (each * (mean * carrying / total)).round().clamp(1, most).to(torch.int32)
     return weights

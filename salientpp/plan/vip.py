@@ -130,8 +130,8 @@ def inclusion_probability(
             graph.indptr,
             transposed.indptr,
             transposed.indices,
-            torch.cat([torch.empty(0, dtype=torch.int64), *some]),
-            torch.tensor([0, *(seed_set.numel() for seed_set in some)]).cumsum(0),
+            torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *some]),
+            torch.tensor([0, *(seed_set.numel() for seed_set in some)], device="cpu").cumsum(0),
             fanouts,
             batch_size,
             frontier=expand == "frontier",
@@ -162,7 +162,7 @@ def uniform_starts(seeds: Mapping[str | None, Tensor], batch_size: int) -> dict[
 
     def start_of(ids: Tensor) -> Callable[[int], Tensor]:
         def start(num_vertices: int) -> Tensor:
-            probability = torch.zeros(num_vertices, dtype=torch.float64)
+            probability = torch.zeros(num_vertices, dtype=torch.float64, device="cpu")
             probability[ids] = min(1.0, batch_size / max(1, total))
             return probability
 
@@ -188,7 +188,7 @@ def link_start(
     def start(num_vertices: int) -> Tensor:
         count = torch.bincount(ends, minlength=num_vertices).to(torch.float64)
         share = min(1.0, batch_size / max(1, ends.numel()))
-        absent = torch.pow(torch.tensor(1.0 - share, dtype=torch.float64), count)
+        absent = torch.pow(torch.tensor(1.0 - share, dtype=torch.float64, device="cpu"), count)
         if negatives_per_batch:
             chance = (
                 torch.full_like(absent, 1.0 / num_vertices)
@@ -216,10 +216,10 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
     if relation.edge_weight is None or fanout <= 0:
         return torch.repeat_interleave(_uniform_draw_probability(degree, fanout, replace), degree)
     size = torch.repeat_interleave(degree, degree).to(torch.float64)
-    target = torch.repeat_interleave(torch.arange(degree.numel()), degree)
+    target = torch.repeat_interleave(torch.arange(degree.numel(), device="cpu"), degree)
 
     def list_sum(values: Tensor) -> Tensor:
-        return torch.zeros(degree.numel(), dtype=torch.float64).index_add_(0, target, values)
+        return torch.zeros(degree.numel(), dtype=torch.float64, device="cpu").index_add_(0, target, values)
 
     # A list of zeros counts as one of ones, as the sampler has it.
     weight = relation.edge_weight.to(torch.float64)
@@ -370,7 +370,7 @@ def _start_of_types(graph: TypedGraph, start: Mapping[str | None, Callable[[int]
     for name, size in zip(graph.node_types, graph.num_vertices):
         given = start.get(name)
         p_0 = (
-            torch.zeros(size, dtype=torch.float64)
+            torch.zeros(size, dtype=torch.float64, device="cpu")
             if given is None
             else given(size)
             if callable(given)
@@ -408,7 +408,7 @@ def typed_traffic(
         p = hops.reach(hop, expanded[-1])
         expanded.append([chance * (1.0 - sum_q).clamp(min=0.0) for chance, sum_q in zip(p, reached)])
         reached = [sum_q + q for sum_q, q in zip(reached, expanded[-1])]
-    traffic = [torch.zeros(relation.indices.numel(), dtype=torch.float64) for relation in graph.relations]
+    traffic = [torch.zeros(relation.indices.numel(), dtype=torch.float64, device="cpu") for relation in graph.relations]
     below = [torch.zeros_like(p_0) for p_0 in first]
     for hop in reversed(range(hops.num_hops)):
         worth = [more + row_bytes[name] for name, more in zip(graph.node_types, below)]
@@ -420,7 +420,7 @@ def typed_traffic(
                 draws = torch.repeat_interleave(draws, degree)
                 below[relation.target] += chance * ops.sum_over_lists(relation.indptr, relation.indices, brings)
             else:
-                target = torch.repeat_interleave(torch.arange(degree.numel()), degree)
+                target = torch.repeat_interleave(torch.arange(degree.numel(), device="cpu"), degree)
                 below[relation.target].index_add_(0, target, chance * brings[relation.indices])
             traffic[number] += draws * brings[relation.indices]
     return traffic
@@ -460,7 +460,7 @@ def draw_weights(
     """
     fanouts = check_fanouts(num_neighbors)
     degree = graph.in_degree().clamp(min=1).to(torch.float64)
-    reached = torch.zeros(graph.num_vertices, dtype=torch.float64)  # sum of q_j over j < hop
+    reached = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")  # sum of q_j over j < hop
     draws = torch.zeros_like(reached)
     for hop, fanout in enumerate(fanouts):
         if hop == 0:

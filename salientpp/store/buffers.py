@@ -49,10 +49,10 @@ class BufferPool:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised, contiguous CPU tensor."""
-        itemsize = torch.empty(0, dtype=dtype).element_size()
+        itemsize = torch.empty(0, dtype=dtype, device="cpu").element_size()
         num_bytes = math.prod(shape) * itemsize
         if num_bytes < _POOLED_BYTES:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         buffer = self._take(num_bytes)
         lease = np.frombuffer(buffer, dtype=np.uint8, count=num_bytes).view(_Lease)
         weakref.finalize(lease, self._give_back, buffer).atexit = False

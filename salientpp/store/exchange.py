@@ -169,7 +169,7 @@ class Exchange:
         for place, type_ in enumerate(self.types):
             for part, count in enumerate(remote_counts[type_].tolist() if type_ in remote_counts else ()):
                 wanted[self.placement.server_of(part)][place] = count
-        message = torch.tensor([[*counts, int(leaving)] for counts in wanted])
+        message = torch.tensor([[*counts, int(leaving)] for counts in wanted], device="cpu")
         ones = [1] * self.comm.size
         pending = self.comm.all_to_all(message, ones, ones)
         others = message[1:].nbytes  # one of the messages is to itself
@@ -206,7 +206,7 @@ class Exchange:
             row = ids - begin
             at = first_outside(row, end - begin)
             if at is not None:
-                asked = torch.tensor([of_rank[place] for of_rank in counts.asked])
+                asked = torch.tensor([of_rank[place] for of_rank in counts.asked], device="cpu")
                 asker = int(torch.searchsorted(asked.cumsum(0), at, right=True))
                 vertex = "vertex" if type_ in (None, SOURCES) else f"{type_!r} vertex"
                 raise RuntimeError(
@@ -298,7 +298,8 @@ def _by_rank(pieces: Sequence[Tensor], counts: Sequence[Sequence[int]], dtype: t
     """Several 1-dimensional tensors, each by rank, as one that is by rank; ``counts`` are by rank and tensor."""
     split = [piece.split([of_rank[place] for of_rank in counts]) for place, piece in enumerate(pieces)]
     return torch.cat(
-        [of_piece[rank] for rank in range(len(counts)) for of_piece in split] or [torch.empty(0, dtype=dtype)]
+        [of_piece[rank] for rank in range(len(counts)) for of_piece in split]
+        or [torch.empty(0, dtype=dtype, device="cpu")]
     )
 
 

@@ -197,10 +197,10 @@ class Packed:
         if places.kept is not None:
             takes.append((places.kept.position, None, places.kept.slot.numel()))
         num_rows = sum(size for _, _, size in takes)
-        index = torch.empty(places.num_rows, dtype=torch.int32 if num_rows < 2**31 else torch.int64)
+        index = torch.empty(places.num_rows, dtype=torch.int32 if num_rows < 2**31 else torch.int64, device="cpu")
         begin = 0
         for position, row, size in takes:
-            row = torch.arange(size) if row is None else row
+            row = torch.arange(size, device="cpu") if row is None else row
             index[slice(None) if position is None else position] = (row + begin).to(index.dtype)
             begin += size
         return Recipe(pinned(index), packed, [pinned(slot) for _, slot in apart])
@@ -212,7 +212,9 @@ class Packed:
         like = tiers.home.rows[name]
         # torch's pool of pinned memory gives it to nobody else before the copy out of it is done.
         num_rows = sum(slot.numel() for slot in plan.packed)
-        out = torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, pin_memory=torch.accelerator.is_available())
+        out = torch.empty(
+            (num_rows, *like.shape[1:]), dtype=like.dtype, pin_memory=torch.accelerator.is_available(), device="cpu"
+        )
         begin = 0
         for tier, slot in zip(tiers.all, plan.packed, strict=True):
             if slot.numel():
@@ -242,7 +244,9 @@ class Packed:
         tensors += [taken, self._collected(tiers, name, plan, taken), taken[:0] if arrived is None else arrived]
         if kept is not None:
             slot, is_pinned = kept.places.slot, torch.accelerator.is_available()
-            staged = torch.empty((slot.numel(), *kept.rows.shape[1:]), dtype=kept.rows.dtype, pin_memory=is_pinned)
+            staged = torch.empty(
+                (slot.numel(), *kept.rows.shape[1:]), dtype=kept.rows.dtype, pin_memory=is_pinned, device="cpu"
+            )
             put_rows(kept.rows, slot, staged)
             tensors.append(staged.to(self._device, non_blocking=True))
         out = taken.new_empty((index.numel(), *taken.shape[1:]))
@@ -346,7 +350,7 @@ class Fetch:
     def placeholder(self, column: Column, num_rows: int) -> Tensor:
         """Of the shape that the rows will have, for those who ask; it takes no memory."""
         like = self.rows_of(column)
-        return torch.empty((), dtype=like.dtype).expand(num_rows, *like.shape[1:])
+        return torch.empty((), dtype=like.dtype, device="cpu").expand(num_rows, *like.shape[1:])
 
     def seed_rows(self, n_id: Mapping[str | None, Tensor], num_seeds: int) -> dict[Column, Tensor]:
         """What only seeds get: they are the first of their type's ``n_id``, global ids of this part."""

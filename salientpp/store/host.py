@@ -33,7 +33,7 @@ def by_asker(places: Places, num_ranks: int) -> Places:
     place = places.remote_id % num_ranks
     order = torch.sort(place, stable=True).indices
     row = torch.empty_like(order)
-    row[order] = torch.arange(order.numel())
+    row[order] = torch.arange(order.numel(), device="cpu")
     return dataclasses.replace(
         places,
         remote_id=places.remote_id[order],

@@ -35,7 +35,7 @@ def with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:
         remote_id = places.remote_id[moves.fetched_place]  # owners keep their order
         counts = torch.bincount(book.owner(remote_id), minlength=book.num_parts)
         number = torch.full_like(places.remote_id, -1)
-        number[moves.fetched_place] = torch.arange(remote_id.numel())
+        number[moves.fetched_place] = torch.arange(remote_id.numel(), device="cpu")
         slot_of = torch.full_like(places.remote_id, -1)
         slot_of[moves.hit_place] = moves.hit_slot
         row = number[places.remote_row]
@@ -69,7 +69,7 @@ class MovingRows:
             put_rows(arrived, kept.admitted_row, self.rows[name], kept.admitted_slot)
         else:
             taken = arrived.index_select(0, kept.admitted_row.to(arrived.device)).cpu()
-            put_rows(taken, torch.arange(len(taken)), self.rows[name], kept.admitted_slot)
+            put_rows(taken, torch.arange(len(taken), device="cpu"), self.rows[name], kept.admitted_slot)
 
     @property
     def nbytes(self) -> int:

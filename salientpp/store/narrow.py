@@ -106,16 +106,16 @@ class Narrow:
 
     def encode(self, rows: Tensor) -> Tensor:
         """uint8 [n, W] of rows [n, ...] on the CPU."""
-        out = torch.empty((len(rows), self.row_bytes), dtype=torch.uint8)
-        ops.encode_rows(rows.contiguous(), torch.arange(len(rows)), out, None, *self._numbers)
+        out = torch.empty((len(rows), self.row_bytes), dtype=torch.uint8, device="cpu")
+        ops.encode_rows(rows.contiguous(), torch.arange(len(rows), device="cpu"), out, None, *self._numbers)
         return out
 
     def decode(self, encoded: Tensor) -> Tensor:
         """[n, ...] of encoded rows uint8 [n, W], on their device."""
         if encoded.device.type != "cpu":
             return self.decode_by_torch(encoded)
-        out = torch.empty((len(encoded), *self.row_shape), dtype=self.dtype)
-        ops.decode_rows(encoded.contiguous(), torch.arange(len(encoded)), out, None, *self._numbers)
+        out = torch.empty((len(encoded), *self.row_shape), dtype=self.dtype, device="cpu")
+        ops.decode_rows(encoded.contiguous(), torch.arange(len(encoded), device="cpu"), out, None, *self._numbers)
         return out
 
     def put(self, rows: RowSource, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
@@ -126,7 +126,7 @@ class Narrow:
             ops.round_rows(rows.wide.tensor, index, out, out_index, *self._numbers)
         else:
             taken = take_rows(rows, index)
-            ops.decode_rows(taken, torch.arange(len(taken)), out, out_index, *self._numbers)
+            ops.decode_rows(taken, torch.arange(len(taken), device="cpu"), out, out_index, *self._numbers)
 
     def decode_by_torch(self, encoded: Tensor) -> Tensor:
         """:meth:`decode` by torch's operators. Each rounds by itself: none fuses a product with a sum.
@@ -199,7 +199,7 @@ class NarrowRows:
 
     def whole(self) -> Tensor:
         """All rows, decoded."""
-        return take_rows(self, torch.arange(self.shape[0]))
+        return take_rows(self, torch.arange(self.shape[0], device="cpu"))
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
         self.narrow.put(self.encoded, index, out, out_index)
@@ -229,12 +229,12 @@ class EncodedRows:
 
     def whole(self) -> Tensor:
         """All rows, encoded."""
-        return take_rows(self, torch.arange(self.shape[0]))
+        return take_rows(self, torch.arange(self.shape[0], device="cpu"))
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
         wide = self.wide
         if not isinstance(wide, TensorRows):
-            wide, index = TensorRows(take_rows(wide, index)), torch.arange(index.numel())
+            wide, index = TensorRows(take_rows(wide, index)), torch.arange(index.numel(), device="cpu")
         ops.encode_rows(wide.tensor, index, out, out_index, *self.narrow._numbers)
 
 

@@ -156,7 +156,7 @@ def _strides(value: Tensor) -> list[int] | None:
 
 def empty_rows(like: RowSource, num_rows: int) -> Tensor:
     """An uninitialised CPU tensor for rows of ``like``."""
-    return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype)
+    return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, device="cpu")
 
 
 def take_rows(rows: Tensor | RowSource, index: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def _put(
     in_pieces(put, num_rows, num_rows * row_bytes)
 
 
-_numbers = torch.arange(0)
+_numbers = torch.arange(0, device="cpu")
 
 
 def row_numbers(size: int) -> Tensor:
@@ -198,7 +198,7 @@ def row_numbers(size: int) -> Tensor:
     global _numbers
     numbers = _numbers  # another thread may set it meanwhile
     if numbers.numel() < size:
-        _numbers = numbers = torch.arange(2 * size)
+        _numbers = numbers = torch.arange(2 * size, device="cpu")
     return numbers[:size]
 
 

@@ -77,7 +77,7 @@ class FetchWithSums(Fetch):
         tiers, sums = self.tiers[type_], here.sums
         like = tiers.home.rows[name]
         is_pinned = torch.accelerator.is_available()
-        out = torch.empty((sums.size.numel(), *like.shape[1:]), dtype=like.dtype, pin_memory=is_pinned)
+        out = torch.empty((sums.size.numel(), *like.shape[1:]), dtype=like.dtype, pin_memory=is_pinned, device="cpu")
         groups, sources = sums.groups.tolist(), sums.sources.tolist()
         weights = [None] * len(groups) if here.weight is None else list(here.weight.split(sources))
         pieces = zip(tiers.all, here.slot.split(sources), sums.size.split(groups), weights, out.split(groups))
@@ -118,7 +118,7 @@ def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None
     """Write to ``out`` [m, ...], for each of the ``size`` int64 [m], the sum, mean or maximum of so many of the rows ``index`` int64 [n], which follow one
     another, times ``weight`` floating-point [n] if given."""
     if not isinstance(rows, TensorRows):
-        rows, index = TensorRows(take_rows(rows, index)), torch.arange(index.numel())
+        rows, index = TensorRows(take_rows(rows, index)), torch.arange(index.numel(), device="cpu")
     if weight is not None:
         weight = weight.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
     kernel = functools.partial(ops.reduce_rows, reduction=REDUCTIONS.index(reduction))
@@ -159,7 +159,7 @@ def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> 
 def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, HostSums]:
     """What is left of a batch for a device of a rank with these tiers, and what its host sums up so that it copies fewer, without weights."""
     last = _found_last(mfg)
-    tier_of = torch.full((last.numel(),), -1)
+    tier_of = torch.full((last.numel(),), -1, device="cpu")
     for number, (tier, position, _) in enumerate(tiers.groups(tiers.look_up(last))):
         if not tier.on_device:
             tier_of[slice(None) if position is None else position] = number

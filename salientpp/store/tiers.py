@@ -23,8 +23,8 @@ from salientpp.plan.partition_book import PartitionBook
 from salientpp.store.narrow import EncodedRows, Narrow
 from salientpp.store.rows import JoinedRows, RowSource, TensorRows, pinned, take_rows
 
-NO_IDS = torch.empty(0, dtype=torch.int64)
-_NONE_REMOTE = torch.zeros(1, dtype=torch.int64)  # of one part
+NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
+_NONE_REMOTE = torch.zeros(1, dtype=torch.int64, device="cpu")  # of one part
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,7 +120,7 @@ def write_mask(
         ValueError: an id is out of range, or the mask of another size; the budget does not hold it.
     """
     budget.needs(2 * num_vertices, f"the mask of {name!r}, a byte per vertex and as much for ids,")
-    mask = torch.zeros(num_vertices, dtype=torch.bool)
+    mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
     first = 0
     for piece in split.rows.pieces(max(8, (budget.working - num_vertices) // _COPIES)):
         values = piece.values

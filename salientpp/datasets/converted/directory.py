@@ -149,8 +149,8 @@ def _array(root: Path, name: str, manifest: dict[str, Any]) -> Tensor:
 
 def _matrix(indptr: Tensor, indices: Tensor, size: tuple[int, int]) -> Tensor:
     """The lists as torch's CSR tensor of targets by sources, which shares the arrays; all values are one and the same 1."""
-    ones = torch.ones(1).expand(indices.numel())
+    ones = torch.ones(1, device="cpu").expand(indices.numel())
     # torch wants ids of one width, and reads those of two as well: widening would bring them into memory. They were checked when they were written.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(indptr, indices, ones, size=size, check_invariants=False)
+        return torch.sparse_csr_tensor(indptr, indices, ones, size=size, check_invariants=False, device="cpu")

@@ -112,7 +112,7 @@ class ParquetRows:
             rows = torch.from_numpy(np.require(values, requirements=["C", "W"]))
             yield RowPiece(rows, counted(f"{path}, row ", first), done)
         if is_empty:
-            yield RowPiece(torch.empty(0), counted(f"{self._files.paths[-1]}, row ", 0), 0)
+            yield RowPiece(torch.empty(0, device="cpu"), counted(f"{self._files.paths[-1]}, row ", 0), 0)
 
 
 def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:

@@ -123,8 +123,8 @@ def _of(name: str) -> str:
 def _by_ranges(path: Path, name: str, ranges: list[list[int]], num_parts: int) -> Tensor:
     """Vertices of a type are numbered part by part; between those of two parts there may be numbers of other types."""
     try:
-        sizes = torch.tensor([end - begin for begin, end in ranges])
-        return torch.arange(num_parts).repeat_interleave(sizes)
+        sizes = torch.tensor([end - begin for begin, end in ranges], device="cpu")
+        return torch.arange(num_parts, device="cpu").repeat_interleave(sizes)
     except (RuntimeError, MemoryError, OverflowError) as error:
         raise ValueError(
             f"{path}: node_map{_of(name)} has more vertices than fit into memory, got {ranges!r:.200}; copy it again, or partition again"
@@ -147,7 +147,7 @@ def _in_order(parts: Tensor, original_id: Any, name: str) -> Tensor:
     at = first_outside(ids, size)
     if at is not None:
         raise ValueError(f"{name}[{at}] must be in [0, {size}), got {int(ids[at])}")
-    found = torch.full((size,), -1)
+    found = torch.full((size,), -1, device="cpu")
     found[ids] = parts
     if bool((found < 0).any()):
         raise ValueError(f"{name} must have every id once, and has none that is {int((found < 0).nonzero()[0])}")

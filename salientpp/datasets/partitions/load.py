@@ -148,13 +148,13 @@ class _Table:
             )
         names = tuple(sorted(piece.values))  # none: the part lists its ids alone, which have to be right all the same
         if names not in self._seen:
-            self._seen[names], self._rows[names] = torch.zeros(self.size, dtype=torch.bool), 0
+            self._seen[names], self._rows[names] = torch.zeros(self.size, dtype=torch.bool, device="cpu"), 0
         self._seen[names][ids] = True
         self._rows[names] += ids.numel()
         for name, rows in piece.values.items():
             column = self._columns.get(name)
             if column is None:
-                column = self._columns[name] = torch.empty((self.size, *rows.shape[1:]), dtype=rows.dtype)
+                column = self._columns[name] = torch.empty((self.size, *rows.shape[1:]), dtype=rows.dtype, device="cpu")
             if (column.dtype, column.shape[1:]) != (rows.dtype, rows.shape[1:]):
                 raise ValueError(
                     f"{piece.file}: expected {name} as in the parts before, {form(column[:0])} but for the number of rows, got {form(rows)}"
@@ -197,9 +197,9 @@ class _Edges(_Table):
 
     def __init__(self, root: Path, kind: str, of: Type, book: Book) -> None:
         super().__init__(root, kind, of, book)
-        self._edge_index = torch.empty(2, self.size, dtype=torch.int64)
+        self._edge_index = torch.empty(2, self.size, dtype=torch.int64, device="cpu")
         self._columns = {"row": self._edge_index[0], "col": self._edge_index[1]}
-        self._seen[_ENDS], self._rows[_ENDS] = torch.zeros(self.size, dtype=torch.bool), 0
+        self._seen[_ENDS], self._rows[_ENDS] = torch.zeros(self.size, dtype=torch.bool, device="cpu"), 0
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """See `_Table`; the ends of the edges as ``edge_index``."""
@@ -253,7 +253,7 @@ def _attach(
         where = name if isinstance(value, Tensor) else f"{value}: {name}"
         if name in SPLITS:
             ids, _ = read_ids(_split(value), num_vertices, f"{where}{of}", "a mask or integer ids")
-            mask = torch.zeros(num_vertices, dtype=torch.bool)
+            mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
             mask[ids] = True
             store[f"{name}_mask"] = mask
             continue

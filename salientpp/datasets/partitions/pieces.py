@@ -179,7 +179,7 @@ def _storage(content: bytes) -> Any:
 
 
 def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
-    return torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage, offset, size, stride)
+    return torch.empty(0, dtype=storage.dtype, device="cpu").set_(storage._untyped_storage, offset, size, stride)
 
 
 #: What a pickled tensor asks for, and who answers.

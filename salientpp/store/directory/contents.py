@@ -86,7 +86,7 @@ class Contents:
         """Per type, the int64 ids that batches start from."""
         type_, split = self.seeds
         return {
-            name: torch.arange(size) if split == "all" else self.splits[name][split]
+            name: torch.arange(size, device="cpu") if split == "all" else self.splits[name][split]
             for name, size in zip(self.graph.node_types, self.graph.num_vertices)
             if name == type_ or type_ is None
         }
@@ -183,8 +183,8 @@ def _read_narrow(
 def _loss(column: Column, narrow: Narrow, rows: Tensor) -> Loss:
     loss, first = Loss(), 0
     for piece in rows.split(max(1, _PIECE // max(1, narrow.columns))):
-        decoded = torch.empty(piece.shape, dtype=piece.dtype)
-        index = torch.arange(len(piece))
+        decoded = torch.empty(piece.shape, dtype=piece.dtype, device="cpu")
+        index = torch.arange(len(piece), device="cpu")
         narrow.put(EncodedRows(TensorRows(piece.contiguous()), narrow), index, decoded)
         at = loss.add(piece, decoded)
         if at is not None:

@@ -61,7 +61,7 @@ class VertexType:
     @property
     def book(self) -> PartitionBook:
         """Who owns which vertex."""
-        return PartitionBook(torch.tensor(self.offsets))
+        return PartitionBook(torch.tensor(self.offsets, device="cpu"))
 
     @property
     def row_book(self) -> PartitionBook:

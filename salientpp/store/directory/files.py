@@ -39,7 +39,7 @@ def cannot_be_read(path: Path, error: OSError, again: str = "partition again") -
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The numpy dtype that a torch dtype is stored as; TypeError where there is none."""
-    return torch.empty(0, dtype=STORED_AS.get(dtype, dtype)).numpy().dtype
+    return torch.empty(0, dtype=STORED_AS.get(dtype, dtype), device="cpu").numpy().dtype
 
 
 def describe_file(path: Path) -> dict[str, Any]:

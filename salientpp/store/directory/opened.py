@@ -461,7 +461,7 @@ class PartitionedGraph:
         part_id, vertices = self._part(part_id), self._vertices(type_)
         if name == "all":
             begin, end = self.books[vertices.name].range_of(part_id)
-            return torch.arange(begin, end)
+            return torch.arange(begin, end, device="cpu")
         self._check_split(name, vertices)
         return _end_to_end(self._array(vertices.split_file(name, part)) for part in self._stored_parts(part_id))
 
@@ -471,7 +471,7 @@ class PartitionedGraph:
         if name == "all":
             indptr = self.lists[edges.name][0]
             begin, end = (int(indptr[v]) for v in self.books[edges.target].range_of(part_id))
-            return torch.arange(begin, end)
+            return torch.arange(begin, end, device="cpu")
         self._check_split(name, edges)
         return _end_to_end(self._array(edges.split_file(name, part)) for part in self._stored_parts(part_id))
 
@@ -698,7 +698,7 @@ def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
         name, size = vertices.name, vertices.num_vertices
         original = part._original_ids[name]
         expect(
-            torch.equal(original.sort().values, torch.arange(size)),
+            torch.equal(original.sort().values, torch.arange(size, device="cpu")),
             vertices.original_id_file,
             f"each of 0 to {size - 1} once" if size else "nothing",
         )

@@ -488,7 +488,7 @@ def _write_edges(
         writer.write(edges.rows_file(name), rows.dtype, rows.shape, (rows[number] for number, _ in pieces()))
 
     def write_split(name: str, ids: Tensor) -> None:
-        chosen = torch.zeros(edges.num_edges, dtype=torch.bool)
+        chosen = torch.zeros(edges.num_edges, dtype=torch.bool, device="cpu")
         chosen[ids] = True
         position = torch.cat([chosen[:0], *(chosen[number] for number, _ in pieces())]).nonzero().flatten()
         first = torch.searchsorted(position, indptr[targets.book.offsets]).tolist()
@@ -510,7 +510,7 @@ def _take(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
         if num_runs <= 1:
             yield rows[some]
             continue
-        piece = torch.empty((some.numel(), *rows.shape[1:]), dtype=rows.dtype)
+        piece = torch.empty((some.numel(), *rows.shape[1:]), dtype=rows.dtype, device="cpu")
         ascending = some.argsort()
         for run in ascending.split(-(-some.numel() // num_runs)):
             put_rows(rows, some[run], piece, run)
@@ -540,7 +540,7 @@ def _write_vertices(
         writer.step(file, partial(write_rows, file, columns[time_attr], order))
     for name, rows in columns.items() if vertices.replicated else ():
         writer.step(vertices.rows_file(name, 0), partial(write_column, name, rows, 0, order))
-    in_split = {name: torch.zeros(vertices.num_vertices, dtype=torch.bool) for name in vertices.splits}
+    in_split = {name: torch.zeros(vertices.num_vertices, dtype=torch.bool, device="cpu") for name in vertices.splits}
     for name, ids in contents.splits[vertices.name].items():
         in_split[name][ids] = True
 
