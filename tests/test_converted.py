@@ -311,16 +311,24 @@ def test_several_types_of_vertices(tmp_path):
 # --- memory -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["npy", "parquet"])
+@pytest.mark.parametrize("kind", ["npy", "parquet", "parquet, one group", "parquet, lists"])
 def test_resident_memory_stays_within_what_was_asked_for(tmp_path, kind):
     # 96 MB of edges and 96 MB of rows, with 64 MB for all arrays and what allocators keep. Pages of files are not counted: reads and writes are plain.
     rng = np.random.default_rng(0)
     edges = rng.integers(0, 200_000, (2, 6_000_000))
+    x = rng.standard_normal((200_000, 120), dtype=np.float32)
     if kind == "npy":
         np.save(tmp_path / "e.npy", edges)
     else:
-        _write_parquet(tmp_path, "e.parquet", groups=100_000, source=edges[0], target=edges[1])
-    np.save(tmp_path / "x.npy", rng.standard_normal((200_000, 120), dtype=np.float32))
+        groups = 100_000 if kind == "parquet" else 6_000_000
+        _write_parquet(tmp_path, "e.parquet", groups=groups, source=edges[0], target=edges[1])
+    if kind == "parquet, lists":
+        pyarrow = pytest.importorskip("pyarrow")
+        lists = pyarrow.ListArray.from_arrays(np.arange(0, x.size + 1, 120, dtype=np.int32), x.ravel())
+        _write_parquet(tmp_path, "x.parquet", groups=200_000, x=lists)
+    else:
+        np.save(tmp_path / "x.npy", x)
+    del x
     program = """
 import sys
 from pathlib import Path
@@ -332,13 +340,25 @@ Path("/proc/self/clear_refs").write_text("5")
 convert(sys.argv[1], sys.argv[2], memory=asked, undirected=True, dtype={"x": "fp16"})
 print(kilobytes("VmHWM") * 1024, asked)
 """
-    source = f"edges:{tmp_path}/e.{kind},x={tmp_path}/x.npy"
+    rows = "parquet" if "lists" in kind else "npy"
+    source = f"edges:{tmp_path}/e.{kind.split(',')[0]},x={tmp_path}/x.{rows}"
     done = subprocess.run(
         [sys.executable, "-c", program, source, str(tmp_path / "c")], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     peak, asked = map(int, done.stdout.split())
     assert peak <= asked, f"{peak:,} bytes resident, {asked:,} asked for"
+
+
+def test_parquet_of_many_columns_needs_memory_for_each_and_says_so_before(tmp_path):
+    np.save(tmp_path / "e.npy", hubs_and_repeats(0))
+    rows = np.random.default_rng(0).standard_normal((200, 40_000))
+    _write_parquet(tmp_path, "x.parquet", groups=40_000, **{f"c{at}": column for at, column in enumerate(rows)})
+    source = f"edges:{tmp_path}/e.npy,x={tmp_path}/x.parquet"
+    with pytest.raises(ValueError, match=r"reading all columns of x at once needs \d+\.\d MB .* give at least \d+MB"):
+        small(source, tmp_path / "c", 50_000_000)
+    small(source, tmp_path / "c", 400_000_000)
+    assert np.array_equal(load_dataset(f"converted:{tmp_path / 'c'}").x.numpy(), rows.T)
 
 
 def test_too_little_memory_is_answered_with_how_much_is_needed(tmp_path, monkeypatch):

@@ -55,8 +55,10 @@ def write_column(
         ValueError: rows are wrong, or do not fit ``dtype``; names where.
     """
     writer: ArrayWriter | None = None
+    held_bytes = getattr(rows, "held_bytes", 0)
+    budget.needs(held_bytes, f"reading all columns of {name} at once")
     with written(path) as file:
-        for piece in rows.pieces(max(1, budget.working // _COPIES)):
+        for piece in rows.pieces(max(1, (budget.working - held_bytes) // _COPIES)):
             values = _narrowed(name, piece, dtype, finite)
             if writer is None:
                 writer = ArrayWriter(file, values.dtype, values.shape[1:])

@@ -21,6 +21,7 @@ class Labels:
 
     def __init__(self, rows: Rows, are_classes: bool = False) -> None:
         self._rows, self._are_classes = rows, are_classes
+        self.held_bytes = getattr(rows, "held_bytes", 0)
         self.num_rows, self.total, self.unit = rows.num_rows, rows.total, rows.unit
 
     def pieces(self, most_bytes: int) -> Iterator[RowPiece]:

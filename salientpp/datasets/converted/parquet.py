@@ -14,7 +14,10 @@ from salientpp.datasets.arrays import check_file, first_line, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, RowPiece, counted
 
 #: Without a buffer pyarrow reads a whole column of a group of rows at once.
-_BUFFER = 2**20
+_BUFFER = 2**18
+
+#: Writers end a page, and a dictionary, at about this many bytes. A reader holds one of each for every column.
+_PAGE = 2**20
 
 _ENDS = (("source", "target"), ("src", "dst"))
 
@@ -32,6 +35,7 @@ class _Files:
         self._release = pyarrow.default_memory_pool().release_unused  # it would keep what it has freed
         self.sizes: list[int] = []
         self.names: list[str] = []
+        self.row_bytes, self.held_bytes = 1, 0
         for path in paths:
             check_file(path)
             try:
@@ -44,6 +48,8 @@ class _Files:
                 )
             self.names = about[0].names
             self.sizes.append(about[1].num_rows)
+            self.row_bytes = max(self.row_bytes, _row_bytes(about[1]))
+            self.held_bytes = max(self.held_bytes, _held_bytes(about[1]))
 
     def tables(self, columns: Sequence[str], most: int) -> Iterator[tuple[Path, int, int, Any]]:
         """(file, its first row, rows before, some rows)."""
@@ -61,6 +67,30 @@ class _Files:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise unreadable(f"{path}, after row {first}:", error) from error
                 raise ValueError(f"{path}: damaged after row {first} ({first_line(error)}); copy it again") from error
+
+
+def _row_bytes(about: Any) -> int:
+    """The memory that a row takes while it is read: 16 bytes for each number, in the group of rows with the longest rows."""
+    return max(
+        (
+            16 * -(-sum(group.column(at).num_values for at in range(group.num_columns)) // group.num_rows)
+            for group in map(about.row_group, range(about.num_row_groups))
+            if group.num_rows
+        ),
+        default=1,
+    )
+
+
+def _held_bytes(about: Any) -> int:
+    """The memory that a reader of all columns holds beside the rows that it gives: a buffer, a page and a dictionary for each."""
+    most = 0
+    for group in map(about.row_group, range(about.num_row_groups)):
+        chunks = [group.column(at) for at in range(group.num_columns)]
+        held = (
+            min(_BUFFER, each.total_compressed_size) + 2 * min(_PAGE, each.total_uncompressed_size) for each in chunks
+        )
+        most = max(most, sum(held))
+    return most
 
 
 class ParquetEdges:
@@ -89,19 +119,24 @@ class ParquetEdges:
 
 
 class ParquetRows:
-    """Rows whose entries are the columns, in their order, or a single column of lists of one length."""
+    """Rows whose entries are the columns, in their order, or a single column of lists of one length.
+
+    Attributes:
+        held_bytes: the memory that reading holds beside the pieces.
+    """
 
     unit = "rows"
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files = _Files(paths)
         self.num_rows: int | None = sum(self._files.sizes)
+        self.held_bytes = self._files.held_bytes
         self.total = sum(self._files.sizes)
 
     def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
         columns, width = self._files.names, None
         is_empty = True
-        for path, first, done, batch in self._files.tables(columns, max(1, most_bytes // (16 * max(1, len(columns))))):
+        for path, first, done, batch in self._files.tables(columns, max(1, most_bytes // self._files.row_bytes)):
             arrays = [_column(path, first, name, batch.column(name)) for name in columns]
             values = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
             if width not in (None, values.shape[1:]):
