@@ -21,7 +21,7 @@ def as_tensor(given: Any, must: str) -> Tensor:
     try:
         if isinstance(given, np.ndarray):
             given = given.astype(given.dtype.newbyteorder("="), copy=min(given.strides, default=0) < 0)
-        return torch.as_tensor(given)
+        return given if isinstance(given, Tensor) else torch.as_tensor(given, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         is_array = isinstance(given, np.ndarray)
         got = f"a NumPy array of {given.dtype}" if is_array else f"{type(given).__name__} ({error})"

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from salientpp.comm import Comm, Pending
+from salientpp.ops import bytes_of
 
 #: Differences that an error lists.
 _LISTED = 3
@@ -89,10 +90,10 @@ class Agreement:
         text = repr((operation, facts))
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
         ones = [1] * self.comm.size
-        message = torch.zeros((self.comm.size, 1 + ROOM // 8), dtype=torch.int64)
+        message = torch.zeros((self.comm.size, 1 + ROOM // 8), dtype=torch.int64, device="cpu")
         message[:, 0] = digest
         if values is not None:
-            message.view(torch.uint8)[:, 8 : 8 + values.nbytes] = values.contiguous().view(torch.uint8)
+            message.view(torch.uint8)[:, 8 : 8 + values.nbytes] = bytes_of(values)
         return Proposal(self, operation, facts, digest, values, self.comm.all_to_all(message, ones, ones))
 
     def difference(self, operation: str, facts: dict[str, str]) -> RanksDiffer:

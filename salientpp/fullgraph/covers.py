@@ -58,7 +58,7 @@ def covers_of(graph: LocalGraph, edge_index: Tensor) -> list[tuple[Tensor, Tenso
     source, target = graph.global_ids[source[is_far]], target[is_far]
     if (known := _found.get(graph)) and torch.equal(known[0], source) and torch.equal(known[1], target):
         return known[2]
-    owner = PartitionBook(torch.tensor(graph.offsets)).owner(source)
+    owner = PartitionBook(torch.tensor(graph.offsets, device="cpu")).owner(source)
     found = [minimum_cover(source[owner == rank], target[owner == rank]) for rank in range(graph.ranks.size)]
     _found[graph] = source, target, found
     return found

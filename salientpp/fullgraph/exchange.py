@@ -61,7 +61,8 @@ class Route:
         recv_counts = [last - first for first, last in pairwise(bounds)]
         size = ranks.size
         ranks.agree("to ask for rows")
-        send_counts = ranks.comm.all_to_all(torch.tensor(recv_counts), [1] * size, [1] * size).wait().tolist()
+        numbers = torch.tensor(recv_counts, device="cpu")
+        send_counts = ranks.comm.all_to_all(numbers, [1] * size, [1] * size).wait().tolist()
         asked = ranks.comm.all_to_all(wanted, recv_counts, send_counts).wait()
         return cls((asked - offsets[ranks.rank]).to(ranks.device), send_counts, recv_counts)
 
@@ -116,7 +117,7 @@ class Ranks:
     def gather_numbers(self, operation: str, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's ``numbers`` (equally many, 64 bits) for an ``operation``, by rank; blocks."""
         operation = f"{operation} ({len(numbers)} number{'s' if len(numbers) > 1 else ''})"
-        values = torch.tensor(list(numbers), dtype=torch.int64)
+        values = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         if values.nbytes <= ROOM:
             return self.agreement.propose(operation, values).gathered().tolist()
         self.agree(operation)

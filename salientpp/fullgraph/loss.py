@@ -38,7 +38,7 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
     ranks = of.ranks
     values = losses if weight is None else losses * weight
     dtype = wide(values.dtype)  # 257 losses would be 256 in bfloat16
-    count = torch.tensor(losses.numel()) if weight is None else weight.detach().sum(dtype=dtype)
+    count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.detach().sum(dtype=dtype)
     return _Mean.apply(values.sum(dtype=dtype), count.to(values.device, dtype), ranks).to(values.dtype)
 
 

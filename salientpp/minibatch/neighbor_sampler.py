@@ -516,6 +516,6 @@ def _drawn_by_weight(weight: Tensor, num_samples: int, endpoint: str, generator:
         sums = on_cpu.cumsum(0)
         _SUMS[weight] = weight._version, sums
     total = sums[-1]
-    drawn = torch.rand(num_samples, dtype=torch.float64, generator=generator) * total
+    drawn = torch.rand(num_samples, dtype=torch.float64, generator=generator, device="cpu") * total
     drawn.clamp_(max=torch.nextafter(total, torch.zeros_like(total)))  # a product may be rounded up
     return torch.searchsorted(sums, drawn, right=True)

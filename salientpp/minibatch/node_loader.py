@@ -279,7 +279,9 @@ def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | 
     type_ = None
     if None not in sizes:
         type_, nodes = split_type(nodes, sizes)
-    ids, is_mask = (torch.arange(sizes[type_]), False) if nodes is None else read_seeds(nodes, sizes[type_], type_)
+    ids, is_mask = (
+        (torch.arange(sizes[type_], device="cpu"), False) if nodes is None else read_seeds(nodes, sizes[type_], type_)
+    )
     if is_mask and input_id is None:
         input_id = ids
     check_one_per_seed(ids, input_time=time, input_id=input_id)

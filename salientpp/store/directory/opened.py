@@ -447,7 +447,7 @@ class PartitionedGraph:
         if name not in known:
             original = self._original_ids[name]
             inverse = torch.empty_like(original)
-            inverse[original] = torch.arange(original.numel())
+            inverse[original] = torch.arange(original.numel(), device="cpu")
             known[name] = inverse
         return known[name]
 
