@@ -22,7 +22,6 @@ else to do, takes ``--ratio`` times as long as training an epoch with all rows a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import statistics
 import sys
@@ -160,7 +159,7 @@ class Trainer:
     def __init__(self, part: salientpp.PartitionedGraph, hidden: int) -> None:
         torch.manual_seed(SEED)
         bare = GraphSAGE(part.num_features, hidden, len(FANOUTS), part.num_classes)
-        self.model, self._sums = DistributedDataParallel(bare), merge_partial(bare.convs[0])
+        self.model = DistributedDataParallel(merge_partial(bare))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.005)
 
     def train(self, loader: NeighborLoader, most_batches: int | None = None) -> float:
@@ -168,8 +167,7 @@ class Trainer:
         dist.barrier()
         started = time.perf_counter()
         for batch in islice(loader, most_batches):
-            with contextlib.nullcontext() if loader.partial_aggregation else self._sums.paused():
-                out = train_sage.forward(self.model, batch)
+            out = train_sage.forward(self.model, batch)
             loss = F.cross_entropy(out, batch.y[: batch.batch_size])
             self.optimizer.zero_grad()
             loss.backward()

@@ -1,21 +1,22 @@
-"""How does a layer of PyG's add sums that other machines have made to those that it makes itself?
+"""Layers of PyG's that add sums which other machines have made to those that they make themselves.
 
-A loader with ``partial_aggregation`` leaves neighbours out of its batches and gives their sums, means or maxima instead. The model stays as it is; one call of
-:func:`merge_partial` on its first layer makes that layer add them where it aggregates. What it gives, and its gradients, are those of the whole batch,
-up to rounding.
+A loader with ``partial_aggregation`` leaves neighbours out of its batches and gives their sums, means or maxima instead. :func:`merge_partial` makes the first
+layers of a model add them where they aggregate. Outputs and gradients are those of the whole batch, up to rounding.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCNConv, GINConv, GraphConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, MessagePassing, SAGEConv
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
+
+from salientpp.marked import EDGES, ROWS, EDGE_WEIGHTS, Delivered, Marked, mark, marked_in
 
 #: Layers whose messages are the rows of their sources, times an edge's weight if there is one.
 _LINEAR = (SAGEConv, GINConv, GraphConv, GCNConv, MessagePassing)
@@ -37,198 +38,320 @@ _WHY_NOT = {
 }
 
 
-class PartialMerge:
-    """What :func:`merge_partial` gives; nobody need keep it.
+#: Ends of the names of PyG's own dictionaries of hooks.
+_HOOKS = tuple(
+    f"_{kind}_forward{side}_hooks"
+    for kind in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for side in ("_pre", "")
+)
 
-    Args:
-        conv: the layer.
+#: Attribute of a layer: what its propagate() call under way works on.
+_CALL = "_salientpp_call"
+#: Attribute of a layer: the edges of its forward() call under way, where that got them without their mark.
+_OPENED = "_salientpp_opened"
+#: Attribute of a layer: whether its forward() call under way was given x as the loader gave it.
+_HAS_X = "_salientpp_has_x"
+
+#: Layers whose forward() works on each edge by itself. It may add and remove loops, and gets plain edges.
+_BY_EDGE = (GATConv, GATv2Conv)
+
+_Inputs = tuple[Any, Any, dict[str, Any]]
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+@dataclass
+class _Call:
+    """A call of propagate() on a batch with sums.
+
+    Attributes:
+        delivered: the batch.
+        level: of the rows that the call gives.
+        merges: the call is a first layer's.
+        merged: it has added the sums.
     """
 
-    def __init__(self, conv: MessagePassing) -> None:
-        self._name = type(conv).__name__
-        _check(conv, self._name)
-        self._takes_weight = "edge_weight" in inspect.signature(type(conv).message).parameters
-        self._linear: Callable[[Tensor], Tensor] | None = conv.lin if isinstance(conv, GCNConv) else None
-        self._given: Any = None  # a batch for the next call
-        self._paused = False
-        self._partial: Any = None  # of the call under way
-        self._x: Tensor | None = None
-        # What rows in the sums were multiplied by, and its version.
-        self._weight: tuple[Tensor, int] | None = None
-        self._merged = False
-        self._handles = [
-            conv.register_forward_pre_hook(self._begin, with_kwargs=True),
-            conv.register_forward_hook(self._end, always_call=True),
-            conv.register_propagate_forward_pre_hook(self._check_messages),
-            conv.register_aggregate_forward_hook(self._merge),
-        ]
-
-    def give(self, batch: Any) -> None:
-        """Name the batch of the layer's next call, where its ``edge_index`` is no longer the very tensor that the loader gave, as after ``batch.to(...)``."""
-        self._given = batch
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside this the layer takes whole graphs and batches of other loaders."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
-
-    def remove(self) -> None:
-        """Leave the layer as it was."""
-        for handle in self._handles:
-            handle.remove()
-
-    # --- hooks --------------------------------------------------------------------------------------------
-
-    def _begin(self, conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._partial, self._merged, given, self._given = None, False, self._given, None
-        if self._paused:
-            return
-        edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
-        x = args[0] if args else kwargs.get("x")
-        x = x[0] if isinstance(x, (tuple, list)) else x
-        if given is not None:
-            partial, weight = getattr(given, "partial", None), None
-            rows: Any = (given.x, given.x._version)
-            if partial is not None and partial.weight is not None:
-                weight = (given[partial.weight], given[partial.weight]._version)
-        else:
-            partial, rows, weight = getattr(edge_index, "salientpp_partial", (None, None, None))
-        if partial is None:
-            raise RuntimeError(
-                f"{self._name} merges partial sums, and was given edges that no loader with partial_aggregation gave, or a copy of such; after batch.to(...) "
-                "call give(batch) on what merge_partial returned, and for whole graphs and other loaders use its paused()"
-            )
-        if x is None or not _is(x, rows):
-            raise RuntimeError(
-                f"{self._name} merges partial sums of the batch's x, and was given another x: whatever is done to x before the first layer (dropout, scaling) "
-                "is not done to the rows in the sums; do it to the stored rows, or leave partial_aggregation out"
-            )
-        served = _REDUCTIONS[type(conv.aggr_module)]
-        if partial.reduction not in served:
-            raise ValueError(
-                f"{self._name} aggregates with {type(conv.aggr_module).__name__}, which goes on with partial_aggregation={' or '.join(map(repr, served))}, "
-                f"got {partial.reduction!r}"
-            )
-        self._partial, self._x, self._weight = partial, x, weight
-
-    def _check_messages(self, conv: MessagePassing, inputs: tuple[Any, Any, dict[str, Any]]) -> None:
-        if self._partial is None:
-            return
-        x = inputs[2].get("x")
-        x = x[0] if isinstance(x, (tuple, list)) else x
-        if self._linear is None and x is not self._x:
-            raise ValueError(
-                f"{self._name} sends other rows than the x it is given, and a sum of rows cannot stand for those; leave partial_aggregation out"
-            )
-        weight = inputs[2].get("edge_weight") if self._takes_weight else None
-        if self._weight is None:
-            if weight is not None:
-                raise ValueError(
-                    f"{self._name} was given edge_weight, and partial sums are without weights; pass the loader partial_weight=, the name of these weights, or "
-                    "leave edge_weight out"
-                )
-            return
-        name = self._partial.weight
-        if weight is None:
-            why = "was given none" if self._takes_weight else "takes none"
-            raise ValueError(
-                f"{self._name} {why} of the edge_weight that rows in the sums were multiplied by; pass batch.{name}, or leave the loader's partial_weight out"
-            )
-        if weight.requires_grad:
-            raise ValueError(
-                f"{self._name} was given an edge_weight that requires a gradient, and none reaches the weights of edges that sums have replaced; detach it, or "
-                "leave the loader's partial_aggregation out"
-            )
-        if not _is(weight, self._weight):
-            raise RuntimeError(
-                f"{self._name} merges sums of rows times the batch's {name}, and was given another edge_weight: what is done to weights is not done to those "
-                "in the sums; do it to the stored ones, or leave partial_aggregation out"
-            )
-
-    def _merge(self, conv: MessagePassing, inputs: tuple[dict[str, Any]], out: Tensor) -> Tensor | None:
-        partial = self._partial
-        if partial is None:
-            return None
-        self._merged = True
-        if not partial.target.numel():
-            return None
-        value = partial.value if self._linear is None else self._linear(partial.value)
-        merge = _MERGES[type(conv.aggr_module)]
-        return merge(out, inputs[0]["index"], partial.target, value.to(out.dtype), partial.count, partial.reduction)
-
-    def _end(self, conv: MessagePassing, args: tuple[Any, ...], out: Any) -> None:
-        was, self._partial, self._x, self._weight = self._partial, None, None, None
-        # Where the layer raised there is no output, and nothing to say.
-        if was is not None and out is not None and not self._merged:
-            raise RuntimeError(
-                f"{self._name} did not aggregate by PyG's aggregate(), where partial sums are merged; pass edge_index as a plain tensor"
-            )
+    delivered: Delivered
+    level: int
+    merges: bool
+    merged: bool = False
 
 
-def merge_partial(conv: MessagePassing) -> PartialMerge:
-    """Let a layer add the partial sums of its batches, ``batch.partial``, to what it aggregates.
+def merge_partial(model: Model) -> Model:
+    """Let a model train on batches with sums: its first layers add ``batch.partial`` to what they aggregate.
 
-    Call it once, on the first layer of a model with at most as many layers as ``num_neighbors`` has hops, for batches of a
-    :class:`~salientpp.NeighborLoader` with ``partial_aggregation``. The layer finds the sums by the ``edge_index`` of the batch, which it must be given as it
-    is, with ``x`` as it is. With the loader's ``partial_weight="w"`` a layer that takes ``edge_weight`` must be given ``batch.w``, as it is too; it gets no
-    gradient. Later layers need no call: what they give for vertices that sums belong to is not what the whole batch would, and does not
-    reach the seeds.
+    Call it on the whole model. It may be called again, and the model may be copied and pickled. The model takes batches of a
+    :class:`~salientpp.NeighborLoader` with ``partial_aggregation``, and any other batch or graph as before. A first layer is one that is given ``batch.x``; a
+    model can have several. With the loader's ``partial_weight="w"`` first layers must be given ``batch.w`` as ``edge_weight``; it gets no gradient.
+
+    Outputs of the seeds, ``out[:batch.batch_size]``, are those of the whole batch, and so are their gradients. A model that would give anything else raises at
+    its first forward. ``x``, ``edge_index`` and the weights of such a batch refuse operations that would be wrong.
 
     Args:
-        conv: a :class:`~torch_geometric.nn.SAGEConv` (mean, sum, max), :class:`~torch_geometric.nn.GINConv`, :class:`~torch_geometric.nn.GraphConv`,
+        model: with at most as many layers, one after the other, as ``num_neighbors`` has hops. First layers can be
+            :class:`~torch_geometric.nn.SAGEConv` (mean, sum, max), :class:`~torch_geometric.nn.GINConv`, :class:`~torch_geometric.nn.GraphConv`,
             :class:`~torch_geometric.nn.GCNConv` with ``normalize=False``, or a ``MessagePassing`` of yours whose messages are the rows of ``x``.
 
+    Returns:
+        The model.
+
     Raises:
-        ValueError: sums cannot stand for what this layer does with its messages, and why.
+        ValueError: no layer of the model can be a first one, and why.
     """
-    return PartialMerge(conv)
+    layers = [module for module in model.modules() if isinstance(module, MessagePassing)]
+    if not layers:
+        raise ValueError(f"merge_partial takes a model with layers of PyG's MessagePassing, got {type(model).__name__}")
+    reasons = [_why_not(layer) for layer in layers]
+    if all(reasons):
+        raise ValueError(f"merge_partial: {reasons[0]}")
+    for layer in layers:
+        if _before_propagate in layer._propagate_forward_pre_hooks.values():
+            continue
+        layer.register_forward_pre_hook(_before_forward, with_kwargs=True)
+        layer.register_forward_hook(_after_forward, always_call=True)
+        layer.register_edge_update_forward_pre_hook(_before_edge_update)
+        layer.register_propagate_forward_pre_hook(_before_propagate)
+        layer.register_aggregate_forward_hook(_merge)
+        layer.register_propagate_forward_hook(_after_propagate)
+    return model
 
 
-def _is(value: Tensor, given: tuple[Tensor, int]) -> bool:
-    """Whether this is that tensor, not written to since; a column may stand for a vector."""
-    tensor, version = given
-    is_there = value.data_ptr() == tensor.data_ptr() and value.dtype == tensor.dtype and value._version == version
-    return is_there and value.shape[:1] == tensor.shape[:1] and value.numel() == tensor.numel()
+# --- hooks: functions of the module, so that copies of a layer have them too -----------------------------------
 
 
-def _check(conv: Any, name: str) -> None:
-    if not isinstance(conv, MessagePassing):
-        raise ValueError(f"merge_partial takes a layer of PyG's MessagePassing, the model's first, got {name}")
+def _before_forward(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = list(marked_in([args, kwargs]))
+    setattr(conv, _CALL, None)
+    setattr(conv, _HAS_X, any(each.role == ROWS and each.level == 0 and each.is_given for each in given))
+    edges = next((each for each in given if each.role == EDGES), None)
+    opens = edges is not None and type(conv).forward in [known.forward for known in _BY_EDGE]
+    setattr(conv, _OPENED, edges if opens else None)
+    if not opens:
+        return None
+    return tuple(map(_plain_edges, args)), {name: _plain_edges(value) for name, value in kwargs.items()}
+
+
+def _after_forward(conv: MessagePassing, args: Any, out: Any) -> None:
+    for name in (_CALL, _OPENED, _HAS_X):
+        setattr(conv, name, None)
+
+
+def _before_edge_update(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
+    edge_index, size, kwargs = inputs
+    if _edges_of(conv, edge_index) is None:
+        return None
+    _check_hooks(conv)
+    _check_names(conv, conv._edge_user_args)
+    _refuse_first(conv, kwargs)
+    return _plain(edge_index), size, _plain(kwargs)
+
+
+def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
+    edge_index, size, kwargs = inputs
+    edges, name = _edges_of(conv, edge_index), type(conv).__name__
+    setattr(conv, _CALL, None)
+    if edges is None:
+        return None
+    _check_hooks(conv)
+    rows = [each for each in marked_in(kwargs) if each.role == ROWS]
+    if not rows or any(each.delivered is not edges.delivered for each in marked_in(kwargs)):
+        raise RuntimeError(
+            f"{name} was given the edges of a batch with sums, and rows that are neither the batch's x nor made from it, so nothing is known of those that sums "
+            "have replaced; leave the loader's partial_aggregation out"
+        )
+    sources = [each for each in marked_in([_source(value) for value in kwargs.values()]) if each.role == ROWS]
+    merges = any(each.level == 0 for each in sources)
+    level = max([1, *(each.level + 1 for each in sources), *(each.level for each in rows)])
+    if merges:
+        _check_first(conv, edges, kwargs)
+    elif level > edges.delivered.hops:
+        raise ValueError(
+            f"{name} is layer {level} of a model on batches with sums of {edges.delivered.hops} hops, and its outputs at the seeds need rows that sums have "
+            "replaced; give num_neighbors as many hops as the model has layers, or leave partial_aggregation out"
+        )
+    if conv.flow != "source_to_target" or conv.decomposed_layers != 1:
+        raise ValueError(
+            f"{name} must have flow='source_to_target' and decomposed_layers=1 on batches with sums, got {conv.flow!r} and {conv.decomposed_layers}"
+        )
+    _check_names(conv, conv._user_args)
+    setattr(conv, _CALL, _Call(edges.delivered, level, merges))
+    return _plain(edge_index), size, _plain(kwargs)
+
+
+def _merge(conv: MessagePassing, inputs: tuple[dict[str, Any]], out: Tensor) -> Tensor | None:
+    call: _Call | None = getattr(conv, _CALL, None)
+    if call is None or not call.merges:
+        return None
+    call.merged, partial = True, call.delivered.partial
+    if not partial.target.numel():
+        return None
+    value, target, count = (each.to(out.device) for each in (partial.value, partial.target, partial.count))
+    if isinstance(conv, GCNConv):
+        value = conv.lin(value)
+    merge = _MERGES[type(conv.aggr_module)]
+    return merge(out, inputs[0]["index"], target, value.to(out.dtype), count, partial.reduction)
+
+
+def _after_propagate(conv: MessagePassing, inputs: _Inputs, out: Any) -> Any:
+    call: _Call | None = getattr(conv, _CALL, None)
+    if call is None:
+        return None
+    setattr(conv, _CALL, None)
+    name = type(conv).__name__
+    if call.merges and not call.merged:
+        raise RuntimeError(
+            f"{name} did not aggregate by PyG's aggregate(), where sums are merged; give it edge_index as it is"
+        )
+    if not isinstance(out, Tensor) or not out.dim() or out.size(0) > call.delivered.num_nodes:
+        raise RuntimeError(
+            f"{name} must give a tensor with a row for each vertex of a batch with sums, got {type(out).__name__}"
+        )
+    return mark(out, call.delivered, ROWS, call.level)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def _source(value: Any) -> Any:
+    """Of a pair, what belongs to the sources of edges."""
+    return value[0] if isinstance(value, (tuple, list)) and value else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Marked):
+        return value.plain()
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if not hasattr(value, "_fields") else type(value)(*map(_plain, value))
+    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def _plain_edges(value: Any) -> Any:
+    return value.plain() if isinstance(value, Marked) and value.role == EDGES else value
+
+
+def _edges_of(conv: MessagePassing, edge_index: Any) -> Marked | None:
+    """The batch's edges that a layer works on; None: edges of another kind of batch or graph."""
+    if isinstance(edge_index, Marked):
+        return edge_index
+    return getattr(conv, _OPENED, None)
+
+
+def _check_hooks(conv: MessagePassing) -> None:
+    own = (_before_propagate, _after_propagate, _merge, _before_edge_update)
+    for name, hooks in vars(conv).items():
+        if name.endswith(_HOOKS) and any(hook not in own for hook in hooks.values()):
+            raise RuntimeError(
+                f"{type(conv).__name__} has a hook of PyG's ({name.strip('_')}) on a batch with sums, where it would see some of the messages only; remove it, "
+                "or use batches without partial_aggregation"
+            )
+    if conv.explain:
+        raise RuntimeError(
+            f"{type(conv).__name__} has explain=True on a batch with sums, and no mask reaches the edges that sums have replaced; use batches without "
+            "partial_aggregation"
+        )
+
+
+def _check_names(conv: MessagePassing, names: Iterable[str]) -> None:
+    """Raise where messages are computed from more than the rows and the target of their edge."""
+    asked = [name for name in names if name.startswith(("edge_index", "adj_t"))]
+    if asked:
+        raise ValueError(
+            f"{type(conv).__name__} asks for {asked[0]} in its messages, which lacks the edges that sums have replaced; leave partial_aggregation out"
+        )
+
+
+def _refuse_first(conv: MessagePassing, kwargs: dict[str, Any]) -> None:
+    if any(each.role == ROWS and each.level == 0 for each in marked_in(kwargs)):
+        raise ValueError(_why_not(conv) or f"{type(conv).__name__} computes on the edges of x before it sends messages")
+
+
+def _check_first(conv: MessagePassing, edges: Marked, kwargs: dict[str, Any]) -> None:
+    name, partial = type(conv).__name__, edges.delivered.partial
+    if why := _why_not(conv):
+        raise ValueError(
+            f"on a batch with sums, a layer that is given x must be one that can merge sums; {why}; leave partial_aggregation out"
+        )
+    if not edges.is_given:
+        raise RuntimeError(
+            f"{name} merges sums, and was given an edge_index that was cut or written to; give it batch.edge_index as it is"
+        )
+    x = _source(kwargs.get("x"))
+    is_x = (
+        isinstance(x, Marked)
+        and x.level == 0
+        and (getattr(conv, _HAS_X, False) if isinstance(conv, GCNConv) else x.is_given)
+    )
+    if not is_x:
+        raise RuntimeError(
+            f"{name} merges sums of the batch's x, and was given another x: what is done to x before the first layer (dropout, scaling, another dtype) is not "
+            "done to the rows in the sums; do it to the stored rows, or leave partial_aggregation out"
+        )
+    if not isinstance(conv, GCNConv) and x.requires_grad:
+        raise ValueError(
+            f"{name} was given an x that requires a gradient, and none reaches the rows in sums; detach it, or leave partial_aggregation out"
+        )
+    served = _REDUCTIONS[type(conv.aggr_module)]
+    if partial.reduction not in served:
+        raise ValueError(
+            f"{name} aggregates with {type(conv.aggr_module).__name__}, which goes on with partial_aggregation={' or '.join(map(repr, served))}, "
+            f"got {partial.reduction!r}"
+        )
+    _check_weight(conv, name, partial.weight, kwargs)
+
+
+def _check_weight(conv: MessagePassing, name: str, expected: str | None, kwargs: dict[str, Any]) -> None:
+    takes = "edge_weight" in inspect.signature(type(conv).message).parameters
+    weight = kwargs.get("edge_weight") if takes else None
+    if expected is None:
+        if weight is not None:
+            raise ValueError(
+                f"{name} was given edge_weight, and partial sums are without weights; pass the loader partial_weight=, the name of these weights, or leave "
+                "edge_weight out"
+            )
+        return
+    if weight is None:
+        why = "was given none" if takes else "takes none"
+        raise ValueError(
+            f"{name} {why} of the edge_weight that rows in the sums were multiplied by; pass batch.{expected}, or leave the loader's partial_weight out"
+        )
+    if weight.requires_grad:
+        raise ValueError(
+            f"{name} was given an edge_weight that requires a gradient, and none reaches the weights of edges that sums have replaced; detach it, or leave "
+            "the loader's partial_aggregation out"
+        )
+    if not (isinstance(weight, Marked) and weight.role == EDGE_WEIGHTS and weight.is_given):
+        raise RuntimeError(
+            f"{name} merges sums of rows times the batch's {expected}, and was given another edge_weight: what is done to weights is not done to those in the "
+            "sums; do it to the stored ones, or leave partial_aggregation out"
+        )
+
+
+def _why_not(conv: MessagePassing) -> str | None:
+    """Why sums cannot stand for what this layer does with its messages; None: they can."""
+    name = type(conv).__name__
     own = next((known for known in _LINEAR if type(conv).message is known.message), None)
     if own is None:
         why = "weighs them by attention" if hasattr(conv, "heads") else "has a message() of its own"
-        raise ValueError(
-            f"merge_partial: {name} {why}, so its messages are not known to be the rows of their sources, and a sum of rows cannot stand for them"
-        )
+        return f"{name} {why}, so its messages are not known to be the rows of their sources, and a sum of rows cannot stand for them"
     if getattr(conv, "project", False):
-        raise ValueError(
-            f"merge_partial: {name} with project=True sends relu(lin(x_j)), which is not linear in x_j; make it without project"
-        )
+        return f"{name} with project=True sends relu(lin(x_j)), which is not linear in x_j; make it without project"
     if own is GCNConv and not (isinstance(conv, GCNConv) and type(conv).forward is GCNConv.forward):
-        raise ValueError(f"merge_partial: {name} sends messages as a GCNConv does, and has a forward() of its own")
+        return f"{name} sends messages as a GCNConv does, and has a forward() of its own"
     if own is GCNConv and conv.normalize:
-        raise ValueError(
-            f"merge_partial: {name} normalises by the degrees of the batch, of which sums have no edges; make it with normalize=False"
+        return (
+            f"{name} normalises by the degrees of the batch, of which sums have no edges; make it with normalize=False"
         )
     aggregation = type(conv.aggr_module)
     if aggregation not in _REDUCTIONS or type(conv).aggregate is not MessagePassing.aggregate:
         kind = aggregation.__name__ if aggregation not in _REDUCTIONS else "an aggregate() of its own"
-        raise ValueError(
-            f"merge_partial: {name} aggregates with {kind}, {_WHY_NOT.get(kind, 'which is no plain sum, mean or maximum')}"
-        )
+        return f"{name} aggregates with {kind}, {_WHY_NOT.get(kind, 'which is no plain sum, mean or maximum')}"
     if own is GCNConv and aggregation is MaxAggregation:
-        raise ValueError(
-            f"merge_partial: {name} takes the maximum of lin(x_j), which does not follow from that of x_j; use a sum or mean"
-        )
+        return f"{name} takes the maximum of lin(x_j), which does not follow from that of x_j; use a sum or mean"
     if conv.flow != "source_to_target" or conv.decomposed_layers != 1 or conv.node_dim not in (-2, 0):
-        raise ValueError(
-            f"merge_partial: {name} must have flow='source_to_target', decomposed_layers=1 and node_dim=-2, got {conv.flow!r}, "
+        return (
+            f"{name} must have flow='source_to_target', decomposed_layers=1 and node_dim=-2, got {conv.flow!r}, "
             f"{conv.decomposed_layers} and {conv.node_dim}"
         )
+    return None
 
 
 # --- out [n, F] of the batch's own edges, into index [e]; the others' value [m, F] of count [m] neighbours of target [m] ----

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
+from salientpp.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, mark
 from salientpp.minibatch.batch import PartitionTemplate
 from salientpp.minibatch.neighbor_sampler import NeighborSampler
 from salientpp.minibatch.source import BatchSource
@@ -159,16 +161,20 @@ class PartialStages(BatchStages):
     def assemble(self, state: RowsSent) -> Finished:
         finished = super().assemble(state)
         if finished.batch is not None:
-            batch = finished.batch
-            x = batch[self.fetch.columns[0][1]]
-            weight = None if self.weight is None else batch[self.weight[0]]
-            # By this merge_partial knows whose edges, rows and weights a layer is given.
-            batch.edge_index.salientpp_partial = (
-                batch.partial,
-                (x, x._version),
-                None if weight is None else (weight, weight._version),
-            )
+            self._mark(finished.batch)
         return finished
+
+    def _mark(self, batch: Data | HeteroData) -> None:
+        """Mark the tensors that a model would use wrongly without :func:`salientpp.nn.merge_partial`."""
+        nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+        delivered = Delivered(
+            batch.partial, len(edges), int(batch.batch_size), sum(nodes), tuple(itertools.accumulate(edges))
+        )
+        roles = {"edge_index": EDGES, self.fetch.columns[0][1]: ROWS}
+        if self.weight is not None:
+            roles[self.weight[0]] = EDGE_WEIGHTS
+        for name, role in roles.items():
+            batch[name] = mark(batch[name], delivered, role, given=True)
 
 
 def weights_of(source: BatchSource, name: str | None) -> tuple[str, Tensor] | None:
