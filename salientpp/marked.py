@@ -1,7 +1,8 @@
 """Tensors of a batch with sums, which refuse every use that would be wrong.
 
-A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark. Operations on single rows keep it
-too. An operation over several rows, and every computation on ``edge_index``, is an error. :func:`salientpp.nn.merge_partial` gives layers the plain tensors.
+A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark. Operations on single rows
+keep it too. An operation over several rows, and every computation on ``edge_index``, is an error. :func:`salientpp.nn.merge_partial` gives the layers of a
+model the plain tensors.
 """
 
 from __future__ import annotations
@@ -17,28 +18,193 @@ EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
 
 #: Say what a tensor is, and compute nothing that a model would use.
 _DESCRIBES = frozenset(
-    "shape dtype device layout requires_grad is_leaf grad_fn grad ndim names output_nr _version _backward_hooks itemsize nbytes is_cuda is_cpu is_xpu "
-    "is_mps is_meta is_mkldnn is_sparse is_sparse_csr is_quantized is_nested retains_grad size dim ndimension numel nelement stride storage_offset "
-    "is_contiguous is_pinned is_shared element_size data_ptr untyped_storage __len__ __repr__ __format__ __hash__ is_floating_point is_complex "
-    "is_same_size is_inference is_signed is_neg is_conj get_device record_stream register_hook retain_grad equal allclose".split()
+    [
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "requires_grad",
+        "is_leaf",
+        "grad_fn",
+        "grad",
+        "ndim",
+        "names",
+        "output_nr",
+        "_version",
+        "_backward_hooks",
+        "itemsize",
+        "nbytes",
+        "is_cuda",
+        "is_cpu",
+        "is_xpu",
+        "is_mps",
+        "is_meta",
+        "is_mkldnn",
+        "is_sparse",
+        "is_sparse_csr",
+        "is_quantized",
+        "is_nested",
+        "retains_grad",
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "stride",
+        "storage_offset",
+        "is_contiguous",
+        "is_pinned",
+        "is_shared",
+        "element_size",
+        "data_ptr",
+        "untyped_storage",
+        "__len__",
+        "__repr__",
+        "__format__",
+        "__hash__",
+        "is_floating_point",
+        "is_complex",
+        "is_same_size",
+        "is_inference",
+        "is_signed",
+        "is_neg",
+        "is_conj",
+        "get_device",
+        "record_stream",
+        "register_hook",
+        "retain_grad",
+        "equal",
+        "allclose",
+    ]
 )
 #: Give the same values, perhaps elsewhere.
-_COPIES = frozenset("to cpu cuda clone detach detach_ contiguous pin_memory share_memory_ alias requires_grad_".split())
+_COPIES = frozenset(
+    [
+        "to",
+        "cpu",
+        "cuda",
+        "clone",
+        "detach",
+        "detach_",
+        "contiguous",
+        "pin_memory",
+        "share_memory_",
+        "alias",
+        "requires_grad_",
+    ]
+)
 #: Work on every element by itself, without the underscores of methods and of operations in place.
 _ELEMENTWISE = frozenset(
-    "abs neg exp expm1 log log1p sqrt rsqrt square reciprocal sin cos tanh sigmoid logsigmoid log_sigmoid relu relu6 leaky_relu prelu rrelu elu selu celu "
-    "gelu silu mish softplus softsign tanhshrink softshrink hardshrink hardtanh hardsigmoid hardswish threshold erf sign clamp clip nan_to_num "
-    "add radd iadd sub subtract rsub isub mul multiply rmul imul div divide truediv rdiv rtruediv itruediv true_divide pow rpow maximum minimum lerp "
-    "addcmul addcdiv where masked_fill gt lt ge le eq ne isnan isfinite isinf logical_not logical_and logical_or invert and or "
-    "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout zeros_like ones_like rand_like randn_like empty_like full_like "
-    "float double half bfloat16 type type_as to".split()
+    [
+        "abs",
+        "neg",
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "square",
+        "reciprocal",
+        "sin",
+        "cos",
+        "tanh",
+        "sigmoid",
+        "logsigmoid",
+        "log_sigmoid",
+        "relu",
+        "relu6",
+        "leaky_relu",
+        "prelu",
+        "rrelu",
+        "elu",
+        "selu",
+        "celu",
+        "gelu",
+        "silu",
+        "mish",
+        "softplus",
+        "softsign",
+        "tanhshrink",
+        "softshrink",
+        "hardshrink",
+        "hardtanh",
+        "hardsigmoid",
+        "hardswish",
+        "threshold",
+        "erf",
+        "sign",
+        "clamp",
+        "clip",
+        "nan_to_num",
+        "add",
+        "radd",
+        "iadd",
+        "sub",
+        "subtract",
+        "rsub",
+        "isub",
+        "mul",
+        "multiply",
+        "rmul",
+        "imul",
+        "div",
+        "divide",
+        "truediv",
+        "rdiv",
+        "rtruediv",
+        "itruediv",
+        "true_divide",
+        "pow",
+        "rpow",
+        "maximum",
+        "minimum",
+        "lerp",
+        "addcmul",
+        "addcdiv",
+        "where",
+        "masked_fill",
+        "gt",
+        "lt",
+        "ge",
+        "le",
+        "eq",
+        "ne",
+        "isnan",
+        "isfinite",
+        "isinf",
+        "logical_not",
+        "logical_and",
+        "logical_or",
+        "invert",
+        "and",
+        "or",
+        "dropout",
+        "alpha_dropout",
+        "feature_dropout",
+        "feature_alpha_dropout",
+        "native_dropout",
+        "zeros_like",
+        "ones_like",
+        "rand_like",
+        "randn_like",
+        "empty_like",
+        "full_like",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "type",
+        "type_as",
+        "to",
+    ]
 )
 #: Work along these dimensions: the position of ``dim`` among the arguments, and what it is if left out. The first dimension is refused.
 _ALONG: dict[str, tuple[int, Any]] = {
-    **{name: (1, None) for name in "softmax log_softmax sum mean amax amin max min logsumexp prod cumsum std var argmax".split()},
-    **{name: (1, None) for name in "cat concat concatenate unsqueeze squeeze stack narrow select unbind".split()},
-    **{name: (2, None) for name in "norm vector_norm linalg_vector_norm".split()},
-    **{name: (2, 0) for name in "chunk split".split()},
+    **dict.fromkeys(["softmax", "log_softmax", "sum", "mean", "amax", "amin", "max", "min", "logsumexp", "prod", "cumsum", "std", "var", "argmax"], (1, None)),
+    **dict.fromkeys(["cat", "concat", "concatenate", "unsqueeze", "squeeze", "stack", "narrow", "select", "unbind"], (1, None)),
+    **dict.fromkeys(["norm", "vector_norm", "linalg_vector_norm"], (2, None)),
+    **dict.fromkeys(["chunk", "split"], (2, 0)),
     "normalize": (2, 1),
     "glu": (1, -1),
     "flatten": (1, 0),
@@ -161,9 +327,9 @@ def _name_of(func: Any) -> str:
 
 
 def _refuse(name: str, role: str, why: str) -> RuntimeError:
-    return RuntimeError(
-        f"{name.strip('_') if name.startswith('__') else name} was called on {'what came from ' if role != EDGES else ''}the {role} of a batch with sums (partial_aggregation), {why}"
-    )
+    called = name.strip("_") if name.startswith("__") else name
+    subject = f"the {role}" if role == EDGES else f"what came from the {role}"
+    return RuntimeError(f"{called} was called on {subject} of a batch with sums (partial_aggregation), {why}")
 
 
 def _first_of(value: Marked, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
@@ -213,11 +379,11 @@ def _check(func: Any, name: str, marked: list[Marked], args: Sequence[Any], kwar
         raise _refuse(
             name,
             role,
-            "while training: its mean would be over the rows that the batch has, and sums have replaced others; use LayerNorm, or leave partial_aggregation out",
+            "while training: its mean would lack the rows that sums have replaced; use LayerNorm, or leave partial_aggregation out",
         )
     in_place = (
         name.endswith("_") and not name.startswith("__")
-    ) or name.startswith("__i") and name != "__invert__" or kwargs.get("inplace") or kwargs.get("out") is not None  # fmt: skip
+    ) or (name.startswith("__i") and name != "__invert__") or kwargs.get("inplace") or kwargs.get("out") is not None  # fmt: skip
     if in_place and any(each.is_given for each in marked):
         raise _refuse(
             name, role, "in place: what is done to rows of the batch is not done to the rows in the sums; do it to the stored rows"

@@ -7,7 +7,7 @@ layers of a model add them where they aggregate. Outputs and gradients are those
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, MessagePassing, SAGEConv
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
 
-from salientpp.marked import EDGES, ROWS, EDGE_WEIGHTS, Delivered, Marked, mark, marked_in
+from salientpp.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
 
 #: Layers whose messages are the rows of their sources, times an edge's weight if there is one.
 _LINEAR = (SAGEConv, GINConv, GraphConv, GCNConv, MessagePassing)
@@ -47,12 +47,12 @@ _HOOKS = tuple(
 
 #: Attribute of a layer: what its propagate() call under way works on.
 _CALL = "_salientpp_call"
-#: Attribute of a layer: the edges of its forward() call under way, where that got them without their mark.
+#: Attribute of a layer: the same for its forward() call, where that got all tensors without their marks.
 _OPENED = "_salientpp_opened"
 #: Attribute of a layer: whether its forward() call under way was given x as the loader gave it.
 _HAS_X = "_salientpp_has_x"
 
-#: Layers whose forward() works on each edge by itself. It may add and remove loops, and gets plain edges.
+#: Layers whose forward() works on each edge by itself. It may add and remove loops, and gets plain tensors.
 _BY_EDGE = (GATConv, GATv2Conv)
 
 _Inputs = tuple[Any, Any, dict[str, Any]]
@@ -108,7 +108,6 @@ def merge_partial(model: Model) -> Model:
             continue
         layer.register_forward_pre_hook(_before_forward, with_kwargs=True)
         layer.register_forward_hook(_after_forward, always_call=True)
-        layer.register_edge_update_forward_pre_hook(_before_edge_update)
         layer.register_propagate_forward_pre_hook(_before_propagate)
         layer.register_aggregate_forward_hook(_merge)
         layer.register_propagate_forward_hook(_after_propagate)
@@ -120,49 +119,57 @@ def merge_partial(model: Model) -> Model:
 
 def _before_forward(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = list(marked_in([args, kwargs]))
-    setattr(conv, _CALL, None)
+    for name in (_CALL, _OPENED):
+        setattr(conv, name, None)
     setattr(conv, _HAS_X, any(each.role == ROWS and each.level == 0 and each.is_given for each in given))
     edges = next((each for each in given if each.role == EDGES), None)
-    opens = edges is not None and type(conv).forward in [known.forward for known in _BY_EDGE]
-    setattr(conv, _OPENED, edges if opens else None)
-    if not opens:
+    if edges is None or type(conv).forward not in [known.forward for known in _BY_EDGE]:
         return None
-    return tuple(map(_plain_edges, args)), {name: _plain_edges(value) for name, value in kwargs.items()}
+    named = dict(enumerate(args)) | kwargs
+    setattr(conv, _OPENED, _call_on(conv, edges, named))
+    return _plain(args), _plain(kwargs)
 
 
-def _after_forward(conv: MessagePassing, args: Any, out: Any) -> None:
+def _after_forward(conv: MessagePassing, args: Any, out: Any) -> Any:
+    opened: _Call | None = getattr(conv, _OPENED, None)
     for name in (_CALL, _OPENED, _HAS_X):
         setattr(conv, name, None)
-
-
-def _before_edge_update(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
-    edge_index, size, kwargs = inputs
-    if _edges_of(conv, edge_index) is None:
-        return None
-    _check_hooks(conv)
-    _check_names(conv, conv._edge_user_args)
-    _refuse_first(conv, kwargs)
-    return _plain(edge_index), size, _plain(kwargs)
+    # A layer that raised has no output.
+    return None if opened is None or out is None else _marked(conv, out, opened)
 
 
 def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
     edge_index, size, kwargs = inputs
-    edges, name = _edges_of(conv, edge_index), type(conv).__name__
     setattr(conv, _CALL, None)
-    if edges is None:
+    if not isinstance(edge_index, Marked):
         return None
-    _check_hooks(conv)
-    rows = [each for each in marked_in(kwargs) if each.role == ROWS]
-    if not rows or any(each.delivered is not edges.delivered for each in marked_in(kwargs)):
-        raise RuntimeError(
-            f"{name} was given the edges of a batch with sums, and rows that are neither the batch's x nor made from it, so nothing is known of those that sums "
-            "have replaced; leave the loader's partial_aggregation out"
+    call = _call_on(conv, edge_index, kwargs)
+    asked = conv.inspector.get_flat_param_names(["message", "aggregate", "update"])
+    lacking = [name for name in asked if name.startswith(("edge_index", "adj_t"))]
+    if lacking:
+        raise ValueError(
+            f"{type(conv).__name__} asks for {lacking[0]} in its messages, which lacks the edges that sums have replaced; leave partial_aggregation out"
         )
-    sources = [each for each in marked_in([_source(value) for value in kwargs.values()]) if each.role == ROWS]
+    setattr(conv, _CALL, call)
+    return edge_index.plain(), size, _plain(kwargs)
+
+
+def _call_on(conv: MessagePassing, edges: Marked, given: dict[Any, Any]) -> _Call:
+    """The call of a layer with these arguments; raises where its outputs at the seeds would not be those of the whole batch."""
+    name = type(conv).__name__
+    _check_hooks(conv)
+    marked = list(marked_in(given))
+    rows = [each for each in marked if each.role == ROWS]
+    if not rows or any(each.delivered is not edges.delivered for each in marked):
+        raise RuntimeError(
+            f"{name} was given the edges of a batch with sums, and rows that are neither the batch's x nor made from it. "
+            "Nothing is known of the rows that sums have replaced; leave the loader's partial_aggregation out"
+        )
+    sources = [each for each in marked_in([_source(value) for value in given.values()]) if each.role == ROWS]
     merges = any(each.level == 0 for each in sources)
     level = max([1, *(each.level + 1 for each in sources), *(each.level for each in rows)])
     if merges:
-        _check_first(conv, edges, kwargs)
+        _check_first(conv, edges, given)
     elif level > edges.delivered.hops:
         raise ValueError(
             f"{name} is layer {level} of a model on batches with sums of {edges.delivered.hops} hops, and its outputs at the seeds need rows that sums have "
@@ -172,9 +179,7 @@ def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
         raise ValueError(
             f"{name} must have flow='source_to_target' and decomposed_layers=1 on batches with sums, got {conv.flow!r} and {conv.decomposed_layers}"
         )
-    _check_names(conv, conv._user_args)
-    setattr(conv, _CALL, _Call(edges.delivered, level, merges))
-    return _plain(edge_index), size, _plain(kwargs)
+    return _Call(edges.delivered, level, merges)
 
 
 def _merge(conv: MessagePassing, inputs: tuple[dict[str, Any]], out: Tensor) -> Tensor | None:
@@ -201,9 +206,13 @@ def _after_propagate(conv: MessagePassing, inputs: _Inputs, out: Any) -> Any:
         raise RuntimeError(
             f"{name} did not aggregate by PyG's aggregate(), where sums are merged; give it edge_index as it is"
         )
+    return _marked(conv, out, call)
+
+
+def _marked(conv: MessagePassing, out: Any, call: _Call) -> Marked:
     if not isinstance(out, Tensor) or not out.dim() or out.size(0) > call.delivered.num_nodes:
         raise RuntimeError(
-            f"{name} must give a tensor with a row for each vertex of a batch with sums, got {type(out).__name__}"
+            f"{type(conv).__name__} must give a tensor with a row for each vertex of a batch with sums, got {type(out).__name__}"
         )
     return mark(out, call.delivered, ROWS, call.level)
 
@@ -224,19 +233,8 @@ def _plain(value: Any) -> Any:
     return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
-def _plain_edges(value: Any) -> Any:
-    return value.plain() if isinstance(value, Marked) and value.role == EDGES else value
-
-
-def _edges_of(conv: MessagePassing, edge_index: Any) -> Marked | None:
-    """The batch's edges that a layer works on; None: edges of another kind of batch or graph."""
-    if isinstance(edge_index, Marked):
-        return edge_index
-    return getattr(conv, _OPENED, None)
-
-
 def _check_hooks(conv: MessagePassing) -> None:
-    own = (_before_propagate, _after_propagate, _merge, _before_edge_update)
+    own = (_before_propagate, _after_propagate, _merge)
     for name, hooks in vars(conv).items():
         if name.endswith(_HOOKS) and any(hook not in own for hook in hooks.values()):
             raise RuntimeError(
@@ -248,20 +246,6 @@ def _check_hooks(conv: MessagePassing) -> None:
             f"{type(conv).__name__} has explain=True on a batch with sums, and no mask reaches the edges that sums have replaced; use batches without "
             "partial_aggregation"
         )
-
-
-def _check_names(conv: MessagePassing, names: Iterable[str]) -> None:
-    """Raise where messages are computed from more than the rows and the target of their edge."""
-    asked = [name for name in names if name.startswith(("edge_index", "adj_t"))]
-    if asked:
-        raise ValueError(
-            f"{type(conv).__name__} asks for {asked[0]} in its messages, which lacks the edges that sums have replaced; leave partial_aggregation out"
-        )
-
-
-def _refuse_first(conv: MessagePassing, kwargs: dict[str, Any]) -> None:
-    if any(each.role == ROWS and each.level == 0 for each in marked_in(kwargs)):
-        raise ValueError(_why_not(conv) or f"{type(conv).__name__} computes on the edges of x before it sends messages")
 
 
 def _check_first(conv: MessagePassing, edges: Marked, kwargs: dict[str, Any]) -> None:
