@@ -17,188 +17,28 @@ from torch import Tensor
 EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
 
 #: Say what a tensor is, and compute nothing that a model would use.
-_DESCRIBES = frozenset(
-    [
-        "shape",
-        "dtype",
-        "device",
-        "layout",
-        "requires_grad",
-        "is_leaf",
-        "grad_fn",
-        "grad",
-        "ndim",
-        "names",
-        "output_nr",
-        "_version",
-        "_backward_hooks",
-        "itemsize",
-        "nbytes",
-        "is_cuda",
-        "is_cpu",
-        "is_xpu",
-        "is_mps",
-        "is_meta",
-        "is_mkldnn",
-        "is_sparse",
-        "is_sparse_csr",
-        "is_quantized",
-        "is_nested",
-        "retains_grad",
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "stride",
-        "storage_offset",
-        "is_contiguous",
-        "is_pinned",
-        "is_shared",
-        "element_size",
-        "data_ptr",
-        "untyped_storage",
-        "__len__",
-        "__repr__",
-        "__format__",
-        "__hash__",
-        "is_floating_point",
-        "is_complex",
-        "is_same_size",
-        "is_inference",
-        "is_signed",
-        "is_neg",
-        "is_conj",
-        "get_device",
-        "record_stream",
-        "register_hook",
-        "retain_grad",
-        "equal",
-        "allclose",
-    ]
-)
+_DESCRIBES = frozenset([
+    "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "grad", "ndim", "names", "output_nr", "_version", "_backward_hooks",
+    "itemsize", "nbytes", "is_cuda", "is_cpu", "is_xpu", "is_mps", "is_meta", "is_mkldnn", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested",
+    "retains_grad", "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "is_pinned", "is_shared",
+    "element_size", "data_ptr", "untyped_storage", "__len__", "__repr__", "__format__", "__hash__", "is_floating_point", "is_complex", "is_same_size",
+    "is_inference", "is_signed", "is_neg", "is_conj", "get_device", "record_stream", "register_hook", "retain_grad", "equal", "allclose"
+])  # fmt: skip
 #: Give the same values, perhaps elsewhere.
-_COPIES = frozenset(
-    [
-        "to",
-        "cpu",
-        "cuda",
-        "clone",
-        "detach",
-        "detach_",
-        "contiguous",
-        "pin_memory",
-        "share_memory_",
-        "alias",
-        "requires_grad_",
-    ]
-)
+_COPIES = frozenset([
+    "to", "cpu", "cuda", "clone", "detach", "detach_", "contiguous", "pin_memory", "share_memory_", "alias", "requires_grad_"
+])  # fmt: skip
 #: Work on every element by itself, without the underscores of methods and of operations in place.
-_ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "neg",
-        "exp",
-        "expm1",
-        "log",
-        "log1p",
-        "sqrt",
-        "rsqrt",
-        "square",
-        "reciprocal",
-        "sin",
-        "cos",
-        "tanh",
-        "sigmoid",
-        "logsigmoid",
-        "log_sigmoid",
-        "relu",
-        "relu6",
-        "leaky_relu",
-        "prelu",
-        "rrelu",
-        "elu",
-        "selu",
-        "celu",
-        "gelu",
-        "silu",
-        "mish",
-        "softplus",
-        "softsign",
-        "tanhshrink",
-        "softshrink",
-        "hardshrink",
-        "hardtanh",
-        "hardsigmoid",
-        "hardswish",
-        "threshold",
-        "erf",
-        "sign",
-        "clamp",
-        "clip",
-        "nan_to_num",
-        "add",
-        "radd",
-        "iadd",
-        "sub",
-        "subtract",
-        "rsub",
-        "isub",
-        "mul",
-        "multiply",
-        "rmul",
-        "imul",
-        "div",
-        "divide",
-        "truediv",
-        "rdiv",
-        "rtruediv",
-        "itruediv",
-        "true_divide",
-        "pow",
-        "rpow",
-        "maximum",
-        "minimum",
-        "lerp",
-        "addcmul",
-        "addcdiv",
-        "where",
-        "masked_fill",
-        "gt",
-        "lt",
-        "ge",
-        "le",
-        "eq",
-        "ne",
-        "isnan",
-        "isfinite",
-        "isinf",
-        "logical_not",
-        "logical_and",
-        "logical_or",
-        "invert",
-        "and",
-        "or",
-        "dropout",
-        "alpha_dropout",
-        "feature_dropout",
-        "feature_alpha_dropout",
-        "native_dropout",
-        "zeros_like",
-        "ones_like",
-        "rand_like",
-        "randn_like",
-        "empty_like",
-        "full_like",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "type",
-        "type_as",
-        "to",
-    ]
-)
+_ELEMENTWISE = frozenset([
+    "abs", "neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "tanh", "sigmoid", "logsigmoid", "log_sigmoid",
+    "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "softsign", "tanhshrink", "softshrink",
+    "hardshrink", "hardtanh", "hardsigmoid", "hardswish", "threshold", "erf", "sign", "clamp", "clip", "nan_to_num", "add", "radd", "iadd", "sub",
+    "subtract", "rsub", "isub", "mul", "multiply", "rmul", "imul", "div", "divide", "truediv", "rdiv", "rtruediv", "itruediv", "true_divide", "pow",
+    "rpow", "maximum", "minimum", "lerp", "addcmul", "addcdiv", "where", "masked_fill", "gt", "lt", "ge", "le", "eq", "ne", "isnan", "isfinite", "isinf",
+    "logical_not", "logical_and", "logical_or", "invert", "and", "or", "dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout",
+    "native_dropout", "zeros_like", "ones_like", "rand_like", "randn_like", "empty_like", "full_like", "float", "double", "half", "bfloat16", "type",
+    "type_as", "to"
+])  # fmt: skip
 #: Work along these dimensions: the position of ``dim`` among the arguments, and what it is if left out. The first dimension is refused.
 _ALONG: dict[str, tuple[int, Any]] = {
     **dict.fromkeys(["softmax", "log_softmax", "sum", "mean", "amax", "amin", "max", "min", "logsumexp", "prod", "cumsum", "std", "var", "argmax"], (1, None)),
@@ -253,8 +93,7 @@ class Marked(Tensor):
     @property
     def is_given(self) -> bool:
         """Whether the values are those that the loader gave."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return self._version_given == self._version
+        return self._version_given == _version_of(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Marked:
         copied = mark(self.plain().detach().clone(), self.delivered, self.role, self.level, given=self.is_given)
@@ -265,7 +104,7 @@ class Marked(Tensor):
         """Come out of a file or another process, where numbers of versions start anew."""
         was_given = state.pop("was_given")
         self.__dict__.update(state)
-        self._version_given = self._version if was_given else None
+        self._version_given = _version_of(self) if was_given else None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {"delivered": self.delivered, "role": self.role, "level": self.level, "was_given": self.is_given}
@@ -297,7 +136,7 @@ def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: 
     with torch._C.DisableTorchFunctionSubclass():
         marked = value if isinstance(value, Marked) else value.as_subclass(Marked)
         marked.delivered, marked.role, marked.level = delivered, role, level
-        marked._version_given = marked._version if given else None
+        marked._version_given = _version_of(marked) if given else None
     return marked
 
 
@@ -310,6 +149,12 @@ def marked_in(value: Any) -> Iterator[Marked]:
             yield from marked_in(each)
     elif isinstance(value, dict):
         yield from marked_in(list(value.values()))
+
+
+def _version_of(tensor: Tensor) -> int:
+    """Counts changes in place. Tensors of inference mode have no version; changes in place of what the loader gave are refused there too."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return -1 if tensor.is_inference() else tensor._version
 
 
 def _rebuild(value: Tensor, state: dict[str, Any]) -> Marked:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from graphs import random_data, random_hetero
 from torch import Tensor
-from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, LEConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, GraphSAGE, LEConv, MessagePassing, SAGEConv
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
@@ -269,6 +269,27 @@ def test_the_host_sums_up_for_its_device_what_it_would_copy(roots, parts, option
         assert found["copied"] + found["host sums"] < found["copied whole"]
         assert all(found[kind] > 0 for kind in ("sums", "both", "only_sums", "neither"))
         assert (found["device rows"] > 0) == ("gpu_fraction" in options)
+
+
+def check_evaluation(rank: int, root: str) -> float:
+    """The largest difference at the seeds, without gradients and in inference mode, under DDP."""
+    torch.manual_seed(5)
+    whole = torch.nn.parallel.DistributedDataParallel(GraphSAGE(WIDTH, 8, 2, 6).double())
+    merged = torch.nn.parallel.DistributedDataParallel(merge_partial(GraphSAGE(WIDTH, 8, 2, 6).double()))
+    merged.load_state_dict(whole.state_dict())
+    worst, sums = 0.0, 0
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            for full, ours in zip(loader_of(root), loader_of(root, partial_aggregation="mean"), strict=True):
+                outs = [model(each.x, each.edge_index) for model, each in ((whole, full), (merged, ours))]
+                worst = max(worst, float((outs[0][: full.batch_size] - outs[1][: full.batch_size]).abs().max()))
+                sums += ours.partial.target.numel()
+    assert sums
+    return worst
+
+
+def test_evaluation_under_ddp_and_in_inference_mode_is_that_of_whole_batches(roots):
+    assert max(distributed.run(check_evaluation, 2, roots[2])) < 1e-12
 
 
 def check_uneven(rank: int, root: str) -> tuple[bool, ...]:
