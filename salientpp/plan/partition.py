@@ -27,6 +27,7 @@ seed set. Three steps:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -215,7 +216,8 @@ def assign_parts(
     elif method == "kaminpar":
         assignment = _partition_with_kaminpar(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
     else:
-        assignment = _partition_with_metis(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
+        with _memory_of_metis(graph):
+            assignment = _partition_with_metis(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
     return PartitionAssignment(
         assignment=assignment,
         num_parts=num_parts,
@@ -338,6 +340,18 @@ def _deal_at_random(seed_sets: Sequence[Tensor], num_vertices: int, num_parts: i
     return torch.from_numpy(assignment)
 
 
+def _memory_of_metis(graph: Graph) -> contextlib.AbstractContextManager[None]:
+    """Turns memory that runs out before, in or after METIS into an error that says what it needs."""
+    num_ends = min(2 * graph.num_edges, _MOST_EDGE_ENDS)  # in both directions, of which repeats are one
+    what = f"{graph.num_vertices} vertices and up to {num_ends} edge ends"
+    return names_memory("METIS", what, _metis_bytes(graph.num_vertices, num_ends), _LESS_THAN_METIS)
+
+
+def _metis_bytes(num_vertices: int, num_ends: int) -> int:
+    """An estimate of the memory that METIS takes, with the copies of its input."""
+    return 100 * num_vertices + 128 * num_ends
+
+
 def _partition_with_metis(
     graph: Graph,
     num_parts: int,
@@ -361,33 +375,6 @@ def _partition_with_metis(
             f"{edge_total / 2:.0f}, too many for the {idx_t} integers of this METIS; scale edge_weights down, install a "
             "pymetis built with 64-bit integers, use method='random' or give an assignment"
         )
-    # Edges in both directions, of which repeats are one: at most this many edge ends.
-    num_ends = min(2 * graph.num_edges, _MOST_EDGE_ENDS)
-    with names_memory(
-        "METIS",
-        f"{graph.num_vertices} vertices and up to {num_ends} edge ends",
-        _metis_bytes(graph.num_vertices, num_ends),
-        _LESS_THAN_METIS,
-    ):
-        return _run_metis(pymetis, idx_t, graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
-
-
-def _metis_bytes(num_vertices: int, num_ends: int) -> int:
-    """An estimate of the memory that METIS takes, with the copies of its input."""
-    return 100 * num_vertices + 128 * num_ends
-
-
-def _run_metis(
-    pymetis: Any,
-    idx_t: Any,
-    graph: Graph,
-    num_parts: int,
-    weights: _Weights,
-    edge_weights: Tensor | None,
-    weight_of_each: Tensor | None,
-    tolerance: float,
-    seed: int,
-) -> Tensor:
     indptr, indices, symmetric_weights = _symmetrise(graph, edge_weights, weight_of_each)
     if indices.numel() > _MOST_EDGE_ENDS:
         indptr, indices, symmetric_weights = _thin(indptr, indices, symmetric_weights)
