@@ -95,7 +95,10 @@ def test_a_disk_without_room_for_the_probabilities_is_an_error_that_the_same_com
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        with pytest.raises(OSError, match=r"cannot be written \(No space left on device\); make room .* give the same"):
+        with pytest.raises(
+            OSError,
+            match=r"cannot be written \(No space left on device\); the disk is full: make room. Then give the same",
+        ):
             salientpp.partition(data, 2, root, [3, 2], 8)
     steps = []
     salientpp.partition(data, 2, root, [3, 2], 8, on_step=steps.append)
