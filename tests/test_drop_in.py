@@ -737,7 +737,8 @@ def test_negatives_are_uniform_or_by_weight(most, monkeypatch):
     monkeypatch.setattr(neighbor_sampler, "_MOST_MULTINOMIAL", most)
     data = Data(edge_index=star(5), num_nodes=6)
     weight = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.0, 4.0])
-    for given, chances in ((None, [1 / 6] * 6), (weight, (weight.double() / 10).tolist())):
+    shares = (weight.double() / 10).tolist()
+    for given, chances in ((None, [1 / 6] * 6), (weight, shares), (weight.long(), shares)):
         sampling = NegativeSampling("binary", 100, src_weight=given, dst_weight=given)
         loader = LinkNeighborLoader(data, [], batch_size=5, neg_sampling=sampling, seed=1)
         for side in range(2):
@@ -775,6 +776,18 @@ def test_negatives_by_weight_may_be_of_more_vertices_than_torch_draws_from():
     weight.zero_()
     with pytest.raises(ValueError, match="dst_weight of neg_sampling must hold numbers >= 0, finite and not all 0"):
         loader(torch.arange(2))
+
+
+@pytest.mark.parametrize(
+    "weight", [[-1.0] * 60, [float("nan")] * 60, [0.0] * 60, [-1] * 60], ids=["negative", "NaN", "zero", "integers"]
+)
+def test_weights_of_negatives_that_cannot_be_are_refused_by_name(weight):
+    given = NegativeSampling("binary", src_weight=torch.tensor(weight), dst_weight=torch.ones(60))
+    loader = LinkNeighborLoader(random_data(60, 300), [2], batch_size=4, neg_sampling=given)
+    with pytest.raises(
+        ValueError, match="src_weight of neg_sampling must hold numbers >= 0, finite and not all 0, got"
+    ):
+        loader([0, 1])
 
 
 # --- times, trees, weights: laws without a peer -------------------------------------------------------------

@@ -488,9 +488,20 @@ class _KeyedNegatives:
             raise ValueError(
                 f"{endpoint}_weight of neg_sampling must have {num_nodes} entries, one per vertex, got {weight.numel()}"
             )
-        if num_nodes <= _MOST_MULTINOMIAL:
-            return torch.multinomial(weight.cpu(), num_samples, replacement=True, generator=self._generator)
-        return _drawn_by_weight(weight, num_samples, endpoint, self._generator)
+        if num_nodes > _MOST_MULTINOMIAL:
+            return _drawn_by_weight(weight, num_samples, endpoint, self._generator)
+        try:
+            chances = weight.cpu() if weight.is_floating_point() else weight.cpu().double()
+            return torch.multinomial(chances, num_samples, replacement=True, generator=self._generator)
+        except RuntimeError as error:
+            raise _bad_weights(weight, endpoint) from error
+
+
+def _bad_weights(weight: Tensor, endpoint: str) -> ValueError:
+    least, most = (weight.min().item(), weight.max().item()) if weight.numel() else ("nothing", "nothing")
+    return ValueError(
+        f"{endpoint}_weight of neg_sampling must hold numbers >= 0, finite and not all 0, got {least} to {most}"
+    )
 
 
 #: torch.multinomial takes no more weights.
@@ -510,9 +521,7 @@ def _drawn_by_weight(weight: Tensor, num_samples: int, endpoint: str, generator:
     if sums is None or version != weight._version:
         on_cpu = weight.detach().cpu().to(torch.float64)
         if not bool((on_cpu >= 0).all()) or not 0 < float(on_cpu.sum()) < float("inf"):
-            raise ValueError(
-                f"{endpoint}_weight of neg_sampling must hold numbers >= 0, finite and not all 0, got {float(on_cpu.min())} to {float(on_cpu.max())}"
-            )
+            raise _bad_weights(on_cpu, endpoint)
         sums = on_cpu.cumsum(0)
         _SUMS[weight] = weight._version, sums
     total = sums[-1]
