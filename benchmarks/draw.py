@@ -640,9 +640,8 @@ def draw_host(results: dict[str, dict | None]) -> str:
         values = split(name, key, value, where)
         if values is not None and results[name]["machine"] == machine:  # the table names one
             add(what, name, unit, digits, *values, more_is_better=more)
-    title = "**The host path** against what comes nearest to it, in the same run; sizes, commands and all figures: [docs/performance.md](docs/performance.md)."
     footer = f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gb']:.0f} GB; `make bench`."
-    return "\n\n".join([title, table(["", "salientpp", "peer", "", "ratio", "measured"], lines), footer])
+    return "\n\n".join([table(["", "salientpp", "peer", "", "ratio", "measured"], lines), footer])
 
 
 def draw_types(result: dict) -> str:
