@@ -31,7 +31,7 @@ from torch_geometric.loader import NeighborLoader as PyGLoader
 from torch_geometric.nn import GraphSAGE
 
 from salientpp import NeighborLoader
-from salientpp.minibatch import node_loader
+from salientpp.loader import node_loader
 from salientpp.store.assembly import assemble_rows
 
 FANOUTS = [15, 10, 5]

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from salientpp.analysis.host_volume import HostAnalysis, analyze_hosts
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.plan.layout import assign_for
+from salientpp.partitioning.numbering import assign_for
 from salientpp.store.directory.contents import collect_splits
 
 FANOUTS, BATCH = [15, 10, 5], 64

@@ -28,9 +28,9 @@ from torch import Tensor
 from salientpp import ops, partition
 from salientpp.datasets import generate, load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.plan.accesses import shuffled_batches
-from salientpp.plan.partition import assign_parts
-from salientpp.plan.vip import inclusion_probability
+from salientpp.partitioning.assign import assign_parts
+from salientpp.vip.accesses import shuffled_batches
+from salientpp.vip.inclusion import inclusion_probability
 
 FANOUTS, BATCH_SIZE, ALPHAS = [15, 10, 5], 1024, [0, 0.08, 0.16, 0.32]
 

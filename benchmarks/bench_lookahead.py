@@ -28,7 +28,7 @@ import salientpp
 from salientpp.analysis.volume import Analysis, analyze
 from salientpp.datasets.load import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.plan.layout import assign_for
+from salientpp.partitioning.numbering import assign_for
 from salientpp.store.directory.contents import collect_splits
 
 FANOUTS, PARTS = [15, 10, 5], 4

@@ -16,7 +16,7 @@ from common import take_turns, write_results
 from peers import LinearProbing, compiled
 
 from salientpp import ops
-from salientpp.plan.partition_book import PartitionBook
+from salientpp.ranks.partition_book import PartitionBook
 
 
 def main() -> None:

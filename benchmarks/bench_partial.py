@@ -23,10 +23,10 @@ from tqdm import tqdm
 
 from salientpp.analysis.volume import Parted, analyze, open_graph, part_graph
 from salientpp.datasets import load_dataset
-from salientpp.minibatch.sampler import Sampler
-from salientpp.plan.sums import Wire
-from salientpp.store.sums import sums_of
+from salientpp.sampling.sampler import Sampler
 from salientpp.store.tiers import Tier, Tiers
+from salientpp.ways.sums.fetch import sums_of
+from salientpp.ways.sums.plan import Wire
 
 FANOUTS = [[25], [15, 10], [15, 10, 5]]
 COPIED_FANOUTS = [[10], *FANOUTS]

@@ -26,8 +26,8 @@ from common import children, process_figures, reset_peak, resident_bytes, write_
 
 from salientpp.datasets import generate, load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.plan.layout import assign_for
-from salientpp.plan.vip import inclusion_probability
+from salientpp.partitioning.numbering import assign_for
+from salientpp.vip.inclusion import inclusion_probability
 
 FANOUTS, BATCH_SIZE = [15, 10, 5], 1024
 METHODS = ["metis", "metis-vip", "metis-vip-refined", "kaminpar", "kaminpar-vip", "kaminpar-vip-refined", "random"]

@@ -18,10 +18,10 @@ from common import process_figures, write_results
 
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.plan.accesses import count_accesses, shuffled_batches
-from salientpp.plan.layout import REFINED, assign_for
-from salientpp.plan.vip import inclusion_probability
+from salientpp.partitioning.numbering import REFINED, assign_for
 from salientpp.store.directory.contents import collect_splits
+from salientpp.vip.accesses import count_accesses, shuffled_batches
+from salientpp.vip.inclusion import inclusion_probability
 
 FANOUTS, ALPHAS = [15, 10, 5], [0, 0.16, 0.32]
 

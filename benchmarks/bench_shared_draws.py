@@ -19,8 +19,8 @@ from common import generated, write_results
 from salientpp import ops
 from salientpp.datasets.load import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.minibatch.sampler import Sampler
-from salientpp.plan.schedule import batch_keys
+from salientpp.sampling.sampler import Sampler
+from salientpp.sampling.schedule import batch_keys
 
 FANOUTS = [15, 10, 5]
 

@@ -22,11 +22,11 @@ from torch_geometric.sampler import NodeSamplerInput
 from salientpp import NeighborSampler
 from salientpp.datasets import synthetic_mag
 from salientpp.graph.csc import Graph
-from salientpp.plan import typed
-from salientpp.plan.layout import assign_for
-from salientpp.plan.partition import assign_parts
-from salientpp.plan.vip import typed_inclusion_probabilities, uniform_starts
+from salientpp.partitioning import typed
+from salientpp.partitioning.assign import assign_parts
+from salientpp.partitioning.numbering import assign_for
 from salientpp.store.directory.contents import Contents, read_contents
+from salientpp.vip.inclusion import typed_inclusion_probabilities, uniform_starts
 
 #: The relations of debian_full, by number, and between which types they run.
 _DEBIAN = ["depends", "recommends", "suggests", "enhances", "build_depends", "builds", "maintains", "uploads"]

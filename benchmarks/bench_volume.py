@@ -22,7 +22,7 @@ from tqdm import tqdm
 from salientpp.analysis.volume import analyze
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.plan.layout import assign_for
+from salientpp.partitioning.numbering import assign_for
 from salientpp.store.directory.contents import collect_splits
 
 FANOUTS = [[15, 10, 5], [20, 20, 20], [5, 5, 5]]

@@ -37,7 +37,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("encode_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
   m.def("decode_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
   m.def("round_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
-  // minibatch
+  // sampling
   m.def("permutation(int size, int key) -> Tensor");
   m.def("sample_neighbors(Tensor indptr, Tensor indices, Tensor? edge_id, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, Tensor? links=None, bool shared=False, int graph_number=0) -> (Tensor n_id, Tensor edge_index, Tensor e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
   m.def("sample_vertices(Tensor indptr, Tensor indices, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, bool shared=False, int graph_number=0) -> Tensor");

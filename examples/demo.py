@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 import salientpp.cli
 from salientpp import NeighborLoader, load
-from salientpp.plan.cache import expected_remote_rows
+from salientpp.vip.policies import expected_remote_rows
 
 FANOUTS, BATCH_SIZE, ALPHA, EPOCHS, PARTS, SEED = [15, 10, 5], 128, 0.16, 5, 2, 0
 

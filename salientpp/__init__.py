@@ -14,28 +14,28 @@ if _TYPE_CHECKING:
     from salientpp.launch.preemption import Preemption
     from salientpp.launch.rendezvous import init_process_group
     from salientpp.layerwise.inference import inference
-    from salientpp.minibatch.link_loader import LinkNeighborLoader
-    from salientpp.minibatch.loader import LoaderStats
-    from salientpp.minibatch.neighbor_sampler import NeighborSampler
-    from salientpp.minibatch.node_loader import NeighborLoader
-    from salientpp.plan.vip import inclusion_probability
+    from salientpp.loader.batch_loader import LoaderStats
+    from salientpp.loader.link_loader import LinkNeighborLoader
+    from salientpp.loader.node_loader import NeighborLoader
+    from salientpp.sampling.neighbor_sampler import NeighborSampler
     from salientpp.store.directory.local_copy import stage
     from salientpp.store.directory.opened import PartitionedGraph, load
     from salientpp.store.directory.writer import partition
+    from salientpp.vip.inclusion import inclusion_probability
 
     #: Of the installed package; a source tree that was not installed has none.
     __version__: str
 
 _MODULES = {
     "Graph": "graph.csc",
-    "LinkNeighborLoader": "minibatch.link_loader",
-    "LoaderStats": "minibatch.loader",
-    "NeighborLoader": "minibatch.node_loader",
-    "NeighborSampler": "minibatch.neighbor_sampler",
+    "LinkNeighborLoader": "loader.link_loader",
+    "LoaderStats": "loader.batch_loader",
+    "NeighborLoader": "loader.node_loader",
+    "NeighborSampler": "sampling.neighbor_sampler",
     "PartitionedGraph": "store.directory.opened",
     "Preemption": "launch.preemption",
     "distribute": "fullgraph.distribute",
-    "inclusion_probability": "plan.vip",
+    "inclusion_probability": "vip.inclusion",
     "inference": "layerwise.inference",
     "init_process_group": "launch.rendezvous",
     "load": "store.directory.opened",

@@ -21,9 +21,9 @@ from salientpp import __version__, terminal
 from salientpp.files import is_replaced, write_whole
 from salientpp.launch import sbatch
 from salientpp.launch.environment import LaunchError
-from salientpp.plan.errors import PartitionerError, is_out_of_memory
+from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
 
-#: What --policies may name beside the oracle: the keys of salientpp.plan.cache.POLICIES, which takes seconds to import.
+#: What --policies may name beside the oracle: the keys of salientpp.vip.policies.POLICIES, which takes seconds to import.
 POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
 
 

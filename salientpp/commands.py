@@ -47,14 +47,14 @@ from salientpp.datasets.converted.directory import read_converted
 from salientpp.datasets.load import is_partition, load_given
 from salientpp.files import write_whole
 from salientpp.launch.environment import detect
-from salientpp.plan.layout import METHODS, REFINED
-from salientpp.plan.placement import parts_of
-from salientpp.plan.vip import check_fanouts
+from salientpp.partitioning.numbering import METHODS, REFINED
+from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.description import VertexType
 from salientpp.store.directory.local_copy import stage as copy_parts
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph, load
 from salientpp.store.directory.writer import partition as partition_graph
+from salientpp.vip.inclusion import check_fanouts
 
 
 def partition(arguments: argparse.Namespace) -> int:

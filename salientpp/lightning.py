@@ -22,10 +22,10 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.lightning import datamodule as pyg
 from torch_geometric.sampler import BaseSampler
 
-from salientpp.minibatch.link_loader import LinkNeighborLoader
-from salientpp.minibatch.loader import BatchLoader
-from salientpp.minibatch.neighbor_sampler import NeighborSampler
-from salientpp.minibatch.node_loader import NeighborLoader
+from salientpp.loader.batch_loader import BatchLoader
+from salientpp.loader.link_loader import LinkNeighborLoader
+from salientpp.loader.node_loader import NeighborLoader
+from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.store.directory.description import EdgeType, VertexType
 from salientpp.store.directory.opened import PartitionedGraph
 

@@ -132,7 +132,7 @@ def inclusion_probability(
     include_seeds: bool,
     replace: bool,
 ) -> Tensor:
-    """Vertex inclusion probabilities of K seed sets, float32 [K, N]; see :mod:`salientpp.plan.vip`.
+    """Vertex inclusion probabilities of K seed sets, float32 [K, N]; see :mod:`salientpp.vip.inclusion`.
 
     Args:
         indptr: int64 [N + 1], in-lists (their lengths are the degrees that vertices draw from).
@@ -180,12 +180,12 @@ def rebalance_parts(
     sweeps: int,
     edge_weights: Tensor | None = None,
 ) -> Tensor:
-    """Move vertices between parts until no part exceeds a limit; see :mod:`salientpp.plan.partition`."""
+    """Move vertices between parts until no part exceeds a limit; see :mod:`salientpp.partitioning.assign`."""
     return _ops.rebalance_parts(indptr, indices, assignment, weights, limits, num_parts, sweeps, edge_weights)
 
 
 def reassign_parts(cost: Tensor, assignment: Tensor, weights: Tensor, limits: Tensor, most_moves: int) -> Tensor:
-    """Move vertices to parts where they cost less, alone or two that swap places, those that gain most first; see :mod:`salientpp.plan.refine`.
+    """Move vertices to parts where they cost less, alone or two that swap places, those that gain most first; see :mod:`salientpp.partitioning.refine`.
 
     Args:
         cost: float32 [K, N], finite: of a vertex in a part, whatever other vertices do.
@@ -304,7 +304,7 @@ def plan_batch(
     slot_key: Tensor,
     table: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Which rows of a batch the slots have, and which of the others enter; see :mod:`salientpp.plan.lookahead`.
+    """Which rows of a batch the slots have, and which of the others enter; see :mod:`salientpp.ways.lookahead.planner`.
 
     Args:
         remote_id: int64 [n], distinct ids of [0, N).
@@ -329,7 +329,7 @@ def plan_sums(
     id_bytes: int,
     source_bytes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Which rows of a batch's deepest hop are fetched, and which are replaced by sums; see :mod:`salientpp.plan.sums`.
+    """Which rows of a batch's deepest hop are fetched, and which are replaced by sums; see :mod:`salientpp.ways.sums.plan`.
 
     Args:
         row, col: int64 [e], the edges of that hop as positions in the batch; ``col`` in [0, first), and does not decrease.
@@ -542,7 +542,7 @@ def sample_neighbors(
     shared: bool = False,
     graph_number: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.minibatch.sampler`.
+    """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.sampling.sampler`.
 
     Args:
         indptr, indices: the graph in CSC form, as :class:`salientpp.Graph` has checked it.
@@ -619,7 +619,7 @@ def sample_typed_neighbors(
     map_budget_bytes: int = MAP_BUDGET_BYTES,
     shared: bool = False,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
-    """Sample over R relations between T types of vertices; see csrc/minibatch/sample_typed_neighbors.cpp.
+    """Sample over R relations between T types of vertices; see csrc/sampling/sample_typed_neighbors.cpp.
 
     Args:
         indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.

@@ -20,8 +20,8 @@ import salientpp.commands
 import salientpp.datasets
 import salientpp.fullgraph
 import salientpp.layerwise.inference
-import salientpp.minibatch.link_loader
-import salientpp.minibatch.node_loader
+import salientpp.loader.link_loader
+import salientpp.loader.node_loader
 import salientpp.store.directory.writer
 
 for name in salientpp.__all__:

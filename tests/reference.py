@@ -573,7 +573,7 @@ def p_of_hypergeometric(hits: np.ndarray, degree: int, fanout: int, marked: int)
 
 
 class LookaheadReference:
-    """What a cache that knows the next batches keeps, with lists and loops; see :mod:`salientpp.plan.lookahead`."""
+    """What a cache that knows the next batches keeps, with lists and loops; see :mod:`salientpp.ways.lookahead.planner`."""
 
     def __init__(self, window: int, slots: int, prior: Any, members: Any) -> None:
         self.window, self.prior = window, prior.tolist()
@@ -619,7 +619,7 @@ def fewest_bytes(
     id_bytes: int,
     source_bytes: int,
 ) -> int:
-    """What the cheapest choice of rows and sums takes, by trying all sets of rows; see :mod:`salientpp.plan.sums`."""
+    """What the cheapest choice of rows and sums takes, by trying all sets of rows; see :mod:`salientpp.ways.sums.plan`."""
     edges = [(s - first, (c, owner[s - first])) for s, c in zip(row, col) if s >= first and owner[s - first] >= 0]
     sources = sorted({s for s, _ in edges})
     return min(

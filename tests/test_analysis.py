@@ -20,7 +20,7 @@ from salientpp.analysis.typed_volume import analyze_typed
 from salientpp.analysis.volume import analyze
 from salientpp.cli import main
 from salientpp.files import write_whole
-from salientpp.plan.cache import POLICIES, Workload, expected_remote_rows, plan_cache, score
+from salientpp.vip.policies import POLICIES, Workload, expected_remote_rows, plan_cache, score
 
 FANOUTS, BATCH, ALPHAS = [5, 3, 2], 16, [0.0, 0.1, 0.3, 1.0, 9.0]
 

@@ -22,40 +22,38 @@ PACKAGE = ROOT / "salientpp"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # The table of section 2 of the architecture. A part is a module or folder directly inside salientpp/; it may always
-# import from itself. `minibatch.sampler` stands for that module alone.
-BELOW_MINIBATCH = {"ids", "ops", "comm", "greeting", "processes", "graph", "plan", "store", "pipeline"}
+# import from itself. `ranks.greeting` stands for that module alone.
+BOTTOM = {"ids", "arguments", "files", "processes", "ops", "graph"}
+PLANNING = BOTTOM | {"ranks", "vip"}
+ROWS = PLANNING | {"store"}
+ENGINE = ROWS | {"sampling", "batch", "engine"}
+LOADERS = ENGINE | {"ways", "loader"}
 MAY_IMPORT = {
     "ids": set(),
-    "ops": set(),
+    "arguments": set(),
     "files": set(),
-    "terminal": {"files"},
-    "versions": set(),
     "processes": set(),
-    "greeting": {"versions"},
-    "comm": {"greeting", "ops", "processes"},
-    "pipeline": set(),
-    "marked": set(),
-    "nn": {"marked"},
-    "launch": {"files", "greeting"},
+    "versions": set(),
+    "terminal": {"files"},
+    "ops": set(),
     "graph": {"ids", "ops", "processes"},
-    "plan": {"ids", "ops", "graph"},
-    "store": {"ids", "ops", "files", "comm", "processes", "graph", "plan"},
-    "minibatch": BELOW_MINIBATCH | {"marked"},
-    "fullgraph": BELOW_MINIBATCH,
-    "layerwise": BELOW_MINIBATCH | {"files", "minibatch"},
-    "lightning": BELOW_MINIBATCH | {"minibatch"},
-    "analysis": {
-        "ids",
-        "ops",
-        "files",
-        "graph",
-        "plan",
-        "store",
-        "minibatch.sampler",
-        "minibatch.neighbor_sampler",
-        "minibatch.seeds",
-    },
-    "datasets": {"ids", "ops", "files", "graph", "plan", "store", "minibatch.sampler"},
+    "ranks": {"ids", "ops", "processes", "versions"},
+    "launch": {"files", "ranks.greeting"},
+    "vip": BOTTOM | {"ranks.partition_book"},
+    "partitioning": BOTTOM | {"ranks.partition_book", "vip"},
+    # Until lookahead is a way like any other, the tiers know the rows that it moves.
+    "store": PLANNING | {"partitioning", "ways.lookahead.moving", "ways.host"},
+    "sampling": ROWS,
+    "batch": ROWS | {"sampling"},
+    "engine": ROWS | {"sampling", "batch"},
+    "ways": ENGINE,
+    "loader": ENGINE | {"ways"},
+    "nn": {"ways.sums.marked"},
+    "lightning": LOADERS,
+    "analysis": (LOADERS - {"loader"}) | {"partitioning"},
+    "layerwise": LOADERS,
+    "fullgraph": ROWS,
+    "datasets": ROWS | {"partitioning", "sampling"},
 }
 MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli", "commands"}
 COMPILED = "_C"  # the extension; ops alone loads it
@@ -74,7 +72,7 @@ def module_name(path: Path, package: Path = PACKAGE) -> str:
 
 
 def imports_of(source: str, module: str, is_package: bool, modules: set[str]) -> list[tuple[int, str]]:
-    """(line, module of salientpp) for every import; `from salientpp.minibatch import sampler` is minibatch.sampler."""
+    """(line, module of salientpp) for every import; `from salientpp.sampling import sampler` is minibatch.sampler."""
     found = []
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
@@ -133,22 +131,25 @@ def test_imports_follow_the_table(path):
     "module, source",
     [
         ("ops", "from salientpp.graph.csc import Graph"),
-        ("pipeline", "import salientpp.comm"),
+        ("pipeline", "import salientpp.ranks.comm"),
         ("launch.sbatch", "from salientpp.store.directory.opened import load"),
-        ("minibatch.loader", "from salientpp.launch.environment import detect"),
+        ("loader.batch_loader", "from salientpp.launch.environment import detect"),
         ("graph", "from salientpp import pipeline"),
-        ("plan.vip", "def f():\n    from salientpp.store import tiers"),
-        ("plan.vip", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from salientpp.comm import Comm"),
-        ("plan.vip", "from ..store.tiers import Tiers"),
-        ("store.tiers", "from salientpp.minibatch.sampler import Sampler"),
+        ("vip.inclusion", "def f():\n    from salientpp.store import tiers"),
+        (
+            "vip.inclusion",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from salientpp.ranks.comm import Comm",
+        ),
+        ("vip.inclusion", "from ..store.tiers import Tiers"),
+        ("store.tiers", "from salientpp.sampling.sampler import Sampler"),
         ("store.tiers", "from .. import pipeline"),
-        ("minibatch.loader", "from salientpp import NeighborLoader"),
-        ("minibatch.loader", "from salientpp.lightning import LightningNodeData"),
-        ("minibatch.loader", "from salientpp.layerwise.layers import network_of"),
-        ("minibatch.loader", "import salientpp"),
-        ("minibatch.loader", "from salientpp.datasets import load_dataset"),
-        ("analysis", "from salientpp.minibatch.loader import NeighborLoader"),
-        ("analysis", "from salientpp.minibatch import loader"),
+        ("loader.batch_loader", "from salientpp import NeighborLoader"),
+        ("loader.batch_loader", "from salientpp.lightning import LightningNodeData"),
+        ("loader.batch_loader", "from salientpp.layerwise.layers import network_of"),
+        ("loader.batch_loader", "import salientpp"),
+        ("loader.batch_loader", "from salientpp.datasets import load_dataset"),
+        ("analysis", "from salientpp.loader.batch_loader import NeighborLoader"),
+        ("analysis", "from salientpp.loader import batch_loader"),
         ("datasets", "import importlib\nimportlib.import_module('salientpp.cli')"),
         ("graph", "from salientpp import _C"),
         ("brand_new", "import os"),
@@ -163,16 +164,16 @@ def test_a_wrong_arrow_is_seen(module, source):
     [
         ("ops", "from salientpp import _C"),
         (
-            "plan.cache",
-            "from salientpp.plan.vip import inclusion_probability\nfrom . import partition_book\nfrom ..graph.csc import Graph",
+            "vip.policies",
+            "from salientpp.vip.inclusion import inclusion_probability\nfrom . import partition_book\nfrom ..graph.csc import Graph",
         ),
         (
-            "minibatch.loader",
-            "from salientpp import ops\nfrom salientpp.pipeline import Stage\nimport salientpp.store.tiers",
+            "loader.batch_loader",
+            "from salientpp import ops\nfrom salientpp.engine.pipeline import Stage\nimport salientpp.store.tiers",
         ),
-        ("analysis", "from salientpp.minibatch import sampler\nfrom salientpp.minibatch.sampler import Sampler"),
-        ("cli", "import salientpp\nfrom salientpp.minibatch.loader import NeighborLoader"),
-        ("__init__", "from salientpp.minibatch.loader import NeighborLoader"),
+        ("analysis", "from salientpp.sampling import sampler\nfrom salientpp.sampling.sampler import Sampler"),
+        ("cli", "import salientpp\nfrom salientpp.loader.batch_loader import NeighborLoader"),
+        ("__init__", "from salientpp.loader.batch_loader import NeighborLoader"),
         ("ops", "import torch\nimport salientppish"),
     ],
 )
@@ -216,11 +217,11 @@ def test_the_package_was_read():
     assert {
         "ops",
         "graph.csc",
-        "comm",
-        "pipeline",
-        "plan.vip",
+        "ranks.comm",
+        "engine.pipeline",
+        "vip.inclusion",
         "store.tiers",
-        "minibatch.sampler",
+        "sampling.sampler",
         "__init__",
     } <= MODULES
 
@@ -278,7 +279,7 @@ for wrong in ("no_such_name", "__wrapped__"):
     else:
         raise SystemExit(wrong)
 from salientpp import *
-assert NeighborLoader is salientpp.NeighborLoader is salientpp.minibatch.node_loader.NeighborLoader
+assert NeighborLoader is salientpp.NeighborLoader is salientpp.loader.node_loader.NeighborLoader
 assert partition is salientpp.partition is salientpp.store.directory.writer.partition
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
@@ -337,7 +338,7 @@ print(json.dumps({
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     seen = json.loads(done.stdout)
     assert not (HEAVY | {"rich", "scipy", "IPython"}) & {name.partition(".")[0] for name in seen["modules"]}
-    assert "salientpp.minibatch.node_loader" in seen["modules"]
+    assert "salientpp.loader.node_loader" in seen["modules"]
     rare = ("salientpp.analysis", "salientpp.cli", "salientpp.commands", "salientpp.datasets", "salientpp.lightning")
     assert [name for name in seen["modules"] if name.startswith(rare)] == []
     assert seen["searched"] < 20, (

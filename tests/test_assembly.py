@@ -15,7 +15,7 @@ import torch
 from graphs import identity_features
 from test_tiers import FRACTIONS, random_case, sources
 
-from salientpp.plan.partition_book import PartitionBook
+from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store import fetch
 from salientpp.store.assembly import NUM_TENSORS, assemble_rows, run_kernel
 from salientpp.store.cache import FeatureCache

@@ -26,7 +26,7 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
-from salientpp.minibatch.loader import BatchLoader
+from salientpp.loader.batch_loader import BatchLoader
 from salientpp.store.directory import contents
 from salientpp.store.fetch import Packed
 

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.plan.cache`: the best remote vertices, as many as α allows, and policies that say which are best."""
+"""Laws of `salientpp.vip.policies`: the best remote vertices, as many as α allows, and policies that say which are best."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from graphs import random_data
 
 import salientpp
 from salientpp import Graph, NeighborLoader
-from salientpp.plan.cache import POLICIES, Workload, cache_capacity, plan_cache, score
-from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.vip import inclusion_probability
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.vip.inclusion import inclusion_probability
+from salientpp.vip.policies import POLICIES, Workload, cache_capacity, plan_cache, score
 
 BOOK = PartitionBook(torch.tensor([0, 3, 6, 10]))
 

@@ -30,7 +30,7 @@ from torch_geometric.data import Data
 import salientpp
 from salientpp import cli, commands, files, terminal
 from salientpp.datasets import load_dataset, synthetic
-from salientpp.plan.cache import POLICIES
+from salientpp.vip.policies import POLICIES
 
 ROOT = Path(__file__).parents[1]
 DATASET = "synthetic:num_vertices=2000,num_features=8"

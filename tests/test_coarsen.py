@@ -15,8 +15,9 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph
-from salientpp.plan import coarsen, partition
-from salientpp.plan.kaminpar import write_parhip
+from salientpp.partitioning import assign as partition
+from salientpp.partitioning import coarsen
+from salientpp.partitioning.kaminpar import write_parhip
 
 
 def undirected(pairs: list[tuple[int, int]], num_vertices: int) -> tuple[Tensor, Tensor]:

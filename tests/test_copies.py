@@ -19,7 +19,7 @@ from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import salientpp
 from salientpp import Graph, LinkNeighborLoader, NeighborLoader, NeighborSampler
-from salientpp.plan.partition_book import PartitionBook
+from salientpp.ranks.partition_book import PartitionBook
 
 
 def pickled(value: Any) -> Any:

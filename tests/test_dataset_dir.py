@@ -32,7 +32,7 @@ from torch_geometric.transforms import RandomLinkSplit
 
 import salientpp
 from salientpp import LinkNeighborLoader
-from salientpp.plan import layout
+from salientpp.partitioning import numbering as layout
 from salientpp.store.directory import files, writer
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.manifest import manifest_checksum

@@ -28,7 +28,7 @@ from salientpp import datasets
 from salientpp.datasets import convert, load_dataset, ogb, synthetic
 from salientpp.datasets.generated import power_law_weights
 from salientpp.graph.csc import Graph
-from salientpp.plan.undirected import symmetric_closure
+from salientpp.partitioning.undirected import symmetric_closure
 
 # A directed graph that fits in the head: a reciprocal pair 0-1, a self-loop at 2, and vertex 4 alone.
 EDGES = np.array([[0, 1, 0, 2, 3], [1, 0, 2, 2, 0]])

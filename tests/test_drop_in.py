@@ -40,8 +40,8 @@ from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
-from salientpp.minibatch import neighbor_sampler
-from salientpp.pipeline import StageError
+from salientpp.engine.pipeline import StageError
+from salientpp.sampling import neighbor_sampler
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [

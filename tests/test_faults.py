@@ -27,7 +27,7 @@ from graphs import random_data
 
 import salientpp
 from salientpp import NeighborLoader, comm
-from salientpp.comm import Comm
+from salientpp.ranks.comm import Comm
 
 FANOUTS, BATCH = [4, 3], 8
 

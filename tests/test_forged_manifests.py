@@ -21,10 +21,10 @@ from test_dataset_dir import edit_manifest, forge_checksums
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.plan.cache import score
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.local_copy import stage
 from salientpp.store.directory.manifest import manifest_checksum
+from salientpp.vip.policies import score
 
 #: Cases in the suite; a run of 3,000 was made when this was written.
 CASES = 100

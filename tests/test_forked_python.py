@@ -77,7 +77,7 @@ def test_a_module_runs_as_in_a_fresh_interpreter(tmp_path):
 
 
 def test_what_is_slow_to_import_is_there():
-    code = "import sys; print('preloaded' in sys.modules, 'salientpp.minibatch.node_loader' in sys.modules)"
+    code = "import sys; print('preloaded' in sys.modules, 'salientpp.loader.node_loader' in sys.modules)"
     assert ended(python(), "-c", code)[:2] == (0, "True True\n")
     assert distributed.run(_preloaded, 1) == [True]
 

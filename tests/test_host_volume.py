@@ -15,9 +15,9 @@ from salientpp.analysis.host_volume import analyze_hosts, placed
 from salientpp.analysis.volume import analyze
 from salientpp.cli import main
 from salientpp.ops import permutation, sample_neighbors
-from salientpp.plan.cache import add_scores
-from salientpp.plan.schedule import batch_key, order_key
-from salientpp.plan.vip import inclusion_probability
+from salientpp.sampling.schedule import batch_key, order_key
+from salientpp.vip.inclusion import inclusion_probability
+from salientpp.vip.policies import add_scores
 
 FANOUTS, BATCH = [4, 3], 8
 ALPHAS = [0.0, 0.2, 0.7]

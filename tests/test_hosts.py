@@ -22,14 +22,14 @@ from test_shared import blocks_of, mapping
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.analysis.host_volume import analyze_hosts
-from salientpp.comm import Comm
-from salientpp.minibatch import hosts
-from salientpp.minibatch.hosts import host_by_launcher
-from salientpp.plan.cache import add_scores, plan_cache, score
-from salientpp.plan.placement import Placement
-from salientpp.store import shared
+from salientpp.ranks import shared_memory as shared
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.placement import Placement
+from salientpp.ranks.shared_memory import Offer, mapped, sharing
 from salientpp.store.fetch import Packed
-from salientpp.store.shared import Offer, mapped, sharing
+from salientpp.vip.policies import add_scores, plan_cache, score
+from salientpp.ways import hosts
+from salientpp.ways.hosts import host_by_launcher
 
 FANOUTS, BATCH = [4, 3, 2], 8
 

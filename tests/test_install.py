@@ -75,7 +75,7 @@ def test_only_who_asks_for_symbols_gets_them(tmp_path, monkeypatch, flags, symbo
 
 @pytest.mark.parametrize(
     "code",
-    ["from salientpp import NeighborLoader", "import salientpp; salientpp.load", "import salientpp; salientpp.plan"],
+    ["from salientpp import NeighborLoader", "import salientpp; salientpp.load", "import salientpp; salientpp.vip"],
 )
 def test_a_missing_torch_is_named_when_something_is_asked_for(code):
     done = run("-c", code, bare=True)

@@ -18,10 +18,10 @@ from test_ranks_like_one import TYPED_FANOUTS, typed_data
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.analysis.volume import analyze
-from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability, uniform_starts
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.local_copy import stage
 from salientpp.store.rows import JoinedRows, take_rows
+from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability, uniform_starts
 
 FANOUTS, BATCH = [5, 3], 8
 

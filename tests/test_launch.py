@@ -26,13 +26,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import HANG, NEVER
+from salientppNone import cli
 
 import salientpp
-from salientpp import cli, greeting
 from salientpp.launch import rendezvous
 from salientpp.launch.environment import Launch, LaunchError, detect, first_host, tasks_per_host
 from salientpp.launch.meeting import meet
 from salientpp.launch.sbatch import Batch, Partitioning, script
+from salientpp.ranks import greeting
 
 TORCHRUN = {
     "RANK": "5",

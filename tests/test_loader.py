@@ -32,7 +32,7 @@ from torch_geometric.sampler import SamplerOutput
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.datasets import synthetic
-from salientpp.pipeline import StageError
+from salientpp.engine.pipeline import StageError
 from salientpp.store.cache import FeatureCache
 
 # torch counts worker processes; ours are threads.

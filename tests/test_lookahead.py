@@ -12,7 +12,7 @@ import torch
 from reference import LookaheadReference
 
 from salientpp import ops
-from salientpp.plan.lookahead import (
+from salientpp.ways.lookahead.planner import (
     Blocks,
     Planner,
     Shape,

@@ -14,9 +14,9 @@ import salientpp
 from salientpp import ops
 from salientpp.analysis.volume import analyze
 from salientpp.cli import main
-from salientpp.plan.cache import plan_cache
-from salientpp.plan.lookahead import Blocks, Planner, Trial, plan_rows
-from salientpp.plan.schedule import batch_keys, order_key
+from salientpp.sampling.schedule import batch_keys, order_key
+from salientpp.vip.policies import plan_cache
+from salientpp.ways.lookahead.planner import Blocks, Planner, Trial, plan_rows
 
 FANOUTS, BATCH = [4, 3], 8
 ALPHAS = [0.0, 0.3, 0.8, 4.0]

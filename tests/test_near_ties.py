@@ -20,9 +20,9 @@ from torch_geometric.utils import to_undirected
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.analysis.volume import analyze
-from salientpp.minibatch.sampler import Sampler
-from salientpp.plan.cache import POLICIES, plan_cache, score
-from salientpp.plan.schedule import Schedule, batch_key
+from salientpp.sampling.sampler import Sampler
+from salientpp.sampling.schedule import Schedule, batch_key
+from salientpp.vip.policies import POLICIES, plan_cache, score
 
 ALPHAS = [0.0, 0.05, 0.16, 0.5, 1.0]
 

@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.datasets import synthetic
-from salientpp.minibatch.padding import Classes, rounded_up
+from salientpp.loader.padding import Classes, rounded_up
 
 N = 3000
 OPTIONS = dict(num_neighbors=[8, 4], batch_size=64, shuffle=True, seed=7)

@@ -19,10 +19,10 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, GraphSAGE, 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.analysis.volume import analyze
-from salientpp.minibatch.partial import Partial
 from salientpp.nn import merge_partial
 from salientpp.store.exchange import HOST_SUMS
 from salientpp.store.fetch import Packed
+from salientpp.ways.sums.stages import Partial
 
 BATCH, WIDTH = 32, 12
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph
-from salientpp.plan import kaminpar as parhip
-from salientpp.plan import partition
-from salientpp.plan.errors import PartitionerError
-from salientpp.plan.partition import assign_parts
+from salientpp.partitioning import assign as partition
+from salientpp.partitioning import kaminpar as parhip
+from salientpp.partitioning.assign import assign_parts
+from salientpp.partitioning.errors import PartitionerError
 
 
 def make_graph(pairs: list[tuple[int, int]], num_vertices: int) -> Graph:
@@ -558,7 +558,7 @@ _TOO_LITTLE_FOR_METIS = """
 import re, resource, sys
 from pathlib import Path
 from salientpp import cli
-from salientpp.plan import partition
+from salientpp.partitioning import assign as partition
 
 whole = partition._symmetrise
 

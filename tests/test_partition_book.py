@@ -1,4 +1,4 @@
-"""Laws of `salientpp.plan.partition_book`: K + 1 numbers say who owns which vertex."""
+"""Laws of `salientpp.ranks.partition_book`: K + 1 numbers say who owns which vertex."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from salientpp.plan.partition_book import PartitionBook
+from salientpp.ranks.partition_book import PartitionBook
 
 
 def test_a_book_worked_out_by_hand():

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.pipeline`, with stages that know no graphs: order, depth, errors, seconds."""
+"""Laws of `salientpp.engine.pipeline`, with stages that know no graphs: order, depth, errors, seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from salientpp.pipeline import Pipeline, Stage, StageError, Trace
+from salientpp.engine.pipeline import Pipeline, Stage, StageError, Trace
 
 CPU = torch.device("cpu")
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 9, 10, 50])

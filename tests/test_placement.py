@@ -1,4 +1,4 @@
-"""Laws of `salientpp.plan.placement`: every slot, part and place is somebody's, in order, and whom a rank asks stands at its own place."""
+"""Laws of `salientpp.ranks.placement`: every slot, part and place is somebody's, in order, and whom a rank asks stands at its own place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from salientpp.plan.placement import Placement, parts_of
+from salientpp.ranks.placement import Placement, parts_of
 
 
 def _ranks(world_size, num_parts, **more):

@@ -27,10 +27,10 @@ from torch_geometric.data import Data
 import salientpp
 from salientpp import Graph, NeighborLoader, ops
 from salientpp.analysis.volume import analyze
-from salientpp.minibatch.sampler import Sampler
-from salientpp.plan.cache import cache_capacity, plan_cache
-from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.schedule import batch_key
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.sampling.sampler import Sampler
+from salientpp.sampling.schedule import batch_key
+from salientpp.vip.policies import cache_capacity, plan_cache
 
 INT64 = np.iinfo(np.int64)
 #: Sizes that are absurd, and none that a machine might try to allocate.

@@ -24,8 +24,8 @@ from torch_geometric.nn import GraphSAGE
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.datasets import synthetic
-from salientpp.minibatch.sampler import Sampler
-from salientpp.plan.schedule import Schedule, batch_key
+from salientpp.sampling.sampler import Sampler
+from salientpp.sampling.schedule import Schedule, batch_key
 
 FANOUTS, BATCH = [5, 3, 2], 16
 

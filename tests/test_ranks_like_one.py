@@ -18,8 +18,8 @@ import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.analysis.typed_volume import analyze_typed
 from salientpp.datasets import generate, load_dataset
-from salientpp.plan.cache import cache_bytes, plan_cache, plan_caches
-from salientpp.plan.partition_book import PartitionBook
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.vip.policies import cache_bytes, plan_cache, plan_caches
 
 FANOUTS, BATCH = [4, 3, 2], 8
 

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.plan.refine`: fewer rows, within the limits, by costs that are what they say."""
+"""Laws of `salientpp.partitioning.refine`: fewer rows, within the limits, by costs that are what they say."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 import salientpp
 from salientpp import Graph, inclusion_probability, ops
-from salientpp.plan.accesses import count_accesses, shuffled_batches
-from salientpp.plan.layout import assign_for
-from salientpp.plan.partition import loads_and_limits
-from salientpp.plan.refine import _Hops, refine_by_vip
+from salientpp.partitioning.assign import loads_and_limits
+from salientpp.partitioning.numbering import assign_for
+from salientpp.partitioning.refine import _Hops, refine_by_vip
 from salientpp.store.directory.contents import collect_splits
+from salientpp.vip.accesses import count_accesses, shuffled_batches
 
 
 def communities(seed: int, num_vertices: int = 600, num_edges: int = 4000) -> tuple[Graph, dict[str, Tensor]]:

@@ -18,7 +18,7 @@ from graphs import random_data
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.minibatch.state import Disagreement, Point, first_point
+from salientpp.engine.state import Disagreement, Point, first_point
 
 FANOUTS, BATCH, EPOCHS = [5, 3], 16, 3
 

@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.pipeline import StageError
+from salientpp.engine.pipeline import StageError
 from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import TensorRows
 from salientpp.store.tiers import IdSet, Tier

@@ -17,9 +17,9 @@ from graphs import star
 from reference import FALSE_ALARM
 
 from salientpp import Graph, ops
-from salientpp.minibatch.sampler import Sampler
 from salientpp.ops import join_key
-from salientpp.plan.schedule import batch_key, order_key
+from salientpp.sampling.sampler import Sampler
+from salientpp.sampling.schedule import batch_key, order_key
 
 CSRC = Path(__file__).parents[1] / "csrc"
 STAMP_MAP, HASH_MAP = ops.MAP_BUDGET_BYTES, 0

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.plan.schedule`: who visits which seeds when, and what happens where ranks have unequally many."""
+"""Laws of `salientpp.sampling.schedule`: who visits which seeds when, and what happens where ranks have unequally many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphs import random_data
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.plan.schedule import UNEVEN, Schedule, share_size
+from salientpp.sampling.schedule import UNEVEN, Schedule, share_size
 
 # Seeds of each part and ranks per part; the parts have unequally many seeds.
 GROUPS = [

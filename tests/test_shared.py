@@ -11,8 +11,8 @@ import distributed
 import pytest
 import torch
 
-from salientpp.comm import Comm
-from salientpp.store.shared import Block, CannotShare, Offer, mapped, shared_tensors, sharing
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.shared_memory import Block, CannotShare, Offer, mapped, shared_tensors, sharing
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 
@@ -95,7 +95,7 @@ def test_every_rank_of_a_host_sees_what_the_others_write_and_all_together_take_o
 
 def _pretend(rank: int) -> str | None:
     if rank == 1:  # as if it were another machine, where this number is nobody's, or another's
-        import salientpp.store.shared as shared
+        import salientpp.ranks.shared_memory as shared
 
         shared.mapped = _refuse
     return sharing(Comm.create(), [range(2), range(2, 4)])

@@ -25,8 +25,8 @@ from torch_geometric.sampler import NodeSamplerInput
 import salientpp
 from salientpp import Graph, LinkNeighborLoader, NeighborLoader, NeighborSampler, ops
 from salientpp.graph.typed import TypedGraph
-from salientpp.minibatch.sampler import Sampler, TypedSampler
-from salientpp.plan.schedule import batch_key, batch_keys
+from salientpp.sampling.sampler import Sampler, TypedSampler
+from salientpp.sampling.schedule import batch_key, batch_keys
 
 LONGEST = 1000  # of lists whose draws are shared
 

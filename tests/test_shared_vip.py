@@ -7,11 +7,11 @@ import torch
 from graphs import random_data
 
 from salientpp import Graph
-from salientpp.minibatch.sampler import Sampler
 from salientpp.ops import join_key
-from salientpp.plan import shared_vip
-from salientpp.plan.shared_vip import block_probability, shared_inclusion_probability
-from salientpp.plan.vip import inclusion_probability
+from salientpp.sampling.sampler import Sampler
+from salientpp.vip import shared as shared_vip
+from salientpp.vip.inclusion import inclusion_probability
+from salientpp.vip.shared import block_probability, shared_inclusion_probability
 
 
 def complete(num_centres: int, num_leaves: int) -> Graph:

@@ -18,8 +18,8 @@ from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.plan.placement import Placement
-from salientpp.plan.schedule import Schedule, Turns, share_size
+from salientpp.ranks.placement import Placement
+from salientpp.sampling.schedule import Schedule, Turns, share_size
 
 FANOUTS, BATCH = [4, 3], 8
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import salientpp
 from salientpp import NeighborLoader, cli, stage
-from salientpp.plan.placement import parts_of
+from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.files import DatasetError
 
 NUM_PARTS = 3

@@ -10,8 +10,8 @@ from graphs import random_data
 from torch import Tensor
 
 from salientpp import Graph, ops
-from salientpp.minibatch.sampler import Sampler
-from salientpp.plan.sums import REDUCTIONS, Wire, owners_of, plan_sums
+from salientpp.sampling.sampler import Sampler
+from salientpp.ways.sums.plan import REDUCTIONS, Wire, owners_of, plan_sums
 
 
 def random_hop(seed: int, num_sources: int, num_edges: int) -> tuple[list[int], list[int], list[int], int]:

@@ -11,7 +11,7 @@ import torch
 from graphs import identity_features
 
 from salientpp import ops
-from salientpp.plan.partition_book import PartitionBook
+from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import TensorRows, put_rows, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet, Places, Tier, Tiers

@@ -23,10 +23,10 @@ from torch_geometric.data import Data, HeteroData
 import salientpp
 from salientpp.datasets import synthetic_mag
 from salientpp.graph.typed import TypedGraph
-from salientpp.plan.vip import typed_inclusion_probability, uniform_starts
 from salientpp.store.directory import contents as contents_of
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.local_copy import stage
+from salientpp.vip.inclusion import typed_inclusion_probability, uniform_starts
 
 BATCH_SIZE = 8
 CITES = ("paper", "cites", "paper")

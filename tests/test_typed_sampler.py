@@ -26,8 +26,8 @@ from torch_geometric.sampler.utils import to_bidirectional
 from salientpp import Graph, NeighborSampler, ops
 from salientpp.graph.clock import Clock
 from salientpp.graph.typed import TypedGraph
-from salientpp.minibatch.sampler import Sampler, TypedSampler
 from salientpp.ops import join_key
+from salientpp.sampling.sampler import Sampler, TypedSampler
 
 REPLACE = pytest.mark.parametrize("replace", [False, True], ids=["", "replace"])
 NONE = torch.empty(0, dtype=torch.int64)

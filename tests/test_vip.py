@@ -1,4 +1,4 @@
-"""Laws of `salientpp.plan.vip`: the kernel computes the formula, in full relative precision, whatever the threads."""
+"""Laws of `salientpp.vip.inclusion`: the kernel computes the formula, in full relative precision, whatever the threads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 import salientpp
 from salientpp import Graph, NeighborSampler, inclusion_probability, ops
 from salientpp.graph.typed import TypedGraph
-from salientpp.minibatch.sampler import TypedSampler
-from salientpp.plan import vip
-from salientpp.plan.vip import (
+from salientpp.sampling.sampler import TypedSampler
+from salientpp.vip import inclusion as vip
+from salientpp.vip.inclusion import (
     check_fanouts,
     draw_probability,
     draw_weights,

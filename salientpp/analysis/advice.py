@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salientpp.plan.cache import Workload, cache_capacity
-from salientpp.plan.vip import add_seeds
+from salientpp.vip.inclusion import add_seeds
+from salientpp.vip.policies import Workload, cache_capacity
 
 GPU_FRACTIONS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 

@@ -36,11 +36,11 @@ from salientpp.analysis.volume import (
     part_graph,
 )
 from salientpp.graph.csc import Graph
-from salientpp.plan.cache import add_scores, cache_capacity, score
-from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.placement import Placement
-from salientpp.plan.schedule import Schedule, batch_key, share_size
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.ranks.placement import Placement
+from salientpp.sampling.schedule import Schedule, batch_key, share_size
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.vip.policies import add_scores, cache_capacity, score
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def _ranks(
 
 
 def _cached_before(scores: Tensor, begin: int, end: int) -> np.ndarray:
-    """int32 [N]: how many rows a cache takes before each vertex's, the largest number where it never takes it. It is :func:`~salientpp.plan.cache.plan_cache`
+    """int32 [N]: how many rows a cache takes before each vertex's, the largest number where it never takes it. It is :func:`~salientpp.vip.policies.plan_cache`
     for every size at once: by descending score, among equals the lower id, never a zero and none in [``begin``, ``end``)."""
     remote = scores.clone()
     remote[begin:end] = 0

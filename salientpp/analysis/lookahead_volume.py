@@ -1,6 +1,7 @@
 """How many feature rows would cross the network, if every rank knew its next batches?
 
-Counted are the very rows that loaders with ``lookahead=`` fetch: the same planner (:mod:`salientpp.plan.lookahead`) goes through the batches that they make
+Counted are the very rows that loaders with ``lookahead=`` fetch: the same planner (:mod:`salientpp.ways.lookahead.planner`) goes through the batches that
+they make
 for the same seed. The first epoch begins with the rows of the static cache; later ones with what the epoch before has left.
 """
 
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.plan.cache import Workload, cache_capacity, plan_cache, score
-from salientpp.plan.lookahead import Blocks, Planner, Shape, Trial, Window, forecast, plan_rows
-from salientpp.plan.schedule import Schedule
+from salientpp.sampling.schedule import Schedule
+from salientpp.vip.policies import Workload, cache_capacity, plan_cache, score
+from salientpp.ways.lookahead.planner import Blocks, Planner, Shape, Trial, Window, forecast, plan_rows
 
 #: Batches drawn ahead, per thread.
 _AHEAD = 4

@@ -1,6 +1,7 @@
 """How many bytes would cross the network, if owners summed up what they can, and how many rows would be copied to devices, if hosts did?
 
-Counted are the very rows and sums that loaders with ``partial_aggregation=`` fetch: the same plan (:mod:`salientpp.plan.sums`) for the batches that they make
+Counted are the very rows and sums that loaders with ``partial_aggregation=`` fetch: the same plan (:mod:`salientpp.ways.sums.plan`) for the batches that
+they make
 for the same seed, with the rows that their caches have. Whether 'auto' asks for sums follows from the same trial.
 """
 
@@ -15,13 +16,13 @@ from typing import Any
 import torch
 from torch_geometric.sampler import SamplerOutput
 
-from salientpp.minibatch.sampler import Sampler
-from salientpp.plan.cache import Workload, plan_cache, score
-from salientpp.plan.lookahead import Trial
-from salientpp.plan.schedule import Schedule
-from salientpp.plan.sums import Wire
-from salientpp.store.sums import Moved, are_copies_worth_it, are_fetches_worth_it
+from salientpp.sampling.sampler import Sampler
+from salientpp.sampling.schedule import Schedule
 from salientpp.store.tiers import IdSet, Tier, Tiers
+from salientpp.vip.policies import Workload, plan_cache, score
+from salientpp.ways.lookahead.planner import Trial
+from salientpp.ways.sums.fetch import Moved, are_copies_worth_it, are_fetches_worth_it
+from salientpp.ways.sums.plan import Wire
 
 #: Of a part's rows, what a device has for which copies are counted.
 GPU_FRACTIONS = (0.0, 0.04, 0.2)

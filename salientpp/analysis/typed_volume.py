@@ -22,17 +22,17 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamp
 
 from salientpp.analysis.advice import format_bytes
 from salientpp.analysis.volume import MOST_EPOCHS, Track, no_track, sent_row_bytes
-from salientpp.minibatch.neighbor_sampler import NeighborSampler
-from salientpp.minibatch.seeds import edge_start, part_edges, part_nodes, scores_of_part
-from salientpp.plan.cache import (
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.schedule import Schedule, batch_key
+from salientpp.sampling.seeds import edge_start, part_edges, part_nodes, scores_of_part
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.vip.inclusion import check_batch_size, uniform_start
+from salientpp.vip.policies import (
     TYPED_POLICIES,
     cache_bytes,
     check_replication_factor,
     plan_caches,
 )
-from salientpp.plan.schedule import Schedule, batch_key
-from salientpp.plan.vip import check_batch_size, uniform_start
-from salientpp.store.directory.opened import PartitionedGraph
 
 #: Ranks vertices by the very accesses that are counted, per byte: no static cache is better.
 ORACLE = "oracle"
@@ -121,7 +121,7 @@ def analyze_typed(
         seeds: as ``input_nodes`` of the loader, or its ``edge_label_index`` if ``link``: names, no ids of one rank.
         link: seeds are edges.
         replication_factors: α >= 0, any number of them.
-        policies: names of ``plan.cache.TYPED_POLICIES``, and 'oracle'.
+        policies: names of ``vip.policies.TYPED_POLICIES``, and 'oracle'.
         epochs: counted epochs.
         predict_only: no sampling, VIP's forecast alone.
         send_as: the formats that rows of ``x`` travel in, as in :class:`salientpp.NeighborLoader`.

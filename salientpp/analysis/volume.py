@@ -31,17 +31,17 @@ from salientpp.analysis.advice import DeviceRows, Recommendation, advise
 from salientpp.analysis.lookahead_volume import LookaheadVolume, look_ahead, summed
 from salientpp.analysis.partial_volume import GPU_FRACTIONS, PartialCopies, PartialVolume, count_sums
 from salientpp.graph.csc import Graph
-from salientpp.plan.accesses import count_accesses, shuffled_batches
-from salientpp.plan.cache import POLICIES, Policy, Workload, cache_capacity, check_replication_factor, score
-from salientpp.plan.layout import assign_for, choose_method, lay_out, relabel
-from salientpp.plan.lookahead import Window, check_lookahead
-from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.schedule import Schedule
-from salientpp.plan.shared_vip import shared_inclusion_probability
-from salientpp.plan.vip import check_fanouts, inclusion_probability
+from salientpp.partitioning.numbering import assign_for, choose_method, lay_out, relabel
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.sampling.schedule import Schedule
 from salientpp.store.directory.contents import collect_splits
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import read_formats
+from salientpp.vip.accesses import count_accesses, shuffled_batches
+from salientpp.vip.inclusion import check_fanouts, inclusion_probability
+from salientpp.vip.policies import POLICIES, Policy, Workload, cache_capacity, check_replication_factor, score
+from salientpp.vip.shared import shared_inclusion_probability
+from salientpp.ways.lookahead.planner import Window, check_lookahead
 
 ORACLES = ("oracle", "oracle-heldout")
 #: Compared unless others are named: all but 'vip-hop', which ranks nearly as 'vip' does.
@@ -236,7 +236,7 @@ def analyze(
             one list of 15, 10, 5, batches of 1024, and 'train'.
         batch_size: seeds per batch and rank.
         replication_factors: α >= 0, any number of them.
-        policies: names of ``plan.cache.POLICIES``, and 'oracle', which stands for both oracles.
+        policies: names of ``vip.policies.POLICIES``, and 'oracle', which stands for both oracles.
         epochs: counted epochs, and as many held-out ones for the oracle that learns from others.
         seeds: the split that batches start from, or 'all'.
         seed: of the batches and of the partition.

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from salientpp.datasets.arrays import SPLITS
-from salientpp.plan.undirected import sorted_unique, split_keys, symmetric_closure
+from salientpp.partitioning.undirected import sorted_unique, split_keys, symmetric_closure
 
 # Edges drawn (or rows written) at a time: large enough for NumPy, small enough to bound the temporaries.
 _CHUNK = 1 << 20

@@ -18,7 +18,7 @@ from salientpp.datasets.generated import (
     nested_groups,
     power_law_weights,
 )
-from salientpp.plan.undirected import sorted_unique, split_keys
+from salientpp.partitioning.undirected import sorted_unique, split_keys
 
 #: Share of the papers of one year over those of the year before, and the years there are. MAG240M's splits go by year.
 _GROWTH, _FIRST_YEAR, _LAST_YEAR = 1.09, 1990, 2020

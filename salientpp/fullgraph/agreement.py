@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from salientpp.comm import Comm, Pending
 from salientpp.ops import bytes_of
+from salientpp.ranks.comm import Comm, Pending
 
 #: Differences that an error lists.
 _LISTED = 3

@@ -17,7 +17,7 @@ from torch import Tensor
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import Sparse
-from salientpp.plan.partition_book import PartitionBook
+from salientpp.ranks.partition_book import PartitionBook
 
 #: Edges of a pair of ranks up to which a minimum cover is looked for; above, all sources or all targets are taken, whichever are fewer.
 _EXACT = 500_000

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn.conv import APPNP, MessagePassing
 
-from salientpp.comm import RankFailure
 from salientpp.fullgraph.agreement import RanksDiffer, facts_of
 from salientpp.fullgraph.covers import covers_of
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
@@ -37,6 +36,7 @@ from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.product import Operand, halo_operand
 from salientpp.graph.quantiles import corrected
+from salientpp.ranks.comm import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: Edges from other ranks, of the rank with the most, up to which 'auto' looks for a cover. That many take about half a minute.

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from salientpp.comm import Comm, Pending
 from salientpp.fullgraph.agreement import ROOM, Agreement, words_of_dtype
-from salientpp.plan.placement import runs
+from salientpp.ranks.comm import Comm, Pending
+from salientpp.ranks.placement import runs
 
 #: What an error calls a sum.
 _SUMS = {

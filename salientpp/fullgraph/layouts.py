@@ -34,8 +34,8 @@ from salientpp.fullgraph.covers import CoverOperand, cover_operand
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import Operand, Sparse, halo_operand, product_dtype, values_of
-from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.placement import runs
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.ranks.placement import runs
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from salientpp.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.fullgraph.exchange import Ranks, Route
 from salientpp.fullgraph.kept import Kept
 from salientpp.graph.csc import Graph
 from salientpp.ops import bytes_of
-from salientpp.plan.placement import runs
+from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.ranks.placement import runs
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.rows import take_rows
 

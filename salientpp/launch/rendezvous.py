@@ -9,7 +9,7 @@ rank waits in vain.
 The port is open only where ranks come from: on loopback if all are on one host, else on the interface in ``GLOO_SOCKET_IFNAME`` or that of the
 host's name.
 
-Ranks that meet at torchrun's agent or by such a file also compare their versions of this package, see :mod:`salientpp.greeting`. Others do that
+Ranks that meet at torchrun's agent or by such a file also compare their versions of this package, see :mod:`salientpp.ranks.greeting`. Others do that
 when they make their first loader.
 
 Which network gloo and NCCL use is the user's choice (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``): nothing is set here, but the
@@ -33,9 +33,9 @@ import torch
 import torch.distributed as dist
 
 from salientpp.files import replace_file
-from salientpp.greeting import DifferentVersions, compare_greetings, greet
 from salientpp.launch.environment import Launch, LaunchError, detect
 from salientpp.launch.meeting import meet
+from salientpp.ranks.greeting import DifferentVersions, compare_greetings, greet
 
 #: Ranks may meet several times in one process, each time in a file of its own.
 _meetings = itertools.count()

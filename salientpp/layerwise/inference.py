@@ -27,24 +27,24 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from tqdm import tqdm  # PyG needs it, so it is there
 
-from salientpp.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.arguments import as_integer
+from salientpp.batch.template import PartitionTemplate
+from salientpp.engine.agreement import Facts
+from salientpp.engine.source import BatchSource
 from salientpp.files import check_output, write_whole
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.layerwise.layers import Network, RowShape, device_of, digests_of, evaluating, network_of, try_out
 from salientpp.layerwise.normalisation import Edges, Normalisation
-from salientpp.minibatch.agreement import Facts
-from salientpp.minibatch.batch import PartitionTemplate
-from salientpp.minibatch.loader import LoaderStats
-from salientpp.minibatch.neighbor_sampler import NeighborSampler
-from salientpp.minibatch.node_loader import NeighborLoader
-from salientpp.minibatch.options import SamplingOptions
-from salientpp.minibatch.source import BatchSource
-from salientpp.plan.accesses import count_accesses
-from salientpp.plan.arguments import as_integer
-from salientpp.plan.cache import Workload
-from salientpp.plan.placement import Placement
-from salientpp.plan.schedule import Schedule, Turns
+from salientpp.loader.batch_loader import LoaderStats
+from salientpp.loader.node_loader import NeighborLoader
+from salientpp.loader.options import SamplingOptions
+from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.ranks.placement import Placement
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.schedule import Schedule, Turns
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.vip.accesses import count_accesses
+from salientpp.vip.policies import Workload
 
 #: How loaders call the rows that go through the layers.
 _ROWS = (None, "x")
@@ -97,7 +97,7 @@ def inference(
 
     Raises:
         ValueError, TypeError: an argument is wrong, or a layer needs more than one hop; with several ranks every rank raises, naming the one at fault.
-        RuntimeError: a layer failed (:class:`~salientpp.pipeline.StageError`), or a rank did; on every rank.
+        RuntimeError: a layer failed (:class:`~salientpp.engine.pipeline.StageError`), or a rank did; on every rank.
     """
     if isinstance(data, HeteroData) or getattr(data, "is_hetero", False):
         raise TypeError(

@@ -24,8 +24,8 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from salientpp.graph.csc import Graph
 from salientpp.graph.quantiles import corrected
 from salientpp.layerwise.normalisation import Edges, Normalisation
-from salientpp.minibatch.sampler import Sampler
 from salientpp.ops import bytes_of
+from salientpp.sampling.sampler import Sampler
 
 #: A function of rows [n, ...] that treats each by itself.
 RowFunction = Callable[[Tensor], Tensor]

@@ -1,6 +1,6 @@
 """Which copies of remote rows does a rank keep?
 
-The plan (:mod:`salientpp.plan.cache`) says whose; :meth:`salientpp.store.exchange.Exchange.fetch_cache` fetches them once. The hottest of them may
+The plan (:mod:`salientpp.vip.policies`) says whose; :meth:`salientpp.store.exchange.Exchange.fetch_cache` fetches them once. The hottest of them may
 have a second copy on the device; statistics count both as ``cache``.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from salientpp.plan.cache import densest
 from salientpp.store.rows import TensorRows, pinned, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet, Tier
+from salientpp.vip.policies import densest
 
 _NO_SET = IdSet(NO_IDS, NO_IDS)
 

@@ -8,7 +8,7 @@ that broke off, goes on answering the others with requests for nothing, and all 
 That is why no rank waits for one that has finished.
 
 Parts are here **row parts**: what lies together at a host. With several ranks per row part, a request for part p goes to the rank of p that has the
-asker's place inside its part, which spreads the load (:mod:`salientpp.plan.placement`).
+asker's place inside its part, which spreads the load (:mod:`salientpp.ranks.placement`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from salientpp.comm import Comm, Pending
 from salientpp.ids import first_outside
 from salientpp.ops import bytes_of
-from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.placement import Placement
+from salientpp.ranks.comm import Comm, Pending
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.ranks.placement import Placement
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import RowSource, empty_rows, take_rows
@@ -34,7 +34,7 @@ from salientpp.store.tiers import NO_IDS, IdSet
 #: An attribute of the vertices of one type; the type is None where there is only one.
 Column = tuple[str | None, str]
 
-#: What is asked for beside rows, under the names of types that no graph with one type has (:mod:`salientpp.store.sums`): sizes of sums, ids of the rows in
+#: What is asked for beside rows, under the names of types that no graph with one type has (:mod:`salientpp.ways.sums.fetch`): sizes of sums, ids of the rows in
 #: them, and their weights, as :meth:`Exchange.words_of` has them.
 SUMS, SOURCES, WEIGHTS = "(sums)", "(sources of sums)", "(weights in sums)"
 

@@ -25,11 +25,11 @@ from salientpp.processes import Lock
 from salientpp.store.assembly import assemble_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
-from salientpp.store.host import by_asker
-from salientpp.store.moving import MovingRows
 from salientpp.store.narrow import Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, row_numbers, take_rows
 from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
+from salientpp.ways.host import by_asker
+from salientpp.ways.lookahead.moving import MovingRows
 
 Plan = TypeVar("Plan")
 

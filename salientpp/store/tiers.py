@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.plan.partition_book import PartitionBook
+from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.narrow import EncodedRows, Narrow
 from salientpp.store.rows import JoinedRows, RowSource, TensorRows, pinned, take_rows
 
@@ -52,7 +52,7 @@ class Tier:
         rows: attribute name -> source.
         on_device: a device reads the rows where they are; then each source is a :class:`TensorRows`.
         memory: under which ``memory()`` counts the rows; '' where another rank does.
-        apart: the rows lie on one of several devices that share them, see :mod:`salientpp.store.devices`; what a batch needs of all these is collected
+        apart: the rows lie on one of several devices that share them, see :mod:`salientpp.ways.devices`; what a batch needs of all these is collected
             first.
     """
 
@@ -79,7 +79,7 @@ class Tier:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Remote rows of a batch that a cache has whose rows change (:mod:`salientpp.store.moving`), and what it takes over from the batch: int64 vectors.
+    """Remote rows of a batch that a cache has whose rows change (:mod:`salientpp.ways.lookahead.moving`), and what it takes over from the batch: int64 vectors.
 
     Attributes:
         position, slot: places in the batch, and where their rows are when it is put together.

@@ -17,7 +17,7 @@ import numpy as np
 
 from salientpp.datasets.converted.files import written
 from salientpp.datasets.converted.pieces import EdgePiece
-from salientpp.plan.undirected import first_of_equals
+from salientpp.partitioning.undirected import first_of_equals
 
 #: Targets and sources share a word, half each.
 MOST_VERTICES = 2**32

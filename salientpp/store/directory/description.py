@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from salientpp.graph.from_pyg import words_for
-from salientpp.plan.partition_book import PartitionBook
+from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.narrow import Narrow
 
 FORMAT = "salientpp-partitioned-graph"

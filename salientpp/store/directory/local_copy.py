@@ -26,9 +26,9 @@ from typing import Any, BinaryIO
 
 import torch.distributed as dist
 
-from salientpp.comm import group_rank
 from salientpp.files import where_to_write
-from salientpp.plan.placement import parts_of
+from salientpp.ranks.comm import group_rank
+from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.description import part_folder
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.manifest import PARTS_FILE, fingerprint, parts_there, read_manifest

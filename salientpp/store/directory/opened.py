@@ -16,16 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.comm import group_rank
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import full_edge_type
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import as_tensor, check_range, first_outside
-from salientpp.plan.cache import Workload
-from salientpp.plan.partition_book import PartitionBook
-from salientpp.plan.placement import Placement
-from salientpp.plan.vip import inclusion_probability, typed_inclusion_probability, uniform_starts
 from salientpp.processes import lazy
+from salientpp.ranks.comm import group_rank
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.ranks.placement import Placement
 from salientpp.store.directory.description import (
     Description,
     EdgeName,
@@ -39,6 +37,8 @@ from salientpp.store.directory.kept import kept
 from salientpp.store.directory.manifest import check_is_there, fingerprint, parts_there, read_manifest
 from salientpp.store.narrow import NarrowRows
 from salientpp.store.rows import JoinedRows, TensorRows
+from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability, uniform_starts
+from salientpp.vip.policies import Workload
 
 
 class PartitionedGraph:
@@ -637,7 +637,7 @@ def load(
     Args:
         root: a directory that :func:`partition` wrote.
         part_id: the part to serve. None: rank r of an initialised process group serves part ``r // ranks_per_part``, or, where there are fewer ranks
-            than parts, its share of them as one (:mod:`salientpp.plan.placement`); in a process of its own, part 0 if it is the only one.
+            than parts, its share of them as one (:mod:`salientpp.ranks.placement`); in a process of its own, part 0 if it is the only one.
         verify: 'quick' checks the manifest, sizes, headers and sampled checksums; 'full' reads every byte, and checks that topology, ids, seeds
             and probabilities are such.
         process_group: the ranks that serve the parts, as given to the loaders; None: the default group.

@@ -30,10 +30,9 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import with_sizes
 from salientpp.graph.mapped import nothing, releaser
 from salientpp.graph.relation import Relation
-from salientpp.plan.layout import Layout, Numbering, assign_for, choose_method, lay_out, relabeled_edges
-from salientpp.plan.partition import PartitionAssignment
-from salientpp.plan.typed import Fanouts, assign_types, check_typed_fanouts, lay_out_types
-from salientpp.plan.vip import check_batch_size
+from salientpp.partitioning.assign import PartitionAssignment
+from salientpp.partitioning.numbering import Layout, Numbering, assign_for, choose_method, lay_out, relabeled_edges
+from salientpp.partitioning.typed import Fanouts, assign_types, check_typed_fanouts, lay_out_types
 from salientpp.store.directory.contents import Contents, check_types, describe, num_classes_of, read_contents
 from salientpp.store.directory.description import Description, EdgeType, VertexType
 from salientpp.store.directory.files import STORED_AS, numpy_dtype
@@ -43,6 +42,7 @@ from salientpp.store.directory.manifest import manifest_checksum, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import Narrow
 from salientpp.store.rows import put_rows
+from salientpp.vip.inclusion import check_batch_size
 
 _COPY_BYTES = 64 * 2**20
 

@@ -1,0 +1,384 @@
+// Node-wise neighbour sampling, in the sense of Hamilton et al. (GraphSAGE, NeurIPS 2017) with PyG's hops:
+// hop h expands the vertices first found at hop h - 1, and those only.
+//
+// Each vertex draws from a stream keyed by (batch key, hop, vertex), so its neighbours do not depend on which
+// other vertices are in the batch, on the thread or on the map in use. How it draws stands in draw.h; draws that are
+// shared are keyed by (batch key, neighbour). This is the
+// kernel for one type of vertices and uniform draws; sample_typed_neighbors.cpp has the one for everything else.
+//
+// A cache that looks ahead wants the vertices of batches to come and nothing else: `sample_vertices` takes the same way
+// and keeps no edges.
+//
+// The loop is bound by cache misses, three per edge: the neighbour list, the neighbour, its map slot. So the
+// frontier is taken in blocks, and each block in phases that first prefetch what the next phase reads.
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "check.h"
+#include "sampling/buffer.h"
+#include "sampling/draw.h"
+#include "sampling/lists.h"
+#include "sampling/vertex_map.h"
+#include "random.h"
+
+namespace salientpp {
+namespace {
+
+constexpr int64_t kBlockVertices = 64;
+
+// Of lists that are read whole: the ids of a cache line, if they are the widest, and how many are prefetched. Beyond
+// that the processor has seen where it goes.
+constexpr int64_t kLine = 64 / sizeof(int64_t);
+constexpr int64_t kMostAhead = 16 * kLine;
+
+// Of topology and map: a core's own cache has room for so much.
+constexpr int64_t kNearBytes = int64_t{1} << 20;
+
+// What a thread keeps between batches. It never influences a result.
+struct Scratch {
+  StampMap stamp_map;
+  HashMap hash_map;
+  DrawnSet drawn;
+  SharedDraw shared;
+  DrawMemory memory;
+  Buffer<int64_t> n_id;       // global ids in order of discovery
+  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`, or its id where that comes with the source
+  Buffer<int32_t> source;     // per sampled edge: local id of its source
+  Buffer<int32_t> num_drawn;  // per expanded vertex: how many edges it sampled
+  std::vector<int64_t> num_nodes, num_edges;
+};
+
+struct Topology {
+  const int64_t* indptr;
+  int64_t num_vertices;
+  int64_t num_edges;
+};
+
+// What is kept of a batch: everything, or its vertices.
+enum class Keep { kAll, kVertices };
+
+[[noreturn, gnu::cold]] void fail_at_source(int64_t source, const Topology& graph) {
+  fail("indices is corrupt: it holds ", source, ", expected ids in [0, ", graph.num_vertices, ")");
+}
+
+// How many neighbours a vertex draws of its list, which begins and ends there.
+[[gnu::always_inline]] inline int64_t draws_of(const Topology& graph, int64_t vertex, int64_t begin, int64_t end,
+                                               int64_t fanout, bool replace) {
+  // An array that was altered on disk after it was validated must not lead outside of it. Compared before they are
+  // subtracted: a difference may overflow.
+  check(begin >= 0 && begin <= end && end <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
+  const int64_t count = num_draws(end - begin, fanout, replace);
+  check(count <= std::numeric_limits<int32_t>::max(), "vertex ", vertex, " has ", count,
+        " neighbours, too many to draw all; use a fanout < 2^31");
+  return count;
+}
+
+// Of `num_edges` positions: their sources' local ids, and their ids in place of themselves where edges are kept. What
+// was not in `n_id` comes after its `size` entries; gives how many there are then. By itself, so that all that its loop
+// reads is in registers. `is_far`: the map may be in no cache.
+template <Keep keep, bool is_far, class Inserter, class Lists>
+[[gnu::noinline]] int64_t find_sources(const Inserter inserter, const Topology& graph, const Lists lists,
+                                       const int64_t num_edges, int64_t* __restrict edge, int32_t* __restrict source,
+                                       int64_t* __restrict n_id, int64_t size) {
+  const auto num_vertices = static_cast<uint64_t>(graph.num_vertices);
+  for (int64_t k = 0; is_far && k < std::min(kInsertsAhead, num_edges); ++k) inserter.prefetch(lists.source(edge[k]));
+  for (int64_t k = 0; k < num_edges; ++k) {
+    if (is_far && k + kInsertsAhead < num_edges) inserter.prefetch(lists.source(edge[k + kInsertsAhead]));
+    const int64_t vertex = lists.source(edge[k]);
+    if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
+      fail_at_source(vertex, graph);
+    const int64_t local_id = inserter.insert(vertex, size);
+    n_id[size] = vertex;
+    size += local_id == size;
+    if constexpr (keep == Keep::kAll) {
+      source[k] = static_cast<int32_t>(local_id);
+      edge[k] = lists.id(edge[k]);
+    }
+  }
+  return size;
+}
+
+// The same as `expand_hops` where a core's own cache has room for topology and map: nothing need be fetched ahead.
+template <Keep keep, class Lists>
+void expand_near_hops(Scratch& s, StampMap& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
+                      int64_t num_hops, uint64_t batch_key, bool replace) {
+  const StampMap::Inserter inserter = map.inserter();
+  int64_t hop_begin = 0;
+  for (int64_t hop = 0; hop < num_hops; ++hop) {
+    const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
+    const int64_t fanout = fanouts[hop];
+    const bool with_replacement = replace && fanout >= 0;
+    const int64_t hop_end = s.n_id.size();
+    const int64_t edges_before = s.edge.size();
+    s.num_drawn.reserve(hop_end);
+    s.num_drawn.set_size(hop_end);
+    for (int64_t block = hop_begin; block < hop_end; block += kBlockVertices) {
+      const int64_t block_end = std::min(block + kBlockVertices, hop_end);
+      int64_t num_edges = 0;
+      for (int64_t i = block; i < block_end; ++i) {
+        const int64_t vertex = s.n_id.data()[i];
+        const int64_t begin = graph.indptr[vertex], end = graph.indptr[vertex + 1];
+        const int64_t count = draws_of(graph, vertex, begin, end, fanout, replace);
+        s.num_drawn.data()[i] = static_cast<int32_t>(count);
+        num_edges += count;
+      }
+      const int64_t first = s.edge.size();
+      s.edge.reserve(first + num_edges + kWide);
+      s.source.reserve(first + num_edges);
+      s.n_id.reserve(s.n_id.size() + num_edges);
+      int64_t* edge = s.edge.data() + first;
+      for (int64_t i = block, at = 0; i < block_end; ++i) {
+        const int64_t vertex = s.n_id.data()[i], begin = graph.indptr[vertex], count = s.num_drawn.data()[i];
+        const int64_t degree = graph.indptr[vertex + 1] - begin;
+        if (count == degree && !with_replacement) {
+          for (int64_t k = 0; k < count; k += kWide) {
+            for (int64_t j = 0; j < kWide; ++j) edge[at + k + j] = begin + k + j;
+          }
+        } else {
+          draw(vertex_stream(hop_key, vertex), begin, degree, count, with_replacement, s.drawn, edge + at);
+        }
+        at += count;
+      }
+      const int64_t size = find_sources<keep, false>(inserter, graph, lists, num_edges, edge, s.source.data() + first,
+                                                     s.n_id.data(), s.n_id.size());
+      s.n_id.set_size(size);
+      if constexpr (keep == Keep::kAll) {
+        s.edge.set_size(first + num_edges);
+        s.source.set_size(first + num_edges);
+      }
+    }
+    if constexpr (keep == Keep::kAll) {
+      s.num_edges.push_back(s.edge.size() - edges_before);
+      s.num_nodes.push_back(s.n_id.size() - hop_end);
+    }
+    hop_begin = hop_end;
+  }
+}
+
+template <Keep keep, class Lists, class Map>
+void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
+                 int64_t num_hops, uint64_t batch_key, bool replace, bool shared) {
+  const uint64_t shared_key = SharedDraw::key_of(batch_key);
+  const auto source_at = [&](int64_t position) { return lists.source(position); };
+  int64_t hop_begin = 0;
+  for (int64_t hop = 0; hop < num_hops; ++hop) {
+    const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
+    const int64_t fanout = fanouts[hop];
+    const int64_t hop_end = s.n_id.size();
+    [[maybe_unused]] const int64_t edges_before = s.edge.size();
+    s.num_drawn.reserve(hop_end);
+    s.num_drawn.set_size(hop_end);
+
+    for (int64_t block = hop_begin; block < hop_end; block += kBlockVertices) {
+      const int64_t block_end = std::min(block + kBlockVertices, hop_end);
+      int64_t block_edges = 0;
+      for (int64_t i = block; i < block_end; ++i) {
+        const int64_t vertex = s.n_id.data()[i];
+        const int64_t begin = graph.indptr[vertex], end = graph.indptr[vertex + 1];
+        const int64_t count = draws_of(graph, vertex, begin, end, fanout, replace);
+        s.num_drawn.data()[i] = static_cast<int32_t>(count);
+        block_edges += count;
+        if (shared && SharedDraw::applies(end - begin, count) && s.memory.find(vertex, end - begin, count) == nullptr) {
+          const int64_t last = std::min(end, begin + kMostAhead);
+          for (int64_t e = begin; e < last; e += kLine) lists.prefetch(e);
+        }
+      }
+      const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
+      for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
+      if (shared && s.memory.is_on())
+        for (int64_t i = block_end; i < next_end; ++i) s.memory.prefetch(s.n_id.data()[i], fanout);
+
+      const int64_t first = s.edge.size();  // 0 where no edges are kept
+      s.edge.reserve(first + block_edges);
+      if constexpr (keep == Keep::kAll) s.source.reserve(first + block_edges);
+      s.n_id.reserve(s.n_id.size() + block_edges);
+      map.reserve(s.n_id.size() + block_edges);
+      int64_t* edge = s.edge.data() + first;
+      [[maybe_unused]] int32_t* source = s.source.data() + first;
+      const int64_t* n_id = s.n_id.data();
+
+      int64_t at = 0;
+      for (int64_t i = block; i < block_end; ++i) {
+        const int64_t vertex = n_id[i];
+        const int64_t begin = graph.indptr[vertex];
+        const int64_t degree = graph.indptr[vertex + 1] - begin;
+        const int64_t count = s.num_drawn.data()[i];
+        if (shared && SharedDraw::applies(degree, count)) {
+          if (const uint16_t* known = s.memory.find(vertex, degree, count); known != nullptr) {
+            for (int64_t k = 0; k < count; ++k) edge[at + k] = begin + known[k];
+          } else {
+            s.shared(shared_key, source_at, begin, degree, count, edge + at);
+            s.memory.keep(vertex, begin, degree, count, edge + at);
+          }
+        } else {
+          const Stream stream = vertex_stream(hop_key, vertex);
+          draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
+        }
+        for (int64_t k = at; k < at + count; ++k) lists.prefetch(edge[k]);
+        at += count;
+      }
+      // From here on `n_id` grows, and only the block's edges are read.
+      const int64_t size = find_sources<keep, true>(map.inserter(), graph, lists, block_edges, edge, source,
+                                                    s.n_id.data(), s.n_id.size());
+      s.n_id.set_size(size);
+      if constexpr (keep == Keep::kAll) {
+        s.edge.set_size(first + block_edges);
+        s.source.set_size(first + block_edges);
+      }
+    }
+    if constexpr (keep == Keep::kAll) {
+      s.num_edges.push_back(s.edge.size() - edges_before);
+      s.num_nodes.push_back(s.n_id.size() - hop_end);
+    }
+    hop_begin = hop_end;
+  }
+}
+
+// An upper bound on the size of n_id: every draw finds a new vertex, or every vertex of the graph is found.
+int64_t most_local_ids(const Topology& graph, int64_t num_seeds, const std::vector<int64_t>& fanouts) {
+  const int64_t whole_graph = num_seeds + graph.num_vertices;
+  int64_t bound = num_seeds;
+  int64_t frontier = num_seeds;
+  for (const int64_t fanout : fanouts) {
+    if (fanout < 0 || (frontier > 0 && fanout > whole_graph / frontier)) return whole_graph;
+    frontier *= fanout;
+    bound += frontier;
+  }
+  return std::min(bound, whole_graph);
+}
+
+Tensor vector_of(const std::vector<int64_t>& values) {
+  Tensor out = new_vector(static_cast<int64_t>(values.size()), ScalarType::Long);
+  std::copy(values.begin(), values.end(), mutable_int64_data(out));
+  return out;
+}
+
+// Draws a batch into the scratch of this thread.
+template <Keep keep>
+Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& links,
+                    const Tensor& seeds, const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace,
+                    int64_t map_budget_bytes, bool shared, int64_t graph_number) {
+  check(!shared || !replace, "shared draws are without replacement; pass replace=False");
+  check_vector(indptr, ScalarType::Long, "indptr");
+  check_index_vector(indices, "indices");
+  check_vector(seeds, ScalarType::Long, "seeds");
+  check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
+  const Topology graph{int64_data(indptr), indptr.numel() - 1, indices.numel()};
+  if (links) {
+    check_vector(*links, ScalarType::Long, "links");
+    check(links->numel() == graph.num_edges, "links must have one entry per edge, expected ", graph.num_edges, ", got ",
+          links->numel());
+  }
+  for (size_t hop = 0; hop < fanouts.size(); ++hop) {
+    check(fanouts[hop] >= -1, "fanouts[", hop, "] must be >= 0, or -1 for all neighbours, got ", fanouts[hop]);
+    check(fanouts[hop] <= std::numeric_limits<int32_t>::max(), "fanouts[", hop, "] must be < 2^31, got ", fanouts[hop]);
+  }
+
+  static thread_local Scratch scratch;
+  Scratch& s = scratch;
+  const int64_t num_seeds = seeds.numel();
+  const int64_t* seed = int64_data(seeds);
+  s.n_id.clear();
+  s.edge.clear();
+  s.num_drawn.clear();
+  s.source.clear();
+  s.num_nodes.clear();
+  s.num_edges.clear();
+  s.n_id.reserve(num_seeds);
+
+  s.memory.begin_batch(SharedDraw::key_of(static_cast<uint64_t>(batch_key)),
+                       shared ? static_cast<uint64_t>(graph_number) : 0, graph.num_vertices);
+  const auto run = [&](auto& map) {
+    map.begin_batch(graph.num_vertices, num_seeds);
+    map.reserve(num_seeds);
+    for (int64_t i = 0; i < num_seeds; ++i) {
+      check(seed[i] >= 0 && seed[i] < graph.num_vertices, "seeds[", i, "] must be in [0, ", graph.num_vertices,
+            "), got ", seed[i]);
+      // A repeated seed keeps its place in n_id; edges refer to its first one.
+      map.insert(seed[i], i);
+      s.n_id.data()[i] = seed[i];
+    }
+    s.n_id.set_size(num_seeds);
+    s.num_nodes.push_back(num_seeds);
+    const auto expand = [&](const auto& lists) {
+      const auto num_hops = static_cast<int64_t>(fanouts.size());
+      const auto key = static_cast<uint64_t>(batch_key);
+      if constexpr (std::is_same_v<decltype(map), StampMap&>) {
+        const int64_t bytes = (graph.num_vertices + 1) * int64_t{sizeof(int64_t)} +
+                              StampMap::bytes(graph.num_vertices) + graph.num_edges * lists.kBytes;
+        if (!shared && bytes <= kNearBytes)
+          return expand_near_hops<keep>(s, map, graph, lists, fanouts.data(), num_hops, key, replace);
+      }
+      expand_hops<keep>(s, map, graph, lists, fanouts.data(), num_hops, key, replace, shared);
+    };
+    if (links)
+      expand(Links{static_cast<const uint64_t*>(links->const_data_ptr())});
+    else
+      dispatch_index(indices, [&](auto* sources) { expand(Sources{sources}); });
+  };
+  const int64_t most = most_local_ids(graph, num_seeds, fanouts);
+  if (StampMap::bytes(graph.num_vertices) <= map_budget_bytes && most < StampMap::kMaxLocalIds) {
+    run(s.stamp_map);
+  } else {
+    check(most < HashMap::kMaxLocalIds, "a batch may hold fewer than ", HashMap::kMaxLocalIds,
+          " vertices; use a smaller batch_size or smaller fanouts");
+    run(s.hash_map);
+  }
+  return s;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
+    const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& edge_id, const Tensor& seeds,
+    const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
+    const std::optional<Tensor>& links, bool shared, int64_t graph_number) {
+  if (edge_id) {
+    check_index_vector(indices, "indices");
+    check_vector(*edge_id, ScalarType::Long, "edge_id");
+    check(edge_id->numel() == indices.numel(), "edge_id must have one entry per edge, expected ", indices.numel(),
+          ", got ", edge_id->numel());
+    check(!links, "edge_id must be None where there are links, which hold the ids");
+  }
+  Scratch& s = draw_batch<Keep::kAll>(indptr, indices, links, seeds, fanouts, batch_key, replace, map_budget_bytes,
+                                      shared, graph_number);
+  const int64_t num_sampled = s.edge.size();
+  Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
+  copy_out(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
+  Tensor edge_index = new_large_tensor<2>({2, num_sampled}, ScalarType::Long);
+  Tensor e_id = new_table(num_sampled, ScalarType::Long);
+  int64_t* row = mutable_int64_data(edge_index);
+  copy_out(s.source.data(), num_sampled, row);
+  const int64_t num_expanded = s.n_id.size() - (s.num_nodes.size() > 1 ? s.num_nodes.back() : s.n_id.size());
+  repeat_places(s.num_drawn.data(), num_expanded, row + num_sampled, row + 2 * num_sampled);
+  int64_t* edge_out = mutable_int64_data(e_id);
+  if (edge_id) {
+    constexpr int64_t kAhead = 32;
+    const int64_t* ids = int64_data(*edge_id);
+    for (int64_t k = 0; k < num_sampled; ++k) {
+      if (k + kAhead < num_sampled) prefetch_read(&ids[s.edge.data()[k + kAhead]]);
+      edge_out[k] = ids[s.edge.data()[k]];
+    }
+  } else {
+    copy_out(s.edge.data(), num_sampled, edge_out);
+  }
+  return {n_id, edge_index, e_id, vector_of(s.num_nodes), vector_of(s.num_edges)};
+}
+
+Tensor sample_vertices(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
+                       const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
+                       bool shared, int64_t graph_number) {
+  Scratch& s = draw_batch<Keep::kVertices>(indptr, indices, std::nullopt, seeds, fanouts, batch_key, replace,
+                                           map_budget_bytes, shared, graph_number);
+  Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
+  copy_out(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
+  return n_id;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
+  m.impl("sample_neighbors", TORCH_BOX(&sample_neighbors));
+  m.impl("sample_vertices", TORCH_BOX(&sample_vertices));
+}
+
+}  // namespace
+}  // namespace salientpp

@@ -1,0 +1,1 @@
+"""From what was sampled and gathered to the batch that the user gets."""

@@ -1,0 +1,143 @@
+"""How is a batch made where no other rank and no other device takes part? In one call.
+
+The ten stages (:mod:`salientpp.engine.stages`) let the network, copies and the host work on several batches at once. Where all rows are in this
+process's memory and batches stay there, that would only cost: a small batch is drawn, gathered and built in a fraction of a millisecond. So a thread that
+samples makes the whole batch, the caller's thread where there are no others.
+
+Statistics and errors name the stages that are left: sample, gather_host_rows and assemble.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from salientpp.batch.builder import BatchBuilder
+from salientpp.batch.template import Contents
+from salientpp.engine.pipeline import StageError, Trace, in_stage
+from salientpp.engine.stages import Finished, Request, ids_by_type
+from salientpp.store.fetch import Column, Fetch
+from salientpp.store.tiers import Places
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A whole batch, as a sampling thread hands it over.
+
+    Attributes:
+        mfg, rows: what it was made of; None and nothing where the user's own code made it.
+        places: where the rows were, by vertex type.
+        contents: what the data held then; None where it cannot change.
+        seconds: spent in gather_host_rows and in assemble.
+    """
+
+    index: int
+    batch: Data | HeteroData
+    mfg: Any
+    rows: Mapping[Column, Tensor]
+    places: Mapping[str | None, Places]
+    contents: Contents | None
+    seconds: tuple[float, float]
+
+
+@dataclass
+class BatchMaker:
+    """Makes whole batches of one loader.
+
+    Attributes:
+        fetch: gets the rows.
+        builder: makes batches of MFGs and rows.
+        trace: takes spans, if set.
+    """
+
+    fetch: Fetch
+    builder: BatchBuilder
+    trace: Trace | None = None
+
+    def make(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Made:
+        """Gather what the sampled vertices need, and build. For any thread.
+
+        Raises:
+            StageError: gathering failed.
+        """
+        fetch, contents = self.fetch, self.builder.contents()
+        columns = self.builder.current(contents)
+        started = time.perf_counter()
+        with in_stage("gather_host_rows", index, self.trace):
+            try:
+                n_id = ids_by_type(mfg.node)
+                rows, places = fetch.take_all(columns, n_id)
+                seeds = fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {}
+            except Exception as error:
+                raise StageError.of(error, 0, index, "gather_host_rows") from error
+        gathered = time.perf_counter()
+        batch = self.builder.build(mfg, {**rows, **seeds}, contents)
+        built = time.perf_counter()
+        with in_stage("assemble", index, self.trace):
+            batch = self.builder.finish(batch)
+        return Made(index, batch, mfg, rows, places, contents, (gathered - started, time.perf_counter() - built))
+
+    def as_it_is_now(self, made: Made) -> Data | HeteroData:
+        """The batch; made anew, but for rows that are still right, if the data has changed since it was made."""
+        now = None if made.contents is None else self.builder.contents()
+        if now is None or self.builder.is_current(made.contents, now):
+            return made.batch
+        rows = {
+            column: value for column, value in made.rows.items() if self.builder.has_current(column, made.contents, now)
+        }
+        return self.builder.finish(self.builder.build_anew(made.mfg, rows, now))
+
+
+class Direct:
+    """What an epoch drives in place of a :class:`~salientpp.engine.pipeline.Pipeline`: a batch comes out in the tick that it goes in.
+
+    Args:
+        maker: of the batches that come with requests.
+        is_ahead: other threads make them, so the data may change before they are given.
+    """
+
+    in_flight = 0
+
+    def __init__(self, maker: BatchMaker, is_ahead: bool) -> None:
+        self._maker, self._is_ahead = maker, is_ahead
+        self.seconds = {"sample": 0.0, "gather_host_rows": 0.0, "assemble": 0.0}
+        self.failure: StageError | None = None
+
+    def tick(self, request: Request | None = None) -> Finished | None:
+        """The batch of a request.
+
+        Raises:
+            StageError: making it failed, or one before.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if request is None:
+            return None
+        started = time.perf_counter()
+        try:
+            with in_stage("sample", request.index, self._maker.trace):
+                made = request.sampling.result()
+                batch = self._maker.as_it_is_now(made) if self._is_ahead else made.batch
+        except BaseException as error:
+            if isinstance(error, StageError):
+                self.failure = error
+                raise
+            self.failure = failure = StageError.of(error, 0, request.index, "sample")
+            if isinstance(error, Exception):
+                raise failure from error
+            raise
+        spent = time.perf_counter() - started
+        if not self._is_ahead:  # else this thread has only waited
+            gather, assemble = made.seconds
+            self.seconds["gather_host_rows"] += gather
+            self.seconds["assemble"] += assemble
+            spent -= gather + assemble
+        self.seconds["sample"] += spent
+        self._maker.fetch.count(made.places)
+        return Finished(request.index, batch, False, False)

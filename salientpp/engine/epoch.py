@@ -1,0 +1,460 @@
+"""Who drives the pipeline through an epoch, and how does a rank leave one?
+
+``next()`` moves the pipeline on, in the caller's thread. After this rank's last batch, an early ``break`` or an exception, a background thread answers
+the other ranks until all have finished or left. It runs none of the user's code, and the next epoch waits for it. So loops may differ in length, and a loop
+that takes ``len(loader)`` batches may end in a collective of its own.
+
+**Threads.** Those that share an iterator get each batch once between them, and each ``iter(loader)`` in one process is an epoch of its own. On several ranks
+a loader has one epoch at a time, so there a second thread that begins one gets an error.
+
+**Forks.** On one process's data a child goes on with its copy of an epoch, and gives the batches that the parent gives too. On several ranks the
+connections are the parent's, and the child gets an error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
+
+from torch_geometric.data import Data
+
+from salientpp.engine.direct import Direct
+from salientpp.engine.pipeline import Pipeline, StageError, Trace, traced
+from salientpp.engine.stages import LAST_STAGE, Finished, Request
+from salientpp.engine.state import Disagreement, Point, Progress, Resume, first_point
+from salientpp.ops import join_key
+from salientpp.processes import Lock, lazy
+from salientpp.ranks.comm import Comm, RankFailure
+from salientpp.sampling.schedule import Turn
+
+
+@dataclass
+class Counters:
+    """What the epochs of a loader have done; ``lock`` guards them, since threads may drive an epoch each."""
+
+    lock: Lock
+    batches: int = 0
+    seconds_waiting: float = 0.0
+    seconds_by_stage: dict[str, float] = field(default_factory=dict)
+
+    def reset(self, stages: Iterable[str]) -> None:
+        with self.lock:
+            self.batches, self.seconds_waiting = 0, 0.0
+            self.seconds_by_stage = dict.fromkeys(stages, 0.0)
+
+    def count_batch(self, seconds: float) -> None:
+        """One more was given, ``seconds`` after it was asked for."""
+        with self.lock:
+            self.batches += 1
+            self.seconds_waiting += seconds
+
+    def count_stages(self, seconds: Mapping[str, float]) -> None:
+        with self.lock:
+            for name, spent in seconds.items():
+                self.seconds_by_stage[name] += spent
+
+
+@dataclass(frozen=True, eq=False)
+class RunContext:
+    """What an epoch needs of the loader that it belongs to.
+
+    Attributes:
+        comm: the ranks that share the epoch.
+        most_ahead: batches that are drawn ahead at once.
+        transform: the user's, called with every batch.
+        counters: of the loader.
+        turns: of the number of the epoch: when it gives which batches.
+        num_ticks: how long every rank must answer the others; None: as many as this one has turns.
+        num_rounds: of an epoch; None: as many as it has turns.
+        slots: how many share the epoch's batches.
+        seed: of the loader; loading a state may change it.
+        request: (epoch, turn) -> the batch, about to be drawn.
+        idle_request: (tick, leaving) -> no batch, in a tick in which others have some.
+        new_pipeline: makes what carries requests to batches.
+        deliver: the batch of what left the pipeline.
+        trace: takes spans, if there is one.
+        drive: calls a function where it may compute in parallel.
+        on_end: told that no other rank can want anything more in this epoch.
+        on_failure: told what went wrong in the background.
+    """
+
+    comm: Comm
+    most_ahead: int
+    transform: Callable[[Any], Any] | None
+    counters: Counters
+    turns: Callable[[int], Sequence[Turn]]
+    num_ticks: Callable[[], int | None]
+    num_rounds: Callable[[], int | None]
+    slots: Callable[[], int]
+    seed: Callable[[], int]
+    request: Callable[[int, Turn], Request]
+    idle_request: Callable[[int, bool], Request]
+    new_pipeline: Callable[[], Pipeline | Direct]
+    deliver: Callable[[Finished], Any]
+    trace: Callable[[], Trace | None]
+    drive: Callable[..., Any]
+    on_end: Callable[[Run], None]
+    on_failure: Callable[[BaseException], None]
+
+
+class Run:
+    """One epoch on this rank: what enters the pipeline, and who drives it.
+
+    Args:
+        context: what it needs of the loader.
+        resume: where a run that stopped goes on; None: this epoch starts anew.
+    """
+
+    unfinished: ClassVar[weakref.WeakSet[Run]] = weakref.WeakSet()
+
+    def __init__(self, context: RunContext, epoch: int, resume: Resume | None = None) -> None:
+        self._context = context
+        self._epoch = epoch
+        self._comm = context.comm
+        self._pipeline = context.new_pipeline()
+        self._ahead: deque[Request] = deque()
+        self._resume = resume
+        self._first = 0 if resume is None else resume.batches  # batch to be given first
+        self._requested = self._first  # batches handed to the sampling threads
+        self._placed = self._first  # batches entered into the pipeline
+        self._entered = self._first  # ticks; of several ranks the first is agreed on, one alone has a batch in each
+        self._is_open = self._comm.size == 1 or self._ticks == 0
+        self.progress = Progress(epoch, self._first)
+        self._left = False
+        self._all_left = False
+        self._lock = Lock()  # an iterator may be shared, and garbage collected in any thread
+        self._user = threading.current_thread()  # who asked last
+        self._answering: threading.Thread | None = None
+        self._answered = threading.Event()  # it has ended
+        self._failure: BaseException | None = None
+        if self._comm.size > 1:
+            self.unfinished.add(self)
+
+    @lazy
+    def _turns(self) -> Sequence[Turn]:
+        """Asked for by the first ``next()``, as torch does: until then a sampler may get another epoch."""
+        return self._context.turns(self._epoch)
+
+    @lazy
+    def _ticks(self) -> int:
+        number = self._context.num_ticks()
+        return len(self._turns) if number is None else number
+
+    def move_to(self, epoch: int) -> bool:
+        """Be another epoch, from its first batch on, if no batch was asked for yet; whether it is that epoch now."""
+        with self._lock:
+            begun = self._requested + self._placed > 2 * self._first or (self._comm.size > 1 and self._is_open)
+            if self._left or begun or self._failure is not None:
+                return False
+            if epoch != self._epoch:
+                self._epoch, self._first, self._resume = epoch, 0, None
+                self._requested = self._placed = self._entered = 0
+                self.progress.epoch, self.progress.batches = epoch, 0
+                self.__dict__.pop("_turns", None)
+            return True
+
+    def give_round(self) -> list[Data]:
+        """The next round's batches, none if this rank's slots have ended before others; StopIteration after the last round."""
+        progress = self.progress
+        if progress.rounds is None:
+            progress.rounds = 0 if self._resume is None else self._resume.round
+        if self._failure is not None:
+            raise self._failure
+        turns, number = self._context.drive(lambda: self._turns), self._context.num_rounds()
+        last = len(turns)
+        if progress.rounds == (last if number is None else number):
+            progress.ended = True
+            self.leave()
+            raise StopIteration
+        batches = []
+        while progress.batches < last and turns[progress.batches].round == progress.rounds:
+            batches.append(self.give())
+        progress.rounds += 1
+        return batches
+
+    def give(self) -> Data:
+        """The next batch; StopIteration after the last."""
+        self._comm.check_process()
+        self._user = threading.current_thread()
+        return self._context.drive(self._give)
+
+    def _give(self) -> Data:
+        if self._left:
+            self._end()  # without the lock, which the answering thread holds while it waits for ranks that may be waiting for this thread
+        with self._lock:
+            if self._lock.interrupted:
+                raise RuntimeError(
+                    "this process was forked while another thread was inside next() of this epoch, which may be half done; "
+                    "start a new one with iter(loader)"
+                )
+            batch = self._next_batch()
+        self.leave_if_done()
+        return batch
+
+    def _end(self) -> NoReturn:
+        """Raise what ends the user's loop: StopIteration, or what failed."""
+        if self._failure is not None:
+            raise self._failure
+        self.progress.ended = self.progress.batches == len(self._turns)
+        self.leave()
+        raise StopIteration
+
+    def _next_batch(self) -> Data:
+        if self._failure is not None or self._left or self.progress.batches == len(self._turns):
+            self._end()
+        started = time.perf_counter()
+        finished = None
+        while finished is None or finished.idle:
+            if self._entered == self._ticks and not self._pipeline.in_flight and self._is_open:
+                raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
+            finished = self._tick()
+        batch = self._transformed(finished, self._context.deliver(finished))
+        self.progress.batches += 1
+        self._context.counters.count_batch(time.perf_counter() - started)
+        return batch
+
+    def _transformed(self, finished: Finished, batch: Data) -> Data:
+        """The batch after the user's ``transform``: here and not in a stage, because whoever answers the others shall run none of the user's code.
+
+        Its time and its errors count as those of the last stage.
+        """
+        if self._context.transform is None:
+            return batch
+        stage, started = LAST_STAGE, time.perf_counter()
+        try:
+            with traced(self._context.trace(), stage, finished.index):
+                batch = self._context.transform(batch)
+        except BaseException as error:
+            self._failure = StageError.of(error, self._comm.rank, finished.index, stage)
+            self._comm.report_failure(str(self._failure))
+            if isinstance(error, Exception):
+                raise self._failure from error
+            raise
+        self._context.counters.count_stages({stage: time.perf_counter() - started})
+        return batch
+
+    def _tick(self) -> Finished | None:
+        try:
+            if not self._is_open:
+                self._open()
+            finished = self._pipeline.tick(self._next_request())
+        except BaseException as error:
+            self._failure = self._failure or self._pipeline.failure
+            if self._failure is None:  # Ctrl-C between two stages
+                self._failure = (
+                    error
+                    if isinstance(error, Exception)
+                    else StageError.of(error, self._comm.rank, self._entered, "none")
+                )
+            if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
+                self._comm.report_failure(str(self._failure))
+            raise
+        self._context.counters.count_stages(self._pipeline.seconds)
+        self._pipeline.seconds.update(dict.fromkeys(self._pipeline.seconds, 0.0))
+        if finished is not None:
+            self._all_left |= finished.all_left
+        return finished
+
+    def _open(self) -> None:
+        """Agree with the other ranks on the tick to start with. Where they resume an epoch before this one, answer them in it first."""
+        start = self._turns[self._first].tick if self._first < len(self._turns) else self._ticks
+        resume = self._resume
+        resumed = 0 if resume is None else 2 if resume.by_round else 1
+        while True:
+            numbers = [self._epoch, start, resumed, 0 if resume is None else resume.round, self._context.slots()]
+            numbers.append(join_key(self._context.seed()))
+            try:
+                everyone = self._comm.gather_numbers(numbers)
+            except BaseException as error:
+                self._failure = StageError.of(error, self._comm.rank, self._first, "open_epoch")
+                if isinstance(error, Exception):
+                    raise self._failure from error
+                raise
+            points = [
+                Point(epoch, first, flag > 0, key, number, flag == 2, slots)
+                for epoch, first, flag, number, slots, key in everyone
+            ]
+            epoch, self._entered = first_point(points)
+            if epoch == self._epoch:
+                self._is_open = True
+                return
+            behind = Run(self._context, epoch)
+            behind._left = behind._is_open = True
+            behind._entered = self._entered
+            while not behind._is_over():
+                self._comm.check_script()
+                behind._tick()
+            resumed = 0
+
+    def _next_request(self) -> Request | None:
+        """The next tick's batch; a rank without one of its own enters an empty one while others have some."""
+        if self._entered == self._ticks or self._all_left:
+            return None
+        tick = self._entered
+        self._entered += 1
+        if self._left or self._placed == len(self._turns):
+            return self._context.idle_request(tick, True)
+        if tick < self._turns[self._placed].tick:
+            return self._context.idle_request(tick, False)
+        while self._requested < len(self._turns) and len(self._ahead) < self._context.most_ahead:
+            self._ahead.append(self._context.request(self._epoch, self._turns[self._requested]))
+            self._requested += 1
+        self._placed += 1
+        return self._ahead.popleft()
+
+    def leave_if_done(self) -> None:
+        """Begin to answer the other ranks once this rank has no more batches to give: its user may not ask again."""
+        if self._comm.size > 1 and self.progress.batches == len(self._turns):
+            self.leave()
+
+    def leave(self) -> None:
+        """Give no more batches; answer the other ranks, in the background, until all have left."""
+        if self._left:
+            return  # without the lock, as in _give
+        with self._lock:
+            if self._left:
+                return
+            self._left = True
+            if self._comm.is_inherited:
+                return
+            for request in self._ahead:
+                request.sampling.cancel()
+            self._ahead.clear()
+            if self._is_over():
+                self._context.on_end(self)
+                return
+            self._answering = threading.Thread(target=self._answer_in_background, name="salientpp-answer", daemon=False)
+            self._answering.start()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has batches in the pipeline that it may still give."""
+        return not self._left and self._failure is None and self._pipeline.in_flight + len(self._ahead) > 0
+
+    def leave_at_exit(self) -> None:
+        """``leave`` where no thread can be started any more."""
+        if self._answering is not None and self._answering.is_alive() and not self._answered.is_set():
+            # The interpreter waits for threads before this, unless Ctrl-C ends the wait: then nobody shall wait for the thread. Nor can it be joined
+            # any more: Ctrl-C in the moment in which it ends leaves the lock taken that joining waits for.
+            self._failure = RankFailure(f"rank {self._comm.rank} ended early: KeyboardInterrupt")
+            self._comm.report_failure(str(self._failure))
+            self._answered.wait()
+        if self._left or self._is_over():
+            return
+        self._left = True
+        self._answer()
+
+    def check_thread(self) -> None:
+        """Raise where another thread is in this epoch, which a new one would end."""
+        is_free = self._left or self._user is threading.current_thread() or not self._user.is_alive()
+        if not is_free and self.progress.batches < len(self._turns):
+            raise RuntimeError(
+                f"thread {self._user.name!r} is in epoch {self._epoch} of this loader, and on several ranks a loader gives one epoch at a time, in the "
+                "same order everywhere; share one iterator between the threads, close() it first, or make a loader for each thread"
+            )
+
+    def _is_over(self) -> bool:
+        """Whether no other rank can want anything more in this epoch."""
+        if self._comm.size == 1 or self._failure is not None:
+            return True  # whose turns need not be known: asking a sampler for them may fail
+        return self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._ticks or self._all_left)
+
+    def _answer_in_background(self) -> None:
+        # A script that has ended waits for this thread in a lock, from which Ctrl-C wakes the main thread only if no other thread takes the
+        # signal first: one that starts threads, as asking the store does, may. What this thread starts inherits its mask.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._answer()
+        finally:
+            self._answered.set()
+
+    def _answer(self) -> None:
+        try:
+            while not self._is_over():
+                self._comm.check_script()
+                with self._lock:
+                    self._tick()
+        except Exception as error:
+            self._failure = self._failure or error
+            self._context.on_failure(self._failure)
+        finally:
+            self._context.on_end(self)
+
+    def join(self) -> None:
+        """Wait until the others have left too; raises what went wrong meanwhile."""
+        if self._answering is not None:
+            self._answering.join()
+            self._answering = None
+        elif self._left:  # Ctrl-C came before the thread had started
+            self._answer()
+        if self._failure is not None:
+            raise self._failure
+
+
+class Epoch:
+    """What ``iter(loader)`` returns: letting go of it leaves the epoch."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __next__(self) -> Data:
+        return self._run.give()
+
+    def close(self) -> None:
+        """Leave the epoch early."""
+        self._run.leave()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an epoch that is under way cannot be copied or pickled; copy the loader, or save loader.state_dict() and load it into another loader, "
+            "whose next iter() goes on from there"
+        )
+
+    def __del__(self) -> None:
+        # At interpreter exit a thread can no longer be started, and trying may block; then `_leave_at_exit` was before.
+        if not sys.is_finalizing():
+            self._run.leave()
+
+
+class Rounds(Epoch):
+    """What ``loader.rounds()`` returns: the same epoch, a round at a time."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._lock = Lock()
+        self._is_closed = False
+
+    def __iter__(self) -> Rounds:
+        return self
+
+    def __next__(self) -> Any:
+        with self._lock:
+            if self._is_closed:
+                raise StopIteration
+            return self._run.give_round()
+
+    def close(self) -> None:
+        """Leave the epoch early."""
+        self._is_closed = True
+        super().close()
+
+
+def _leave_at_exit() -> None:
+    """A rank whose script ends in mid-epoch answers the others to the end; one that fails tells them."""
+    for run in list(Run.unfinished):
+        if not run._comm.is_inherited:
+            run.leave_at_exit()
+
+
+atexit.register(_leave_at_exit)

@@ -1,0 +1,437 @@
+"""What does a loader draw from, and how does it come from what the user gave?
+
+A :class:`BatchSource` joins the two things that loaders differ in: the kind of data (an object in memory, a pair of stores, a partitioned graph; opened by
+:func:`open_data` and :func:`open_partition`) and the kind of seeds (:class:`Seeds`: vertices or edges).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+
+from salientpp.batch.template import Column, DataTemplate, PartitionTemplate, StoreTemplate
+from salientpp.graph.from_pyg import count_vertices
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.ranks.placement import Placement
+from salientpp.sampling.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.sampling.seeds import scores_of_part
+from salientpp.store.directory.contents import OWN_NAMES
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.exchange import Exchange
+from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows, read_formats
+from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
+from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability
+
+#: Per vertex type, the names and rows of its attributes.
+RowsByType = Mapping["str | None", Mapping[str, RowSource]]
+
+#: Per vertex type, float [N].
+Probability = Mapping["str | None", Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Seeds:
+    """All seeds of a loader, and what follows from their being vertices or edges.
+
+    Attributes:
+        inputs: in PyG's type; ``inputs[positions]`` is a batch of them.
+        number: how many.
+        draw: the sampler's method for such inputs; makes an MFG of a batch of them.
+        add_batch_attributes: sets what PyG's loader sets on a batch beside the attributes of the data.
+        access_probability: of the batch size: how probably a batch needs each row; called if rows are to be kept on the device. None: rows
+            are in that order.
+        split: the name of the seeds, if they have one that means the same on every rank.
+        part_of: gives int64 [number], the stored part that has each seed; None of seeds that no part has, as pairs of vertices of the user's.
+        start: of the batch size: per vertex type with seeds, how probably a batch has each vertex among them, a function of the number of
+            vertices. Of a partitioned graph, whose cache is planned by it.
+    """
+
+    inputs: NodeSamplerInput | EdgeSamplerInput
+    number: int
+    draw: Callable[..., SamplerOutput | HeteroSamplerOutput]
+    add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
+    access_probability: Callable[[int], Probability] | None
+    split: str | None = None
+    part_of: Callable[[], Tensor] | None = None
+    start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSource:
+    """What batches are made of.
+
+    Attributes:
+        seeds: all of them.
+        sampler: knows the graph and how to draw from it.
+        exchange: gets rows of other parts.
+        books: per vertex type, who has which rows; one part where every rank has them all.
+        rows: per vertex type, the rows of this part by name.
+        template: makes a batch of an MFG and rows.
+        exchanged: columns that every sampled vertex gets.
+        seed_columns: columns that only seeds get.
+        fingerprint: of the dataset.
+        own: columns whose rows come from an object of the user's, and not from the data.
+        part: of a partitioned graph, the view whose part this rank's batches start from.
+        narrow: of the columns in ``exchanged`` whose rows are encoded, what they are decoded to.
+    """
+
+    seeds: Seeds
+    sampler: BaseSampler
+    exchange: Exchange
+    books: Mapping[str | None, PartitionBook]
+    rows: RowsByType
+    template: DataTemplate | StoreTemplate | PartitionTemplate
+    exchanged: Sequence[Column]
+    seed_columns: Sequence[Column]
+    fingerprint: str
+    own: Collection[Column] = frozenset()
+    part: PartitionedGraph | None = None
+    narrow: Mapping[Column, Narrow] = field(default_factory=dict)
+
+    def rows_of(self, column: Column) -> RowSource:
+        """The rows as tiers and messages have them."""
+        return self.rows[column[0]][column[1]]
+
+    def delivered(self, column: Column) -> RowSource:
+        """The rows as batches have them."""
+        rows = self.rows_of(column)
+        return NarrowRows(rows, self.narrow[column]) if column in self.narrow else rows
+
+    def narrow_of(self, type_: str | None) -> dict[str, Narrow]:
+        """``narrow`` of the attributes of one type."""
+        return {name: narrow for (owner, name), narrow in self.narrow.items() if owner == type_}
+
+    @property
+    def travelling(self) -> list[str | None]:
+        """The vertex types whose rows may come from other ranks."""
+        types = dict.fromkeys(type_ for type_, _ in self.exchanged)
+        return [type_ for type_ in types if self.books[type_].num_parts > 1]
+
+    @property
+    def row_bytes(self) -> dict[str | None, int]:
+        """Of all columns that a sampled vertex of each type gets, as they travel."""
+        return {
+            type_: sum(empty_rows(self.rows_of(column), 1).nbytes for column in self.exchanged if column[0] == type_)
+            for type_ in self.books
+        }
+
+    def columns_now(self) -> dict[Column, RowSource]:
+        """The columns that every sampled vertex gets from a ``Data``, as that is now."""
+        columns = {} if isinstance(self.template, PartitionTemplate) else self.template.columns()
+        return {
+            **_in_memory(columns),
+            **{column: self.rows_of(column) for column in self.exchanged if column in self.own},
+        }
+
+
+def open_data(
+    data: Any,
+    comm: Comm,
+    sampler: BaseSampler,
+    seeds: Seeds,
+    *,
+    rows: Mapping[Any, Any] | None,
+    custom_cls: type | None = None,
+) -> BatchSource:
+    """The source of an object that one process holds, whatever its seeds are.
+
+    Args:
+        data: a ``Data``, a ``HeteroData`` or a pair of stores.
+        rows, custom_cls: as in :class:`~salientpp.NeighborLoader`.
+
+    Raises:
+        ValueError, TypeError: these do not fit the data.
+    """
+    if custom_cls is not None and not is_remote(data):
+        raise ValueError(
+            "custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is"
+        )
+    books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
+    own = _own_rows(rows, {type_: book.num_vertices for type_, book in books.items()})
+    if own and is_remote(data):
+        raise ValueError(
+            "rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
+        )
+    template = StoreTemplate(data[0], data[1], custom_cls) if is_remote(data) else DataTemplate(data, own)
+    exchange = Exchange(comm, books, Placement(comm.rank, comm.size, 1))
+    columns = {**_in_memory(template.columns()), **own}
+    return BatchSource(
+        seeds=seeds,
+        sampler=sampler,
+        exchange=exchange,
+        books=books,
+        rows=by_type(books, columns),
+        template=template,
+        exchanged=list(columns),
+        seed_columns=[],
+        fingerprint="",
+        own=frozenset(own),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Connected:
+    """A partitioned graph as a rank of a group sees it.
+
+    Attributes:
+        own: its part is what this rank's batches start from, and what its inclusion probabilities are of.
+        held: its part is what this rank's host has the rows of.
+        exchange: gets rows that the host does not have.
+    """
+
+    own: PartitionedGraph
+    held: PartitionedGraph
+    exchange: Exchange
+
+    @property
+    def own_part(self) -> int:
+        assert self.own.part_id is not None  # it was made with one
+        return self.own.part_id
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the rows of the host are in the order of this rank's need of them."""
+        held, parts = self.exchange.placement.row_parts[self.exchange.part_id], self.exchange.placement.own_parts
+        return held == parts and len(parts) == 1
+
+
+def connect_part(
+    part: PartitionedGraph,
+    comm: Comm,
+    slots: int | None = None,
+    ranks_by_host: Sequence[int] = (),
+    extra: Sequence[str] = (),
+) -> Connected:
+    """What each rank has and visits.
+
+    Args:
+        slots: that share an epoch's batches; None: as many as ranks.
+        ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
+        extra: what may be asked for beside rows of a graph with one type of vertices, see :class:`~salientpp.store.exchange.Exchange`.
+
+    Raises:
+        ValueError: the ranks or slots do not fit the parts, or this rank loaded another part.
+    """
+    whole = part.whole
+    try:
+        placement = Placement(comm.rank, comm.size, whole.num_parts, slots or 0, tuple(ranks_by_host))
+    except ValueError as error:
+        raise ValueError(f"{part.root}: {error}") from None
+    mine = placement.own_parts
+    if part.offsets == whole.offsets and part.part_id is not None and [part.part_id] != list(mine):
+        parts = f"part {mine[0]}" if len(mine) == 1 else f"parts {mine[0]} to {mine[-1]}"
+        raise ValueError(
+            f"rank {comm.rank} serves {parts} of {whole.num_parts}, but its graph was loaded with part_id={part.part_id}; leave part_id out of "
+            "salientpp.load, and give it the loader's process_group"
+        )
+    held = whole.joined(placement.row_offsets, placement.part_id)
+    own = whole.joined(placement.own_offsets, placement.own_part)
+    return Connected(own, held, Exchange(comm, held.row_books, placement, () if part.is_hetero else extra))
+
+
+def open_partition(
+    connected: Connected,
+    sampler: NeighborSampler,
+    seeds: Seeds,
+    *,
+    gather: Iterable[str],
+    rows: Mapping[Any, Any] | None,
+    custom_cls: type | None,
+    send_as: Mapping[Any, str] | None = None,
+) -> BatchSource:
+    """The source of a partitioned graph.
+
+    Args:
+        connected: from :func:`connect_part`.
+        gather, rows, custom_cls, send_as: as in :class:`~salientpp.NeighborLoader`.
+
+    Raises:
+        ValueError, TypeError: these do not fit the graph.
+    """
+    if custom_cls is not None:
+        raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
+    part, exchange = connected.held, connected.exchange
+    edge_rows = part.edge_rows_by_type()
+    of_part = {(type_, name): rows for type_, named in part.sources().items() for name, rows in named.items()}
+    taken = sorted(
+        OWN_NAMES & {*(name for _, name in of_part), *(name for named in edge_rows.values() for name in named)}
+    )
+    if taken:
+        raise ValueError(
+            f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again"
+        )
+    books = part.row_books
+    own = _own_rows(rows, {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()})
+    known: dict[Column, RowSource] = {**of_part, **own}
+    gathered = _checked_gather(gather, list(known), part)
+    encoded, narrow = _encoded(known, gathered, send_as, part)
+    seed_type = getattr(seeds.inputs, "input_type", None)
+    of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may be anyone's
+    words = {column: "".join(f"{word} " for word in column if word is not None) for column in own}
+    return BatchSource(
+        seeds=seeds,
+        sampler=sampler,
+        exchange=exchange,
+        books=books,
+        rows=by_type(books, {**known, **encoded}),
+        narrow=narrow,
+        template=PartitionTemplate(edge_rows),
+        exchanged=gathered,
+        seed_columns=[column for column in known if of_seeds and column[0] == seed_type and column not in gathered],
+        # Contents of rows that come from elsewhere are not known; which these are must agree.
+        part=connected.own,
+        fingerprint=part.fingerprint
+        + (
+            ""
+            if part.offsets == part.whole.offsets
+            else f", parts from {', '.join(map(str, part.offsets[:-1]))} on joined"
+        )
+        + "".join(
+            f", {words[column]}{own[column].dtype} {list(own[column].shape[1:])}"
+            for column in sorted(own, key=lambda column: words[column])
+        ),
+    )
+
+
+def _encoded(
+    known: Mapping[Column, RowSource], gathered: Sequence[Column], send_as: Any, part: PartitionedGraph
+) -> tuple[dict[Column, RowSource], dict[Column, Narrow]]:
+    """The columns that every sampled vertex gets of those that are stored or sent narrower, encoded, and their formats.
+
+    A type that every part has whole does not travel, however many ranks there are, so nothing of it is encoded in order to be sent.
+    """
+    encoded: dict[Column, RowSource] = {}
+    narrow: dict[Column, Narrow] = {}
+    for column in gathered:
+        rows = known[column]
+        if isinstance(rows, NarrowRows):
+            encoded[column], narrow[column] = rows.encoded, rows.narrow
+    shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}
+    for column, format in read_formats("send_as", send_as, shapes).items():
+        words = column[1] if column[0] is None else str(column)
+        if column not in gathered:
+            raise ValueError(
+                f"send_as is for attributes that every sampled vertex gets (gather={[name for _, name in gathered]}), got {words!r}"
+            )
+        if column in narrow:
+            raise ValueError(
+                f"send_as names {words!r}, which {part.root} stores as {narrow[column].format}, and so it travels; leave it out"
+            )
+        if column[0] not in part.replicated:
+            encoded[column], narrow[column] = EncodedRows(known[column], format), format
+    return encoded, narrow
+
+
+def check_gather_is_default(gather: Any) -> None:
+    """Raise where attributes to gather are named for an object in memory."""
+    if gather not in ("x", ["x"], ("x",)):
+        raise ValueError(
+            "gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex"
+        )
+
+
+def by_type(books: Mapping[str | None, PartitionBook], columns: Mapping[Column, RowSource]) -> RowsByType:
+    return {type_: {name: rows for (owner, name), rows in columns.items() if owner == type_} for type_ in books}
+
+
+def _in_memory(columns: Mapping[Column, Tensor]) -> dict[Column, RowSource]:
+    return {column: TensorRows(rows) for column, rows in columns.items()}
+
+
+def _own_rows(rows: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]:
+    """The user's ``rows``, checked; ``sizes`` says how many each vertex type must have."""
+    if rows is not None and not isinstance(rows, Mapping):
+        raise TypeError(f"rows must map names of attributes to tensors or sources of rows, got {type(rows).__name__}")
+    own = {}
+    for key, value in (rows or {}).items():
+        type_, name = key if isinstance(key, tuple) and len(key) == 2 else (None, key)
+        if type_ not in sizes or not isinstance(name, str):
+            known = (
+                "names of attributes"
+                if None in sizes
+                else f"(node type, name) with a node type of the data ({', '.join(sizes)})"
+            )
+            raise ValueError(f"the keys of rows must be {known}, got {key!r}")
+        own[type_, name] = checked_rows(value, f"rows[{key!r}]", sizes[type_])
+    return own
+
+
+def _checked_gather(gather: Any, known: list[Column], part: PartitionedGraph) -> list[Column]:
+    """The attributes to gather, each once. Sets have an order of their own in every process, so theirs becomes the alphabet's."""
+    if not isinstance(gather, Iterable):
+        raise TypeError(f"gather must be the names of node attributes of {part.root}, got {type(gather).__name__}")
+    names: list[Any] = [gather] if isinstance(gather, (str, bytes)) else list(gather)
+    if isinstance(gather, Set):
+        names.sort(key=str)
+    columns: dict[Column, None] = {}
+    for name in names:
+        # A name alone means this attribute of every type that has it; numpy has strings of its own.
+        named = tuple(map(str, name)) if isinstance(name, tuple) and len(name) == 2 else None
+        found = [column for column in known if column == named or (isinstance(name, str) and column[1] == name)]
+        if not found and names != ["x"]:
+            there = sorted(name if type_ is None else f"({type_!r}, {name!r})" for type_, name in known)
+            raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(there)}), got {name!r}")
+        columns |= dict.fromkeys(found)
+    return list(columns)
+
+
+def access_probability(
+    sampler: BaseSampler, start: Mapping[str | None, Callable[[int], Tensor]], seeds: Tensor | None, batch_size: int
+) -> Probability:
+    """Per vertex type, how probably a batch needs each row.
+
+    Args:
+        start: per vertex type, the probability that a batch has the vertex as a seed: of the number of vertices, float [N]; other types
+            have no seeds.
+        seeds: what ``start`` comes from, if that is drawing ``batch_size`` of these.
+
+    Raises:
+        ValueError: the sampler is none of this package's.
+    """
+    if not isinstance(sampler, NeighborSampler):
+        raise ValueError(
+            f"gpu_fraction needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
+            "pass a salientpp.NeighborSampler, or gpu_fraction=0"
+        )
+    if sampler.graph is not None and seeds is not None and sampler.fanouts[0]:
+        return {
+            None: inclusion_probability(
+                sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace
+            )
+        }
+    return typed_inclusion_probability(
+        sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace
+    )
+
+
+def access_of_part(
+    connected: Connected,
+    sampler: NeighborSampler,
+    inputs: NodeSamplerInput | EdgeSamplerInput,
+    start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]],
+    batch_size: int,
+) -> Probability:
+    """Per vertex type float [rows of the host], how probably a batch of this rank needs each row."""
+    part, starts = connected.own, start(batch_size)
+    drawn = scores_of_part(
+        "vip",
+        part=part,
+        part_id=connected.own_part,
+        sampler=sampler,
+        inputs=inputs,
+        start=starts,
+        batch_size=batch_size,
+    )
+    found = {}
+    for type_, chance in drawn.items():
+        begin, end = connected.held.row_books[type_].range_of(connected.exchange.part_of(type_))
+        if type_ in starts:
+            chance = (chance.double() + starts[type_](chance.numel())).clamp(max=1.0)
+        found[type_] = chance[begin:end]
+    return found

@@ -1,0 +1,1 @@
+"""What users iterate: PyG's loaders over the engine."""

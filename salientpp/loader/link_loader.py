@@ -1,0 +1,307 @@
+"""The loader whose seeds are edges: batches for link prediction, as PyG's ``LinkNeighborLoader`` gives them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch_geometric.loader
+from torch import Tensor
+from torch_geometric.data import Data, GraphStore, HeteroData
+from torch_geometric.loader.utils import get_edge_label_index
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling
+from torch_geometric.sampler.base import SubgraphType
+
+from salientpp.batch.template import add_link_attributes
+from salientpp.engine.agreement import Facts
+from salientpp.engine.source import (
+    BatchSource,
+    Probability,
+    Seeds,
+    access_of_part,
+    access_probability,
+    check_gather_is_default,
+    connect_part,
+    open_data,
+    open_partition,
+)
+from salientpp.engine.state import digest
+from salientpp.graph.from_pyg import count_vertices
+from salientpp.loader.batch_loader import BatchLoader
+from salientpp.loader.options import Options, Pad, SamplingOptions, Uneven
+from salientpp.processes import lazy
+from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.sampling.neighbor_sampler import SharedDraws, is_remote
+from salientpp.sampling.seeds import checked_ends, edge_start, part_edges
+from salientpp.store.cache import FeatureCache, TypedFeatureCache
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.rows import RowSource
+from salientpp.vip.policies import Policy
+from salientpp.ways.lookahead.planner import Window
+
+
+class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader):
+    """Mini-batches of the neighbourhoods of edges, with negative examples, as PyG's ``LinkNeighborLoader`` gives them, which it is an instance of.
+
+    Args:
+        data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
+            :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.
+        num_neighbors: as in :class:`~salientpp.NeighborLoader`.
+        edge_label_index: the seeds, int64 [2, M]; None takes the graph's own edges. On a ``HeteroData`` an edge type, or (edge type,
+            [2, M]). On a partitioned graph the name of a stored split of edges, 'all' or None for the graph's own (of both, those whose
+            destination this rank's part owns), or a rank's own pairs of global ids; with several types (edge type, one of these).
+        edge_label: [M, ...] labels. With binary negative sampling 0 comes to mean "negative": labels whose least, over all ranks, is 0 move up by one.
+            Of stored edges also the name of the edge attribute that holds them.
+        edge_label_time: [M]; neighbours are not in the future of their edge. Needs ``time_attr``, and the other way round. Of stored
+            edges also the name of an edge attribute.
+        neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' random
+            destinations for every edge.
+        neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
+        replication_factor, policy, cache, gather, gpu_fraction, gpu_cache_bytes, zero_copy, dtype, rows, device, depth, seed, uneven,
+            process_group, timeout, share, pad: as in :class:`~salientpp.NeighborLoader`, as are all others. Batches of a ``draw_block`` have
+            negative examples of their own.
+
+    Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG. On a
+    partitioned graph they are drawn from the vertices of all parts, as one process would draw them: most of their rows are remote, and no
+    cache knows them ahead. ``input_id`` of a batch then holds the numbers of the stored edges.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+
+    _kinds_of_data = (Data, HeteroData, PartitionedGraph)
+    _kinds_in_words = "a torch_geometric.data.Data, a HeteroData, a pair of FeatureStore and GraphStore, or the result of salientpp.load"
+
+    def __init__(
+        self,
+        data: Data | HeteroData | PartitionedGraph,
+        num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]],
+        edge_label_index: Tensor | str | tuple[str, str, str] | tuple[tuple[str, str, str], Any] | None = None,
+        edge_label: Tensor | str | None = None,
+        edge_label_time: Tensor | str | None = None,
+        replace: bool = False,
+        subgraph_type: SubgraphType | str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        neg_sampling: NegativeSampling | str | dict[str, Any] | None = None,
+        neg_sampling_ratio: float | None = None,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Data] | None = None,
+        transform_sampler_output: Callable | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: BaseSampler | None = None,
+        directed: bool = True,
+        *,
+        replication_factor: float = 0.0,
+        gpu_fraction: float = 0.0,
+        gpu_cache_bytes: int = 0,
+        zero_copy: bool = False,
+        dtype: torch.dtype | None = None,
+        policy: Policy = "vip",
+        cache: FeatureCache | TypedFeatureCache | None = None,
+        rows: Mapping[Any, Tensor | RowSource] | None = None,
+        gather: Iterable[Any] = ("x",),
+        device: torch.device | str | None = None,
+        depth: int = 10,
+        seed: int | None = None,
+        uneven: Uneven = None,
+        process_group: Any = None,
+        timeout: float | timedelta = DEFAULT_TIMEOUT,
+        share: tuple[int, int] | None = None,
+        pad: Pad = None,
+        ranks_per_host: int | Sequence[int] | None = None,
+        fetch_once: bool = False,
+        gpu_split: float = 0.0,
+        slots: int | None = None,
+        join_slots: bool = False,
+        shared_draws: SharedDraws = None,
+        draw_block: int = 1,
+        lookahead: Window = 0,
+        send_as: Mapping[Any, str] | None = None,
+        input_id: Tensor | None = None,
+        custom_cls: type | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # Each argument is an attribute, see NeighborLoader.
+        self.edge_label_index = edge_label_index
+        self.edge_label = edge_label
+        self.edge_label_time = edge_label_time
+        self.input_id = input_id
+        self.custom_cls = custom_cls
+        self.gather = gather
+        self.filter_per_worker = filter_per_worker
+        self._negatives_given = neg_sampling, neg_sampling_ratio
+        sampling = SamplingOptions(
+            num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
+            time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
+            shared_draws=shared_draws,
+        )  # fmt: skip
+        options = Options(
+            transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
+            gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
+            device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
+            ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split,
+            slots=slots, join_slots=join_slots, draw_block=draw_block, lookahead=lookahead, send_as=send_as,
+        )  # fmt: skip
+        super().__init__(data, sampling, options, kwargs)
+
+    def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
+        kind, ratio = self._negatives_given
+        by_ratio = ratio is not None and ratio != 0.0
+        negatives: NegativeSampling | None = NegativeSampling.cast(
+            NegativeSampling("binary", ratio) if by_ratio else kind
+        )
+        self.neg_sampling = negatives
+        if (self.edge_label_time is not None) != (sampling.time_attr is not None):
+            one, other = (
+                ("edge_label_time", "time_attr") if sampling.time_attr is None else ("time_attr", "edge_label_time")
+            )
+            raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
+        if isinstance(self.data, PartitionedGraph):
+            connected = connect_part(self.data, comm, self.slots, self._ranks_by_host)
+            of_part = sampling.sampler_of_part(self.data)
+            stored = part_edges(connected.own, connected.own_part, self.edge_label_index)
+            label, time = stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
+            input_id = stored.edge_id if self.input_id is None else self.input_id
+            inputs = self._edge_inputs(stored.type_, stored.ends, label, time, input_id)
+            seeds = self._seeds(of_part, inputs)
+            assert seeds.start is not None  # edges have one
+            in_order = connected.is_in_order and not self.gpu_split
+            access = None if in_order else partial(access_of_part, connected, of_part, inputs, seeds.start)
+            # The graph's own edges are their targets' parts'.
+            book = connected.own.whole.books[None if stored.type_ is None else stored.type_[-1]]
+            part_of = None if stored.edge_id is None else partial(book.owner, inputs.col)
+            seeds = dataclasses.replace(seeds, access_probability=access, split=stored.split, part_of=part_of)
+            return open_partition(
+                connected,
+                of_part,
+                seeds,
+                gather=self.gather,
+                rows=self.rows,
+                custom_cls=self.custom_cls,
+                send_as=self.send_as,
+            )
+        sampler = sampling.sampler(self.data, "sample_from_edges")
+        check_gather_is_default(self.gather)
+        type_, ends = self._given_edges(self.data)
+        inputs = self._edge_inputs(type_, ends, self.edge_label, self.edge_label_time, self.input_id)
+        return open_data(
+            self.data, comm, sampler, self._seeds(sampler, inputs), rows=self.rows, custom_cls=self.custom_cls
+        )
+
+    def _seeds(self, sampler: BaseSampler, inputs: EdgeSamplerInput) -> Seeds:
+        start = partial(edge_start, inputs, self.neg_sampling)
+        return Seeds(
+            inputs=inputs,
+            number=inputs.row.numel(),
+            draw=partial(sampler.sample_from_edges, neg_sampling=self.neg_sampling),
+            add_batch_attributes=partial(add_link_attributes, input_type=inputs.input_type, triplet=self._is_triplet),
+            access_probability=partial(_access_probability, sampler, start),
+            start=start,
+        )
+
+    @property
+    def link_sampler(self) -> BaseSampler:
+        """What draws, by PyG's name."""
+        return self._source.sampler
+
+    @property
+    def _is_triplet(self) -> bool:
+        return self.neg_sampling is not None and self.neg_sampling.is_triplet()
+
+    def _given_edges(self, data: Data | HeteroData) -> tuple[tuple[str, str, str] | None, Tensor]:
+        """Edge type and int64 [2, M] of ``edge_label_index``, checked, of what one process holds."""
+        sizes = count_vertices(data)
+        given: Any = self.edge_label_index
+        if None not in sizes and not (isinstance(given, (tuple, list)) and len(given) in (2, 3)):
+            raise ValueError(
+                f"edge_label_index of a graph with several types must be an edge type or (edge type, [2, M]), got {given!r}"
+            )
+        if None in sizes and is_remote(data) and (given is None or isinstance(given, Tensor)):
+            given = (None, _all_edges(data[1]) if given is None else given)  # PyG's function asserts a pair
+        if isinstance(data, HeteroData):
+            # PyG's function would add a type that is not there to the user's data.
+            named = given if isinstance(given[0], str) else given[0]
+            own = named is given or given[1] is None
+            if own and data._to_canonical(*named) not in data.edge_types:
+                raise ValueError(
+                    f"edge_label_index must be of an edge type of the data ({', '.join(map(str, data.edge_types))}), got {named!r}"
+                )
+        type_, ends = get_edge_label_index(data, given)
+        return type_, checked_ends(ends, type_, sizes)
+
+    def _edge_inputs(
+        self,
+        type_: tuple[str, str, str] | None,
+        ends: Tensor,
+        label: Any,
+        time: Any,
+        input_id: Tensor | None,
+    ) -> EdgeSamplerInput:
+        """All seeds, checked, with labels as they were given."""
+        for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
+            if values is not None and (
+                not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)
+            ):
+                got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise ValueError(
+                    f"{name} must have one entry per edge of edge_label_index, expected {ends.size(1)}, got {got}"
+                )
+        if self._is_triplet and label is not None:
+            raise ValueError(
+                "edge_label needs to be undefined for 'triplet'-based negative sampling: src_index, dst_pos_index and dst_neg_index of the "
+                "batch tell which is which"
+            )
+        return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
+
+    def _facts(self, source: BatchSource, *args: Any) -> Facts:
+        facts, inputs, negatives = super()._facts(source, *args), source.seeds.inputs, self.neg_sampling
+        assert isinstance(inputs, EdgeSamplerInput)
+        kind = None if negatives is None else [negatives.mode.value, negatives.amount]
+        return dataclasses.replace(
+            facts, same={**facts.same, "neg_sampling": kind}, least_label=_sign_of_least(inputs.label)
+        )
+
+    def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
+        """Let 0 mean "negative" with binary negatives: if the least label of all ranks is 0, labels move up by one on every rank."""
+        inputs, binary = seeds.inputs, self.neg_sampling is not None and self.neg_sampling.is_binary()
+        assert isinstance(inputs, EdgeSamplerInput)
+        least = min((facts.least_label for facts in everyone if facts.least_label is not None), default=None)
+        if binary and least == 0 and inputs.label is not None:
+            inputs.label = inputs.label + 1
+
+    @lazy
+    def _fingerprint(self) -> dict[str, Any]:
+        negatives = self.neg_sampling
+        plain = None
+        if negatives is not None:
+            weights = [
+                None if weight is None else digest(weight) for weight in (negatives.src_weight, negatives.dst_weight)
+            ]
+            plain = [negatives.mode.value, negatives.amount, *weights]
+        return {**super()._fingerprint, "neg_sampling": plain}
+
+
+def _sign_of_least(label: Tensor | None) -> int | None:
+    """-1, 0 or 1; NaN counts as -1, since PyG does not move such labels either."""
+    if label is None or not label.numel():
+        return None
+    least = label.min()
+    return 0 if bool(least == 0) else 1 if bool(least > 0) else -1
+
+
+def _all_edges(graph_store: GraphStore) -> Tensor:
+    """int64 [2, E] of a graph of one type."""
+    row, col, _ = graph_store.coo()
+    return torch.stack([row, col])
+
+
+def _access_probability(sampler: BaseSampler, start: Callable[[int], Any], batch_size: int) -> Probability:
+    """How probably a batch needs each row."""
+    return access_probability(sampler, start(batch_size), None, batch_size)

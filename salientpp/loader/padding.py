@@ -1,0 +1,259 @@
+"""How do batches of many sizes become batches of few, for models that are compiled for fixed shapes?
+
+``pad='bucket'``: a compiled model (``torch.compile(model, dynamic=False)``) and a captured CUDA graph are made anew for every shape
+that they meet, and no two sampled batches have as many vertices. So each batch is filled up to the smallest of a few classes of sizes,
+with vertices that no real one is joined to:
+
+* padding vertices come after the real ones, at least one of each type; their attributes are zeros, their ``n_id`` is -1;
+* padding edges come after the real ones and join padding vertices alone, in the order of their targets; their attributes are zeros,
+  their ``e_id`` is -1.
+
+So no message from padding reaches a real vertex, real degrees stay, and the first ``batch_size`` vertices are the seeds as before.
+``node_mask`` and ``edge_mask`` say what is real. What normalises over all vertices of a batch (batch norm, global pooling) must look at
+them. ``num_sampled_nodes`` and ``num_sampled_edges`` count what was sampled. PyG's ``trim_to_layer``, which counts them from the end, is not for
+padded batches; its shapes would differ from batch to batch in any case.
+
+The classes come from a trial: :data:`TRIAL` batches of the loader's seeds are drawn, with keys of their own, when the first batch is
+given. The first class holds the median of their sizes and the second the largest, of every type and rounded up to a fine grid; a batch
+that is larger still gets the first that fits of the second class times 1.25, 1.25², ... So an epoch has two classes and now and then a
+third, also with a smaller last batch, which keeps its own ``batch_size``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import BaseStorage
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from salientpp.batch.template import PartitionTemplate
+from salientpp.engine.source import BatchSource
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.store.buffers import BufferPool
+
+#: Batches whose sizes the classes are made of.
+TRIAL = 16
+
+#: The key of the trial's draws is that of batches of this epoch; users' epochs count up from 0, and single batches down from -1.
+TRIAL_EPOCH = -(2**61)
+
+#: Sizes are rounded up to one of so many steps between a power of two and the next, and are at least so large.
+_STEPS = 32
+
+#: What a batch says of itself.
+_MASKS = ("node_mask", "edge_mask")
+
+#: By type, None in a graph without types: how many vertices, and how many edges.
+Sizes = dict[Any, int]
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The sizes that batches are filled up to, smallest first; each is at least the one before in every type."""
+
+    sizes: Sequence[Sizes]
+
+    @classmethod
+    def of(cls, trial: Iterable[Sizes], types: Iterable[Any]) -> Classes:
+        """From the sizes of some batches, where a type may be missing; ``types`` are all."""
+        batches = list(trial)
+        seen = {type_: sorted(sizes.get(type_, 0) for sizes in batches) or [0] for type_ in types}
+        median = {type_: rounded_up(sizes[len(sizes) // 2]) for type_, sizes in seen.items()}
+        return cls([median, {type_: rounded_up(sizes[-1]) for type_, sizes in seen.items()}])
+
+    def fitting(self, sizes: Sizes) -> Sizes:
+        """The smallest class that holds ``sizes``."""
+        for of_class in self.sizes:
+            if _fits(sizes, of_class):
+                return of_class
+        largest, factor = self.sizes[-1], 1.0
+        while not _fits(sizes, of_class):
+            factor *= 1.25
+            of_class = {type_: rounded_up(int(size * factor)) for type_, size in largest.items()}
+        return of_class
+
+
+def rounded_up(size: int) -> int:
+    """The next size of a grid with :data:`_STEPS` steps from a power of two to the next, so at most 3 % more; at least :data:`_STEPS`."""
+    step = 1 << max(0, size.bit_length() - 1 - (_STEPS.bit_length() - 1))
+    return max(_STEPS, -(-size // step) * step)
+
+
+def _fits(sizes: Sizes, of_class: Sizes) -> bool:
+    return all(size <= of_class[type_] for type_, size in sizes.items())
+
+
+@dataclass(eq=False)
+class Padding:
+    """Fills the batches of one loader up.
+
+    Attributes:
+        data: what the loader was given.
+        source: what it draws from.
+        classes: of sizes.
+
+    Raises:
+        ValueError, NotImplementedError: batches of this source cannot be filled up.
+    """
+
+    data: Any
+    source: BatchSource
+    classes: Classes
+    _buffers: BufferPool = field(default_factory=BufferPool)
+
+    def __call__(self, batch: Data | HeteroData) -> Data | HeteroData:
+        """The batch, filled up; of tensors that it shares with nobody.
+
+        Raises:
+            ValueError: an attribute is no dense tensor, or has the name of a mask.
+        """
+        typed = isinstance(batch, HeteroData)
+        nodes = {type_: batch[type_] for type_ in batch.node_types} if typed else {None: batch._store}
+        edges = {type_: batch[type_] for type_ in batch.edge_types} if typed else {_EDGES: batch._store}
+        num_vertices = {type_: _num_vertices(store) for type_, store in nodes.items()}
+        num_edges = {type_: _num_edges(store) for type_, store in edges.items()}
+        # One more of every type, for edges to join.
+        sizes = self.classes.fitting({**{type_: number + 1 for type_, number in num_vertices.items()}, **num_edges})
+        for type_, store in edges.items():
+            if typed and store.get("edge_index") is None:
+                continue  # a type without edges in the data
+            ends = (type_[0], type_[2]) if typed else (None, None)
+            self._fill_edges(
+                batch, store, num_edges[type_], sizes[type_], [(num_vertices[end], sizes[end]) for end in ends]
+            )
+        for type_, store in nodes.items():
+            self._fill_vertices(batch, store, num_vertices[type_], sizes[type_])
+        return batch
+
+    def _fill_edges(self, batch: Any, store: BaseStorage, number: int, size: int, ends: list[tuple[int, int]]) -> None:
+        for name in self._edge_attributes(store):
+            self._fill(batch, store, name, number, size)
+        edge_index = store.edge_index
+        place = torch.arange(size - number, device=edge_index.device)
+        padding = [first + place * (last - first) // max(1, size - number) for first, last in ends]
+        store.edge_index = torch.cat([edge_index, torch.stack(padding).to(edge_index.dtype)], dim=1)
+        store.edge_mask = _mask(number, size, edge_index.device)
+
+    def _fill_vertices(self, batch: Any, store: BaseStorage, number: int, size: int) -> None:
+        for name in self._node_attributes(store):
+            self._fill(batch, store, name, number, size)
+        device = next((store[name].device for name in store if isinstance(store[name], Tensor)), None)
+        store.node_mask = _mask(number, size, device)
+        if "num_nodes" in store:
+            store.num_nodes = size
+
+    def _node_attributes(self, store: BaseStorage) -> list[str]:
+        """Of a batch: those with an entry per vertex, as the data has them, and its own."""
+        type_ = store._key
+        names = {"n_id", *(name for owner, name in self.source.exchanged if owner == type_)}
+        whole = self._whole(type_)
+        if whole is not None:
+            names |= {name for name in list(whole) if whole.is_node_attr(name)}
+        return [name for name in list(store) if name in names and name != "num_nodes" and store[name] is not None]
+
+    def _edge_attributes(self, store: BaseStorage) -> list[str]:
+        names = {"e_id"}
+        whole, template = self._whole(store._key), self.source.template
+        if isinstance(template, PartitionTemplate):
+            names |= set(template.edge_rows[store._key])
+        if whole is not None:
+            names |= {name for name in list(whole) if whole.is_edge_attr(name)}
+        return [name for name in list(store) if name in names and name != "edge_index" and store[name] is not None]
+
+    def _whole(self, type_: Any) -> BaseStorage | None:
+        """What the batch's storage was cut from; None of a partitioned graph."""
+        if not isinstance(self.data, (Data, HeteroData)):
+            return None
+        return self.data._store if type_ is None else self.data[type_]
+
+    def _fill(self, batch: Any, store: BaseStorage, name: str, number: int, size: int) -> None:
+        value = store[name]
+        if name in _MASKS:
+            raise ValueError(f"pad='bucket' sets {name}, but the data has an attribute of this name; rename it")
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_nested:
+            kind = value.layout if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"pad='bucket' can fill up dense tensors only, got {name}: {kind}; delete it, or leave pad out"
+            )
+        dim = batch.__cat_dim__(name, value, store)
+        shape = list(value.shape)
+        if not isinstance(dim, int) or shape[dim] != number:
+            return  # x of another length than the data has vertices is in every batch whole
+        shape[dim] = size
+        if value.device.type == "cpu" and not value.requires_grad:
+            out = self._buffers.empty(shape, value.dtype)
+            out.narrow(dim, 0, number).copy_(value)
+        else:
+            out = torch.cat([value, value.new_empty(shape).narrow(dim, number, size - number)], dim)
+        rest = out.detach().narrow(dim, number, size - number)
+        if name in ("n_id", "e_id"):
+            rest.fill_(-1)
+        else:
+            rest.zero_()
+        store[name] = out.pin_memory() if torch.accelerator.is_available() and value.is_pinned() else out
+
+
+#: The type of the edges of a graph without types.
+_EDGES = "edges"
+
+
+def _num_vertices(store: BaseStorage) -> int:
+    return store.n_id.numel() if "n_id" in store else 0  # nothing of this type can be reached
+
+
+def _num_edges(store: BaseStorage) -> int:
+    edge_index = store.get("edge_index")
+    return 0 if edge_index is None else edge_index.size(1)
+
+
+def _mask(number: int, size: int, device: torch.device | None) -> Tensor:
+    return torch.arange(size, device=device) < number
+
+
+def sizes_of(mfg: SamplerOutput | HeteroSamplerOutput) -> Sizes:
+    """How large a batch of it will be, with one padding vertex of every type that was sampled."""
+    if isinstance(mfg, HeteroSamplerOutput):
+        return {
+            **{type_: n_id.numel() + 1 for type_, n_id in mfg.node.items()},
+            **{type_: row.numel() for type_, row in mfg.row.items() if row is not None},
+        }
+    return {None: mfg.node.numel() + 1, _EDGES: mfg.row.numel()}
+
+
+def types_of(data: Any) -> list[Any]:
+    """Of vertices and of edges."""
+    typed = isinstance(data, HeteroData) or getattr(data, "is_hetero", False)
+    return [*data.node_types, *data.edge_types] if typed else [None, _EDGES]
+
+
+def check_padding(data: Any, source: BatchSource, custom_cls: type | None) -> None:
+    """Raise where batches cannot be filled up."""
+    sampler = source.sampler
+    if not isinstance(sampler, NeighborSampler):
+        raise NotImplementedError(
+            "pad='bucket' is not available with neighbor_sampler=: sizes come from a trial, whose draws would change yours; leave pad out"
+        )
+    if isinstance(data, tuple) or custom_cls is not None:
+        raise NotImplementedError(
+            "pad='bucket' is for a Data, a HeteroData or a partitioned graph, not for a FeatureStore and GraphStore; leave pad out"
+        )
+    if sampler.disjoint:
+        raise NotImplementedError(
+            "pad='bucket' is not available with disjoint trees or times: padding vertices belong to no tree; leave pad out"
+        )
+    if isinstance(data, (Data, HeteroData)):
+        stores: Mapping[Any, BaseStorage] = {store._key: store for store in data.stores}
+        for key, store in stores.items():
+            owner = "data" if key is None else f"data[{key!r}]"
+            if store.get("adj_t") is not None:
+                raise NotImplementedError(
+                    f"pad='bucket' is for edges as edge_index, and {owner} has adj_t; convert it (torch_geometric.utils.to_edge_index), or leave pad out"
+                )
+            taken = [name for name in ("n_id", "e_id", *_MASKS) if name in store]
+            if taken:
+                raise ValueError(f"pad='bucket' sets {taken[0]}, but {owner} has an attribute of this name; rename it")

@@ -1,1 +1,0 @@
-"""Sampled training: seeds to mini-batches."""

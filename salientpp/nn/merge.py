@@ -1,0 +1,376 @@
+"""Layers of PyG's that add sums which other machines have made to those that they make themselves.
+
+A loader with ``partial_aggregation`` leaves neighbours out of its batches and gives their sums, means or maxima instead. :func:`merge_partial` makes the first
+layers of a model add them where they aggregate. Outputs and gradients are those of the whole batch, up to rounding.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, MessagePassing, SAGEConv
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
+
+from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
+
+#: Layers whose messages are the rows of their sources, times an edge's weight if there is one.
+_LINEAR = (SAGEConv, GINConv, GraphConv, GCNConv, MessagePassing)
+
+#: Which of the loader's reductions an aggregation can go on with.
+_REDUCTIONS: dict[type, tuple[str, ...]] = {
+    SumAggregation: ("sum", "mean"),
+    MeanAggregation: ("sum", "mean"),
+    MaxAggregation: ("max",),
+}
+
+_WHY_NOT = {
+    "LSTMAggregation": "which depends on the order of the messages",
+    "GRUAggregation": "which depends on the order of the messages",
+    "StdAggregation": "which needs squares, and those were not summed",
+    "VarAggregation": "which needs squares, and those were not summed",
+    "SoftmaxAggregation": "which weighs each message by all others",
+    "MultiAggregation": "and one reduction cannot stand for several",
+}
+
+
+#: Ends of the names of PyG's own dictionaries of hooks.
+_HOOKS = tuple(
+    f"_{kind}_forward{side}_hooks"
+    for kind in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for side in ("_pre", "")
+)
+
+#: Attribute of a layer: what its propagate() call under way works on.
+_CALL = "_salientpp_call"
+#: Attribute of a layer: the same for its forward() call, where that got all tensors without their marks.
+_OPENED = "_salientpp_opened"
+#: Attribute of a layer: whether its forward() call under way was given x as the loader gave it.
+_HAS_X = "_salientpp_has_x"
+
+#: Layers whose forward() works on each edge by itself. It may add and remove loops, and gets plain tensors.
+_BY_EDGE = (GATConv, GATv2Conv)
+
+_Inputs = tuple[Any, Any, dict[str, Any]]
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+@dataclass
+class _Call:
+    """A call of propagate() on a batch with sums.
+
+    Attributes:
+        delivered: the batch.
+        level: of the rows that the call gives.
+        merges: the call is a first layer's.
+        merged: it has added the sums.
+    """
+
+    delivered: Delivered
+    level: int
+    merges: bool
+    merged: bool = False
+
+
+def merge_partial(model: Model) -> Model:
+    """Let a model train on batches with sums: its first layers add ``batch.partial`` to what they aggregate.
+
+    Call it on the whole model. It may be called again, and the model may be copied and pickled. The model takes batches of a
+    :class:`~salientpp.NeighborLoader` with ``partial_aggregation``, and any other batch or graph as before. A first layer is one that is given ``batch.x``; a
+    model can have several. With the loader's ``partial_weight="w"`` first layers must be given ``batch.w`` as ``edge_weight``; it gets no gradient.
+
+    Outputs of the seeds, ``out[:batch.batch_size]``, are those of the whole batch, and so are their gradients. A model that would give anything else raises at
+    its first forward. ``x``, ``edge_index`` and the weights of such a batch refuse operations that would be wrong.
+
+    Args:
+        model: with at most as many layers, one after the other, as ``num_neighbors`` has hops. First layers can be
+            :class:`~torch_geometric.nn.SAGEConv` (mean, sum, max), :class:`~torch_geometric.nn.GINConv`, :class:`~torch_geometric.nn.GraphConv`,
+            :class:`~torch_geometric.nn.GCNConv` with ``normalize=False``, or a ``MessagePassing`` of yours whose messages are the rows of ``x``.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: no layer of the model can be a first one, and why.
+    """
+    layers = [module for module in model.modules() if isinstance(module, MessagePassing)]
+    if not layers:
+        raise ValueError(f"merge_partial takes a model with layers of PyG's MessagePassing, got {type(model).__name__}")
+    reasons = [_why_not(layer) for layer in layers]
+    if all(reasons):
+        raise ValueError(f"merge_partial: {reasons[0]}")
+    for layer in layers:
+        if _before_propagate in layer._propagate_forward_pre_hooks.values():
+            continue
+        layer.register_forward_pre_hook(_before_forward, with_kwargs=True)
+        layer.register_forward_hook(_after_forward, always_call=True)
+        layer.register_propagate_forward_pre_hook(_before_propagate)
+        layer.register_aggregate_forward_hook(_merge)
+        layer.register_propagate_forward_hook(_after_propagate)
+    return model
+
+
+# --- hooks: functions of the module, so that copies of a layer have them too -----------------------------------
+
+
+def _before_forward(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = list(marked_in([args, kwargs]))
+    for name in (_CALL, _OPENED):
+        setattr(conv, name, None)
+    setattr(conv, _HAS_X, any(each.role == ROWS and each.level == 0 and each.is_given for each in given))
+    edges = next((each for each in given if each.role == EDGES), None)
+    if edges is None or type(conv).forward not in [known.forward for known in _BY_EDGE]:
+        return None
+    named = dict(enumerate(args)) | kwargs
+    setattr(conv, _OPENED, _call_on(conv, edges, named))
+    return _plain(args), _plain(kwargs)
+
+
+def _after_forward(conv: MessagePassing, args: Any, out: Any) -> Any:
+    opened: _Call | None = getattr(conv, _OPENED, None)
+    for name in (_CALL, _OPENED, _HAS_X):
+        setattr(conv, name, None)
+    # A layer that raised has no output.
+    return None if opened is None or out is None else _marked(conv, out, opened)
+
+
+def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
+    edge_index, size, kwargs = inputs
+    setattr(conv, _CALL, None)
+    if not isinstance(edge_index, Marked):
+        return None
+    call = _call_on(conv, edge_index, kwargs)
+    asked = conv.inspector.get_flat_param_names(["message", "aggregate", "update"])
+    lacking = [name for name in asked if name.startswith(("edge_index", "adj_t"))]
+    if lacking:
+        raise ValueError(
+            f"{type(conv).__name__} asks for {lacking[0]} in its messages, which lacks the edges that sums have replaced; leave partial_aggregation out"
+        )
+    setattr(conv, _CALL, call)
+    return edge_index.plain(), size, _plain(kwargs)
+
+
+def _call_on(conv: MessagePassing, edges: Marked, given: dict[Any, Any]) -> _Call:
+    """The call of a layer with these arguments; raises where its outputs at the seeds would not be those of the whole batch."""
+    name = type(conv).__name__
+    _check_hooks(conv)
+    marked = list(marked_in(given))
+    rows = [each for each in marked if each.role == ROWS]
+    if not rows or any(each.delivered is not edges.delivered for each in marked):
+        raise RuntimeError(
+            f"{name} was given the edges of a batch with sums, and rows that are neither the batch's x nor made from it. "
+            "Nothing is known of the rows that sums have replaced; leave the loader's partial_aggregation out"
+        )
+    sources = [each for each in marked_in([_source(value) for value in given.values()]) if each.role == ROWS]
+    merges = any(each.level == 0 for each in sources)
+    level = max([1, *(each.level + 1 for each in sources), *(each.level for each in rows)])
+    if merges:
+        _check_first(conv, edges, given)
+    elif level > edges.delivered.hops:
+        raise ValueError(
+            f"{name} is layer {level} of a model on batches with sums of {edges.delivered.hops} hops, and its outputs at the seeds need rows that sums have "
+            "replaced; give num_neighbors as many hops as the model has layers, or leave partial_aggregation out"
+        )
+    if conv.flow != "source_to_target" or conv.decomposed_layers != 1:
+        raise ValueError(
+            f"{name} must have flow='source_to_target' and decomposed_layers=1 on batches with sums, got {conv.flow!r} and {conv.decomposed_layers}"
+        )
+    return _Call(edges.delivered, level, merges)
+
+
+def _merge(conv: MessagePassing, inputs: tuple[dict[str, Any]], out: Tensor) -> Tensor | None:
+    call: _Call | None = getattr(conv, _CALL, None)
+    if call is None or not call.merges:
+        return None
+    call.merged, partial = True, call.delivered.partial
+    if not partial.target.numel():
+        return None
+    value, target, count = (each.to(out.device) for each in (partial.value, partial.target, partial.count))
+    if isinstance(conv, GCNConv):
+        value = conv.lin(value)
+    merge = _MERGES[type(conv.aggr_module)]
+    return merge(out, inputs[0]["index"], target, value.to(out.dtype), count, partial.reduction)
+
+
+def _after_propagate(conv: MessagePassing, inputs: _Inputs, out: Any) -> Any:
+    call: _Call | None = getattr(conv, _CALL, None)
+    if call is None:
+        return None
+    setattr(conv, _CALL, None)
+    name = type(conv).__name__
+    if call.merges and not call.merged:
+        raise RuntimeError(
+            f"{name} did not aggregate by PyG's aggregate(), where sums are merged; give it edge_index as it is"
+        )
+    return _marked(conv, out, call)
+
+
+def _marked(conv: MessagePassing, out: Any, call: _Call) -> Marked:
+    if not isinstance(out, Tensor) or not out.dim() or out.size(0) > call.delivered.num_nodes:
+        raise RuntimeError(
+            f"{type(conv).__name__} must give a tensor with a row for each vertex of a batch with sums, got {type(out).__name__}"
+        )
+    return mark(out, call.delivered, ROWS, call.level)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def _source(value: Any) -> Any:
+    """Of a pair, what belongs to the sources of edges."""
+    return value[0] if isinstance(value, (tuple, list)) and value else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Marked):
+        return value.plain()
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if not hasattr(value, "_fields") else type(value)(*map(_plain, value))
+    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def _check_hooks(conv: MessagePassing) -> None:
+    own = (_before_propagate, _after_propagate, _merge)
+    for name, hooks in vars(conv).items():
+        if name.endswith(_HOOKS) and any(hook not in own for hook in hooks.values()):
+            raise RuntimeError(
+                f"{type(conv).__name__} has a hook of PyG's ({name.strip('_')}) on a batch with sums, where it would see some of the messages only; remove it, "
+                "or use batches without partial_aggregation"
+            )
+    if conv.explain:
+        raise RuntimeError(
+            f"{type(conv).__name__} has explain=True on a batch with sums, and no mask reaches the edges that sums have replaced; use batches without "
+            "partial_aggregation"
+        )
+
+
+def _check_first(conv: MessagePassing, edges: Marked, kwargs: dict[str, Any]) -> None:
+    name, partial = type(conv).__name__, edges.delivered.partial
+    if why := _why_not(conv):
+        raise ValueError(
+            f"on a batch with sums, a layer that is given x must be one that can merge sums; {why}; leave partial_aggregation out"
+        )
+    if not edges.is_given:
+        raise RuntimeError(
+            f"{name} merges sums, and was given an edge_index that was cut or written to; give it batch.edge_index as it is"
+        )
+    x = _source(kwargs.get("x"))
+    is_x = (
+        isinstance(x, Marked)
+        and x.level == 0
+        and (getattr(conv, _HAS_X, False) if isinstance(conv, GCNConv) else x.is_given)
+    )
+    if not is_x:
+        raise RuntimeError(
+            f"{name} merges sums of the batch's x, and was given another x: what is done to x before the first layer (dropout, scaling, another dtype) is not "
+            "done to the rows in the sums; do it to the stored rows, or leave partial_aggregation out"
+        )
+    if not isinstance(conv, GCNConv) and x.requires_grad:
+        raise ValueError(
+            f"{name} was given an x that requires a gradient, and none reaches the rows in sums; detach it, or leave partial_aggregation out"
+        )
+    served = _REDUCTIONS[type(conv.aggr_module)]
+    if partial.reduction not in served:
+        raise ValueError(
+            f"{name} aggregates with {type(conv.aggr_module).__name__}, which goes on with partial_aggregation={' or '.join(map(repr, served))}, "
+            f"got {partial.reduction!r}"
+        )
+    _check_weight(conv, name, partial.weight, kwargs)
+
+
+def _check_weight(conv: MessagePassing, name: str, expected: str | None, kwargs: dict[str, Any]) -> None:
+    takes = "edge_weight" in inspect.signature(type(conv).message).parameters
+    weight = kwargs.get("edge_weight") if takes else None
+    if expected is None:
+        if weight is not None:
+            raise ValueError(
+                f"{name} was given edge_weight, and partial sums are without weights; pass the loader partial_weight=, the name of these weights, or leave "
+                "edge_weight out"
+            )
+        return
+    if weight is None:
+        why = "was given none" if takes else "takes none"
+        raise ValueError(
+            f"{name} {why} of the edge_weight that rows in the sums were multiplied by; pass batch.{expected}, or leave the loader's partial_weight out"
+        )
+    if weight.requires_grad:
+        raise ValueError(
+            f"{name} was given an edge_weight that requires a gradient, and none reaches the weights of edges that sums have replaced; detach it, or leave "
+            "the loader's partial_aggregation out"
+        )
+    if not (isinstance(weight, Marked) and weight.role == EDGE_WEIGHTS and weight.is_given):
+        raise RuntimeError(
+            f"{name} merges sums of rows times the batch's {expected}, and was given another edge_weight: what is done to weights is not done to those in the "
+            "sums; do it to the stored ones, or leave partial_aggregation out"
+        )
+
+
+def _why_not(conv: MessagePassing) -> str | None:
+    """Why sums cannot stand for what this layer does with its messages; None: they can."""
+    name = type(conv).__name__
+    own = next((known for known in _LINEAR if type(conv).message is known.message), None)
+    if own is None:
+        why = "weighs them by attention" if hasattr(conv, "heads") else "has a message() of its own"
+        return f"{name} {why}, so its messages are not known to be the rows of their sources, and a sum of rows cannot stand for them"
+    if getattr(conv, "project", False):
+        return f"{name} with project=True sends relu(lin(x_j)), which is not linear in x_j; make it without project"
+    if own is GCNConv and not (isinstance(conv, GCNConv) and type(conv).forward is GCNConv.forward):
+        return f"{name} sends messages as a GCNConv does, and has a forward() of its own"
+    if own is GCNConv and conv.normalize:
+        return (
+            f"{name} normalises by the degrees of the batch, of which sums have no edges; make it with normalize=False"
+        )
+    aggregation = type(conv.aggr_module)
+    if aggregation not in _REDUCTIONS or type(conv).aggregate is not MessagePassing.aggregate:
+        kind = aggregation.__name__ if aggregation not in _REDUCTIONS else "an aggregate() of its own"
+        return f"{name} aggregates with {kind}, {_WHY_NOT.get(kind, 'which is no plain sum, mean or maximum')}"
+    if own is GCNConv and aggregation is MaxAggregation:
+        return f"{name} takes the maximum of lin(x_j), which does not follow from that of x_j; use a sum or mean"
+    if conv.flow != "source_to_target" or conv.decomposed_layers != 1 or conv.node_dim not in (-2, 0):
+        return (
+            f"{name} must have flow='source_to_target', decomposed_layers=1 and node_dim=-2, got {conv.flow!r}, "
+            f"{conv.decomposed_layers} and {conv.node_dim}"
+        )
+    return None
+
+
+# --- out [n, F] of the batch's own edges, into index [e]; the others' value [m, F] of count [m] neighbours of target [m] ----
+
+
+def _sums(value: Tensor, count: Tensor, reduction: str) -> Tensor:
+    return value if reduction == "sum" else value * count.to(value.dtype).unsqueeze(-1)
+
+
+def _merge_sum(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count: Tensor, reduction: str) -> Tensor:
+    return out.index_add(0, target, _sums(value, count, reduction))
+
+
+def _merge_mean(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count: Tensor, reduction: str) -> Tensor:
+    wide = torch.promote_types(out.dtype, torch.float32)
+    own, others = torch.zeros(2, out.size(0), 1, dtype=wide, device=out.device)
+    own.index_add_(0, index, own.new_ones(index.numel(), 1))
+    others.index_add_(0, target, count.to(wide).unsqueeze(-1))
+    total = (own + others).clamp_(min=1)
+    # A vertex without sums keeps its mean to the last bit.
+    kept = torch.where(others > 0, own / total, 1).to(out.dtype)
+    share = (count.to(wide).unsqueeze(-1) if reduction == "mean" else 1) / total[target]
+    return (out * kept).index_add(0, target, value * share.to(out.dtype))
+
+
+def _merge_max(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count: Tensor, reduction: str) -> Tensor:
+    # Where nothing was aggregated PyG has zeros.
+    empty = torch.ones(out.size(0), 1, dtype=torch.bool, device=out.device).index_fill_(0, index, False)
+    summed = torch.zeros_like(empty).index_fill_(0, target, True)
+    least = out.masked_fill(empty & summed, -torch.inf)
+    return least.scatter_reduce(0, target.unsqueeze(-1).expand_as(value), value, "amax")
+
+
+_MERGES: dict[type, Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, str], Tensor]] = {
+    SumAggregation: _merge_sum,
+    MeanAggregation: _merge_mean,
+    MaxAggregation: _merge_max,
+}

@@ -1,0 +1,1 @@
+"""Which part owns which vertex, and how vertices are numbered."""

@@ -1,1 +1,0 @@
-"""Decisions, made once and offline: pure functions of graph and numbers."""

@@ -1,0 +1,187 @@
+"""How do the ranks of a host have memory in common, that goes with the last of them?
+
+A block is anonymous memory (``memfd_create``): one rank makes it, the others open it through ``/proc`` of that process and map it, and from then on all
+are alike. It has no name in any directory and is under no mount's limit; the kernel takes it back when the last process that has it mapped
+is gone, however that ended. So nothing can stay behind, neither after ``kill -9`` of one rank nor of all.
+
+Processes can do so that see each other's numbers in ``/proc`` and run for the same user: those of a host, unless each is in a container of its own. Whether
+they can is tried out (:func:`sharing`), never guessed: a block begins with random bytes, by which it is known.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp.ranks.comm import Comm
+
+_TOKEN_BYTES = 16
+
+#: Where each tensor of a block begins: at a multiple of a page, so that a device may register one of them alone.
+_ALIGNMENT = mmap.PAGESIZE
+
+
+class CannotShare(RuntimeError):
+    """This process cannot map another's memory; the text says why."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a process needs to know of another's block; JSON values by ``vars``."""
+
+    process: int
+    file: int
+    token: str
+    num_bytes: int
+
+
+class Block:
+    """Memory that this process has made, and others may map while the block is open.
+
+    Args:
+        num_bytes: how much.
+
+    Attributes:
+        memory: uint8 [num_bytes]; pages that nobody has written are zeros and take nothing.
+
+    Raises:
+        CannotShare: the system has no such memory.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        try:
+            self._file = os.memfd_create("salientpp", os.MFD_CLOEXEC)
+        except (AttributeError, OSError) as error:
+            raise CannotShare(f"memory without a name (memfd_create) is not to be had here: {error}") from None
+        try:
+            os.ftruncate(self._file, _ALIGNMENT + num_bytes)
+            token = secrets.token_bytes(_TOKEN_BYTES)
+            os.pwrite(self._file, token, 0)
+            self.offer = Offer(os.getpid(), self._file, token.hex(), num_bytes)
+            self.memory = _mapped(self._file, num_bytes)
+        except OSError as error:
+            self.close()
+            raise CannotShare(f"{num_bytes} bytes of shared memory are not to be had: {error}") from None
+
+    def close(self) -> None:
+        """Let nobody map it any more; those who have, keep it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Block:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def mapped(offer: Offer) -> Tensor:
+    """uint8 [num_bytes]: the memory of a block that another process holds open.
+
+    Raises:
+        CannotShare: it cannot be opened, or is another process's that has the same number.
+    """
+    name = f"/proc/{offer.process}/fd/{offer.file}"
+    try:
+        file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise CannotShare(
+            f"memory of process {offer.process} cannot be opened ({name}: {error.strerror}); are the ranks in containers of their own?"
+        ) from None
+    try:
+        size = os.fstat(file).st_size
+        if size != _ALIGNMENT + offer.num_bytes or os.pread(file, _TOKEN_BYTES, 0).hex() != offer.token:
+            raise CannotShare(f"process {offer.process} of this host is none of the ranks that it is said to be one of")
+        return _mapped(file, offer.num_bytes)
+    except OSError as error:
+        raise CannotShare(f"memory of process {offer.process} cannot be mapped: {error.strerror}") from None
+    finally:
+        os.close(file)
+
+
+def _mapped(file: int, num_bytes: int) -> Tensor:
+    memory = mmap.mmap(file, _ALIGNMENT + num_bytes)  # the tensor keeps it
+    return torch.frombuffer(memory, dtype=torch.uint8)[_ALIGNMENT:]
+
+
+def sharing(comm: Comm, hosts: Sequence[range]) -> str | None:
+    """Why some rank cannot map the memory of the first of its host; None if all can. Collective, with the same answer on every rank.
+
+    Args:
+        hosts: the ranks of each host; together all of ``comm``.
+    """
+    first = next(ranks[0] for ranks in hosts if comm.rank in ranks)
+    block, trouble = None, None
+    try:
+        if first == comm.rank:
+            block = Block(_ALIGNMENT)
+    except CannotShare as error:
+        trouble = str(error)
+    try:
+        offers = comm.gather_facts({"offer": None if block is None else vars(block.offer)})
+        try:
+            if first != comm.rank and offers[first]["offer"] is not None:
+                mapped(Offer(**offers[first]["offer"]))
+        except CannotShare as error:
+            trouble = str(error)
+        told = comm.gather_facts({"trouble": trouble})
+    finally:
+        if block is not None:
+            block.close()
+    return next(
+        (f"rank {rank}{comm.of}: {facts['trouble']}" for rank, facts in enumerate(told) if facts["trouble"]), None
+    )
+
+
+def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:
+    """Uninitialised tensors (zeros, until somebody writes) that all ranks of a host see, in one block; collective among them.
+
+    Args:
+        host: the ranks of this host.
+        shapes: of each tensor shape and dtype; the same on all of them.
+
+    Raises:
+        CannotShare: on every rank, if one cannot.
+    """
+    sizes = [torch.empty((), dtype=dtype, device="cpu").element_size() * math.prod(shape) for shape, dtype in shapes]
+    begins = [0]
+    for size in sizes:
+        begins.append(begins[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    memory = _shared_memory(host, begins[-1])
+    return [
+        memory[begin : begin + size].view(dtype).view(tuple(shape))
+        for (shape, dtype), begin, size in zip(shapes, begins, sizes)
+    ]
+
+
+def _shared_memory(host: Comm, num_bytes: int) -> Tensor:
+    block, memory, trouble = None, None, None
+    try:
+        if host.rank == 0:
+            block = Block(num_bytes)
+            memory = block.memory
+    except CannotShare as error:
+        trouble = str(error)
+    try:
+        offer = host.gather_facts({"offer": None if block is None else vars(block.offer)})[0]["offer"]
+        try:
+            if host.rank > 0 and offer is not None:
+                memory = mapped(Offer(**offer))
+        except CannotShare as error:
+            trouble = str(error)
+        told = [facts["trouble"] for facts in host.gather_facts({"trouble": trouble})]
+    finally:
+        if block is not None:
+            block.close()
+    words = next((words for words in told if words), None)
+    if words is not None or memory is None:
+        raise CannotShare(words or "the first rank of the host has no memory to share")
+    return memory

@@ -1,0 +1,1 @@
+"""From seeds to the vertices and edges of a batch."""

@@ -1,0 +1,270 @@
+"""Which seeds make up batch i of an epoch in each slot, and when does a rank give which batch?
+
+An epoch's batches belong to **slots** (:mod:`salientpp.ranks.placement`; without further ado every rank is one). Every slot of a unit visits its share of the
+unit's seeds, in an order that is a pure function of (seed, epoch, unit). What a batch draws is fixed by a key that joins (seed, epoch, slot, batch index).
+Slots may have different numbers of seeds; ``uneven`` says what follows:
+
+* ``'wrap'``: every slot gives as many seeds as the one with the most, repeating its own from the start, so batches
+  have the same size in all slots at every step and DDP never waits. As torch's ``DistributedSampler`` does.
+* ``'drop'``: every slot stops at the smallest number of batches.
+* ``'exact'``: every seed once; slots differ in how many batches they give.
+* ``'error'``: different numbers of batches are refused.
+
+**Rounds and ticks.** Round i of an epoch is batch i of every slot, whatever rank it is on. All ranks move through an epoch in equal steps, ticks, each of
+which brings a rank one batch or none. A round takes as many ticks as the rank with most batches of it has such; one with fewer waits first, and gives its
+batches in the last ticks. So after the last tick of a round every rank has all its batches of it, and none waits for another inside a round.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+
+UNEVEN = ("wrap", "drop", "exact", "error")
+
+
+# One word per purpose, so that the order of an epoch and the draws of its batches are independent; 3 is vip.accesses'.
+_ORDER, _DRAWS, _BLOCK = 1, 2, 4
+
+
+def order_key(seed: int, epoch: int, unit: int) -> int:
+    """The key of the order in which a unit's seeds are visited in an epoch."""
+    return ops.join_key(_ORDER, seed, epoch, unit)
+
+
+def batch_key(seed: int, epoch: int, slot: int, index: int) -> int:
+    """The key of all draws of one batch."""
+    return ops.join_key(_DRAWS, seed, epoch, slot, index)
+
+
+class BatchKeys(NamedTuple):
+    """What a batch's draws depend on.
+
+    Attributes:
+        batch: of what is its own, such as negative examples.
+        draws: of its neighbours, which a block of batches may have in common.
+    """
+
+    batch: int
+    draws: int
+
+
+def batch_keys(seed: int, epoch: int, slot: int, index: int, block: int = 1) -> BatchKeys:
+    """The keys of one batch, where ``block`` batches of a slot that follow one another draw alike."""
+    own = batch_key(seed, epoch, slot, index)
+    return BatchKeys(own, own if block == 1 else ops.join_key(_BLOCK, seed, epoch, slot, index // block))
+
+
+def share_size(num_seeds: int, place: int, num_shares: int) -> int:
+    """How many of a unit's seeds the slot with this place inside the unit visits."""
+    return len(range(place, num_seeds, num_shares))
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """The epochs of one slot.
+
+    Attributes:
+        num_seeds: seeds of the unit.
+        unit, place, slots_per_unit: which unit, and this slot's place among those that draw from it.
+        seeds_per_slot: for every slot, how many seeds it visits.
+        slot: this one.
+        batch_size, shuffle, drop_last, uneven: as in the loader.
+        seed: of the order.
+        kind: what a text calls a slot.
+
+    Raises:
+        ValueError: a slot has no seeds under 'wrap' or 'drop'; slots differ under 'error'.
+    """
+
+    num_seeds: int
+    unit: int
+    place: int
+    slots_per_unit: int
+    seeds_per_slot: Sequence[int]
+    slot: int
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    uneven: str
+    seed: int
+    kind: str = "rank"
+
+    def __post_init__(self) -> None:
+        if self.uneven not in UNEVEN:
+            raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
+        counts = self.seeds_per_slot
+        if len(counts) > 1 and self.uneven in ("wrap", "drop") and 0 in counts:
+            raise ValueError(
+                f"{self.kind} {list(counts).index(0)} has no seeds, so uneven={self.uneven!r} cannot give it batches; pass "
+                "uneven='exact', or partition so that every part has seeds"
+            )
+        batches = [self._batches(count) for count in counts] if self.uneven == "error" else []
+        if len(set(batches)) > 1:
+            raise ValueError(
+                f"uneven='error', but {self.kind}s 0 to {len(counts) - 1} have {batches} batches; pass uneven='wrap', 'drop' or 'exact'"
+            )
+
+    def _batches(self, num_seeds: int) -> int:
+        return num_seeds // self.batch_size if self.drop_last else -(-num_seeds // self.batch_size)
+
+    def batches_of(self, slot: int) -> int:
+        """Batches that a slot gives in an epoch."""
+        if self.uneven == "wrap":
+            return self._batches(max(self.seeds_per_slot))
+        if self.uneven == "drop":
+            return min(map(self._batches, self.seeds_per_slot))
+        return self._batches(self.seeds_per_slot[slot])
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that this slot gives in an epoch."""
+        return self.batches_of(self.slot)
+
+    @property
+    def num_rounds(self) -> int:
+        """Batches of the slot that gives the most: how long every rank must answer the others."""
+        if self.uneven in ("wrap", "drop"):
+            return self.num_batches
+        return max(map(self._batches, self.seeds_per_slot))
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        """Positions in the unit's seeds, int64, one tensor per batch."""
+        if self.shuffle:
+            order = ops.permutation(self.num_seeds, order_key(self.seed, epoch, self.unit))
+        else:
+            order = torch.arange(self.num_seeds, device="cpu")
+        if self.slots_per_unit > 1:
+            order = order[self.place :: self.slots_per_unit]
+        wanted = max(self.seeds_per_slot)
+        if self.uneven == "wrap" and 0 < order.numel() != wanted:
+            order = order[torch.arange(wanted, device="cpu") % order.numel()]
+        return list(order.split(self.batch_size)[: self.num_batches]) if order.numel() else []
+
+    def drawn(
+        self, seeds: Tensor, epoch: int, block: int = 1, only: Iterable[int] | None = None
+    ) -> Iterator[tuple[Tensor, int]]:
+        """The seeds of this slot's batches, and the keys that their neighbours are drawn by.
+
+        Args:
+            seeds: int64 [num_seeds], of the unit.
+            block: so many batches that follow one another draw alike.
+            only: which batches; None: all.
+        """
+        batches = self.batches(epoch)
+        for index in range(len(batches)) if only is None else only:
+            yield seeds[batches[index]], batch_keys(self.seed, epoch, self.slot, index, block).draws
+
+
+class Turn(NamedTuple):
+    """What one tick brings a rank: one batch.
+
+    Attributes:
+        tick, round: when, counted from the beginning of the epoch.
+        pieces: (slot, int64 positions among the rank's seeds) of the batch, or of each of several that are joined to one.
+    """
+
+    tick: int
+    round: int
+    pieces: Sequence[tuple[int, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """The epochs of one rank: which batches of its slots it gives, and when.
+
+    Attributes:
+        schedules: of this rank's slots.
+        slots_by_rank: of every rank.
+        joined: the batches of a round are given as one.
+        positions: where the seeds of a unit are among this rank's; not of a rank that has but one unit.
+    """
+
+    schedules: Sequence[Schedule]
+    slots_by_rank: Sequence[range]
+    joined: bool = False
+    positions: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.schedules[0].seeds_per_slot)
+
+    @property
+    def num_rounds(self) -> int:
+        return self.schedules[0].num_rounds
+
+    @cached_property
+    def _ticks_by_round(self) -> list[range]:
+        """How many ticks each round has, and which; those in which this rank gives a batch are the last."""
+        if self.joined or all(len(slots) == 1 for slots in self.slots_by_rank):
+            return [range(index, index + 1) for index in range(self.num_rounds)]
+        batches, number = self.schedules[0].batches_of, torch.arange(self.num_rounds, device="cpu")
+        most = torch.zeros_like(number)
+        for slots in self.slots_by_rank:
+            most = torch.maximum(
+                most, sum(((number < batches(slot)).long() for slot in slots), torch.zeros_like(number))
+            )
+        ends = most.cumsum(0).tolist()
+        return [range(end - size, end) for end, size in zip(ends, most.tolist(), strict=True)]
+
+    @property
+    def num_ticks(self) -> int:
+        """Of an epoch; the same on every rank."""
+        return self._ticks_by_round[-1].stop if self._ticks_by_round else 0
+
+    @cached_property
+    def _rounds(self) -> list[int]:
+        """The round of each batch that this rank gives."""
+        numbers = [schedule.num_batches for schedule in self.schedules]
+        return [
+            index
+            for index in range(max(numbers))
+            for _ in range(1 if self.joined else sum(number > index for number in numbers))
+        ]
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that this rank gives in an epoch."""
+        return len(self._rounds)
+
+    @property
+    def batches_by_rank(self) -> list[int]:
+        """Batches that each rank gives in an epoch."""
+        numbers = [[self.schedules[0].batches_of(slot) for slot in slots] for slots in self.slots_by_rank]
+        return [max(of_rank) if self.joined else sum(of_rank) for of_rank in numbers]
+
+    def round_after(self, batches: int) -> int:
+        """The first round of which this rank has not given all its batches, after so many."""
+        if batches < len(self._rounds):
+            return self._rounds[batches]
+        return self._rounds[-1] + 1 if self._rounds else 0
+
+    def batches_before(self, number: int) -> int:
+        """How many batches this rank gives before a round."""
+        return bisect_left(self._rounds, number)
+
+    def of_epoch(self, epoch: int) -> list[Turn]:
+        """This rank's turns, in order."""
+        batches = [(schedule, schedule.batches(epoch)) for schedule in self.schedules]
+        turns = []
+        for index, ticks in enumerate(self._ticks_by_round):
+            pieces = [
+                (schedule.slot, self.positions[schedule.unit][given[index]] if self.positions else given[index])
+                for schedule, given in batches
+                if index < len(given)
+            ]
+            if not pieces:
+                break
+            if self.joined:
+                turns.append(Turn(ticks.start, index, pieces))
+            else:
+                turns += [Turn(ticks.stop - len(pieces) + at, index, [piece]) for at, piece in enumerate(pieces)]
+        return turns

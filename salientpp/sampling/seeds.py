@@ -1,0 +1,209 @@
+"""Which vertices or edges do batches start from, and how probably does a batch start from each?
+
+Seeds as a user names them become PyG's inputs of a sampler, checked: of an object in one process, or of the part of a partitioned graph that
+a rank serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
+
+from salientpp.graph.from_pyg import full_edge_type, read_edge_index
+from salientpp.ids import as_tensor, first_outside, read_ids
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.vip.inclusion import link_start
+from salientpp.vip.policies import TypedWorkload, score, score_types
+
+
+def part_nodes(
+    part: PartitionedGraph, part_id: int, nodes: Any, time: Tensor | None, input_id: Tensor | None
+) -> tuple[NodeSamplerInput, str | None]:
+    """All seeds of a part, and the name of the split if they are one."""
+    type_ = None
+    if part.is_hetero:
+        type_, nodes = split_type(nodes, part.node_types)
+    book = part.books[type_]
+    begin, end = book.range_of(part_id)
+    own_id = None
+    if nodes is None:
+        nodes = "all"
+    if isinstance(nodes, str):
+        ids = own_id = part.split(nodes, part_id, type_)
+    else:
+        ids, is_mask = read_seeds(nodes, book.num_vertices, type_)
+        if is_mask:
+            ids = own_id = ids[(ids >= begin) & (ids < end)]
+        else:
+            foreign = first_outside(ids, end, begin)
+            if foreign is not None:
+                seed = ids[foreign]
+                raise ValueError(
+                    f"seed {int(seed)} is owned by part {int(book.owner(seed))} but this rank serves part {part_id}; "
+                    "give each rank its own seeds, or the name of a split"
+                )
+    check_one_per_seed(ids, input_time=time, input_id=input_id)
+    split = nodes if isinstance(nodes, str) else None
+    inputs = NodeSamplerInput(own_id if input_id is None else input_id, ids, time, type_)
+    return inputs, split if split is None or type_ is None else f"{split!r} of {type_!r}"
+
+
+def split_type(nodes: Any, types: Collection[Any]) -> tuple[str, Any]:
+    """Node type and the rest of ``input_nodes`` on a graph with several types."""
+    type_, nodes = nodes if isinstance(nodes, (tuple, list)) and len(nodes) == 2 else (nodes, None)
+    if not isinstance(type_, str):
+        raise ValueError(
+            f"input_nodes of a graph with several types must be a node type or (node type, mask or ids), got {type_!r}"
+        )
+    if type_ not in types:
+        raise ValueError(
+            f"input_nodes must be of a node type of the data ({', '.join(map(str, types))}), got {type_!r}"
+        )
+    return type_, list(nodes) if isinstance(nodes, range) else nodes
+
+
+def check_one_per_seed(ids: Tensor, **given: Tensor | None) -> None:
+    for name, values in given.items():
+        if values is not None and (
+            not isinstance(values, Tensor) or values.dim() != 1 or values.numel() != ids.numel()
+        ):
+            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"{name} must have one entry per seed, expected shape [{ids.numel()}], got {got}")
+
+
+def read_seeds(nodes: Any, num_vertices: int, type_: str | None = None) -> tuple[Tensor, bool]:
+    """``input_nodes`` as int64 ids in range, and whether they were a mask.
+
+    Args:
+        type_: whose ids they are, if types have names.
+    """
+    of = " of a homogeneous graph" if type_ is None else f" of {type_!r}"
+    if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
+        raise ValueError(f"input_nodes{of} must be a mask, integer ids or None, got {nodes!r}")
+    nodes = as_tensor(nodes, f"input_nodes{of} must be a mask, integer ids or None")
+    if nodes.layout != torch.strided or nodes.device.type == "meta":
+        raise ValueError(f"input_nodes must be an ordinary tensor with values, got {nodes.layout} on {nodes.device}")
+    if nodes.dim() != 1:
+        raise ValueError(f"input_nodes must have 1 dimension, got shape {list(nodes.shape)}")
+    return read_ids(nodes, num_vertices, "input_nodes")
+
+
+def checked_ends(ends: Any, type_: tuple[str, str, str] | None, sizes: Mapping[Any, int]) -> Tensor:
+    """Pairs of ids as int64 [2, M], in range."""
+    ends = read_edge_index(ends, "edge_label_index", "M").to(torch.int64)
+    for side, end in enumerate((None, None) if type_ is None else (type_[0], type_[-1])):
+        if end not in sizes:
+            raise ValueError(
+                f"edge_label_index must join node types of the data ({', '.join(map(str, sizes))}), got {end!r}"
+            )
+        at = first_outside(ends[side], sizes[end])
+        if at is not None:
+            raise ValueError(f"edge_label_index[{side}, {at}] must be in [0, {sizes[end]}), got {int(ends[side, at])}")
+    return ends
+
+
+@dataclass(frozen=True, eq=False)
+class PartEdges:
+    """The seeds of one rank of a partitioned graph.
+
+    Attributes:
+        ends: int64 [2, M], global ids.
+        edge_id: int64 [M], the numbers of the graph's own edges; None of others.
+        split: what they are called, if it means the same on every rank.
+        rows: the graph's edge attributes of the type.
+    """
+
+    type_: Any
+    ends: Tensor
+    edge_id: Tensor | None
+    split: str | None
+    rows: Mapping[str, Tensor]
+
+    def attribute(self, given: Tensor | str | None) -> Tensor | None:
+        """What was given for every edge; a name means the attribute of the stored edges."""
+        if not isinstance(given, str):
+            return given
+        if self.edge_id is None:
+            raise ValueError(
+                f"{given!r} names an edge attribute, which only the graph's own edges have; pass a tensor with one entry per pair"
+            )
+        if given not in self.rows:
+            raise ValueError(f"the edges have the attributes {', '.join(self.rows) or 'none'}, got {given!r}")
+        return self.rows[given][self.edge_id]
+
+
+def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
+    """``edge_label_index`` on a partitioned graph."""
+    type_, which = None, given
+    if part.is_hetero:
+        alone = (
+            isinstance(given, (tuple, list)) and len(given) in (2, 3) and all(isinstance(word, str) for word in given)
+        )
+        type_, which = (
+            (given, None) if alone else given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
+        )
+        type_ = full_edge_type(type_, part.edge_types)
+        if type_ not in part.edge_types:
+            raise ValueError(
+                f"edge_label_index of a graph with several types must be an edge type ({', '.join(map(str, part.edge_types))}), or (edge type, "
+                f"the name of a split or [2, M]), got {given!r}"
+            )
+    rows = part.edge_rows_by_type()[type_]
+    if which is not None and not isinstance(which, str):
+        sizes = {name: book.num_vertices for name, book in part.books.items()}
+        return PartEdges(type_, checked_ends(which, type_, sizes), None, None, rows)
+    name = "all" if which is None else which
+    edge_id = part.edge_split(name, part_id, type_)
+    indptr, indices = part.lists[type_]
+    target = torch.searchsorted(indptr, edge_id, right=True) - 1
+    ends = torch.stack([indices[edge_id].to(torch.int64), target])
+    return PartEdges(type_, ends, edge_id, f"{name!r} of {type_}" if part.is_hetero else name, rows)
+
+
+def scores_of_part(
+    policy: Any,
+    *,
+    part: PartitionedGraph,
+    part_id: int,
+    sampler: NeighborSampler,
+    inputs: NodeSamplerInput | EdgeSamplerInput,
+    start: Mapping[str | None, Callable[[int], Tensor]],
+    batch_size: int,
+) -> Mapping[str | None, Tensor]:
+    """By what a part's cache is planned: a policy's scores, per vertex type float [N]. The loader and the analysis both plan by it, so that they
+    cache the same rows.
+
+    Args:
+        inputs: the seeds of the part.
+        start: how probably a batch starts from each vertex.
+    """
+    if sampler.is_plain and isinstance(inputs, NodeSamplerInput):
+        # What a tree may not see, for its time or as it is another's, counts as if it could.
+        workload = part.workload(part_id, inputs.node, sampler.fanouts[0], batch_size, sampler.replace)
+        return {None: score(policy, workload)}
+    typed, vip = sampler.as_typed(), None
+    if isinstance(inputs, NodeSamplerInput) and all(relation.edge_weight is None for relation in typed.relations):
+        vip = part.vip_of(part_id, inputs.input_type, inputs.node, sampler.fanouts, batch_size, sampler.replace)
+    return score_types(policy, TypedWorkload(typed, part_id, start, sampler.fanouts, sampler.replace, vip))
+
+
+def edge_start(
+    inputs: EdgeSamplerInput, negatives: NegativeSampling | None, batch_size: int
+) -> Mapping[str | None, Callable[[int], Tensor]]:
+    """How probably a batch has each vertex among its seeds: the ends of its edges and of the negative examples."""
+    count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
+    of_sources = 0 if negatives is not None and negatives.is_triplet() else count
+    source = link_start(inputs.row, batch_size, of_sources, None if negatives is None else negatives.src_weight)
+    target = link_start(inputs.col, batch_size, count, None if negatives is None else negatives.dst_weight)
+    ends = (None, None) if inputs.input_type is None else (inputs.input_type[0], inputs.input_type[-1])
+    start = {ends[0]: source, ends[1]: target}
+    if ends[0] == ends[1]:
+        start = {ends[0]: lambda size: 1.0 - (1.0 - source(size)) * (1.0 - target(size))}
+    return start

@@ -1,0 +1,1 @@
+"""Vertex inclusion probabilities, and what ranks rows by them."""

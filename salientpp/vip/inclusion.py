@@ -1,0 +1,474 @@
+"""How probable is it that a batch needs vertex v?
+
+The vertex inclusion probability (VIP) of v for a part is the probability that a mini-batch whose seeds are drawn
+from the part's seed set T contains v after L hops of neighbour sampling. It decides which remote rows a part
+caches, in what order its own rows are kept on the device, and how vertices are numbered inside a part.
+
+After Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152), Proposition 1. With batch size B and
+``p_0 = min(1, B / |T|)`` on T, at hop h
+
+    p_h(u) = 1 - prod_{v lists u} (1 - t_h(v) x_{h-1}(v)),      t_h(v) = min(1, f_h / d(v)),
+
+where d(v) is the in-degree of v and t_h the chance that v, once expanded, draws one given neighbour (with
+replacement ``1 - (1 - 1/d)^f``). Two readings of a hop:
+
+* ``expand='hop'``, the paper's: every vertex may be expanded at every hop, x = p, and the inclusion probability
+  is ``1 - prod_{h>=1} (1 - p_h)``.
+* ``expand='frontier'``, the default and what PyG's and our sampler do: hop h expands the vertices first found
+  at hop h - 1, so x = q with ``q_0 = p_0``, ``q_h(u) = p_h(u) (1 - sum_{j<h} q_j(u))``, and the inclusion
+  probability is ``sum_{h>=1} q_h``.
+
+At one hop the formula takes nothing but the seeds as independent (a shuffled epoch draws them without replacement, which is nearly
+that). From two hops on it takes events as independent that share vertices, and on most graphs overestimates; its ranking, which is what
+a cache needs, stays near the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.arguments import as_integer, as_real
+from salientpp.graph.csc import Graph
+from salientpp.graph.relation import Relation
+from salientpp.graph.typed import TypedGraph
+from salientpp.ids import check_range
+
+#: Seed sets that the kernel sweeps together, and in graphs of more vertices than the number below.
+_SETS_AT_ONCE, _SETS_OF_MANY_VERTICES = 8, 4
+_MANY_VERTICES = 2**25
+
+
+def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list[int]:
+    """``fanouts`` as a list of ints, each >= 0 or -1 for all neighbours.
+
+    Raises:
+        ValueError: an entry is below -1 or no integer, or there is none and there must be one.
+    """
+    if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
+        raise ValueError(f"num_neighbors must be a list of integers, one per hop, got {fanouts!r}")
+    checked = []
+    for hop, fanout in enumerate(fanouts):
+        number = as_real(fanout)
+        if number is None or not number.is_integer() or number < -1:
+            raise ValueError(f"num_neighbors[{hop}] must be an integer >= 0, or -1 for all neighbours, got {fanout!r}")
+        if number >= 2**31:
+            raise ValueError(f"num_neighbors[{hop}] must be < 2^31, got {fanout!r}; -1 takes all neighbours")
+        checked.append(int(number))
+    if not checked and not may_be_empty:
+        raise ValueError("num_neighbors must have one entry per hop, got an empty list")
+    return checked
+
+
+def check_batch_size(batch_size: int) -> int:
+    """``batch_size`` as an int.
+
+    Raises:
+        ValueError: it is no integer of at least 1, or needs more than 64 bits.
+    """
+    number = as_integer(batch_size)
+    if number is None:
+        raise ValueError(f"batch_size must be an integer >= 1, got {batch_size!r}")
+    if not 1 <= number < 2**63:
+        raise ValueError(f"batch_size must be {'>= 1' if number < 1 else '< 2^63'}, got {number}")
+    return number
+
+
+def inclusion_probability(
+    graph: Graph,
+    seeds: Tensor | Sequence[Tensor],
+    num_neighbors: Sequence[int],
+    batch_size: int,
+    *,
+    include_seeds: bool = False,
+    expand: str = "frontier",
+    replace: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Vertex inclusion probabilities of one seed set, or of several, some in one sweep over the edges.
+
+    Args:
+        graph: N vertices; directed graphs are right, and the transpose is made (once) for the sweep.
+        seeds: int64 [T] global ids, or a list of K such tensors; an empty one gives zeros.
+        num_neighbors: fanouts, nearest the seeds first; -1 takes all neighbours.
+        batch_size: seeds per batch.
+        include_seeds: count being a seed as inclusion too (the order of a device's own rows needs it; what a
+            cache holds does not, since remote vertices are never seeds).
+        expand: 'frontier' or 'hop', see above.
+        replace: neighbours are drawn with replacement.
+        out: float32 [K, N], where the result of a list of seed sets goes, such as a mapped file: besides, no more than a sweep's part of it is in memory.
+
+    Returns:
+        float32 [N], or [K, N] for a list of seed sets; small values keep their relative precision.
+
+    Raises:
+        ValueError: a seed out of range, a fanout below -1, ``batch_size`` < 1, an unknown ``expand``.
+    """
+    if expand not in ("frontier", "hop"):
+        raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
+    batch_size = check_batch_size(batch_size)
+    fanouts = check_fanouts(num_neighbors)
+    seed_sets: list[Tensor] = list(seeds) if isinstance(seeds, (list, tuple)) else [seeds]  # type: ignore[list-item]  # checked below
+    for k, seed_set in enumerate(seed_sets):
+        if not isinstance(seed_set, Tensor) or seed_set.device.type != "cpu" or seed_set.layout != torch.strided:
+            got = f"{seed_set.layout} on {seed_set.device}" if isinstance(seed_set, Tensor) else type(seed_set).__name__
+            raise ValueError(f"seeds must be a dense CPU tensor or a list of such, got {got} in seed set {k}")
+        if seed_set.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; of a mask take mask.nonzero()"
+            )
+    ids = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
+    for k, seed_set in enumerate(ids):
+        check_range(seed_set, graph.num_vertices, "seeds must be", f" of seed set {k}")
+    transposed = graph.transpose()
+
+    def sweep(some: Sequence[Tensor]) -> Tensor:
+        return ops.inclusion_probability(
+            graph.indptr,
+            transposed.indptr,
+            transposed.indices,
+            torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *some]),
+            torch.tensor([0, *(seed_set.numel() for seed_set in some)], device="cpu").cumsum(0),
+            fanouts,
+            batch_size,
+            frontier=expand == "frontier",
+            include_seeds=include_seeds,
+            replace=replace,
+        )
+
+    if out is not None:
+        step = _SETS_OF_MANY_VERTICES if graph.num_vertices > _MANY_VERTICES else _SETS_AT_ONCE
+        for first in range(0, len(ids), step):
+            some = ids[first : first + step]
+            out[first : first + len(some)] = sweep(some)
+        return out
+    return sweep(ids)[0] if isinstance(seeds, Tensor) else sweep(ids)
+
+
+# --- several types of vertices, weights, seeds of other kinds ----------------------------------------------
+
+
+def uniform_start(seeds: Tensor, batch_size: int) -> Callable[[int], Tensor]:
+    """``p_0`` of batches of ``batch_size`` of these seeds: a function of the number of vertices that gives float64 [N]."""
+    return uniform_starts({None: seeds}, batch_size)[None]
+
+
+def uniform_starts(seeds: Mapping[str | None, Tensor], batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:
+    """As :func:`uniform_start`, of seeds of several types that are drawn alike: per type."""
+    total = sum(ids.numel() for ids in seeds.values())
+
+    def start_of(ids: Tensor) -> Callable[[int], Tensor]:
+        def start(num_vertices: int) -> Tensor:
+            probability = torch.zeros(num_vertices, dtype=torch.float64, device="cpu")
+            probability[ids] = min(1.0, batch_size / max(1, total))
+            return probability
+
+        return start
+
+    return {type_: start_of(ids) for type_, ids in seeds.items()}
+
+
+def link_start(
+    ends: Tensor, batch_size: int, negatives_per_batch: int = 0, weight: Tensor | None = None
+) -> Callable[[int], Tensor]:
+    """``p_0`` of batches of ``batch_size`` edges, of which these are the ends of one side, and of random negative examples.
+
+    A vertex that is the end of c of the M edges is a seed with probability ``1 - (1 - B/M)^c``; each negative example is
+    vertex v with probability ``w(v) / sum w``.
+
+    Args:
+        ends: int64 [M].
+        negatives_per_batch: negative examples on this side.
+        weight: [N]; how often each vertex is one; None: all alike.
+    """
+
+    def start(num_vertices: int) -> Tensor:
+        count = torch.bincount(ends, minlength=num_vertices).to(torch.float64)
+        share = min(1.0, batch_size / max(1, ends.numel()))
+        absent = torch.pow(torch.tensor(1.0 - share, dtype=torch.float64, device="cpu"), count)
+        if negatives_per_batch:
+            chance = (
+                torch.full_like(absent, 1.0 / num_vertices)
+                if weight is None
+                else weight.to(torch.float64) / weight.sum()
+            )
+            absent = absent * (1.0 - chance) ** negatives_per_batch
+        return 1.0 - absent
+
+    return start
+
+
+def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
+    """``t``: for every edge of a relation, in list order, the probability that its target, once expanded, draws its source.
+
+    Uniform draws: ``min(1, f / d)``, with replacement ``1 - (1 - 1/d)^f``. Weighted ones with replacement:
+    ``1 - (1 - w/W)^f``. Weighted ones without: ``w / W`` for one draw, which is exact, as are all where at least d are drawn;
+    otherwise ``1 - exp(-λ w)`` with λ such that a list's sum is f, the asymptotic inclusion probability of successive sampling
+    (Rosén, Journal of Statistical Planning and Inference 62, 1997).
+
+    Returns:
+        float64 [E].
+    """
+    degree = relation.indptr.diff()
+    if relation.edge_weight is None or fanout <= 0:
+        return torch.repeat_interleave(_uniform_draw_probability(degree, fanout, replace), degree)
+    size = torch.repeat_interleave(degree, degree).to(torch.float64)
+    target = torch.repeat_interleave(torch.arange(degree.numel(), device="cpu"), degree)
+
+    def list_sum(values: Tensor) -> Tensor:
+        return torch.zeros(degree.numel(), dtype=torch.float64, device="cpu").index_add_(0, target, values)
+
+    # A list of zeros counts as one of ones, as the sampler has it.
+    weight = relation.edge_weight.to(torch.float64)
+    weight = torch.where(list_sum(weight)[target] > 0, weight, 1.0)
+    share = weight / list_sum(weight)[target]
+    if replace:
+        return 1.0 - (1.0 - share) ** fanout
+    positive = list_sum((share > 0).to(torch.float64))
+    wanted = positive.clamp(max=float(fanout))
+    rate = wanted.clone()  # Newton from below: the sum is concave in the rate, so no step goes too far
+    for _ in range(100):
+        absent = torch.exp(-rate[target] * share)
+        missing = wanted - list_sum(1.0 - absent)
+        solve = (positive > fanout) & (missing > 1e-9)
+        if not bool(solve.any()):
+            break
+        rate = torch.where(solve, rate + missing / list_sum(share * absent).clamp(min=1e-300), rate)
+    probability = share if fanout == 1 else 1.0 - torch.exp(-rate[target] * share)
+    all_positive = positive[target] <= fanout
+    # Where the positive ones run out, those without weight share what is left.
+    left = ((fanout - positive)[target] / (size - positive[target]).clamp(min=1.0)).clamp(0.0, 1.0)
+    return torch.where(share > 0, torch.where(all_positive, 1.0, probability), torch.where(all_positive, left, 0.0))
+
+
+def _uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tensor:
+    """float64 [N]: the probability that a vertex of a degree, once expanded, draws one given neighbour."""
+    size = degree.clamp(min=1).to(torch.float64)
+    if fanout <= 0:
+        return torch.full_like(size, -fanout)  # of none or of all
+    return 1.0 - (1.0 - 1.0 / size) ** fanout if replace else (fanout / size).clamp(max=1.0)
+
+
+class _TypedHops:
+    """What hops over several relations do to probabilities: prepared once, for any number of seed sets."""
+
+    def __init__(self, graph: TypedGraph, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
+        self.graph = graph
+        self.num_hops = len(fanouts[0]) if fanouts else 0
+        # Per relation and hop: of every vertex where draws are uniform, [N], else of every edge, [E].
+        self.chance = [
+            [
+                _uniform_draw_probability(relation.indptr.diff(), fanout, replace)
+                if relation.edge_weight is None
+                else draw_probability(relation, fanout, replace)
+                for fanout in per_hop
+            ]
+            for relation, per_hop in zip(graph.relations, fanouts)
+        ]
+        # Sums over the lists of sources are several times as fast as additions in the order of the edges.
+        self.transposed = [
+            None if relation.edge_weight is not None else _transpose(relation, graph.num_vertices[relation.source])
+            for relation in graph.relations
+        ]
+
+    def draws(self, relation: int, hop: int, expanded: Sequence[Tensor]) -> Tensor:
+        """float64 [N] or [E], as ``chance``: how probably a hop draws an edge, given how probably it expands vertices."""
+        lists = self.graph.relations[relation]
+        chance, q = self.chance[relation][hop], expanded[lists.target]
+        return chance * (q if lists.edge_weight is None else torch.repeat_interleave(q, lists.indptr.diff()))
+
+    def reach(self, hop: int, expanded: Sequence[Tensor]) -> list[Tensor]:
+        """Per type float64 [N]: how probably a hop draws a vertex, from how probably it expands each."""
+        none = [torch.zeros_like(q) for q in expanded]  # log of the probability that no edge draws u
+        for number, (relation, transposed) in enumerate(zip(self.graph.relations, self.transposed)):
+            log_none = torch.log1p(-self.draws(number, hop, expanded).clamp(max=1.0))
+            if transposed is None:
+                none[relation.source].index_add_(0, relation.indices.to(torch.int64), log_none)
+            else:
+                none[relation.source] += ops.sum_over_lists(*transposed, log_none)
+        return [-torch.expm1(log_none) for log_none in none]
+
+
+def _transpose(relation: Relation, num_sources: int) -> tuple[Tensor, Tensor]:
+    """``indptr`` int64 [N_source + 1] and ``indices`` [E]: for every source the targets whose lists it is in, ascending."""
+    num_targets = relation.indptr.numel() - 1
+    # The kernel knows one number of vertices, so there are as many lists as of the larger.
+    more = relation.indptr[-1:].expand(max(0, num_sources - num_targets))
+    indptr, indices = ops.transpose_csc(torch.cat([relation.indptr, more]), relation.indices)
+    return indptr[: num_sources + 1], indices
+
+
+def typed_inclusion_probability(
+    graph: TypedGraph,
+    start: Mapping[str | None, Callable[[int], Tensor] | Tensor],
+    fanouts: Sequence[Sequence[int]],
+    *,
+    include_seeds: bool = False,
+    expand: str = "frontier",
+    replace: bool = False,
+) -> dict[str | None, Tensor]:
+    """Vertex inclusion probabilities over several types of vertices: the product above runs over every relation that can draw u.
+
+    Times and disjoint trees are not in the model: what a tree may not see counts as if it could, and trees as if they shared
+    vertices. For one type without weights :func:`inclusion_probability` is faster.
+
+    Args:
+        start: per vertex type ``p_0`` float [N], or what :func:`uniform_start` and :func:`link_start` give; types without seeds may
+            be missing.
+        fanouts: per relation of the graph, one per hop.
+        include_seeds, expand, replace: as in :func:`inclusion_probability`.
+
+    Returns:
+        Per vertex type, float32 [N].
+    """
+    return typed_inclusion_probabilities(
+        graph, [start], fanouts, include_seeds=include_seeds, expand=expand, replace=replace
+    )[0]
+
+
+def typed_inclusion_probabilities(
+    graph: TypedGraph,
+    starts: Sequence[Mapping[str | None, Callable[[int], Tensor] | Tensor]],
+    fanouts: Sequence[Sequence[int]],
+    *,
+    include_seeds: bool = False,
+    expand: str = "frontier",
+    replace: bool = False,
+) -> list[dict[str | None, Tensor]]:
+    """:func:`typed_inclusion_probability` of several sets of seeds, for which the graph is prepared once."""
+    if expand not in ("frontier", "hop"):
+        raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
+    firsts = [_start_of_types(graph, start) for start in starts]
+    hops = _TypedHops(graph, fanouts, replace)
+    probabilities = []
+    for first in firsts:
+        expanded = list(first)
+        reached = list(first)  # sum of q
+        included = [torch.zeros_like(p_0) for p_0 in first]
+        for hop in range(hops.num_hops):
+            for type_, p in enumerate(hops.reach(hop, expanded)):
+                if expand == "frontier":
+                    expanded[type_] = p * (1.0 - reached[type_]).clamp(min=0.0)
+                    reached[type_] = reached[type_] + expanded[type_]
+                    included[type_] = included[type_] + expanded[type_]
+                else:
+                    expanded[type_] = p
+                    included[type_] = included[type_] + p - included[type_] * p
+        if include_seeds:
+            either = [p_0 + p for p_0, p in zip(first, included)]
+            included = either if expand == "frontier" else [p_0 + p - p_0 * p for p_0, p in zip(first, included)]
+        probabilities.append({name: p.clamp(max=1.0).to(torch.float32) for name, p in zip(graph.node_types, included)})
+    return probabilities
+
+
+def _start_of_types(graph: TypedGraph, start: Mapping[str | None, Callable[[int], Tensor] | Tensor]) -> list[Tensor]:
+    """``p_0`` float64 [N] of every vertex type."""
+    first = []
+    for name, size in zip(graph.node_types, graph.num_vertices):
+        given = start.get(name)
+        p_0 = (
+            torch.zeros(size, dtype=torch.float64, device="cpu")
+            if given is None
+            else given(size)
+            if callable(given)
+            else given.to(torch.float64)
+        )
+        if p_0.shape != (size,):
+            raise ValueError(f"start of {name!r} must have shape [{size}], got {list(p_0.shape)}")
+        first.append(p_0)
+    return first
+
+
+def typed_traffic(
+    graph: TypedGraph,
+    start: Mapping[str | None, Callable[[int], Tensor] | Tensor],
+    fanouts: Sequence[Sequence[int]],
+    row_bytes: Mapping[str | None, int],
+) -> list[Tensor]:
+    """How many bytes a step is expected to get through each edge: per relation float64 [E].
+
+    An edge u -> v that hop h draws brings u's row, and the rows of all that is then drawn from u. With ``b(u)`` the bytes of a row,
+
+        ``sum_h t_h(u, v) q_{h-1}(v) (b(u) + B_h(u))``,      ``B_h(u) = sum_{w in u's lists} t_{h+1}(w, u) (b(w) + B_{h+1}(w))``,
+
+    where ``B_h`` takes everything as drawn for the first time, and is 0 after the last hop. Without it, types without rows would let those fall
+    apart that hang together through them.
+
+    Args:
+        start, fanouts: as in :func:`typed_inclusion_probability`.
+        row_bytes: per vertex type; 0 where there are no rows, or rows are everywhere.
+    """
+    first = _start_of_types(graph, start)
+    hops = _TypedHops(graph, fanouts, False)
+    expanded, reached = [list(first)], list(first)  # q of each hop, and their sum
+    for hop in range(hops.num_hops - 1):
+        p = hops.reach(hop, expanded[-1])
+        expanded.append([chance * (1.0 - sum_q).clamp(min=0.0) for chance, sum_q in zip(p, reached)])
+        reached = [sum_q + q for sum_q, q in zip(reached, expanded[-1])]
+    traffic = [torch.zeros(relation.indices.numel(), dtype=torch.float64, device="cpu") for relation in graph.relations]
+    below = [torch.zeros_like(p_0) for p_0 in first]
+    for hop in reversed(range(hops.num_hops)):
+        worth = [more + row_bytes[name] for name, more in zip(graph.node_types, below)]
+        below = [torch.zeros_like(p_0) for p_0 in first]
+        for number, relation in enumerate(graph.relations):
+            draws, chance = hops.draws(number, hop, expanded[hop]), hops.chance[number][hop]
+            degree, brings = relation.indptr.diff(), worth[relation.source]
+            if relation.edge_weight is None:
+                draws = torch.repeat_interleave(draws, degree)
+                below[relation.target] += chance * ops.sum_over_lists(relation.indptr, relation.indices, brings)
+            else:
+                target = torch.repeat_interleave(torch.arange(degree.numel(), device="cpu"), degree)
+                below[relation.target].index_add_(0, target, chance * brings[relation.indices])
+            traffic[number] += draws * brings[relation.indices]
+    return traffic
+
+
+def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
+    """Inclusion probabilities with the term h = 0: what ``include_seeds=True`` gives, from what was computed without.
+
+    Args:
+        probability: float [N].
+        seeds: int64 [T] positions in ``probability``.
+        batch_size: seeds per batch.
+
+    Returns:
+        A new tensor [N] of the same dtype.
+    """
+    with_seeds = probability.clone()
+    if seeds.numel():
+        with_seeds[seeds] = (with_seeds[seeds] + min(1.0, batch_size / seeds.numel())).clamp(max=1.0)
+    return with_seeds
+
+
+def draw_weights(
+    graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, mean: float = 10.0, most: int = 1000
+) -> Tensor:
+    """Edge weights for a partitioner: how often per step v is expected to draw the source of a given in-edge.
+
+    With ``q_h`` the frontier probabilities above, ``w(v) = sum_h t_h(v) q_{h-1}(v)``, the same for all edges into v. Cutting heavy
+    edges is what makes rows travel.
+
+    Args:
+        seeds, num_neighbors, batch_size: of a step of all ranks together.
+        mean, most: the weights are scaled to this mean over the edges, rounded and clamped to [1, most], since partitioners take integers.
+
+    Returns:
+        int64 [N].
+    """
+    fanouts = check_fanouts(num_neighbors)
+    degree = graph.in_degree().clamp(min=1).to(torch.float64)
+    reached = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")  # sum of q_j over j < hop
+    draws = torch.zeros_like(reached)
+    for hop, fanout in enumerate(fanouts):
+        if hop == 0:
+            until = uniform_start(seeds, batch_size)(graph.num_vertices)
+        else:
+            until = inclusion_probability(graph, seeds, fanouts[:hop], batch_size, include_seeds=True).double()
+        chance = torch.ones_like(degree) if fanout < 0 else (fanout / degree).clamp(max=1.0)
+        draws += chance * (until - reached).clamp(min=0.0)
+        reached = until
+    average = (draws @ graph.in_degree().double()) / max(1, graph.num_edges)
+    return (draws * (mean / average.clamp(min=1e-30))).round().clamp(1, most).to(torch.int64)

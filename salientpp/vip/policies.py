@@ -1,0 +1,448 @@
+"""Which remote rows should a part keep a copy of?
+
+A policy scores every vertex for one part; the cache plan takes the remote vertices with the highest scores, as many
+as the replication factor α allows: ``floor(α N / K)`` rows per part. Policies are pure functions in one table.
+
+Over several types of vertices the budget is in bytes, ``α / K`` times those of all rows that may travel, and what counts is the score per byte:
+wide rows of one type compete with narrow ones of another. With one type the two are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.arguments import as_real
+from salientpp.graph.csc import Graph
+from salientpp.graph.typed import TypedGraph
+from salientpp.ids import first_outside
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.vip.accesses import count_accesses, shuffled_batches
+from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability
+
+#: More than any number of parts; α N stays a number.
+_LARGEST_ALPHA = 1e9
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What one part's batches are made from.
+
+    Attributes:
+        graph: N vertices.
+        book: who owns what.
+        part_id: the part whose cache is planned.
+        seeds: int64 global ids that the part's batches start from.
+        num_neighbors: fanouts, nearest the seeds first.
+        batch_size: seeds per batch.
+        replace: neighbours are drawn with replacement.
+        vip: float32 [N], the inclusion probabilities of this workload if they are known, for instance stored with the graph. Whoever ranks
+            by them must take the same ones: computed under another numbering they differ in rounding, and so do the ranks of near ties.
+    """
+
+    graph: Graph
+    book: PartitionBook
+    part_id: int
+    seeds: Tensor
+    num_neighbors: Sequence[int]
+    batch_size: int
+    replace: bool = False
+    vip: Tensor | None = None
+
+
+def score_vip(workload: Workload) -> Tensor:
+    """The vertex inclusion probability, as our sampler expands (``expand='frontier'``)."""
+    if workload.vip is not None:
+        return workload.vip
+    return inclusion_probability(
+        workload.graph, workload.seeds, workload.num_neighbors, workload.batch_size, replace=workload.replace
+    )
+
+
+def score_vip_hop(workload: Workload) -> Tensor:
+    """The vertex inclusion probability of the paper's Proposition 1 (``expand='hop'``)."""
+    return inclusion_probability(
+        workload.graph,
+        workload.seeds,
+        workload.num_neighbors,
+        workload.batch_size,
+        expand="hop",
+        replace=workload.replace,
+    )
+
+
+def score_degree(workload: Workload) -> Tensor:
+    """The degree (how many vertices aggregate from v), for v within L hops of the part's seeds; else 0.
+
+    The ``degree`` policy of SALIENT++, section 3.2.
+    """
+    graph = workload.graph
+    # With all neighbours drawn, a vertex has a positive inclusion probability just when it is within reach.
+    reach = inclusion_probability(
+        graph, workload.seeds, [-1] * len(workload.num_neighbors), max(1, workload.batch_size)
+    )
+    degree = graph.transpose().in_degree().to(torch.float32)
+    return torch.where(reach > 0, degree, torch.zeros((), device="cpu"))
+
+
+def score_random(workload: Workload) -> Tensor:
+    """A random order of all vertices, the same in every run and different for every part."""
+    return ops.permutation(workload.graph.num_vertices, workload.part_id).to(torch.float32) + 1
+
+
+def score_halo(workload: Workload) -> Tensor:
+    """The 1-hop halo of the part: how many of the part's edges come from v; 0 outside the halo.
+
+    The ``1-hop halo`` policy of SALIENT++, section 3.2, keeps all such v; under a budget those with most edges first.
+    """
+    begin, end = workload.book.range_of(workload.part_id)
+    first, last = (int(workload.graph.indptr[v]) for v in (begin, end))
+    sources = workload.graph.indices[first:last].long()
+    if first_outside(sources, workload.graph.num_vertices) is not None:
+        # Of a file that was altered after it was validated: counting would take memory for as many vertices as it names.
+        raise RuntimeError(f"indices is corrupt: it must hold ids in [0, {workload.graph.num_vertices})")
+    return torch.bincount(sources, minlength=workload.graph.num_vertices).to(torch.float32)
+
+
+def score_wpr(workload: Workload) -> Tensor:
+    """Weighted reverse PageRank: 5 iterations of ``s <- (1 - 0.85) r + 0.85 sum_{v lists u} s(v) / d(v)``, where r is
+    uniform on the part's seeds and d(v) the in-degree.
+
+    Min et al., Graph neural network training and data tiering (KDD 2022); as a policy in SALIENT++, section 3.2.
+    """
+    damping, iterations = 0.85, 5
+    graph = workload.graph
+    restart = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")
+    restart[workload.seeds] = 1 / max(1, workload.seeds.numel())
+    degree = graph.in_degree().clamp(min=1).to(torch.float64)
+    rank = restart
+    for _ in range(iterations):
+        rank = (1 - damping) * restart + damping * _spread(graph, rank / degree)
+    return rank.to(torch.float32)
+
+
+def score_paths(workload: Workload) -> Tensor:
+    """The number of paths of length 1 to L from the part's seeds to v, in floating point.
+
+    The ``#paths`` policy of SALIENT++, section 3.2.
+    """
+    ending = torch.zeros(workload.graph.num_vertices, dtype=torch.float64, device="cpu")
+    ending[workload.seeds] = 1
+    total = torch.zeros_like(ending)
+    for _ in workload.num_neighbors:
+        ending = _spread(workload.graph, ending)
+        total += ending
+    return (total / total.max().clamp(min=1)).to(torch.float32)  # scaled: the counts outgrow float32
+
+
+def score_simulation(workload: Workload) -> Tensor:
+    """In how many batches of 2 simulated epochs v occurs; the epochs are not those of any training run.
+
+    The ``simulation`` policy of SALIENT++, section 3.2.
+    """
+    batches = shuffled_batches(workload.seeds, workload.batch_size, workload.part_id, epochs=2)
+    return count_accesses(workload.graph, batches, workload.num_neighbors, replace=workload.replace).to(torch.float32)
+
+
+def _spread(graph: Graph, value: Tensor) -> Tensor:
+    """float64 [N]: for every u the sum of ``value`` over the vertices that list u, as often as they do."""
+    transposed = graph.transpose()
+    return ops.sum_over_lists(transposed.indptr, transposed.indices, value)
+
+
+POLICIES: dict[str, Callable[[Workload], Tensor]] = {
+    "degree": score_degree,
+    "halo": score_halo,
+    "paths": score_paths,
+    "random": score_random,
+    "simulation": score_simulation,
+    "vip": score_vip,
+    "vip-hop": score_vip_hop,
+    "wpr": score_wpr,
+}
+
+
+#: A policy by name, or a function that scores the vertices of a workload: float [N], the higher the sooner cached, 0 never.
+Policy = (
+    Literal["degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr"] | Callable[[Workload], Tensor]
+)
+
+
+def check_policy(policy: Policy) -> None:
+    """Raise ValueError if it is neither a function nor a name in ``POLICIES``."""
+    if not callable(policy) and not (isinstance(policy, str) and policy in POLICIES):
+        raise ValueError(
+            f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}; or pass a function of a Workload"
+        )
+
+
+def score(policy: Policy, workload: Workload) -> Tensor:
+    """The scores float [N] of a policy; zeros where nothing is drawn, since a batch of its seeds alone needs no remote row.
+
+    Raises:
+        ValueError: no such policy, or its scores are not one number for every vertex.
+    """
+    check_policy(policy)
+    if not len(workload.num_neighbors):
+        return torch.zeros(workload.graph.num_vertices, device="cpu")
+    if not callable(policy):
+        return POLICIES[policy](workload)
+    scores = policy(workload)
+    if not isinstance(scores, Tensor):
+        raise ValueError(
+            f"policy must return a tensor of scores [{workload.graph.num_vertices}], got {type(scores).__name__}"
+        )
+    if scores.shape != (workload.graph.num_vertices,):
+        raise ValueError(
+            f"policy must return scores of shape [{workload.graph.num_vertices}], got {list(scores.shape)}"
+        )
+    if scores.dtype.is_complex:
+        raise ValueError(f"policy must return real scores, got {scores.dtype}")
+    scores = scores.detach().cpu()
+    return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float64)
+
+
+#: Policies whose scores are probabilities.
+PROBABILITIES = ("vip", "vip-hop")
+
+
+def add_scores(policy: Policy, pool: Tensor, scores: Tensor) -> None:
+    """Let ``pool`` count what one more rank of a host wants, in place.
+
+    A host's cache serves all its ranks. So a vertex counts by the probability that any of them needs it in a round,
+    ``p_host(u) = 1 - prod_ranks (1 - p_rank(u))``; scores of policies that are no probabilities add up.
+
+    Args:
+        pool: float64 [N], zeros to begin with.
+        scores: float [N], of the rank.
+    """
+    # 1 - (1 - a)(1 - b) as a sum: for small numbers nothing is lost.
+    pool += scores.to(torch.float64) * (1 - pool) if policy in PROBABILITIES else scores.to(torch.float64)
+
+
+# --- several types of vertices, weights, seeds that are edges ----------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TypedWorkload:
+    """What one part's batches are made from, over several types of vertices, by weights, or from edges.
+
+    Attributes:
+        graph: the topology.
+        part_id: the part whose cache is planned.
+        start: per vertex type with seeds, the probability that a batch has a vertex among them: a function of the number of vertices, see
+            :func:`salientpp.vip.inclusion.uniform_start` and :func:`~salientpp.vip.inclusion.link_start`.
+        fanouts: per relation of the graph.
+        replace: neighbours are drawn with replacement.
+        vip: per vertex type float32 [N], the inclusion probabilities of this workload if they are known.
+    """
+
+    graph: TypedGraph
+    part_id: int
+    start: Mapping[str | None, Callable[[int], Tensor]]
+    fanouts: Sequence[Sequence[int]]
+    replace: bool = False
+    vip: Mapping[str | None, Tensor] | None = None
+
+
+def _typed_vip(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
+    if workload.vip is not None:
+        return workload.vip
+    return typed_inclusion_probability(workload.graph, workload.start, workload.fanouts, replace=workload.replace)
+
+
+def _typed_vip_hop(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
+    return typed_inclusion_probability(
+        workload.graph, workload.start, workload.fanouts, expand="hop", replace=workload.replace
+    )
+
+
+def _typed_degree(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
+    """How many vertices aggregate from v, over all relations; anywhere, within reach of the seeds or not."""
+    graph = workload.graph
+    degree = [torch.zeros(size, dtype=torch.float32, device="cpu") for size in graph.num_vertices]
+    for relation in graph.relations:
+        found = torch.bincount(relation.indices.long(), minlength=graph.num_vertices[relation.source])
+        degree[relation.source] += found.to(torch.float32)
+    return dict(zip(graph.node_types, degree))
+
+
+def _typed_random(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
+    graph = workload.graph
+    return {
+        type_: ops.permutation(size, ops.join_key(workload.part_id, place)).to(torch.float32) + 1
+        for place, (type_, size) in enumerate(zip(graph.node_types, graph.num_vertices))
+    }
+
+
+#: Those of :data:`POLICIES` that are there over several types of vertices.
+TYPED_POLICIES: dict[str, Callable[[TypedWorkload], Mapping[str | None, Tensor]]] = {
+    "degree": _typed_degree,
+    "random": _typed_random,
+    "vip": _typed_vip,
+    "vip-hop": _typed_vip_hop,
+}
+
+
+def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> dict[str | None, Tensor]:
+    """The scores of a policy, per vertex type float [N]; zeros where nothing is drawn.
+
+    Args:
+        policy: a name in :data:`TYPED_POLICIES`, or a function of a :class:`TypedWorkload` that gives such scores; types may be missing.
+
+    Raises:
+        ValueError: there is no such policy over several types, or its scores are not one number for every vertex.
+    """
+    graph = workload.graph
+    sizes = dict(zip(graph.node_types, graph.num_vertices))
+    if not any(len(fanouts) for fanouts in workload.fanouts):
+        return {type_: torch.zeros(size, device="cpu") for type_, size in sizes.items()}
+    if not callable(policy) and policy not in TYPED_POLICIES:
+        raise ValueError(
+            f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} over several types of vertices, weighted edges or seeds that are edges, "
+            f"got {policy!r}; or pass a function of a TypedWorkload"
+        )
+    scores = policy(workload) if callable(policy) else TYPED_POLICIES[policy](workload)
+    if not isinstance(scores, Mapping) or not set(scores) <= set(sizes):
+        got = sorted(map(str, scores)) if isinstance(scores, Mapping) else type(scores).__name__
+        raise ValueError(f"policy must return a mapping of vertex types to scores, expected {list(sizes)}, got {got}")
+    for type_, of_type in scores.items():
+        if not isinstance(of_type, Tensor) or of_type.shape != (sizes[type_],) or of_type.dtype.is_complex:
+            got = f"{of_type.dtype} {list(of_type.shape)}" if isinstance(of_type, Tensor) else type(of_type).__name__
+            raise ValueError(f"policy must return real scores of shape [{sizes[type_]}] for {type_!r}, got {got}")
+    return {type_: scores.get(type_, torch.zeros(size, device="cpu")).detach().cpu() for type_, size in sizes.items()}
+
+
+def plan_caches(
+    scores: Mapping[str | None, Tensor],
+    books: Mapping[str | None, PartitionBook],
+    row_bytes: Mapping[str | None, int],
+    part_id: int,
+    replication_factor: float,
+) -> dict[str | None, Tensor]:
+    """The remote vertices to cache for a part, of every type whose rows may travel.
+
+    Args:
+        scores: per vertex type float [N], see :func:`plan_cache`.
+        books, row_bytes: of the types whose rows may travel: who owns what, and the bytes of a row.
+        replication_factor: α >= 0; rows of ``α / K`` times the bytes of all these types' rows at most.
+
+    Returns:
+        Per type ascending global ids, int64. Where scores per byte are equal, the type that comes first in ``books`` and in it the lower id wins.
+    """
+    if len(books) == 1:
+        ((type_, book),) = books.items()
+        return {type_: plan_cache(scores[type_], book, part_id, replication_factor)}
+    remote = {}
+    for type_, book in books.items():
+        begin, end = book.range_of(part_id)
+        of_type = scores[type_].to(torch.float64)
+        if bool(of_type.isnan().any()):
+            raise ValueError(f"scores must be numbers, got nan at {type_!r} vertex {int(of_type.isnan().nonzero()[0])}")
+        useful = of_type > 0
+        useful[begin:end] = False
+        remote[type_] = torch.where(useful, of_type, -1.0)
+    return densest(remote, row_bytes, cache_bytes(replication_factor, books, row_bytes))
+
+
+def cache_bytes(
+    replication_factor: float, books: Mapping[str | None, PartitionBook], row_bytes: Mapping[str | None, int]
+) -> int:
+    """Bytes of rows that a part may cache: ``floor(α / K · Σ N · row bytes)`` over the types whose rows may travel."""
+    alpha = check_replication_factor(replication_factor)
+    total = sum(book.num_vertices * row_bytes[type_] for type_, book in books.items())
+    num_parts = next((book.num_parts for book in books.values()), 1)
+    return math.floor(round(alpha * total / num_parts, 6))
+
+
+def densest(
+    scores: Mapping[str | None, Tensor], row_bytes: Mapping[str | None, int], num_bytes: int
+) -> dict[str | None, Tensor]:
+    """Of each type the positions, ascending int64, of the highest scores per byte, as long as rows fit into ``num_bytes``; never one below 0."""
+    types = list(scores)
+    useful = [(scores[type_] >= 0).nonzero().flatten() for type_ in types]
+    width = torch.cat([torch.full_like(ids, max(1, row_bytes[type_])) for type_, ids in zip(types, useful)])
+    density = torch.cat([scores[type_][ids].to(torch.float64) for type_, ids in zip(types, useful)]) / width
+    order = torch.sort(density, descending=True, stable=True).indices
+    chosen = torch.zeros(order.numel(), dtype=torch.bool, device="cpu")
+    chosen[order[width[order].cumsum(0) <= num_bytes]] = True
+    masks = chosen.split([ids.numel() for ids in useful])
+    return {type_: ids[mask] for type_, ids, mask in zip(types, useful, masks)}
+
+
+def check_replication_factor(replication_factor: float) -> float:
+    """α as a float.
+
+    Raises:
+        ValueError: it is negative, not a finite number, or beyond all sense (K caches everything).
+    """
+    number = as_real(replication_factor)
+    if number is None or number < 0:
+        raise ValueError(
+            f"replication_factor must be >= 0 (cached rows per part over N / K), got {replication_factor!r}"
+        )
+    if number > _LARGEST_ALPHA:
+        raise ValueError(
+            f"replication_factor must be at most {_LARGEST_ALPHA:g} (with the number of parts all rows are cached), got {number:g}"
+        )
+    return number
+
+
+def cache_capacity(replication_factor: float, book: PartitionBook) -> int:
+    """Rows per part: ``floor(α N / K)``.
+
+    Raises:
+        ValueError: as :func:`check_replication_factor`.
+    """
+    alpha = check_replication_factor(replication_factor)
+    # Rounded first: 0.29 * 100 is a little less than 29 in floating point.
+    return math.floor(round(alpha * book.num_vertices / book.num_parts, 6))
+
+
+def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_factor: float) -> Tensor:
+    """The remote vertices to cache for a part.
+
+    Args:
+        scores: float [N]; a vertex that scores 0 is never cached.
+        replication_factor: α >= 0; ``floor(α N / K)`` rows at most.
+
+    Returns:
+        Ascending global ids, int64. Among equal scores the lower id wins, so every rank of a part agrees.
+    """
+    capacity = cache_capacity(replication_factor, book)
+    if scores.shape != (book.num_vertices,):
+        raise ValueError(f"scores must have shape [{book.num_vertices}], got {list(scores.shape)}")
+    if bool(scores.isnan().any()):
+        raise ValueError(f"scores must be numbers, got nan at vertex {int(scores.isnan().nonzero()[0])}")
+    begin, end = book.range_of(part_id)
+    remote = scores.numpy(force=True).copy()
+    remote[begin:end] = 0
+    capacity = min(capacity, int(np.count_nonzero(remote > 0)))
+    if capacity == 0:
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    threshold = np.partition(remote, remote.size - capacity)[remote.size - capacity]
+    chosen = remote > threshold
+    ties = np.flatnonzero(remote == threshold)[: capacity - int(np.count_nonzero(chosen))]
+    chosen[ties] = True
+    return torch.from_numpy(np.flatnonzero(chosen))
+
+
+def expected_remote_rows(probability: Tensor, book: PartitionBook, part_id: int, cached: Tensor) -> float:
+    """Rows that a batch of a part fetches on average: the sum of the probabilities of remote, uncached vertices.
+
+    Args:
+        probability: float [N], inclusion probabilities of the part.
+        cached: int64 global ids.
+
+    From two hops on the probabilities are too high (see :mod:`salientpp.vip.inclusion`), and so is the sum.
+    """
+    begin, end = book.range_of(part_id)
+    total = probability.sum(dtype=torch.float64) - probability[begin:end].sum(dtype=torch.float64)
+    return float(total - probability[cached].sum(dtype=torch.float64))

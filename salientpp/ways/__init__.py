@@ -1,0 +1,1 @@
+"""Methods that move fewer bytes for the same batches."""

@@ -1,0 +1,183 @@
+"""Which ranks are on one host, so that they can share its memory, and do all say the same?
+
+A user says it (``ranks_per_host=``), or whoever started the ranks: torchrun, or SLURM's srun. Ranks that another launcher has started are taken for hosts
+of their own. What is only believed may be wrong; so ranks tell each other, and those of a host try to share memory, before anything is built on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby, pairwise
+from typing import Any
+
+from salientpp.arguments import as_integer
+from salientpp.ranks.comm import Comm, group_rank
+from salientpp.ranks.placement import Placement
+from salientpp.ranks.shared_memory import sharing
+from salientpp.store.directory.manifest import parts_there
+from salientpp.store.directory.opened import PartitionedGraph
+
+
+def checked_hosts(given: Any) -> int | list[int] | None:
+    """``ranks_per_host`` as Python's numbers.
+
+    Raises:
+        ValueError: it is neither None, nor a number >= 1, nor a list of such.
+    """
+    if given is None:
+        return None
+    number = as_integer(given)
+    if number is not None and number >= 1:
+        return number
+    numbers = [as_integer(each) for each in given] if isinstance(given, Sequence) and not isinstance(given, str) else []
+    if not numbers or not all(each is not None and each >= 1 for each in numbers):
+        raise ValueError(
+            "ranks_per_host must be how many ranks each host has, a number >= 1 or a list with one for every host, or None (what torchrun "
+            f"or SLURM says), got {given!r}"
+        )
+    return [each for each in numbers if each is not None]
+
+
+def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | None = None) -> str | None:
+    """A name for the host that torchrun or srun says this process is on, the same for its ranks alone; None where neither speaks of this rank.
+
+    Args:
+        rank, world_size: of the default process group. Variables of other numbers are left over from another start, or wrong.
+        environ: the environment; None is this process's.
+    """
+    environ = os.environ if environ is None else environ
+
+    def number(name: str) -> int | None:
+        text = environ.get(name, "")
+        return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else None
+
+    local = number("LOCAL_RANK")
+    if (number("RANK"), number("WORLD_SIZE")) == (rank, world_size) and local is not None:
+        first, size = rank - local, number("LOCAL_WORLD_SIZE")
+        if size is not None and first >= 0 and local < size and first + size <= world_size:
+            return f"ranks {first} to {first + size - 1}"
+    tasks = number("SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS")
+    if "SLURM_STEP_ID" in environ and (number("SLURM_PROCID"), tasks) == (rank, world_size):
+        node = number("SLURM_NODEID")
+        return None if node is None else f"node {node}"
+    return None
+
+
+def agree_on_hosts(
+    comm: Comm, part: PartitionedGraph, given: Any, num_slots: int, own_rows: bool, looks_ahead: bool = False
+) -> tuple[int, ...]:
+    """How many ranks each host has, in the order of the ranks; empty: every rank is a host of its own. Collective, the same on all ranks.
+
+    Where hosts were not given but believed, and cannot be used after all, a warning says why.
+
+    Args:
+        given: the user's ``ranks_per_host``.
+        num_slots: S; 0 stands for as many as ranks.
+        own_rows: this rank has a source of rows of its own, which others cannot read.
+        looks_ahead: this rank's cache follows its own batches, so it cannot be its host's.
+
+    Raises:
+        ValueError: what was given is wrong, differs between ranks or does not fit; on every rank.
+    """
+    if comm.size == 1:
+        checked_hosts(given)
+        return ()
+    facts: dict[str, Any] = {"given": None, "believed": None}
+    facts |= {"own_rows": own_rows, "slots": num_slots, "looks_ahead": looks_ahead}
+    error = None
+    try:
+        facts["given"] = checked_hosts(given)
+        facts["believed"] = host_by_launcher(*group_rank())
+    except ValueError as wrong:
+        error = wrong
+    try:
+        everyone = comm.gather_facts(facts, error)
+    finally:
+        error = None  # else this frame and the traceback would hold each other
+    for rank, theirs in enumerate(everyone):
+        if theirs["given"] != everyone[0]["given"]:
+            raise ValueError(
+                f"all ranks must have the same ranks_per_host, got {everyone[0]['given']} on rank 0 and {theirs['given']} on rank {rank}{comm.of}"
+            )
+    asked = everyone[0]["given"]
+    ahead = next((rank for rank, theirs in enumerate(everyone) if theirs["looks_ahead"]), None)
+    if ahead is not None:
+        if asked is not None and max(_sizes(comm, asked, [])) > 1:
+            raise ValueError(
+                f"rank {ahead}{comm.of} has lookahead=, with which every rank has a cache of its own, but ranks_per_host={asked} lets those of a host "
+                "share one; leave one of them out"
+            )
+        return ()
+    sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
+    if (
+        max(sizes) == 1 or len({theirs["slots"] for theirs in everyone}) > 1
+    ):  # all hear of the latter when arguments are compared
+        return ()
+    # Not before: now every rank is here, and a host's copy on a disk of its own has what each of its ranks has added.
+    there = parts_there(part.root)
+    copies = [facts["there"] for facts in comm.gather_facts({"there": None if there is None else sorted(there)})]
+    trouble = _trouble(comm, part, sizes, num_slots, [theirs["own_rows"] for theirs in everyone], copies)
+    if trouble is not None and asked is not None:
+        raise ValueError(trouble)
+    if trouble is None:
+        hosts = [range(*bounds) for bounds in pairwise([0, *accumulate(sizes)])]
+        trouble = sharing(comm, hosts)
+    if trouble is None:
+        return sizes
+    if not any(theirs["own_rows"] for theirs in everyone):
+        warnings.warn(
+            f"the ranks of a host do not share its memory: {trouble}. Each has a cache of its own; pass ranks_per_host=1 if that is meant",
+            UserWarning,
+            stacklevel=4,
+        )
+    return ()
+
+
+def _sizes(comm: Comm, asked: int | list[int] | None, believed: Sequence[str | None]) -> tuple[int, ...]:
+    """Ranks by host."""
+    if asked is None:
+        # Where ranks of a host do not follow one another, each run of them counts as a host.
+        names = [rank if name is None else name for rank, name in enumerate(believed)]
+        return tuple(len(list(ranks)) for _, ranks in groupby(names))
+    if isinstance(asked, int):
+        if comm.size % asked:
+            raise ValueError(
+                f"ranks_per_host={asked} does not fit {comm.size} ranks{comm.of}; start a multiple of it, or pass a list with a number for every host"
+            )
+        return (asked,) * (comm.size // asked)
+    if sum(asked) != comm.size:
+        raise ValueError(
+            f"ranks_per_host={asked} must add up to the {comm.size} ranks{comm.of}, and gives {sum(asked)}"
+        )
+    return tuple(asked)
+
+
+def _trouble(
+    comm: Comm,
+    part: PartitionedGraph,
+    sizes: tuple[int, ...],
+    num_slots: int,
+    own_rows: Sequence[bool],
+    copies: Sequence[list[int] | None],
+) -> str | None:
+    """Why these hosts cannot be, as every rank finds out alone."""
+    for rank, has_own in enumerate(own_rows):
+        if has_own:
+            return f"rank {rank}{comm.of} has rows= of its own, which the other ranks of its host cannot read; leave rows out, or pass ranks_per_host=1"
+    num_parts = part.whole.num_parts
+    try:
+        placements = [Placement(rank, comm.size, num_parts, num_slots, sizes) for rank in range(comm.size)]
+    except ValueError as error:
+        return str(error)
+    for placement, there in zip(placements, copies):
+        needed = placement.row_parts[placement.part_id]
+        missing = [number for number in needed if there is not None and number not in there]
+        if missing:
+            return (
+                f"rank {placement.rank}{comm.of} reads a copy without part {missing[0]}, which another rank of its host serves; let all ranks of a host stage "
+                "to one directory, or pass ranks_per_host=1"
+            )
+    return None

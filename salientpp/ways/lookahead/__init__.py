@@ -1,0 +1,1 @@
+"""Keep the remote rows that the next batches need."""

@@ -1,0 +1,1 @@
+"""Let owners send sums in place of rows."""

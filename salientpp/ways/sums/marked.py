@@ -1,0 +1,292 @@
+"""Tensors of a batch with sums, which refuse every use that would be wrong.
+
+A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark. Operations on single rows
+keep it too. An operation over several rows, and every computation on ``edge_index``, is an error. :func:`salientpp.nn.merge_partial` gives the layers of a
+model the plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
+
+#: Say what a tensor is, and compute nothing that a model would use.
+_DESCRIBES = frozenset([
+    "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "grad", "ndim", "names", "output_nr", "_version", "_backward_hooks",
+    "itemsize", "nbytes", "is_cuda", "is_cpu", "is_xpu", "is_mps", "is_meta", "is_mkldnn", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested",
+    "retains_grad", "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "is_pinned", "is_shared",
+    "element_size", "data_ptr", "untyped_storage", "__len__", "__repr__", "__format__", "__hash__", "is_floating_point", "is_complex", "is_same_size",
+    "is_inference", "is_signed", "is_neg", "is_conj", "get_device", "record_stream", "register_hook", "retain_grad", "equal", "allclose"
+])  # fmt: skip
+#: Give the same values, perhaps elsewhere.
+_COPIES = frozenset([
+    "to", "cpu", "cuda", "clone", "detach", "detach_", "contiguous", "pin_memory", "share_memory_", "alias", "requires_grad_"
+])  # fmt: skip
+#: Work on every element by itself, without the underscores of methods and of operations in place.
+_ELEMENTWISE = frozenset([
+    "abs", "neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "tanh", "sigmoid", "logsigmoid", "log_sigmoid",
+    "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "softsign", "tanhshrink", "softshrink",
+    "hardshrink", "hardtanh", "hardsigmoid", "hardswish", "threshold", "erf", "sign", "clamp", "clip", "nan_to_num", "add", "radd", "iadd", "sub",
+    "subtract", "rsub", "isub", "mul", "multiply", "rmul", "imul", "div", "divide", "truediv", "rdiv", "rtruediv", "itruediv", "true_divide", "pow",
+    "rpow", "maximum", "minimum", "lerp", "addcmul", "addcdiv", "where", "masked_fill", "gt", "lt", "ge", "le", "eq", "ne", "isnan", "isfinite", "isinf",
+    "logical_not", "logical_and", "logical_or", "invert", "and", "or", "dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout",
+    "native_dropout", "zeros_like", "ones_like", "rand_like", "randn_like", "empty_like", "full_like", "float", "double", "half", "bfloat16", "type",
+    "type_as", "to"
+])  # fmt: skip
+#: Work along these dimensions: the position of ``dim`` among the arguments, and what it is if left out. The first dimension is refused.
+_ALONG: dict[str, tuple[int, Any]] = {
+    **dict.fromkeys(["softmax", "log_softmax", "sum", "mean", "amax", "amin", "max", "min", "logsumexp", "prod", "cumsum", "std", "var", "argmax"], (1, None)),
+    **dict.fromkeys(["cat", "concat", "concatenate", "unsqueeze", "squeeze", "stack", "narrow", "select", "unbind"], (1, None)),
+    **dict.fromkeys(["norm", "vector_norm", "linalg_vector_norm"], (2, None)),
+    **dict.fromkeys(["chunk", "split"], (2, 0)),
+    "normalize": (2, 1),
+    "glu": (1, -1),
+    "flatten": (1, 0),
+}  # fmt: skip
+_ADDS_A_DIMENSION = frozenset({"unsqueeze", "stack"})
+_VIEWS = frozenset({"view", "reshape", "view_as"})
+
+
+@dataclass(frozen=True, eq=False)
+class Delivered:
+    """
+    Attributes:
+        partial: the batch's :class:`~salientpp.ways.sums.stages.Partial`.
+        hops: of the sampler, and so the most layers that may stand between ``x`` and the seeds.
+        seeds: number of the batch's first vertices, whose outputs are right.
+        num_nodes: vertices of the batch.
+        edges_to: edges of the first hop, of the first two hops, and so on.
+    """
+
+    partial: Any
+    hops: int
+    seeds: int
+    num_nodes: int
+    edges_to: tuple[int, ...]
+
+
+class Marked(Tensor):
+    """A tensor of a batch with sums.
+
+    Attributes:
+        delivered: the batch.
+        role: :data:`EDGES`, :data:`ROWS` or :data:`EDGE_WEIGHTS`.
+        level: of rows, how many layers stand between them and ``x``.
+    """
+
+    delivered: Delivered
+    role: str
+    level: int
+    _version_given: int | None
+
+    def plain(self) -> Tensor:
+        """The tensor without the mark, to look at. A model that computes with it has no protection."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the values are those that the loader gave."""
+        return self._version_given == _version_of(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Marked:
+        copied = mark(self.plain().detach().clone(), self.delivered, self.role, self.level, given=self.is_given)
+        memo[id(self)] = copied
+        return copied
+
+    def __setstate__(self, state: Any) -> None:
+        """Come out of a file or another process, where numbers of versions start anew."""
+        was_given = state.pop("was_given")
+        self.__dict__.update(state)
+        self._version_given = _version_of(self) if was_given else None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {"delivered": self.delivered, "role": self.role, "level": self.level, "was_given": self.is_given}
+        return _rebuild, (self.plain().detach(), state)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = _name_of(func)
+        marked = list(marked_in([args, kwargs]))
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _DESCRIBES:
+                return func(*args, **kwargs)
+            first = marked[0]
+            if name in _COPIES and first is args[0] and len(marked) == 1:
+                out = func(*args, **kwargs)
+                same = first.is_given and out.dtype == first.dtype
+                return out if out is first else mark(out, first.delivered, first.role, first.level, given=same)
+            if name in ("__getitem__", "narrow") and first is args[0]:
+                cut = _first_of(first, name, args, kwargs)
+                if cut is not None:
+                    return cut
+            _check(func, name, marked, args, kwargs)
+            return _mark_all(func(*args, **kwargs), name, marked)
+
+
+def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: bool = False) -> Marked:
+    """That tensor with the mark; ``given``: it has the values that the loader gave."""
+    with torch._C.DisableTorchFunctionSubclass():
+        marked = value if isinstance(value, Marked) else value.as_subclass(Marked)
+        marked.delivered, marked.role, marked.level = delivered, role, level
+        marked._version_given = _version_of(marked) if given else None
+    return marked
+
+
+def marked_in(value: Any) -> Iterator[Marked]:
+    """All marked tensors in lists, tuples and dictionaries."""
+    if isinstance(value, Marked):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from marked_in(each)
+    elif isinstance(value, dict):
+        yield from marked_in(list(value.values()))
+
+
+def _version_of(tensor: Tensor) -> int:
+    """Counts changes in place. Tensors of inference mode have no version; changes in place of what the loader gave are refused there too."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return -1 if tensor.is_inference() else tensor._version
+
+
+def _rebuild(value: Tensor, state: dict[str, Any]) -> Marked:
+    marked = value.as_subclass(Marked)
+    marked.__setstate__(dict(state))
+    return marked
+
+
+def _name_of(func: Any) -> str:
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        attribute = func.__self__.__name__
+        return attribute if attribute in _DESCRIBES else f".{attribute}"
+    return name
+
+
+def _refuse(name: str, role: str, why: str) -> RuntimeError:
+    called = name.strip("_") if name.startswith("__") else name
+    subject = f"the {role}" if role == EDGES else f"what came from the {role}"
+    return RuntimeError(f"{called} was called on {subject} of a batch with sums (partial_aggregation), {why}")
+
+
+def _first_of(value: Marked, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    """The batch's first vertices, or the edges of its first hops; None: another cut."""
+    size, dim = value.size(), 1 if value.role == EDGES else 0
+    index: Any
+    if name == "narrow":
+        given = dict(zip(("self", "dim", "start", "length"), args)) | kwargs
+        if given["dim"] % len(size) != dim or given["start"] != 0:
+            return None
+        index, end = (slice(None),) * dim + (slice(0, given["length"]),), int(given["length"])
+    else:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(not isinstance(each, (slice, int, type(None))) and each is not Ellipsis for each in index):
+            return None
+        if not all(isinstance(each, slice) for each in index[: dim + 1]) or len(index) <= dim:
+            return None
+        begin, end, step = index[dim].indices(size[dim])
+        if (begin, step) != (0, 1):
+            return None
+    cut = value.as_subclass(Tensor)[index]
+    if value.role == EDGES:
+        if index[0] != slice(None) or len(index) != 2:
+            return None
+        if end == size[1]:
+            return mark(cut, value.delivered, EDGES, given=value.is_given)
+        return mark(cut, value.delivered, EDGES) if end in value.delivered.edges_to else None
+    if value.role == ROWS and end <= value.delivered.seeds:
+        return cut
+    return mark(cut, value.delivered, value.role, value.level)
+
+
+def _check(func: Any, name: str, marked: list[Marked], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise where an operation is not one on single rows."""
+    roles = {each.role for each in marked}
+    if EDGES in roles:
+        raise _refuse(
+            name,
+            EDGES,
+            "which lacks the edges that sums replace, so that only layers of PyG's MessagePassing can use it; call salientpp.nn.merge_partial(model) on the "
+            "whole model and give the layers batch.edge_index as it is, or leave the loader's partial_aggregation out",
+        )
+    role = marked[0].role
+    if len(roles) > 1 or len({id(each.delivered) for each in marked}) > 1:
+        raise _refuse(name, role, "together with other tensors of such batches, whose rows are others")
+    if name == "batch_norm" and kwargs.get("training", args[5] if len(args) > 5 else False):
+        raise _refuse(
+            name,
+            role,
+            "while training: its mean would lack the rows that sums have replaced; use LayerNorm, or leave partial_aggregation out",
+        )
+    in_place = (
+        name.endswith("_") and not name.startswith("__")
+    ) or (name.startswith("__i") and name != "__invert__") or kwargs.get("inplace") or kwargs.get("out") is not None  # fmt: skip
+    if in_place and any(each.is_given for each in marked):
+        raise _refuse(
+            name, role, "in place: what is done to rows of the batch is not done to the rows in the sums; do it to the stored rows"
+        )  # fmt: skip
+    if not _is_row_wise(name.strip("_"), marked, args, kwargs):
+        raise _refuse(
+            name,
+            role,
+            "and is not known to work on each row by itself. The batch lacks the rows that sums replace. Take the seeds' rows first, out[:batch.batch_size]; "
+            "look at values by .plain(); or leave the loader's partial_aggregation out",
+        )
+
+
+def _is_row_wise(name: str, marked: list[Marked], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    first, ndim = marked[0], marked[0].dim()
+    if name in _ELEMENTWISE or name in _VIEWS:
+        return all(each.dim() == 0 or each.size(0) == first.size(0) for each in marked) and not _is_across(first, args)
+    if name in _ALONG:
+        position, default = _ALONG[name]
+        dim = kwargs.get("dim", kwargs.get("axis", args[position] if len(args) > position else default))
+        if name == "flatten":
+            dim = kwargs.get("start_dim", dim)
+        dims = dim if isinstance(dim, (list, tuple)) else [dim]
+        most = ndim + (name in _ADDS_A_DIMENSION)
+        return bool(dims) and all(type(each) is int and each % most != 0 for each in dims)
+    if name in ("transpose", "swapaxes"):
+        return all(type(each) is int and each % ndim != 0 for each in args[1:]) and len(args) == 3
+    if name == "getitem":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return len(marked) == 1 and index[0] in (slice(None), Ellipsis) and len(index) <= ndim and index[0] is not Ellipsis  # fmt: skip
+    if name == "linear":
+        return len(marked) == 1 and args[0] is first and ndim > 1
+    if name in ("matmul", "mm"):
+        return len(marked) == 1 and args[0] is first and ndim > 1 and args[1].dim() <= 2
+    if name == "addmm":
+        return len(marked) == 1 and args[1] is first and args[0].dim() == 1
+    if name in ("layer_norm", "rms_norm"):
+        shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
+        return len(marked) == 1 and len(shape) < ndim
+    return name in ("batch_norm", "group_norm") and ndim > 1
+
+
+def _is_across(first: Marked, args: Sequence[Any]) -> bool:
+    """Whether broadcasting would put rows along another dimension."""
+    return any(isinstance(each, Marked) and each.dim() != first.dim() for each in args)
+
+
+def _mark_all(out: Any, name: str, marked: list[Marked]) -> Any:
+    first, level = marked[0], max(each.level for each in marked)
+    if any(out is each for each in marked):  # in place, or a dropout that drops nothing
+        out.level = level
+        return out
+    if isinstance(out, Tensor):
+        if not out.dim() or out.size(0) != first.size(0):
+            raise _refuse(name, first.role, "and its result has not a row for each of the rows it was given")
+        reshaped = first.role == EDGE_WEIGHTS and first.is_given and name in (*_VIEWS, "squeeze", "unsqueeze")
+        return mark(out, first.delivered, first.role, level, given=reshaped)
+    if isinstance(out, (list, tuple)):
+        values = [_mark_all(each, name, marked) for each in out]
+        return type(out)(values) if not hasattr(out, "_fields") else type(out)(*values)
+    return out
