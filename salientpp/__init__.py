@@ -14,9 +14,9 @@ if _TYPE_CHECKING:
     from salientpp.launch.preemption import Preemption
     from salientpp.launch.rendezvous import init_process_group
     from salientpp.layerwise.inference import inference
-    from salientpp.loader.batch_loader import LoaderStats
     from salientpp.loader.link_loader import LinkNeighborLoader
     from salientpp.loader.node_loader import NeighborLoader
+    from salientpp.loader.statistics import LoaderStats
     from salientpp.sampling.neighbor_sampler import NeighborSampler
     from salientpp.store.directory.local_copy import stage
     from salientpp.store.directory.opened import PartitionedGraph, load
@@ -29,7 +29,7 @@ if _TYPE_CHECKING:
 _MODULES = {
     "Graph": "graph.csc",
     "LinkNeighborLoader": "loader.link_loader",
-    "LoaderStats": "loader.batch_loader",
+    "LoaderStats": "loader.statistics",
     "NeighborLoader": "loader.node_loader",
     "NeighborSampler": "sampling.neighbor_sampler",
     "PartitionedGraph": "store.directory.opened",

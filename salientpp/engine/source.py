@@ -20,10 +20,12 @@ from salientpp.ranks.comm import Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.seeds import scores_of_part
+from salientpp.sampling.union import disjoint_union
 from salientpp.store.directory.contents import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.exchange import Exchange
+from salientpp.store.exchange import Exchange, Message
 from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows, read_formats
 from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability
@@ -107,6 +109,36 @@ class BatchSource:
         """``narrow`` of the attributes of one type."""
         return {name: narrow for (owner, name), narrow in self.narrow.items() if owner == type_}
 
+    def draw(
+        self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of the seeds at these positions; a sampler of the user's takes no key.
+
+        Args:
+            only_vertices: its edges are not wanted, and may be missing.
+        """
+        inputs = _chosen(self.seeds.inputs, positions)
+        if not isinstance(self.sampler, NeighborSampler):
+            mfg = self.seeds.draw(inputs)
+        else:
+            named: dict[str, Any] = {} if keys.draws == keys.batch else {"draw_key": keys.draws}
+            if (
+                only_vertices and type(self.sampler) is NeighborSampler
+            ):  # one of the user's may override what takes this
+                named["only_vertices"] = True
+            mfg = self.seeds.draw(inputs, key=keys.batch, **named)
+        if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
+            mfg.metadata = (inputs.input_id, inputs.time)
+        return mfg
+
+    def draw_joined(self, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of the seeds at these positions, each piece drawn by its keys, as one."""
+        if len(pieces) == 1:
+            return self.draw(*pieces[0])
+        inputs = self.seeds.inputs
+        mfgs = [self.draw(positions, keys) for positions, keys in pieces]
+        return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
+
     @property
     def travelling(self) -> list[str | None]:
         """The vertex types whose rows may come from other ranks."""
@@ -128,6 +160,14 @@ class BatchSource:
             **_in_memory(columns),
             **{column: self.rows_of(column) for column in self.exchanged if column in self.own},
         }
+
+
+def _chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> NodeSamplerInput | EdgeSamplerInput:
+    """``inputs[positions]``; of plain seeds without PyG's indexing, which takes longer than many a batch."""
+    if type(inputs) is not NodeSamplerInput or inputs.time is not None:
+        return inputs[positions]
+    input_id = positions if inputs.input_id is None else inputs.input_id.index_select(0, positions)
+    return NodeSamplerInput(input_id, inputs.node.index_select(0, positions), None, inputs.input_type)
 
 
 def open_data(
@@ -206,14 +246,14 @@ def connect_part(
     comm: Comm,
     slots: int | None = None,
     ranks_by_host: Sequence[int] = (),
-    extra: Sequence[str] = (),
+    messages: Sequence[Message] = (),
 ) -> Connected:
     """What each rank has and visits.
 
     Args:
         slots: that share an epoch's batches; None: as many as ranks.
         ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
-        extra: what may be asked for beside rows of a graph with one type of vertices, see :class:`~salientpp.store.exchange.Exchange`.
+        messages: what may be asked for beside rows of a graph with one type of vertices.
 
     Raises:
         ValueError: the ranks or slots do not fit the parts, or this rank loaded another part.
@@ -232,7 +272,7 @@ def connect_part(
         )
     held = whole.joined(placement.row_offsets, placement.part_id)
     own = whole.joined(placement.own_offsets, placement.own_part)
-    return Connected(own, held, Exchange(comm, held.row_books, placement, () if part.is_hetero else extra))
+    return Connected(own, held, Exchange(comm, held.row_books, placement, () if part.is_hetero else messages))
 
 
 def open_partition(

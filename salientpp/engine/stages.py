@@ -1,4 +1,4 @@
-"""What are the ten steps from seeds to a batch?
+"""The ten stages from seeds to a batch.
 
     sample · exchange_counts · read_counts · exchange_ids · localize_ids ·
     gather_host_rows · copy_to_device · gather_device_rows · exchange_rows · assemble
@@ -10,7 +10,8 @@ state to the next, so a half-filled batch has no type. Slow work is started in o
 * ``exchange_counts``, ``exchange_ids`` and ``exchange_rows`` start an all-to-all, the step after each awaits it;
 * ``gather_host_rows`` starts a worker thread on the host rows of this batch and of the others' requests, and ``copy_to_device`` awaits it.
 
-Rows are :mod:`salientpp.store.fetch`'s business, also whether the host or a device puts them together.
+:mod:`salientpp.store.fetch` brings the rows, and knows whether the host or a device puts them together. The stages call the ways
+(:mod:`salientpp.engine.way`) that the engine uses.
 
 A batch without seeds (``sampled.batch is None``) belongs to a rank that has none for this round: it wants nothing, and
 answers the others. With ``leaving`` it has none for later rounds either.
@@ -18,8 +19,12 @@ answers the others. With ``leaving`` it has none for later rounds either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,30 +33,18 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.builder import BatchBuilder, store_of
 from salientpp.batch.template import Contents
+from salientpp.engine.epochs import Draws
 from salientpp.engine.pipeline import Stage, Trace, tensors_in, traced
-from salientpp.processes import Task, Undone
+from salientpp.engine.way import HostWork, Wanted, Way
+from salientpp.processes import Task, Undone, lazy
 from salientpp.ranks.comm import Pending
-from salientpp.store.exchange import Column, Counts, PendingCounts, PendingRows
+from salientpp.sampling.sampler import ids_by_type
+from salientpp.store.exchange import Counts, PendingCounts, PendingRows
 from salientpp.store.fetch import Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
 
 #: By its name the time of a user's ``transform`` counts, and its errors.
 LAST_STAGE = "assemble"
-
-
-@dataclass(frozen=True, eq=False)
-class Wanted:
-    """Rows of one vertex type that this rank asks other hosts for.
-
-    Attributes:
-        remote_id: distinct global ids, ascending, int64.
-        remote_counts: int64 [row parts], how many of each.
-        row: int64, for every id that a rank of this host wants through this one, by rank, its place in ``remote_id``.
-    """
-
-    remote_id: Tensor
-    remote_counts: Tensor
-    row: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +58,9 @@ class Sampled:
         plan: how these are put together, by vertex type.
         mfg: what was sampled.
         contents: what the data held before the batch was made of it; None where it cannot change.
-        wanted: what this rank asks other hosts for, where that is not what its batch needs of them but a share of what all batches of its host do.
+        notes: by the name of a way, what it noted of the batch.
+        asks: what this rank asks the others for, by vertex type or message.
+        finding: gives the places of the rows where a way decides them late.
     """
 
     index: int
@@ -75,20 +70,24 @@ class Sampled:
     plan: Mapping[str | None, Places | Recipe] = field(default_factory=dict)
     mfg: SamplerOutput | HeteroSamplerOutput | None = None
     contents: Contents | None = None
-    wanted: Mapping[str | None, Wanted] | None = None
-
-    @property
-    def from_others(self) -> Mapping[str | None, Wanted | Places]:
-        """By vertex type the ``remote_id`` that this rank asks other hosts for, and ``remote_counts``."""
-        return self.places if self.wanted is None else self.wanted
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    asks: Mapping[str | None, Wanted | Places] = field(default_factory=dict)
+    finding: Task | Future | None = None
 
 
 @dataclass(frozen=True)
 class Request:
-    """A batch to be made: ``sampling`` gives it, from a thread or from the one that asks."""
+    """A batch to be made.
+
+    Attributes:
+        index: its tick.
+        sampling: gives the sampled batch, from a thread or from the one that asks.
+        draws: of its epoch; None: it belongs to none.
+    """
 
     index: int
     sampling: Task | Undone
+    draws: Draws | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,13 +167,14 @@ class Finished:
 
 @dataclass
 class BatchStages:
-    """The ten stages of one loader.
+    """The ten stages of one engine.
 
     Attributes:
         fetch: gets the rows.
         builder: makes batches of MFGs and rows.
         submit: runs a function in a worker thread and returns its future.
         device: where batches are delivered.
+        ways: that the engine uses, in order.
         trace: takes a span for what the worker threads do, if set.
     """
 
@@ -182,6 +182,7 @@ class BatchStages:
     builder: BatchBuilder
     submit: Callable[..., Task]
     device: torch.device
+    ways: Sequence[Way] = ()
     trace: Trace | None = None
 
     def list(self) -> list[Stage]:
@@ -199,43 +200,55 @@ class BatchStages:
             Stage(LAST_STAGE, self.assemble, "gather"),
         ]
 
-    def prepare(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Sampled:
-        """Make what needs neither other ranks nor the rows of every vertex. For sampling threads."""
-        return self._prepared(index, mfg, num_seeds, self.fetch.look_up(ids_by_type(mfg.node)))
+    @lazy
+    def _finder(self) -> Way | None:
+        """The way that decides late where rows come from."""
+        return next((way for way in self.ways if way.finds_late), None)
 
-    def _prepared(
-        self,
-        index: int,
-        mfg: SamplerOutput | HeteroSamplerOutput,
-        num_seeds: int,
-        places: Mapping[str | None, Places],
-    ) -> Sampled:
-        """The same with the places of its rows."""
+    def make(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Sampled:
+        """Make what needs neither other ranks nor the rows of every vertex. For sampling threads."""
+        notes: dict[str, Any] = {}
+        for way in self.ways:
+            mfg, notes[way.name] = way.on_drawn(mfg)
         fetch, n_id, contents = self.fetch, ids_by_type(mfg.node), self.builder.contents()
+        places = fetch.look_up(n_id)
+        asks: dict[str | None, Wanted | Places] = {**places}
+        for way in self.ways:
+            asks |= way.wanted(notes[way.name])
         columns = self.builder.brought(contents)
         rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
         seeds = fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {}
         batch = self.builder.build(mfg, {**rows, **seeds}, contents)
         for column in columns:  # attributes keep their order
             store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
-        return Sampled(index, places, batch=fetch.own.pin(batch), plan=self.plan(places), mfg=mfg, contents=contents)
-
-    def plan(self, places: Mapping[str | None, Places]) -> Mapping[str | None, Places | Recipe]:
-        """How the rows at these places are put together, by vertex type. For sampling threads."""
-        return self.fetch.plan(places)
+        plan = fetch.plan(places) if self._finder is None else {}
+        return Sampled(
+            index, places, batch=fetch.own.pin(batch), plan=plan, mfg=mfg, contents=contents, notes=notes, asks=asks
+        )
 
     def sample(self, request: Request) -> Sampled:
-        return request.sampling.result()
+        sampled = request.sampling.result()
+        if self._finder is None or sampled.batch is None:
+            return sampled
+        if request.draws is None:  # a batch of no epoch, before or after which nothing is known
+            return dataclasses.replace(sampled, plan=self.fetch.plan(sampled.places))
+        finding = self._finder.find(request.draws, request.index, sampled.places)
+        return dataclasses.replace(sampled, finding=finding)
 
     def exchange_counts(self, state: Sampled) -> CountsSent:
-        counts = {type_: wanted.remote_counts for type_, wanted in state.from_others.items()}
+        if state.finding is not None:
+            places = state.finding.result()
+            state = dataclasses.replace(
+                state, places=places, plan=self.fetch.plan(places), asks={**state.asks, **places}, finding=None
+            )
+        counts = {type_: wanted.remote_counts for type_, wanted in state.asks.items()}
         return CountsSent(state, self.fetch.exchange.send_counts(counts, leaving=state.leaving))
 
     def read_counts(self, state: CountsSent) -> CountsRead:
         return CountsRead(state.sampled, self.fetch.exchange.read_counts(state.pending))
 
     def exchange_ids(self, state: CountsRead) -> IdsSent:
-        ids = {type_: wanted.remote_id for type_, wanted in state.sampled.from_others.items()}
+        ids = {type_: wanted.remote_id for type_, wanted in state.sampled.asks.items()}
         return IdsSent(state.sampled, state.counts, self.fetch.exchange.send_ids(state.counts, ids))
 
     def localize_ids(self, state: IdsSent) -> IdsRead:
@@ -245,6 +258,13 @@ class BatchStages:
         return RowsTaken(state.sampled, state.counts, self.submit(self._work_on_host_rows, state))
 
     def _work_on_host_rows(self, state: IdsRead) -> Taken:
+        take: Callable[[], Taken] = functools.partial(self._take_rows, state)
+        for way in self.ways:
+            note = state.sampled.notes.get(way.name)
+            take = functools.partial(way.take, HostWork(state.index, note, state.asked, self.trace), take)
+        return take()
+
+    def _take_rows(self, state: IdsRead) -> Taken:
         with traced(self.trace, "worker: gather_host_rows", state.index):
             return self.fetch.take(state.sampled.plan, state.asked)
 
@@ -273,7 +293,6 @@ class BatchStages:
     def assemble(self, state: RowsSent) -> Finished:
         sampled, gathered = state.sampled, state.gathered
         rows, arrived = self.fetch.put_together(gathered.plan, gathered.taken, state.pending, sampled.places)
-        self.fetch.count_fetched({type_: wanted.remote_id.numel() for type_, wanted in sampled.from_others.items()})
         if gathered.batch is None:
             return Finished(sampled.index, None, True, gathered.counts.all_left)
         self.fetch.own.measure(tensors_in([gathered.taken, gathered.batch, gathered.plan, arrived, rows]))
@@ -288,13 +307,14 @@ class BatchStages:
             batch = self.builder.build_anew(sampled.mfg, rows, contents)
         for (type_, name), value in rows.items():
             store_of(batch, type_)[name] = value
-        self._complete(batch, sampled, arrived)
+        for way in self.ways:
+            way.complete(batch, sampled.notes[way.name], arrived)
+        batch = self.builder.finish(batch)
+        for way in self.ways:
+            way.deliver(batch, sampled.notes[way.name])
         # One for a device is held for one more tick.
         later = (sampled.mfg, contents) if self.fetch.own.holds else ()
-        return Finished(sampled.index, self.builder.finish(batch), False, gathered.counts.all_left, *later)
-
-    def _complete(self, batch: Data | HeteroData, sampled: Sampled, arrived: Mapping[Column, Tensor]) -> None:
-        """Add what has arrived for the batch beside its rows."""
+        return Finished(sampled.index, batch, False, gathered.counts.all_left, *later)
 
     def deliver(self, finished: Finished) -> Data | HeteroData:
         """The batch as the data is now: one for a device has waited since it was put together, and the data may have been written to."""
@@ -303,8 +323,3 @@ class BatchStages:
             return finished.batch
         own = {(type_, name): store_of(finished.batch, type_)[name] for type_, name in self.builder.own}
         return self.builder.in_dtype(self.builder.build_anew(finished.mfg, own, now))
-
-
-def ids_by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
-    """Ids by vertex type; None where there is only one."""
-    return {None: n_id} if isinstance(n_id, Tensor) else n_id

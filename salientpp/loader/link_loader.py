@@ -30,10 +30,10 @@ from salientpp.engine.source import (
     open_partition,
 )
 from salientpp.engine.state import digest
+from salientpp.engine.way import Way
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
 from salientpp.loader.options import Options, Pad, SamplingOptions, Uneven
-from salientpp.processes import lazy
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.sampling.neighbor_sampler import SharedDraws, is_remote
 from salientpp.sampling.seeds import checked_ends, edge_start, part_edges
@@ -116,13 +116,12 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         share: tuple[int, int] | None = None,
         pad: Pad = None,
         ranks_per_host: int | Sequence[int] | None = None,
-        fetch_once: bool = False,
-        gpu_split: float = 0.0,
         slots: int | None = None,
         join_slots: bool = False,
         shared_draws: SharedDraws = None,
         draw_block: int = 1,
         lookahead: Window = 0,
+        ways: Sequence[Way] = (),
         send_as: Mapping[Any, str] | None = None,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
@@ -146,8 +145,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
-            ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split,
-            slots=slots, join_slots=join_slots, draw_block=draw_block, lookahead=lookahead, send_as=send_as,
+            ranks_per_host=ranks_per_host, slots=slots, join_slots=join_slots, draw_block=draw_block, lookahead=lookahead, send_as=send_as, ways=ways,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -164,7 +162,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             )
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         if isinstance(self.data, PartitionedGraph):
-            connected = connect_part(self.data, comm, self.slots, self._ranks_by_host)
+            messages = [message for way in self.ways for message in way.messages]
+            connected = connect_part(self.data, comm, self.slots, self._hosts, messages)
             of_part = sampling.sampler_of_part(self.data)
             stored = part_edges(connected.own, connected.own_part, self.edge_label_index)
             label, time = stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
@@ -172,7 +171,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             inputs = self._edge_inputs(stored.type_, stored.ends, label, time, input_id)
             seeds = self._seeds(of_part, inputs)
             assert seeds.start is not None  # edges have one
-            in_order = connected.is_in_order and not self.gpu_split
+            in_order = connected.is_in_order
             access = None if in_order else partial(access_of_part, connected, of_part, inputs, seeds.start)
             # The graph's own edges are their targets' parts'.
             book = connected.own.whole.books[None if stored.type_ is None else stored.type_[-1]]
@@ -209,7 +208,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
     @property
     def link_sampler(self) -> BaseSampler:
         """What draws, by PyG's name."""
-        return self._source.sampler
+        return self.engine.basis.source.sampler
 
     @property
     def _is_triplet(self) -> bool:
@@ -260,8 +259,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             )
         return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
 
-    def _facts(self, source: BatchSource, *args: Any) -> Facts:
-        facts, inputs, negatives = super()._facts(source, *args), source.seeds.inputs, self.neg_sampling
+    def _with_facts_of_seeds(self, facts: Facts, source: BatchSource) -> Facts:
+        inputs, negatives = source.seeds.inputs, self.neg_sampling
         assert isinstance(inputs, EdgeSamplerInput)
         kind = None if negatives is None else [negatives.mode.value, negatives.amount]
         return dataclasses.replace(
@@ -276,8 +275,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         if binary and least == 0 and inputs.label is not None:
             inputs.label = inputs.label + 1
 
-    @lazy
-    def _fingerprint(self) -> dict[str, Any]:
+    def _fingerprint_of_seeds(self) -> dict[str, Any]:
         negatives = self.neg_sampling
         plain = None
         if negatives is not None:
@@ -285,7 +283,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 None if weight is None else digest(weight) for weight in (negatives.src_weight, negatives.dst_weight)
             ]
             plain = [negatives.mode.value, negatives.amount, *weights]
-        return {**super()._fingerprint, "neg_sampling": plain}
+        return {"neg_sampling": plain}
 
 
 def _sign_of_least(label: Tensor | None) -> int | None:

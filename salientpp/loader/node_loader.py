@@ -26,6 +26,7 @@ from salientpp.engine.source import (
     open_data,
     open_partition,
 )
+from salientpp.engine.way import Way
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
 from salientpp.loader.options import Options, Pad, SamplingOptions, Uneven
@@ -39,7 +40,7 @@ from salientpp.vip.inclusion import uniform_start
 from salientpp.vip.policies import Policy
 from salientpp.ways.lookahead.planner import Window
 from salientpp.ways.sums.plan import PartialAggregation
-from salientpp.ways.sums.stages import asked_beside_rows
+from salientpp.ways.sums.way import messages_of
 
 
 class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
@@ -92,11 +93,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             All processes pass the same ``seed``, which ``shuffle`` requires; nobody talks to anybody.
         pad: 'bucket': fill batches up to few sizes, for compiled models, see :mod:`salientpp.loader.padding`.
         ranks_per_host: on a partitioned graph, how many ranks each host has, a number or a list with one for every host. They hold the rows of their parts
-            once, share one cache, and fetch a row once in a round; α then counts per host. None: what torchrun or SLURM says, or 1 where neither speaks or
+            once and share one cache; α then counts per host. None: what torchrun or SLURM says, or 1 where neither speaks or
             memory cannot be shared. See :mod:`salientpp.ranks.placement`.
-        fetch_once: the ranks of a host ask other hosts for one another, so that a row which several need in the same round crosses the network once.
-            For slow networks; see :mod:`salientpp.ways.sharing` for what it takes.
-        gpu_split: in [0, 1]; of the rows on a device (``gpu_fraction``) this fraction is there for all ranks of its host, on each device others.
         slots: how many share an epoch's batches, from the number of ranks to 16,384; any number of ranks gives the same batches of each. None: the
             number of ranks.
         join_slots: give the batches that a rank's slots have in a round as one, their MFGs side by side; each remote row is fetched once.
@@ -114,10 +112,11 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             batches do not depend on who has which rows. For a directory that was partitioned with ``store_as`` leave it out.
         partial_aggregation: on a partitioned graph with one type of vertices: neighbours in the last hop that another rank has come as their 'sum', 'mean' or
             'max', in one row for each vertex that they are neighbours of, where that is fewer bytes than their rows. They and their edges are not in the batch,
-            which has ``partial`` instead (:class:`~salientpp.ways.sums.stages.Partial`); :func:`salientpp.nn.merge_partial` makes the model's first
+            which has ``partial`` instead (:class:`~salientpp.ways.sums.way.Partial`); :func:`salientpp.nn.merge_partial` makes the model's first
             layer add it. 'auto': 'mean', where a trial of this rank's first epoch gains 3 % or more.
         partial_weight: with ``partial_aggregation``, the edge attribute that the first layer is given as ``edge_weight``: rows are multiplied by the weights of
             their edges before they are summed. Weights travel with the request. None: rows are summed as they are.
+        ways: further methods that move fewer bytes for the same batches, as objects of :class:`~salientpp.engine.way.Way`; the same on all ranks.
         input_id, custom_cls: as in PyG's ``NodeLoader``.
 
     Raises:
@@ -164,8 +163,6 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         share: tuple[int, int] | None = None,
         pad: Pad = None,
         ranks_per_host: int | Sequence[int] | None = None,
-        fetch_once: bool = False,
-        gpu_split: float = 0.0,
         slots: int | None = None,
         join_slots: bool = False,
         shared_draws: SharedDraws = None,
@@ -174,6 +171,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         send_as: Mapping[Any, str] | None = None,
         partial_aggregation: PartialAggregation = None,
         partial_weight: str | None = None,
+        ways: Sequence[Way] = (),
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
         **kwargs: Any,
@@ -194,8 +192,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
             gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
             device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
-            pad=pad, ranks_per_host=ranks_per_host, fetch_once=fetch_once, gpu_split=gpu_split, slots=slots, join_slots=join_slots, draw_block=draw_block,
-            lookahead=lookahead, send_as=send_as, partial_aggregation=partial_aggregation, partial_weight=partial_weight,
+            pad=pad, ranks_per_host=ranks_per_host, slots=slots, join_slots=join_slots, draw_block=draw_block,
+            lookahead=lookahead, send_as=send_as, partial_aggregation=partial_aggregation, partial_weight=partial_weight, ways=ways,
         )  # fmt: skip
         super().__init__(data, sampling, options, kwargs)
 
@@ -223,8 +221,11 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             part,
             comm,
             self.slots,
-            self._ranks_by_host,
-            asked_beside_rows(self.partial_aggregation, self.partial_weight),
+            self._hosts,
+            [
+                *messages_of(self.partial_aggregation, self.partial_weight),
+                *(message for way in self.ways for message in way.messages),
+            ],
         )
         inputs, split = part_nodes(connected.own, connected.own_part, self.input_nodes, self.input_time, self.input_id)
         start = partial(_start, inputs)
@@ -234,7 +235,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             draw=sampler.sample_from_nodes,
             add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
             access_probability=None
-            if connected.is_in_order and not self.gpu_split
+            if connected.is_in_order
             else partial(access_of_part, connected, sampler, inputs, start),
             split=split,
             part_of=partial(connected.own.whole.books[inputs.input_type].owner, inputs.node),
@@ -253,7 +254,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     @property
     def node_sampler(self) -> BaseSampler:
         """What draws, by PyG's name."""
-        return self._source.sampler
+        return self.engine.basis.source.sampler
 
 
 def _start(inputs: NodeSamplerInput, batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:

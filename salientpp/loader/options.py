@@ -19,6 +19,7 @@ from torch_geometric.sampler import BaseSampler
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.arguments import as_integer, as_real
+from salientpp.engine.way import Way
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.sampling.neighbor_sampler import NeighborSampler, SharedDraws
 from salientpp.sampling.schedule import UNEVEN
@@ -60,8 +61,6 @@ class Options:
     share: tuple[int, int] | None = None
     pad: Pad = None
     ranks_per_host: int | Sequence[int] | None = None
-    fetch_once: bool = False
-    gpu_split: float = 0.0
     slots: int | None = None
     join_slots: bool = False
     draw_block: int = 1
@@ -69,6 +68,7 @@ class Options:
     lookahead: Window = 0
     partial_aggregation: PartialAggregation = None
     partial_weight: str | None = None
+    ways: Sequence[Way] = ()
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -119,17 +119,9 @@ class Options:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
         if self.pad not in (None, "bucket"):
             raise ValueError(f"pad must be 'bucket' or None, got {self.pad!r}")
-        gpu_split = as_real(self.gpu_split)
-        if gpu_split is None or not 0 <= gpu_split <= 1:
-            raise ValueError(
-                f"gpu_split must be in [0, 1] (the part of a device's rows that it has for all of its host), got {self.gpu_split!r}"
-            )
-        if gpu_split and self.zero_copy:
-            raise ValueError(
-                "gpu_split excludes zero_copy, with which a device reads all rows of its host where they are"
-            )
-        if not isinstance(self.fetch_once, bool):
-            raise ValueError(f"fetch_once must be True or False, got {self.fetch_once!r}")
+        wrong = next((way for way in self.ways if not isinstance(way, Way)), None)
+        if wrong is not None:
+            raise TypeError(f"ways must be objects of salientpp.engine.way.Way, got {type(wrong).__name__}")
         slots = as_integer(self.slots)
         if self.slots is not None and (slots is None or slots < 1):
             raise ValueError(
@@ -157,7 +149,6 @@ class Options:
             replication_factor=replication_factor,
             gpu_fraction=gpu_fraction,
             gpu_cache_bytes=gpu_cache_bytes,
-            gpu_split=gpu_split,
             depth=depth,
             seed=None if self.seed is None else as_integer(self.seed),
         )
@@ -227,7 +218,6 @@ class Options:
             raise ValueError(f"partial_aggregation must be 'auto', 'sum', 'mean', 'max' or None, got {given!r}")
         for name, why in (
             ("lookahead", "a cache that looks ahead decides after the sums were chosen which rows it has"),
-            ("fetch_once", "the ranks of a host ask for one another's rows, and not for sums"),
             ("join_slots", "the last hops of joined batches do not stand together"),
             ("pad", "its sums would be as many as before"),
             ("transform_sampler_output", "it may change what was sampled, and sums are of that"),

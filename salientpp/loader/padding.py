@@ -32,8 +32,10 @@ from torch_geometric.data.storage import BaseStorage
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.template import PartitionTemplate
+from salientpp.engine.basis import Basis
 from salientpp.engine.source import BatchSource
 from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.schedule import Turn
 from salientpp.store.buffers import BufferPool
 
 #: Batches whose sizes the classes are made of.
@@ -213,6 +215,24 @@ def _num_edges(store: BaseStorage) -> int:
 
 def _mask(number: int, size: int, device: torch.device | None) -> Tensor:
     return torch.arange(size, device=device) < number
+
+
+def padding_of(data: Any, basis: Basis, turns: Sequence[Turn]) -> Padding:
+    """With classes of sizes from a trial, which is a function of the seed.
+
+    Args:
+        turns: of an epoch.
+    """
+    turns = turns[:-1] or turns  # the last may be smaller
+    chosen = turns[:: -(-len(turns) // TRIAL) or 1]
+    keys = basis.epochs.keys
+    trial = (
+        sizes_of(
+            basis.source.draw_joined([(positions, keys(TRIAL_EPOCH, number, slot)) for slot, positions in turn.pieces])
+        )
+        for number, turn in enumerate(chosen)
+    )
+    return Padding(data, basis.source, Classes.of(trial, types_of(data)))
 
 
 def sizes_of(mfg: SamplerOutput | HeteroSamplerOutput) -> Sizes:

@@ -205,3 +205,8 @@ class TypedSampler:
 
 
 _NONE = torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+def ids_by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
+    """Ids by vertex type; None where there is only one."""
+    return {None: n_id} if isinstance(n_id, Tensor) else n_id

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -194,6 +194,11 @@ class Turns:
     positions: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
+    def batches_of_slot(self) -> int:
+        """Batches that the first of this rank's slots gives in an epoch."""
+        return self.schedules[0].num_batches
+
+    @property
     def num_slots(self) -> int:
         return len(self.schedules[0].seeds_per_slot)
 
@@ -250,6 +255,10 @@ class Turns:
     def batches_before(self, number: int) -> int:
         """How many batches this rank gives before a round."""
         return bisect_left(self._rounds, number)
+
+    def with_seed(self, seed: int) -> Turns:
+        """The same with another seed."""
+        return replace(self, schedules=[replace(schedule, seed=seed) for schedule in self.schedules])
 
     def of_epoch(self, epoch: int) -> list[Turn]:
         """This rank's turns, in order."""

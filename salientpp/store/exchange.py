@@ -34,15 +34,21 @@ from salientpp.store.tiers import NO_IDS, IdSet
 #: An attribute of the vertices of one type; the type is None where there is only one.
 Column = tuple[str | None, str]
 
-#: What is asked for beside rows, under the names of types that no graph with one type has (:mod:`salientpp.ways.sums.fetch`): sizes of sums, ids of the rows in
-#: them, and their weights, as :meth:`Exchange.words_of` has them.
-SUMS, SOURCES, WEIGHTS = "(sums)", "(sources of sums)", "(weights in sums)"
-
-#: Under which a host makes sums for its own device, likewise.
-HOST_SUMS = "(sums of the host)"
-
 #: The cache is filled by requests for about this many bytes of rows, so that filling needs little memory.
 FILL_CHUNK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Message:
+    """What ranks of a graph with one type of vertices ask one another for beside rows.
+
+    Attributes:
+        name: stands where types have their names, so it must be none of a type.
+        has_ids: it holds global ids of vertices that the asked part owns; otherwise words, which arrive as they were sent.
+    """
+
+    name: str
+    has_ids: bool
 
 
 @dataclass
@@ -112,47 +118,37 @@ class Exchange:
         comm: the ranks that serve the parts.
         books: by vertex type, which row part owns what. A type that every rank has whole is one of a single part, and its rows never travel.
         placement: of this rank.
-        extra: none or the first of :data:`SUMS`, :data:`SOURCES` and :data:`WEIGHTS`, for a graph with one type of vertices.
+        messages: what is asked for beside rows, the same on all ranks.
 
     Attributes:
-        types: those whose rows may travel.
+        types: those whose rows may travel, and the names of the messages.
+        wire_dtype: of ids and words in a request.
     """
 
     def __init__(
-        self, comm: Comm, books: Mapping[str | None, PartitionBook], placement: Placement, extra: Sequence[str] = ()
+        self,
+        comm: Comm,
+        books: Mapping[str | None, PartitionBook],
+        placement: Placement,
+        messages: Sequence[Message] = (),
     ) -> None:
         self.comm = comm
         self.types = [type_ for type_, book in books.items() if book.num_parts == len(placement.row_parts)]
         self._books = [books[type_] for type_ in self.types]
-        self.types += extra
-        self._books += [books[None] for _ in extra]
+        self.types += [message.name for message in messages]
+        self._books += [books[None] for _ in messages]
+        self._words = frozenset(message.name for message in messages if not message.has_ids)
+        self._named = {message.name for message in messages} | {None}
         self.placement = placement
         self.traffic = Traffic()
         self._buffers = BufferPool()  # for rows that arrive
         # int32 ids halve the bytes of a request.
         narrow = all(book.num_vertices < 2**31 for book in self._books)
-        self._wire_dtype = torch.int32 if narrow else torch.int64
+        self.wire_dtype = torch.int32 if narrow else torch.int64
 
     @property
     def part_id(self) -> int:
         return self.placement.part_id
-
-    @property
-    def id_bytes(self) -> int:
-        """Of an id in a request."""
-        return self._wire_dtype.itemsize
-
-    def weight_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """What weights of rows of this dtype travel as: what these are added up in, but no less than an id."""
-        return torch.float64 if dtype == torch.float64 or self.id_bytes == 8 else torch.float32
-
-    def words_of(self, weight: Tensor) -> Tensor:
-        """Weights of a :meth:`weight_dtype` as words of the size of an id."""
-        return weight.view(self._wire_dtype)
-
-    def weights_of(self, words: Tensor, dtype: torch.dtype) -> Tensor:
-        """The reverse of :meth:`words_of`, of words that :meth:`read_ids` gave."""
-        return words.to(self._wire_dtype).view(dtype)
 
     def part_of(self, type_: str | None) -> int:
         """The part, in the type's book, whose rows this rank has: its own, or the only one."""
@@ -186,20 +182,20 @@ class Exchange:
         """Start to send the wanted global ids of each type, int64, grouped by owner."""
         if not self.types:  # no rows travel, as where all parts are on one host
             return Pending(self.comm, NO_IDS, None)
-        by_type = [remote_id.get(type_, NO_IDS).to(self._wire_dtype) for type_ in self.types]
-        ids = by_type[0] if len(by_type) == 1 else _by_rank(by_type, counts.wanted, self._wire_dtype)
+        by_type = [remote_id.get(type_, NO_IDS).to(self.wire_dtype) for type_ in self.types]
+        ids = by_type[0] if len(by_type) == 1 else _by_rank(by_type, counts.wanted, self.wire_dtype)
         return self._send(ids, _sums(counts.wanted), _sums(counts.asked))
 
     def read_ids(self, counts: Counts, pending: Pending) -> dict[str | None, Tensor]:
-        """Wait for the ids that the others want; gives rows of this rank's part, int64, by type and in it by rank; of :data:`SUMS` and
-        :data:`WEIGHTS` what was sent.
+        """Wait for the ids that the others want; gives rows of this rank's part, int64, by type and in it by rank; of messages without
+        ids the words that were sent.
 
         Raises:
             RuntimeError: a rank asks for a row that this part does not own.
         """
         rows: dict[str | None, Tensor] = {}
         for place, (book, (type_, ids)) in enumerate(zip(self._books, self._ids_asked(counts, pending).items())):
-            if type_ in (SUMS, WEIGHTS):
+            if type_ in self._words:
                 rows[type_] = ids
                 continue
             begin, end = book.range_of(self.part_id)
@@ -208,7 +204,7 @@ class Exchange:
             if at is not None:
                 asked = torch.tensor([of_rank[place] for of_rank in counts.asked], device="cpu")
                 asker = int(torch.searchsorted(asked.cumsum(0), at, right=True))
-                vertex = "vertex" if type_ in (None, SOURCES) else f"{type_!r} vertex"
+                vertex = "vertex" if type_ in self._named else f"{type_!r} vertex"
                 raise RuntimeError(
                     f"rank {asker} asked rank {self.comm.rank} for {vertex} {int(row[at]) + begin}, but part {self.part_id} "
                     f"owns [{begin}, {end}); start all ranks on the same dataset directory"

@@ -28,10 +28,22 @@ from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
 from salientpp.store.narrow import Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, row_numbers, take_rows
 from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
-from salientpp.ways.host import by_asker
-from salientpp.ways.lookahead.moving import MovingRows
 
 Plan = TypeVar("Plan")
+
+
+class ChangingRows(Protocol):
+    """Rows of one type of vertices that a rank keeps for a while.
+
+    Attributes:
+        rows: attribute name -> [entries, ...] on the host.
+    """
+
+    @property
+    def rows(self) -> Mapping[str, Tensor]: ...
+
+    def take_over(self, name: str, arrived: Tensor, kept: Kept) -> None:
+        """Write what the batch has fetched, of an attribute [fetched, ...], on the host or on a device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +54,7 @@ class KeptRows:
     places: Kept
 
 
-class Way(Protocol[Plan]):
+class Assembly(Protocol[Plan]):
     """How the rows of a batch are put together, by a plan that is made once for all attributes."""
 
     @property
@@ -151,24 +163,18 @@ class Recipe:
     """How a device puts rows together.
 
     Attributes:
-        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed, the collected, the arrived and the kept
+        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed, the arrived and the kept
             ones, laid end to end in this order; None: the packed rows, as they are.
         packed: int64, by tier, the slots whose rows are packed first.
-        collected: int64, by tier, the slots whose rows are collected from several devices first.
     """
 
     index: Tensor | None
     packed: Sequence[Tensor]
-    collected: Sequence[Tensor] = ()
 
     def to(self, device: torch.device, non_blocking: bool) -> Recipe:
         if self.index is None:
             return self
-        return dataclasses.replace(
-            self,
-            index=self.index.to(device, non_blocking=non_blocking),
-            collected=[slot.to(device, non_blocking=non_blocking) for slot in self.collected],
-        )
+        return dataclasses.replace(self, index=self.index.to(device, non_blocking=non_blocking))
 
 
 class Packed:
@@ -186,13 +192,9 @@ class Packed:
             return Recipe(None, packed)
         # Which places each tensor fills, from which of its rows (None: all, in order), and how many rows it has.
         takes: list[tuple[Tensor | None, Tensor | None, int]] = [
-            (position, slot, tier.num_rows)
-            for tier, position, slot in tiers.groups(places)
-            if tier.on_device and not tier.apart
+            (position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device
         ]
         takes += [(position, None, slot.numel()) for tier, position, slot in tiers.groups(places) if not tier.on_device]
-        apart = [(position, slot) for tier, position, slot in tiers.groups(places) if tier.apart]
-        takes += [(position, None, slot.numel()) for position, slot in apart]
         takes.append((places.remote_position, places.remote_row, places.remote_id.numel()))
         if places.kept is not None:
             takes.append((places.kept.position, None, places.kept.slot.numel()))
@@ -203,7 +205,7 @@ class Packed:
             row = torch.arange(size, device="cpu") if row is None else row
             index[slice(None) if position is None else position] = (row + begin).to(index.dtype)
             begin += size
-        return Recipe(pinned(index), packed, [pinned(slot) for _, slot in apart])
+        return Recipe(pinned(index), packed)
 
     def plan_for_others(self, tiers: Tiers, row: Tensor) -> Recipe:
         return self.plan(tiers, tiers.look_up(row + tiers.book.range_of(tiers.part_id)[0]))
@@ -240,8 +242,8 @@ class Packed:
         kept: KeptRows | None,
     ) -> Tensor:
         """The rows of all tensors, by the plan's ``index``."""
-        tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device and not tier.apart]
-        tensors += [taken, self._collected(tiers, name, plan, taken), taken[:0] if arrived is None else arrived]
+        tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
+        tensors += [taken, taken[:0] if arrived is None else arrived]
         if kept is not None:
             slot, is_pinned = kept.places.slot, torch.accelerator.is_available()
             staged = torch.empty(
@@ -251,16 +253,6 @@ class Packed:
             tensors.append(staged.to(self._device, non_blocking=True))
         out = taken.new_empty((index.numel(), *taken.shape[1:]))
         assemble_rows([rows for rows in tensors if len(rows)], index, out)
-        return out
-
-    def _collected(self, tiers: Tiers, name: str, plan: Recipe, like: Tensor) -> Tensor:
-        """What lies on several devices, in one tensor of this one."""
-        out = like.new_empty((sum(slot.numel() for slot in plan.collected), *like.shape[1:]))
-        begin = 0
-        for tier, slot in zip([tier for tier in tiers.all if tier.apart], plan.collected, strict=True):
-            if slot.numel():
-                assemble_rows([tier.tensor(name)], slot, out[begin : begin + slot.numel()])
-            begin += slot.numel()
         return out
 
     def pin(self, batch: Any) -> Any:
@@ -295,6 +287,8 @@ class Taken:
         own: by column, for this rank's batch; by the way of :class:`InPlace` or :class:`Packed`.
         served: by column, for the other ranks.
         plan: how ``served`` is put together, by vertex type.
+
+    Of a column whose type has no plan, what was taken is complete; ways put such columns there.
     """
 
     own: Mapping[Column, Tensor]
@@ -304,17 +298,16 @@ class Taken:
 
 @dataclass
 class Fetch:
-    """The rows of one loader's batches.
+    """The rows of one engine's batches.
 
     Attributes:
         tiers: by vertex type.
         exchange: how to get rows of other ranks.
         columns: the attributes that every sampled vertex gets; the same on all ranks.
         seed_columns: those that only seeds get.
-        own, served: the way for this rank's batches, and for the rows that other ranks asked for.
+        own, served: how rows are put together for this rank's batches, and for other ranks.
         repeats: a batch may hold a vertex several times, as trees do.
-        askers: the ranks of this host that ask other hosts for one another; 0: each for itself.
-        moving: by vertex type, the cache of a rank that looks ahead; its statistics are those of the tier 'cache'.
+        moving: by vertex type, a cache whose rows change; its statistics are those of the tier 'cache'.
         counts: rows delivered, by vertex type and the name of the tier that served them; remote ones as often as they were fetched.
         counting: guards them, since threads may drive an epoch each.
     """
@@ -323,11 +316,10 @@ class Fetch:
     exchange: Exchange
     columns: Sequence[Column]
     seed_columns: Sequence[Column]
-    own: Way[Any]
-    served: Way[Any]
+    own: Assembly[Any]
+    served: Assembly[Any]
     repeats: bool = False
-    askers: int = 0
-    moving: Mapping[str | None, MovingRows] = field(default_factory=dict)
+    moving: Mapping[str | None, ChangingRows] = field(default_factory=dict)
     counts: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     counting: Lock = field(default_factory=Lock)
 
@@ -369,8 +361,6 @@ class Fetch:
         }
         if self.repeats:
             places = {type_: self.tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
-        if self.askers:
-            places = {type_: by_asker(of_type, self.askers) for type_, of_type in places.items()}
         return places
 
     def take_all(
@@ -389,16 +379,20 @@ class Fetch:
 
         Args:
             plan: of this rank's batch; empty without one.
-            asked: by vertex type int64 [a], rows of this part that the others want, by rank; of types that may travel.
+            asked: by vertex type int64 [a], rows of this part that the others want, by rank; of types that may travel, and of messages.
         """
         own = {
             (type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan
         }
-        for_others = {type_: self.served.plan_for_others(self.tiers[type_], rows) for type_, rows in asked.items()}
+        for_others = {
+            type_: self.served.plan_for_others(self.tiers[type_], rows)
+            for type_, rows in asked.items()
+            if type_ in self.tiers
+        }
         served = {
             (type_, name): self.served.take(self.tiers[type_], name, for_others[type_])
             for type_, name in self.columns
-            if type_ in asked
+            if type_ in for_others
         }
         return Taken(own, served, for_others)
 
@@ -412,6 +406,8 @@ class Fetch:
         """Complete the rows for the other ranks."""
         served = {
             (type_, name): self.served.put_together(self.tiers[type_], name, taken.plan[type_], rows, None)
+            if type_ in taken.plan
+            else rows
             for (type_, name), rows in taken.served.items()
         }
         return dataclasses.replace(taken, served=served)
@@ -430,10 +426,11 @@ class Fetch:
         """Wait for the rows that were asked for and complete this rank's batch; then keep those of them that are to be kept.
 
         Returns:
-            The rows of the batch, and those that arrived for it.
+            The rows of the batch; and what arrived for it, with what ways have taken from this host.
         """
         fetched = pending.wait()
         arrived = {column: self.own.to_device(rows) for column, rows in fetched.items()}
+        arrived |= {column: rows for column, rows in taken.own.items() if column[0] not in plan}
         rows = {
             (type_, name): self.own.put_together(
                 self.tiers[type_],
@@ -444,6 +441,7 @@ class Fetch:
                 self._kept(type_, name, places[type_]),
             )
             for (type_, name), rows in taken.own.items()
+            if type_ in plan
         }
         for type_, moving in self.moving.items():
             kept = places[type_].kept
@@ -464,9 +462,3 @@ class Fetch:
                 if of_type.kept is not None:
                     self.counts[type_, "cache"] += of_type.kept.slot.numel()
                 self.counts[type_, "remote"] += of_type.remote_id.numel()
-
-    def count_fetched(self, number: Mapping[str | None, int]) -> None:
-        """Add the rows, by vertex type, that this rank got from other hosts."""
-        with self.counting:
-            for type_, of_type in number.items():
-                self.counts[type_, "fetched"] += of_type

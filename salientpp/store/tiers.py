@@ -52,8 +52,6 @@ class Tier:
         rows: attribute name -> source.
         on_device: a device reads the rows where they are; then each source is a :class:`TensorRows`.
         memory: under which ``memory()`` counts the rows; '' where another rank does.
-        apart: the rows lie on one of several devices that share them, see :mod:`salientpp.ways.devices`; what a batch needs of all these is collected
-            first.
     """
 
     name: str
@@ -61,7 +59,6 @@ class Tier:
     rows: Mapping[str, RowSource]
     on_device: bool
     memory: str
-    apart: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -79,7 +76,7 @@ class Tier:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Remote rows of a batch that a cache has whose rows change (:mod:`salientpp.ways.lookahead.moving`), and what it takes over from the batch: int64 vectors.
+    """Remote rows of a batch that a changing cache has (:class:`salientpp.store.fetch.ChangingRows`), and what it takes over from the batch: int64 vectors.
 
     Attributes:
         position, slot: places in the batch, and where their rows are when it is put together.
@@ -152,6 +149,7 @@ class Tiers:
         gpu_ids: Tensor = NO_IDS,
         zero_copy: bool = False,
         seeds_only: Iterable[str] = (),
+        narrow: Mapping[str, Narrow] | None = None,
     ) -> Tiers:
         """Home, and a copy of the rows ``gpu_ids`` on the device.
 
@@ -161,6 +159,7 @@ class Tiers:
             gpu_ids: ascending local ids, int64.
             zero_copy: the device reads rows of the host where they are, in pinned memory.
             seeds_only: attributes that are read on the host alone.
+            narrow: of the attributes whose rows are encoded.
         """
         size = book.size_of(part_id)
         for name, source in rows.items():
@@ -178,19 +177,20 @@ class Tiers:
                     f"zero_copy needs rows in memory, but those of {', '.join(elsewhere)} come from a source of yours; leave zero_copy out"
                 )
             rows = {**rows, **{name: TensorRows(pinned(tensor)) for name, tensor in in_memory.items()}}
-        near = []
-        members = IdSet.of(gpu_ids, size)
-        if len(members):
-            near.append(
-                Tier(
-                    "gpu",
-                    members,
-                    {name: TensorRows(take_rows(source, gpu_ids).to(device)) for name, source in whole.items()},
-                    True,
-                    "gpu",
-                )
-            )
-        return cls(book, part_id, Tier("cpu", None, rows, zero_copy, "cpu"), near)
+        made = cls(book, part_id, Tier("cpu", None, rows, zero_copy, "cpu"), narrow=narrow or {})
+        return made.with_near(gpu_ids, device, seeds_only)
+
+    def with_near(self, ids: Tensor, device: torch.device, seeds_only: Iterable[str] = ()) -> Tiers:
+        """These tiers and a copy on ``device`` of the rows ``ids``, ascending local ids int64, of all attributes but those for seeds."""
+        if not ids.numel():
+            return self
+        rows = {
+            name: TensorRows(take_rows(source, ids).to(device))
+            for name, source in self.home.rows.items()
+            if name not in seeds_only
+        }
+        near = Tier("gpu", IdSet.of(ids, self.book.size_of(self.part_id)), rows, True, "gpu")
+        return dataclasses.replace(self, near=[*self.near, near])
 
     @property
     def all(self) -> Sequence[Tier]:

@@ -1,64 +1,42 @@
-"""What do the ranks of one host do together, so that memory and network carry a row once?
+"""Hold the rows and the cache of a host once, in memory that its ranks share.
 
-* One **cache**: planned by what any of them wants (:func:`salientpp.vip.policies.add_scores`), in one block of shared memory, of which each fills its share.
-* One **request**: what several of them want in the same round crosses the network once. Vertices are split between them by id; each asks other hosts
-  for its share of what all want, and passes the rows on (:class:`HostExchange`; :mod:`salientpp.ways.sharing` says when).
+The cache is planned by what any of the ranks wants (:func:`salientpp.vip.policies.add_scores`). Each rank fetches its share of the rows.
+:mod:`salientpp.ranks.placement` says which rows the ranks of a host have, and :mod:`salientpp.ways.hosts` which ranks are on one host.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from salientpp.ranks.comm import Comm, Pending
-from salientpp.ranks.placement import Placement
+from salientpp.engine.basis import Basis
+from salientpp.ranks.comm import Comm
 from salientpp.ranks.shared_memory import shared_tensors
-from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
-from salientpp.store.exchange import Counts, Exchange, Traffic
+from salientpp.store.exchange import Exchange
 from salientpp.store.rows import RowSource
-from salientpp.store.tiers import IdSet, Places
+from salientpp.store.tiers import IdSet
 from salientpp.vip.policies import Policy, add_scores
+from salientpp.ways.cache import Cache
 
 
-def by_asker(places: Places, num_ranks: int) -> Places:
-    """The same places where ``remote_id`` is grouped by the rank of the host that asks other hosts for it, and ``remote_counts`` int64 [``num_ranks``]
-    says for how many each of them does.
+class HostCache(Cache):
+    """One cache for the ranks of a host; α counts per host."""
 
-    Ids of a part descend by how hot they are, so their remainders share hot and cold ones evenly.
-    """
-    place = places.remote_id % num_ranks
-    order = torch.sort(place, stable=True).indices
-    row = torch.empty_like(order)
-    row[order] = torch.arange(order.numel(), device="cpu")
-    return dataclasses.replace(
-        places,
-        remote_id=places.remote_id[order],
-        remote_counts=torch.bincount(place, minlength=num_ranks),
-        remote_row=row if places.remote_row is None else row[places.remote_row],
-    )
+    def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
+        of_types = {type_: scores[type_] for type_ in basis.source.travelling}
+        return super()._members(basis, pooled(basis.host, self._policy, of_types))
 
-
-class HostExchange(Exchange):
-    """Rows by request between the ranks of a host: each tells the others what it wants them to get for it, by :func:`by_asker`.
-
-    Args:
-        comm: these ranks.
-        outside: what gets rows of other hosts.
-    """
-
-    def __init__(self, comm: Comm, outside: Exchange) -> None:
-        self.comm, self.types = comm, outside.types
-        self._books, self._wire_dtype = outside._books, outside._wire_dtype
-        self.placement = Placement(comm.rank, comm.size, comm.size)  # its "parts" are shares of the vertices
-        self.traffic, self._buffers = Traffic(), BufferPool()
-
-    def read_ids(self, counts: Counts, pending: Pending) -> dict[str | None, Tensor]:
-        """Wait for the ids that this rank is to get for the host's ranks: global ids, int64, by type and in it by rank."""
-        return self._ids_asked(counts, pending)
+    def _fetch(
+        self,
+        basis: Basis,
+        home: Mapping[str | None, Mapping[str, RowSource]],
+        members: Mapping[str | None, Tensor],
+    ) -> dict[str | None, FeatureCache]:
+        sizes = {type_: basis.source.books[type_].num_vertices for type_ in home}
+        return fetch_host_caches(basis.host, basis.source.exchange, home, members, sizes)
 
 
 def pooled(host: Comm, policy: Policy, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:

@@ -1,20 +1,18 @@
-"""How does a rank get sums of rows that other ranks own, and a device those of rows that its host has?
+"""Which rows of a batch are summed where, how they are summed, and how many bytes that moves.
 
-**From other ranks** in the same three all-to-alls as rows (:mod:`salientpp.store.exchange`), as if there were more types of vertices: of :data:`SUMS` a rank
-wants so many sums, and names the size of each; of :data:`SOURCES` the rows that they sum up, one sum's after the other's; and of :data:`WEIGHTS`, where
-edges have weights that only the asking rank has looked up, what each of these rows is multiplied by. What comes back is the rows and the sums.
-:mod:`salientpp.ways.sums.plan` says which of them a batch asks for.
+**Other ranks** are asked in the same three all-to-alls as for rows (:mod:`salientpp.store.exchange`), by three messages: :data:`SUMS` has the size of each
+wanted sum, :data:`SOURCES` the rows that they sum up, one sum's after the other's, and :data:`WEIGHTS` what each of these rows is multiplied by. Only the
+asking rank looks up the weights of edges. :mod:`salientpp.ways.sums.plan` says which sums a batch asks for.
 
-**From the host** beside the rows that are packed and copied: while a group of threads packs rows, another makes the sums, of rows of one tier each, into
-pinned memory (:mod:`salientpp.store.thread_groups`). Which they are follows from the same plan, with the tiers of the host in the place of owners; what is
+**The host** sums rows for its device beside the rows that are packed and copied: one group of threads packs rows, another makes the sums, of rows of one
+tier each, into pinned memory (:mod:`salientpp.store.thread_groups`). The same plan chooses them, with the tiers of the host in the place of owners. What is
 saved there is rows copied, and ids cost nothing. Rows that a device reads where they are stay in the batch, whose model sums them on the device.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -22,15 +20,18 @@ from torch import Tensor
 from torch_geometric.sampler import SamplerOutput
 
 from salientpp import ops
-from salientpp.store.exchange import HOST_SUMS, SOURCES, SUMS, WEIGHTS, Column, PendingRows
-from salientpp.store.fetch import Fetch, Recipe, Taken
-from salientpp.store.rows import RowSource, TensorRows, empty_rows, take_rows
+from salientpp.store.exchange import Message
+from salientpp.store.rows import RowSource, TensorRows, take_rows
 from salientpp.store.thread_groups import in_group, in_pieces
-from salientpp.store.tiers import Places, Tiers
+from salientpp.store.tiers import Tiers
 from salientpp.ways.sums.plan import REDUCTIONS, WORTH_IT, Sums, Wire, owners_of, plan_sums, without_sums
 
-#: What is asked for beside rows.
-_ASKED = (SUMS, SOURCES, WEIGHTS)
+#: What ranks ask one another for.
+SUMS, SOURCES, WEIGHTS = (
+    Message("(sums)", has_ids=False),
+    Message("(sources of sums)", has_ids=True),
+    Message("(weights in sums)", has_ids=False),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,72 +47,6 @@ class HostSums:
     sums: Sums
     slot: Tensor
     weight: Tensor | None = None
-
-
-@dataclass
-class FetchWithSums(Fetch):
-    """The rows and sums of one loader's batches.
-
-    Attributes:
-        reduction: 'sum', 'mean' or 'max'.
-    """
-
-    reduction: str = "sum"
-
-    @property
-    def is_local(self) -> bool:
-        return False  # so that batches of one rank alone have the same form
-
-    def take(self, plan: Mapping[str | None, Places | Recipe], asked: Mapping[str | None, Tensor]) -> Taken:
-        taken = super().take(plan, {type_: rows for type_, rows in asked.items() if type_ not in _ASKED})
-        sums: dict[Column, Tensor] = {
-            (SUMS, name): self._reduced(self.tiers[type_].home.rows[name], asked) for type_, name in self.columns
-        }
-        return dataclasses.replace(taken, served={**taken.served, **sums})
-
-    def take_host_sums(self, here: HostSums) -> dict[Column, Tensor]:
-        """What the host sums up for its device, to be copied as packed rows are; for a worker thread."""
-        return {(HOST_SUMS, name): self._summed_here(type_, name, here) for type_, name in self.columns}
-
-    def _summed_here(self, type_: str | None, name: str, here: HostSums) -> Tensor:
-        tiers, sums = self.tiers[type_], here.sums
-        like = tiers.home.rows[name]
-        is_pinned = torch.accelerator.is_available()
-        out = torch.empty((sums.size.numel(), *like.shape[1:]), dtype=like.dtype, pin_memory=is_pinned, device="cpu")
-        groups, sources = sums.groups.tolist(), sums.sources.tolist()
-        weights = [None] * len(groups) if here.weight is None else list(here.weight.split(sources))
-        pieces = zip(tiers.all, here.slot.split(sources), sums.size.split(groups), weights, out.split(groups))
-        for tier, slot, size, weight, to in pieces:
-            if size.numel():
-                put_sums(tier.rows[name], slot, size, weight, self.reduction, to)
-        return out
-
-    def _reduced(self, rows: RowSource, asked: Mapping[str | None, Tensor]) -> Tensor:
-        weight = None
-        if WEIGHTS in asked:
-            weight = self.exchange.weights_of(asked[WEIGHTS], self.exchange.weight_dtype(rows.dtype))
-        out = empty_rows(rows, asked[SUMS].numel())
-        put_sums(rows, asked[SOURCES], asked[SUMS], weight, self.reduction, out)
-        return out
-
-    def put_served_together(self, taken: Taken) -> Taken:
-        sums = {column: rows for column, rows in taken.served.items() if column[0] == SUMS}
-        rows = {column: rows for column, rows in taken.served.items() if column[0] != SUMS}
-        done = super().put_served_together(dataclasses.replace(taken, served=rows))
-        return dataclasses.replace(done, served={**done.served, **sums})
-
-    def put_together(
-        self,
-        plan: Mapping[str | None, Places | Recipe],
-        taken: Taken,
-        pending: PendingRows,
-        places: Mapping[str | None, Places],
-    ) -> tuple[dict[Column, Tensor], dict[Column, Tensor]]:
-        """As there; sums of the host are among what arrived."""
-        here = {column: rows for column, rows in taken.own.items() if column[0] == HOST_SUMS}
-        own = {column: rows for column, rows in taken.own.items() if column[0] != HOST_SUMS}
-        rows, arrived = super().put_together(plan, dataclasses.replace(taken, own=own), pending, places)
-        return rows, {**arrived, **here}
 
 
 def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None, reduction: str, out: Tensor) -> None:

@@ -1,12 +1,11 @@
-"""How does a rank know which rows its next batches need, and when does it decide what to keep?
+"""Keep the remote rows that the next batches need: how a rank knows them, and when it decides what to keep.
 
 A batch is a pure function of (seed, epoch, slot, index). So beside the batches that are made, those that come W later are drawn for their ids alone
 (:class:`Scouts`), in the same sampling threads; later they are drawn again, whole. To keep what was drawn would take more memory than the cache has.
 
 What is kept is decided (:mod:`salientpp.ways.lookahead.planner`) when a batch enters the pipeline, in the order of the batches: begun in ``sample`` and
-awaited in
-the stage after it, by a thread of its own where there are sampling threads. What was only asked for may be cancelled; what has entered is put together, also
-when the epoch is left. So nothing that was decided has to be undone. Rows move when batches are put together, in the same order
+awaited in the stage after it, by a thread of its own where there are sampling threads. What was only asked for may be cancelled; what has entered is put
+together, also when the epoch is left. So nothing that was decided has to be undone. Rows move when batches are put together, in the same order
 (:mod:`salientpp.ways.lookahead.moving`).
 
 Epochs join: near the end of one the first batches of the next are drawn. If something else comes then, the window is forgotten and the rows stay.
@@ -15,46 +14,33 @@ Epochs join: near the end of one the first batches of the next are drawn. If som
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch_geometric.sampler import NodeSamplerInput
 
-from salientpp.engine.stages import BatchStages, CountsSent, Finished, Request, RowsSent, Sampled
-from salientpp.processes import Task, Undone
+from salientpp.engine.basis import Basis
+from salientpp.engine.epochs import Draws
+from salientpp.engine.way import PlacesByType
+from salientpp.engine.workers import SamplingWorkers
+from salientpp.ops import code_ids
+from salientpp.processes import Task, Threads, Undone, completed
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.sampling.schedule import Turn
-from salientpp.store.fetch import Recipe
-from salientpp.store.tiers import Places
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.sampler import ids_by_type
+from salientpp.sampling.schedule import BatchKeys, Turn
+from salientpp.store.fetch import Fetch
+from salientpp.store.tiers import NO_IDS, Places
+from salientpp.vip.policies import Policy
+from salientpp.ways.cache import Cache
 from salientpp.ways.lookahead.moving import MovingRows, with_kept
-from salientpp.ways.lookahead.planner import Planner, group_of
-
-
-@dataclass(frozen=True)
-class Draws:
-    """What the batches of an epoch are drawn by.
-
-    Attributes:
-        seed, slots: of the loader; loading a state may change them.
-        epoch: its number.
-    """
-
-    seed: int
-    slots: int
-    epoch: int
-
-
-@dataclass(frozen=True)
-class ForeseenRequest(Request):
-    """A batch of an epoch; ``index`` is its tick."""
-
-    draws: Draws = Draws(0, 0, 0)
-
+from salientpp.ways.lookahead.planner import Blocks, Planner, Trial, Window, group_of, plan_rows
 
 #: By vertex type, the list of remote ids that a batch needs.
 Lists = Mapping[str | None, Tensor]
@@ -119,7 +105,7 @@ class Scouts:
     def _after(self, draws: Draws, number: int) -> tuple[Draws, int] | None:
         if number + 1 < len(self._turns(draws)):
             return draws, number + 1
-        following = dataclasses.replace(draws, epoch=draws.epoch + 1)
+        following = draws._replace(epoch=draws.epoch + 1)
         return (following, 0) if len(self._turns(following)) else None
 
 
@@ -158,14 +144,14 @@ class LookaheadCache:
             for planner in self.planners.values():
                 planner.forget_rows()
 
-    def begin_to_decide(self, request: ForeseenRequest, places: Mapping[str | None, Places]) -> Task | Future:
+    def begin_to_decide(self, draws: Draws, tick: int, places: Mapping[str | None, Places]) -> Task | Future:
         """Where the rows of a batch that enters come from, once it is known; called in the order of the batches."""
         self._under_way += 1
-        self._decision = self._submit(self._decide, request, places)
+        self._decision = self._submit(self._decide, draws, tick, places)
         return self._decision
 
-    def _decide(self, request: ForeseenRequest, places: Mapping[str | None, Places]) -> dict[str | None, Places]:
-        if not self._scouts.enter(request.draws, request.index):
+    def _decide(self, draws: Draws, tick: int, places: Mapping[str | None, Places]) -> dict[str | None, Places]:
+        if not self._scouts.enter(draws, tick):
             for type_, planner in self.planners.items():
                 planner.forget_window()
                 self._lists[type_].clear()
@@ -207,50 +193,111 @@ def most_pending(planners: Mapping[str | None, Planner], most_ahead: int) -> int
     return most_ahead + max(group_of(planner.shape.window) for planner in planners.values()) - 1
 
 
-@dataclass(frozen=True, eq=False)
-class Deciding:
-    """A batch that was drawn, while it is decided where its rows come from."""
+class Lookahead(Cache):
+    """A cache that follows the batches, in the memory of a static one.
 
-    sampled: Sampled
-    places: Task | Future
+    Where nothing is to be gained for a vertex type, its rows stay.
 
-    @property
-    def index(self) -> int:
-        return self.sampled.index
-
-
-@dataclass
-class LookaheadStages(BatchStages):
-    """The ten stages of a rank that looks ahead.
+    Args:
+        window: batches known ahead, or 'auto'.
+        replication_factor, policy, fill: as of a :class:`~salientpp.ways.cache.Cache`.
 
     Attributes:
-        cache: what it keeps.
+        ahead: what the rank keeps; None: nothing is to be gained.
     """
 
-    cache: LookaheadCache | None = None
+    def __init__(self, window: Window, replication_factor: float, policy: Policy, fill: bool) -> None:
+        super().__init__(replication_factor, policy, fill=fill)
+        self._window = window
+        self._planners: dict[str | None, Planner] = {}
+        self.ahead: LookaheadCache | None = None
 
     @property
-    def _cache(self) -> LookaheadCache:
-        assert self.cache is not None  # it comes last only because fields of the ten stages have defaults
-        return self.cache
+    def finds_late(self) -> bool:  # type: ignore[override]  # known when rows are placed
+        return bool(self._planners)
 
-    def plan(self, places: Mapping[str | None, Places]) -> Mapping[str | None, Places | Recipe]:
-        return {}  # what is fetched is not known yet
+    def _stays(self, type_: str | None) -> bool:
+        return type_ not in self._planners
 
-    def sample(self, request: Request) -> Sampled | Deciding:  # type: ignore[override]  # which the next stage takes
-        sampled = super().sample(request)
-        if sampled.batch is None or not isinstance(request, ForeseenRequest):
-            return sampled
-        return Deciding(sampled, self._cache.begin_to_decide(request, sampled.places))
+    def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
+        members, source = super()._members(basis, scores), basis.source
 
-    def exchange_counts(self, state: Sampled | Deciding) -> CountsSent:
-        if isinstance(state, Deciding):
-            places = state.places.result()
-            state = dataclasses.replace(state.sampled, places=places, plan=self.fetch.plan(places))
-        return super().exchange_counts(state)
+        @cache
+        def tried() -> list[dict[str | None, Tensor]]:
+            return [_ids_of(pieces) for pieces in basis.trial(only_vertices=True)]
 
-    def assemble(self, state: RowsSent) -> Finished:
-        finished = super().assemble(state)
-        if not finished.idle:
-            self._cache.put_together()
-        return finished
+        for type_, static in members.items():
+            book, part_id = source.books[type_], source.exchange.part_of(type_)
+
+            def trial(type_: str | None = type_, book: PartitionBook = book, part_id: int = part_id) -> Trial:
+                sizes = book.num_vertices, *book.range_of(part_id)
+                return Trial.of([code_ids(ids.get(type_, NO_IDS), *sizes) for ids in tried()], book.num_vertices)
+
+            planned = plan_rows(
+                self._window, scores[type_], book, part_id, static.numel(), source.row_bytes[type_], trial,
+                blocks=partial(_blocks_of, basis),
+            )  # fmt: skip
+            if planned is not None:
+                shape, members[type_] = planned
+                self._planners[type_] = Planner(shape, scores[type_].to(torch.float32), members[type_])
+        return members
+
+    def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
+        planners, source = self._planners, basis.source
+        if not planners:
+            return
+        rows = {type_: MovingRows(self.cache.by_type[type_].rows) for type_ in planners}
+        books = {type_: source.books[type_] for type_ in planners}
+        scouts = Scouts(
+            basis.epochs.turns,
+            lambda draws, turn: workers.scout(self._scout, basis, basis.epochs.pieces(draws.epoch, turn)),
+            most_pending(planners, basis.most_ahead if basis.num_workers else 0),
+        )
+        submit: Callable[..., Any] = Threads(1, "salientpp-decide").submit if basis.num_workers else completed
+        self.ahead = LookaheadCache(planners, rows, books, scouts, submit)
+        fetch.moving = rows
+
+    def _scout(self, basis: Basis, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> dict[str | None, Tensor]:
+        """Per vertex type, the list of remote ids that the batch of these pieces needs."""
+        ids = _ids_of([basis.source.draw(*piece, only_vertices=True) for piece in pieces])
+        found = {}
+        for type_ in self._planners:
+            book = basis.source.books[type_]
+            own = book.range_of(basis.source.exchange.part_of(type_))
+            found[type_] = code_ids(ids.get(type_, NO_IDS), book.num_vertices, *own)
+        return found
+
+    def begin_epoch(self) -> None:
+        if self.ahead is not None:
+            self.ahead.begin_epoch()
+
+    def find(self, draws: Draws, tick: int, places: PlacesByType) -> Task | Future:
+        assert self.ahead is not None  # the engine asks only those that find late
+        return self.ahead.begin_to_decide(draws, tick, places)
+
+    def deliver(self, batch: Any, note: Any) -> None:
+        if self.ahead is not None:
+            self.ahead.put_together()
+
+    def memory(self) -> Mapping[str, int]:
+        return {} if self.ahead is None else self.ahead.memory()
+
+
+def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:
+    """Per vertex type, the ids of the vertices in these MFGs."""
+    found: dict[str | None, list[Tensor]] = {}
+    for mfg in pieces:
+        for type_, ids in ids_by_type(mfg.node).items():
+            found.setdefault(type_, []).append(ids)
+    return {type_: torch.cat(ids) if len(ids) > 1 else ids[0] for type_, ids in found.items()}
+
+
+def _blocks_of(basis: Basis) -> Blocks | None:
+    """How batches agree in blocks, where that is known: with one type of vertices, seeds that are vertices and draws without weights."""
+    part, inputs, sampler = basis.source.part, basis.source.seeds.inputs, basis.source.sampler
+    assert part is not None and part.part_id is not None and isinstance(sampler, NeighborSampler)
+    block = basis.epochs.draw_block
+    if block == 1 or sampler.replace or not (sampler.is_plain and isinstance(inputs, NodeSamplerInput)):
+        return None
+    workload = part.workload(part.part_id, inputs.node, sampler.fanouts[0], basis.batch_size)
+    return Blocks.of(workload, block, basis.epochs.order.batches_of_slot, sampler.shared_draws is not None)

@@ -1,4 +1,4 @@
-"""Who drives the pipeline through an epoch, and how does a rank leave one?
+"""One epoch on one rank: who drives the pipeline, and how the rank leaves.
 
 ``next()`` moves the pipeline on, in the caller's thread. After this rank's last batch, an early ``break`` or an exception, a background thread answers
 the other ranks until all have finished or left. It runs none of the user's code, and the next epoch waits for it. So loops may differ in length, and a loop
@@ -26,24 +26,33 @@ from typing import Any, ClassVar, NoReturn
 
 from torch_geometric.data import Data
 
-from salientpp.engine.direct import Direct
-from salientpp.engine.pipeline import Pipeline, StageError, Trace, traced
+from salientpp.engine.pipeline import StageError, traced
+from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.stages import LAST_STAGE, Finished, Request
 from salientpp.engine.state import Disagreement, Point, Progress, Resume, first_point
 from salientpp.ops import join_key
 from salientpp.processes import Lock, lazy
-from salientpp.ranks.comm import Comm, RankFailure
+from salientpp.ranks.comm import RankFailure
 from salientpp.sampling.schedule import Turn
 
 
 @dataclass
 class Counters:
-    """What the epochs of a loader have done; ``lock`` guards them, since threads may drive an epoch each."""
+    """What the epochs of an engine have done.
+
+    Attributes:
+        lock: guards the numbers, since threads may drive an epoch each.
+        batches: given to the user.
+        seconds_waiting: between being asked for a batch and giving it.
+        seconds_by_stage: of the thread that drives the pipeline.
+        failure: what went wrong while an epoch answered the other ranks in the background.
+    """
 
     lock: Lock
     batches: int = 0
     seconds_waiting: float = 0.0
     seconds_by_stage: dict[str, float] = field(default_factory=dict)
+    failure: BaseException | None = None
 
     def reset(self, stages: Iterable[str]) -> None:
         with self.lock:
@@ -62,64 +71,38 @@ class Counters:
                 self.seconds_by_stage[name] += spent
 
 
-@dataclass(frozen=True, eq=False)
-class RunContext:
-    """What an epoch needs of the loader that it belongs to.
-
-    Attributes:
-        comm: the ranks that share the epoch.
-        most_ahead: batches that are drawn ahead at once.
-        transform: the user's, called with every batch.
-        counters: of the loader.
-        turns: of the number of the epoch: when it gives which batches.
-        num_ticks: how long every rank must answer the others; None: as many as this one has turns.
-        num_rounds: of an epoch; None: as many as it has turns.
-        slots: how many share the epoch's batches.
-        seed: of the loader; loading a state may change it.
-        request: (epoch, turn) -> the batch, about to be drawn.
-        idle_request: (tick, leaving) -> no batch, in a tick in which others have some.
-        new_pipeline: makes what carries requests to batches.
-        deliver: the batch of what left the pipeline.
-        trace: takes spans, if there is one.
-        drive: calls a function where it may compute in parallel.
-        on_end: told that no other rank can want anything more in this epoch.
-        on_failure: told what went wrong in the background.
-    """
-
-    comm: Comm
-    most_ahead: int
-    transform: Callable[[Any], Any] | None
-    counters: Counters
-    turns: Callable[[int], Sequence[Turn]]
-    num_ticks: Callable[[], int | None]
-    num_rounds: Callable[[], int | None]
-    slots: Callable[[], int]
-    seed: Callable[[], int]
-    request: Callable[[int, Turn], Request]
-    idle_request: Callable[[int, bool], Request]
-    new_pipeline: Callable[[], Pipeline | Direct]
-    deliver: Callable[[Finished], Any]
-    trace: Callable[[], Trace | None]
-    drive: Callable[..., Any]
-    on_end: Callable[[Run], None]
-    on_failure: Callable[[BaseException], None]
-
-
 class Run:
     """One epoch on this rank: what enters the pipeline, and who drives it.
 
     Args:
-        context: what it needs of the loader.
+        producer: makes the batches.
+        counters: count them.
+        epoch: its number.
         resume: where a run that stopped goes on; None: this epoch starts anew.
+        finish: the user's, called with every batch.
+        by_hand: makes whole batches in place of the stages.
+
+    Attributes:
+        progress: how far it is.
+        is_gone: it has ended, and no other rank can want anything more in it.
     """
 
     unfinished: ClassVar[weakref.WeakSet[Run]] = weakref.WeakSet()
 
-    def __init__(self, context: RunContext, epoch: int, resume: Resume | None = None) -> None:
-        self._context = context
+    def __init__(
+        self,
+        producer: Producer,
+        counters: Counters,
+        epoch: int,
+        resume: Resume | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        by_hand: ByHand | None = None,
+    ) -> None:
+        self._producer, self._counters, self._finish, self._by_hand = producer, counters, finish, by_hand
+        self._epochs, self._most_ahead = producer.basis.epochs, producer.basis.most_ahead
         self._epoch = epoch
-        self._comm = context.comm
-        self._pipeline = context.new_pipeline()
+        self._comm = producer.basis.comm
+        self._pipeline = producer.pipeline(by_hand)
         self._ahead: deque[Request] = deque()
         self._resume = resume
         self._first = 0 if resume is None else resume.batches  # batch to be given first
@@ -128,6 +111,7 @@ class Run:
         self._entered = self._first  # ticks; of several ranks the first is agreed on, one alone has a batch in each
         self._is_open = self._comm.size == 1 or self._ticks == 0
         self.progress = Progress(epoch, self._first)
+        self.is_gone = False
         self._left = False
         self._all_left = False
         self._lock = Lock()  # an iterator may be shared, and garbage collected in any thread
@@ -141,11 +125,11 @@ class Run:
     @lazy
     def _turns(self) -> Sequence[Turn]:
         """Asked for by the first ``next()``, as torch does: until then a sampler may get another epoch."""
-        return self._context.turns(self._epoch)
+        return self._epochs.order.of_epoch(self._epoch)
 
     @lazy
     def _ticks(self) -> int:
-        number = self._context.num_ticks()
+        number = self._epochs.order.num_ticks
         return len(self._turns) if number is None else number
 
     def move_to(self, epoch: int) -> bool:
@@ -168,7 +152,7 @@ class Run:
             progress.rounds = 0 if self._resume is None else self._resume.round
         if self._failure is not None:
             raise self._failure
-        turns, number = self._context.drive(lambda: self._turns), self._context.num_rounds()
+        turns, number = self._producer.drive(lambda: self._turns), self._epochs.order.num_rounds
         last = len(turns)
         if progress.rounds == (last if number is None else number):
             progress.ended = True
@@ -184,7 +168,7 @@ class Run:
         """The next batch; StopIteration after the last."""
         self._comm.check_process()
         self._user = threading.current_thread()
-        return self._context.drive(self._give)
+        return self._producer.drive(self._give)
 
     def _give(self) -> Data:
         if self._left:
@@ -216,9 +200,9 @@ class Run:
             if self._entered == self._ticks and not self._pipeline.in_flight and self._is_open:
                 raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
             finished = self._tick()
-        batch = self._transformed(finished, self._context.deliver(finished))
+        batch = self._transformed(finished, self._producer.deliver(finished))
         self.progress.batches += 1
-        self._context.counters.count_batch(time.perf_counter() - started)
+        self._counters.count_batch(time.perf_counter() - started)
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
@@ -226,19 +210,19 @@ class Run:
 
         Its time and its errors count as those of the last stage.
         """
-        if self._context.transform is None:
+        if self._finish is None:
             return batch
         stage, started = LAST_STAGE, time.perf_counter()
         try:
-            with traced(self._context.trace(), stage, finished.index):
-                batch = self._context.transform(batch)
+            with traced(self._producer.trace, stage, finished.index):
+                batch = self._finish(batch)
         except BaseException as error:
             self._failure = StageError.of(error, self._comm.rank, finished.index, stage)
             self._comm.report_failure(str(self._failure))
             if isinstance(error, Exception):
                 raise self._failure from error
             raise
-        self._context.counters.count_stages({stage: time.perf_counter() - started})
+        self._counters.count_stages({stage: time.perf_counter() - started})
         return batch
 
     def _tick(self) -> Finished | None:
@@ -257,7 +241,7 @@ class Run:
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
                 self._comm.report_failure(str(self._failure))
             raise
-        self._context.counters.count_stages(self._pipeline.seconds)
+        self._counters.count_stages(self._pipeline.seconds)
         self._pipeline.seconds.update(dict.fromkeys(self._pipeline.seconds, 0.0))
         if finished is not None:
             self._all_left |= finished.all_left
@@ -269,8 +253,14 @@ class Run:
         resume = self._resume
         resumed = 0 if resume is None else 2 if resume.by_round else 1
         while True:
-            numbers = [self._epoch, start, resumed, 0 if resume is None else resume.round, self._context.slots()]
-            numbers.append(join_key(self._context.seed()))
+            numbers = [
+                self._epoch,
+                start,
+                resumed,
+                0 if resume is None else resume.round,
+                self._epochs.placement.num_slots,
+            ]
+            numbers.append(join_key(self._epochs.seed))
             try:
                 everyone = self._comm.gather_numbers(numbers)
             except BaseException as error:
@@ -286,7 +276,7 @@ class Run:
             if epoch == self._epoch:
                 self._is_open = True
                 return
-            behind = Run(self._context, epoch)
+            behind = Run(self._producer, self._counters, epoch)
             behind._left = behind._is_open = True
             behind._entered = self._entered
             while not behind._is_over():
@@ -301,11 +291,11 @@ class Run:
         tick = self._entered
         self._entered += 1
         if self._left or self._placed == len(self._turns):
-            return self._context.idle_request(tick, True)
+            return self._producer.idle_request(tick, True)
         if tick < self._turns[self._placed].tick:
-            return self._context.idle_request(tick, False)
-        while self._requested < len(self._turns) and len(self._ahead) < self._context.most_ahead:
-            self._ahead.append(self._context.request(self._epoch, self._turns[self._requested]))
+            return self._producer.idle_request(tick, False)
+        while self._requested < len(self._turns) and len(self._ahead) < self._most_ahead:
+            self._ahead.append(self._producer.request(self._epoch, self._turns[self._requested], self._by_hand))
             self._requested += 1
         self._placed += 1
         return self._ahead.popleft()
@@ -329,7 +319,7 @@ class Run:
                 request.sampling.cancel()
             self._ahead.clear()
             if self._is_over():
-                self._context.on_end(self)
+                self._let_go()
                 return
             self._answering = threading.Thread(target=self._answer_in_background, name="salientpp-answer", daemon=False)
             self._answering.start()
@@ -383,10 +373,14 @@ class Run:
                 with self._lock:
                     self._tick()
         except Exception as error:
-            self._failure = self._failure or error
-            self._context.on_failure(self._failure)
+            self._failure = self._counters.failure = self._failure or error
         finally:
-            self._context.on_end(self)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """No other rank can want anything more. The user's code may hold the engine that holds this run."""
+        self.is_gone = True
+        self._finish = self._by_hand = None
 
     def join(self) -> None:
         """Wait until the others have left too; raises what went wrong meanwhile."""

@@ -1,0 +1,183 @@
+"""The engine: a plain object that makes the batches of epochs. It knows nothing of the loaders that use it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from salientpp.engine.basis import Basis
+from salientpp.engine.direct import Direct
+from salientpp.engine.pipeline import Trace
+from salientpp.engine.producer import ByHand, Drawn, Producer
+from salientpp.engine.run import Counters, Run
+from salientpp.engine.source import by_type
+from salientpp.engine.state import Resume
+from salientpp.engine.way import Way
+from salientpp.processes import Lock
+from salientpp.store.exchange import Traffic
+from salientpp.store.tiers import NO_IDS, Tiers
+
+
+class Engine:
+    """Makes the batches of epochs on one rank. Collective: the ranks make their engines together.
+
+    Args:
+        basis: what batches are made from.
+        ways: methods that move fewer bytes for the same batches, in the order in which they act.
+
+    Attributes:
+        basis, ways: as given.
+        producer: makes the batches.
+        counters: what the epochs have done.
+        lock: whoever holds it begins an epoch.
+    """
+
+    def __init__(self, basis: Basis, ways: Sequence[Way]) -> None:
+        self.basis, self.ways = basis, list(ways)
+        self.producer = Producer(basis, self.ways)
+        self.counters = Counters(self.producer.fetch.counting)
+        self.lock = Lock()
+        self._topology = self.producer.builder.held  # what the graph is of
+        self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._run: Run | None = None  # begun last
+        self.reset()
+
+    def way(self, kind: type[Any]) -> Any:
+        """The way of this class that the engine uses; None: it uses none."""
+        return next((way for way in self.ways if isinstance(way, kind)), None)
+
+    # --- epochs -------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        epoch: int,
+        start: Resume | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        by_hand: ByHand | None = None,
+    ) -> Run:
+        """Begin an epoch. On several ranks, end the one before first, and wait until all ranks have.
+
+        Args:
+            epoch: its number; with the seed it fixes the order and all draws.
+            start: where a run that stopped goes on; None: at the beginning.
+            finish: called with every batch, in the caller's thread.
+            by_hand: makes whole batches in place of the stages; on one rank.
+        """
+        with self.lock:
+            self.finish()
+            self.producer.drive(self.read_anew)
+            for way in self.ways:
+                way.begin_epoch()
+            self._run = run = self.producer.drive(Run, self.producer, self.counters, epoch, start, finish, by_hand)
+            self._runs.add(run)
+        run.leave_if_done()
+        return run
+
+    def dry(self, epoch: int) -> Iterator[Drawn]:
+        """The batches of an epoch on this rank, drawn and placed; nothing moves."""
+        return self.producer.dry(epoch)
+
+    def move_to(self, epoch: int) -> bool:
+        """Let the epoch that was begun last be another one, if it was not asked for a batch yet; whether it is."""
+        return self._run is not None and self._run.move_to(epoch)
+
+    def finish(self) -> None:
+        """On several ranks, leave an unfinished epoch and wait until all ranks have.
+
+        Raises:
+            Exception: what went wrong in the epoch.
+        """
+        run = self._run
+        if run is not None and self.basis.comm.size > 1 and not run.is_gone:
+            run.check_thread()
+            run.leave()
+            run.join()
+        self._run = None
+        if self.counters.failure is not None:
+            raise self.counters.failure
+
+    def close(self) -> None:
+        """Leave an unfinished epoch; the engine can begin another."""
+        self.finish()
+
+    def read_anew(self) -> None:
+        """Take what a ``Data`` holds now for the rows that the pipeline brings. Without this batches are right too, but made twice."""
+        producer, basis = self.producer, self.basis
+        builder, fetch, source = producer.builder, producer.fetch, basis.source
+        contents = source.template.contents()
+        if contents is None or contents.equals(builder.held) or any(run.is_under_way for run in self._runs):
+            return
+        edges = [] if self._topology is None else contents.changed_edges(self._topology)
+        if edges:
+            names = ", ".join("the edges of data" if key is None else f"the edges of data[{key!r}]" for key in edges)
+            warnings.warn(
+                f"{names} have changed since this loader was made; as in PyG it goes on with the graph as it was. Make a new loader",
+                UserWarning,
+                stacklevel=6,
+            )
+            self._topology = contents
+        columns = source.columns_now()
+        basis.source = dataclasses.replace(source, rows=by_type(source.books, columns), exchanged=list(columns))
+        fetch.tiers = basis.tiers({type_: _near_ids(tiers) for type_, tiers in fetch.tiers.items()})
+        fetch.columns = basis.source.exchanged
+        builder.held = contents
+
+    # --- reports ------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Count anew."""
+        self.producer.fetch.counts.clear()
+        self.basis.source.exchange.traffic = Traffic()
+        self.counters.reset(stage.name for stage in self.producer.stages.list())
+        for way in self.ways:
+            way.reset_counts()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held, by tier, of what the ways hold, of the topology (``graph``), and of ``batches`` under way."""
+        fetch, pipeline = self.producer.fetch, self.producer.pipeline()
+        by_type_ = [tiers.memory() for tiers in fetch.tiers.values()]
+        memory = {tier: sum(of_type[tier] for of_type in by_type_) for tier in by_type_[0]}
+        for way in self.ways:
+            for name, number in way.memory().items():
+                memory[name] = memory.get(name, 0) + number
+        # And the one that the caller has.
+        held = 1 + (0 if isinstance(pipeline, Direct) else pipeline.num_past("copy_to_device"))
+        graph = getattr(self.basis.source.sampler, "nbytes", 0)
+        return {**memory, "graph": graph, "batches": fetch.own.bytes_under_way(held)}
+
+    def trace_to(self, path: str | Path) -> Callable[[], None]:
+        """Note spans of the epochs that begin from now on; call the result to end that and write a Chrome trace."""
+        self.producer.trace = trace = Trace()
+
+        def write() -> None:
+            self.producer.trace = None
+            Path(path).write_text(json.dumps(trace.to_chrome()))
+
+        return write
+
+    # --- copies -------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        basis = dataclasses.replace(self.basis, epochs=copy.copy(self.basis.epochs))
+        producer = copy.copy(self.producer)
+        producer.basis = basis
+        return {**self.__dict__, "basis": basis, "producer": producer, "_run": None, "_runs": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _runs=weakref.WeakSet())
+        # Contents are told by their place in memory, which in a copy is another.
+        self._topology = self.producer.builder.held = self.basis.source.template.contents()
+
+
+def _near_ids(tiers: Tiers) -> Tensor:
+    """The rows of the part that have a copy on the device."""
+    members = tiers.near[0].members if tiers.near else None
+    return NO_IDS if members is None else members.ids

@@ -1,0 +1,100 @@
+"""Which batches each epoch has on this rank, and by which keys they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from salientpp.ranks.placement import Placement
+from salientpp.sampling.schedule import BatchKeys, Turn, batch_keys
+
+
+class Order(Protocol):
+    """The order in which the batches of a rank come.
+
+    Attributes:
+        num_batches: of an epoch, on this rank.
+        batches_by_rank: of an epoch, by rank; of one process that shares with others without talking to them, its own.
+        batches_of_slot: of an epoch, of the rank's first logical rank.
+        num_rounds, num_ticks: of an epoch; the same on every rank. None: as many as this rank has batches.
+    """
+
+    @property
+    def num_batches(self) -> int: ...
+
+    @property
+    def batches_by_rank(self) -> list[int]: ...
+
+    @property
+    def batches_of_slot(self) -> int: ...
+
+    @property
+    def num_rounds(self) -> int | None: ...
+
+    @property
+    def num_ticks(self) -> int | None: ...
+
+    def of_epoch(self, epoch: int) -> Sequence[Turn]:
+        """This rank's turns, in order."""
+
+    def round_after(self, batches: int) -> int:
+        """The first round of which this rank has not given all its batches, after so many."""
+
+    def batches_before(self, number: int) -> int:
+        """How many batches this rank gives before a round."""
+
+    def with_seed(self, seed: int) -> Order:
+        """The same with another seed."""
+
+
+class Draws(NamedTuple):
+    """What the batches of an epoch are drawn by.
+
+    Attributes:
+        seed, slots: of the engine; loading a state may change them.
+        epoch: its number.
+    """
+
+    seed: int
+    slots: int
+    epoch: int
+
+
+@dataclass(eq=False)
+class Epochs:
+    """The epochs of one rank. Loading a saved state replaces ``seed``, ``placement`` and ``order``.
+
+    Attributes:
+        seed: of everything random.
+        placement: which logical ranks this rank has, and which parts these draw from.
+        order: of the batches.
+        draw_block: so many consecutive batches of a logical rank draw alike.
+    """
+
+    seed: int
+    placement: Placement
+    order: Order
+    draw_block: int = 1
+
+    def turns(self, draws: Draws) -> Sequence[Turn]:
+        """This rank's turns in an epoch."""
+        return self.order.of_epoch(draws.epoch)
+
+    def draws(self, epoch: int) -> Draws:
+        return Draws(self.seed, self.placement.num_slots, epoch)
+
+    def keys(self, epoch: int, index: int, slot: int | None = None) -> BatchKeys:
+        """Of a batch of this logical rank; None: of the rank's first."""
+        slot = self.placement.slots[0] if slot is None else slot
+        return batch_keys(self.seed, epoch, slot, index, self.draw_block)
+
+    def pieces(self, epoch: int, turn: Turn) -> list[tuple[Tensor, BatchKeys]]:
+        """The positions of a batch's seeds and the keys of its draws; several where batches of a round are joined."""
+        return [(positions, self.keys(epoch, turn.round, slot)) for slot, positions in turn.pieces]
+
+    def positions(self, epoch: int) -> list[Tensor]:
+        """The positions of the seeds of an epoch, int64, batch by batch."""
+        return [positions for turn in self.order.of_epoch(epoch) for _, positions in turn.pieces]

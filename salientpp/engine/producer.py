@@ -1,0 +1,189 @@
+"""What makes batches: requests go in, and what leaves the pipeline is a batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from salientpp.batch.builder import BatchBuilder
+from salientpp.engine.basis import Basis
+from salientpp.engine.direct import BatchMaker, Direct, Made
+from salientpp.engine.pipeline import Pipeline, Trace
+from salientpp.engine.stages import BatchStages, Finished, Request, Sampled
+from salientpp.engine.way import PlacesByType, Way
+from salientpp.engine.workers import Maker, SamplingWorkers
+from salientpp.processes import Threads, Undone, forks, may_compute_in_parallel
+from salientpp.sampling.sampler import ids_by_type
+from salientpp.sampling.schedule import BatchKeys, Turn
+from salientpp.store.buffers import BufferPool
+from salientpp.store.fetch import Fetch, InPlace, Packed
+
+#: Makes a whole batch of positions of seeds and the keys of its draws: the user's own code in place of the stages.
+ByHand = Callable[[Tensor, BatchKeys], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A batch that was drawn and whose rows were placed, while nothing has moved.
+
+    Attributes:
+        turn: of the epoch.
+        mfg: what was drawn; of several pieces, all as one.
+        places: where its rows are, by vertex type.
+    """
+
+    turn: Turn
+    mfg: SamplerOutput | HeteroSamplerOutput
+    places: PlacesByType
+
+
+class Producer:
+    """Makes the batches of one engine.
+
+    Args:
+        basis: what batches are made from.
+        ways: in the order in which they act.
+
+    Attributes:
+        fetch: brings rows.
+        builder: makes batches of what was drawn and rows.
+        stages: the ten stages.
+        maker: makes whole batches in one call, where no other rank and no other device takes part.
+        workers: draw.
+    """
+
+    def __init__(self, basis: Basis, ways: Sequence[Way]) -> None:
+        held = basis.source.template.contents()  # what the tiers are made of
+        tiers: Any = basis.tiers()
+        for way in ways:
+            tiers = way.place(basis, tiers)
+        late = [way.name for way in ways if way.finds_late]
+        if len(late) > 1:
+            raise ValueError(
+                f"one way may decide late where rows come from, got {len(late)} ({', '.join(late)}); leave the others out"
+            )
+        self.basis, self.ways = basis, list(ways)
+        source, on_host, comm = basis.source, basis.on_host, basis.comm
+        self.fetch = Fetch(
+            tiers=tiers,
+            exchange=source.exchange,
+            columns=source.exchanged,
+            seed_columns=source.seed_columns,
+            own=InPlace(BufferPool()) if on_host else Packed(basis.device),
+            served=InPlace(BufferPool(), decodes=False)
+            if comm.device.type == "cpu"
+            else Packed(comm.device, decodes=False),
+            repeats=basis.repeats,
+        )
+        self.builder = BatchBuilder(
+            fetch=self.fetch,
+            template=source.template,
+            add_batch_attributes=source.seeds.add_batch_attributes,
+            device=basis.device,
+            dtype=basis.dtype,
+            pin_memory=basis.pin_memory and on_host and torch.accelerator.is_available(),
+            own=source.own,
+            held=held,
+            marks_sizes=basis.marks_sizes,
+        )
+        gather = Threads(1, "salientpp-gather")
+        self.stages = BatchStages(self.fetch, self.builder, gather.submit, basis.device, self.ways)
+        self.maker = BatchMaker(self.fetch, self.builder)
+        self.workers = SamplingWorkers(basis.num_workers, source, basis.transform_sampler_output)
+        for way in self.ways:
+            way.attach(basis, self.fetch, self.workers)
+        self._driver = Threads(1, "salientpp-drive")
+        self._forks = forks()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _forks=forks())
+
+    @property
+    def is_local(self) -> bool:
+        """Whether batches are made in one call, of rows that are all in this process."""
+        return self.fetch.is_local and not any(way.needs_stages for way in self.ways)
+
+    @property
+    def trace(self) -> Trace | None:
+        """Takes spans, if set."""
+        return self.stages.trace
+
+    @trace.setter
+    def trace(self, trace: Trace | None) -> None:
+        self.stages.trace = self.maker.trace = trace
+
+    @property
+    def _maker(self) -> Maker:
+        return self.maker if self.is_local else self.stages
+
+    def drive(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(*args)``, in this thread; in a process that was forked since, in a thread that started there."""
+        if self._forks == forks() or may_compute_in_parallel():
+            return function(*args)
+        return self._driver.submit(function, *args).result()
+
+    # --- an epoch -----------------------------------------------------------------------------------------
+
+    def request(self, epoch: int, turn: Turn, by_hand: ByHand | None = None) -> Request:
+        """Have a batch drawn."""
+        pieces = self.basis.epochs.pieces(epoch, turn)
+        if by_hand is not None:  # the user's code: in the user's thread
+            return Request(turn.tick, Undone(_made_by_hand, by_hand, turn.tick, *pieces[0]))
+        sampling = self.workers.request(turn.tick, pieces, self._maker)
+        return Request(turn.tick, sampling, self.basis.epochs.draws(epoch))
+
+    def idle_request(self, tick: int, leaving: bool) -> Request:
+        """No batch, in a tick in which others have some."""
+        places = self.fetch.look_up({})
+        return Request(tick, Undone(lambda: Sampled(tick, places, leaving, asks=places)))
+
+    def pipeline(self, by_hand: ByHand | None = None) -> Pipeline | Direct:
+        """What carries requests to batches."""
+        if by_hand is not None:
+            return Direct(self.maker, is_ahead=False)
+        if self.is_local:
+            return Direct(self.maker, is_ahead=self.basis.num_workers > 0)
+        stages, basis = self.stages, self.basis
+        return Pipeline(
+            stages.list(), depth=basis.depth, device=basis.device, rank=basis.comm.rank, trace=stages.trace, hold=self.fetch.own.holds
+        )  # fmt: skip
+
+    def deliver(self, finished: Finished) -> Any:
+        """The batch of what left the pipeline."""
+        return self.stages.deliver(finished)
+
+    # --- single batches -----------------------------------------------------------------------------------
+
+    def batch_of(self, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int, counts: bool) -> Any:
+        """The batch of one MFG, outside any epoch. On one rank.
+
+        Args:
+            counts: add its rows to the statistics where no pipeline does.
+        """
+        # The user's object stays as it is.
+        sampling = Undone(self.workers.prepare, 0, copy.copy(mfg), num_seeds, self._maker)
+        if not self.is_local:
+            pipeline = Pipeline(self.stages.list(), depth=1, device=self.basis.device)
+            return pipeline.tick(Request(0, sampling)).batch
+        made = sampling.result()
+        if counts:
+            self.fetch.count(made.places)
+        return made.batch
+
+    def dry(self, epoch: int) -> Iterator[Drawn]:
+        """The batches of an epoch, drawn and placed; nothing moves."""
+        for turn in self.basis.epochs.order.of_epoch(epoch):
+            mfg = self.basis.source.draw_joined(self.basis.epochs.pieces(epoch, turn))
+            for way in self.ways:
+                mfg, _ = way.on_drawn(mfg)
+            yield Drawn(turn, mfg, self.fetch.look_up(ids_by_type(mfg.node)))
+
+
+def _made_by_hand(by_hand: ByHand, index: int, positions: Tensor, keys: BatchKeys) -> Made:
+    return Made(index, by_hand(positions, keys), None, {}, {}, None, (0.0, 0.0))

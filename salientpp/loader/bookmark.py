@@ -1,0 +1,101 @@
+"""Where a loader is: its next epoch, and how far the one at hand is; saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from salientpp.engine.epochs import Epochs
+from salientpp.engine.state import Position, Progress, Resume, check_state, make_state
+from salientpp.loader.shares import Shares
+
+
+@dataclass(eq=False)
+class Bookmark:
+    """The place of one loader.
+
+    Attributes:
+        epochs: of the engine; loading a state changes them.
+        shares: of the seeds.
+        partitioned: the data is a partitioned graph, whose ranks agree on their places.
+        joined: the batches of a round are given as one.
+        adopts: a state may come from another number of logical ranks, which this loader takes.
+        seed_is_given: so a state must have the same seed.
+        epoch: the number of the next epoch.
+        resume: where that epoch goes on, by a loaded state; None: at its beginning.
+        progress: of the epoch that was begun last.
+    """
+
+    epochs: Epochs
+    shares: Shares
+    partitioned: bool
+    joined: bool
+    adopts: bool
+    seed_is_given: bool
+    epoch: int = 0
+    resume: Resume | None = None
+    progress: Progress | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.resume = None
+        self.epoch, self.progress = epoch, None
+
+    def begun(self, progress: Progress) -> None:
+        """The next epoch was begun."""
+        self.progress, self.resume = progress, None
+        self.epoch += 1
+
+    def copy(self, epochs: Epochs) -> Bookmark:
+        """The same place for a copy of the loader."""
+        progress = None if self.progress is None else replace(self.progress)
+        return replace(self, epochs=epochs, progress=progress)
+
+    @property
+    def _identity(self) -> tuple[int, int, int, bool]:
+        """Logical ranks, ranks, this rank, and whether batches are joined: as a state has them."""
+        placement = self.epochs.placement
+        return placement.num_slots, placement.world_size, placement.rank, self.joined
+
+    def state(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
+        """Plain values that say where the loader is."""
+        order, progress = self.epochs.order, self.progress
+        epoch, resume = self.epoch, self.resume or Resume(0, 0)
+        if progress is not None and not progress.ended:
+            epoch, resume = progress.epoch, Resume(progress.batches, order.round_after(progress.batches))
+            if progress.rounds is not None:  # whole rounds: of one that is under way nothing counts
+                resume = Resume(order.batches_before(progress.rounds), progress.rounds)
+        return make_state(Position(epoch, resume.batches, resume.round, self.epochs.seed, *self._identity), fingerprint)
+
+    def load(self, state: Mapping[str, Any], fingerprint: dict[str, Any]) -> None:
+        """Go on where a state was saved.
+
+        Raises:
+            ValueError: the state is of other data or arguments; nothing has changed.
+        """
+        slots, ranks, rank, joined = self._identity
+        same: dict[str, Any] = {} if self.adopts else {"slots": slots}
+        # Processes that share an object do not agree on anything, so each goes on where it was itself.
+        same |= {} if self.partitioned else {"ranks": ranks, "rank": rank, "joined": joined}
+        same |= {"seed": self.epochs.seed} if self.seed_is_given else {}
+        found = check_state(state, fingerprint, same)
+        placement, order = self.epochs.placement, self.epochs.order
+        if found.slots != slots:
+            placement, order = self.shares.with_slots(placement, found.slots, self.epochs.seed)
+        num_batches = order.num_batches
+        num_rounds = num_batches if order.num_rounds is None else order.num_rounds
+        is_own = (found.ranks, found.rank, found.joined) == (ranks, rank, joined)
+        if not 0 <= found.round <= num_rounds:
+            raise ValueError(f"cannot load this state: round must be in [0, {num_rounds}], got {found.round}")
+        if found.batches < 0 or (is_own and found.batches > num_batches):
+            raise ValueError(f"cannot load this state: batches must be in [0, {num_batches}], got {found.batches}")
+        self.epochs.seed, self.epochs.placement = found.seed, placement
+        self.epochs.order = order = order.with_seed(found.seed)
+        if not is_own:
+            resume = Resume(order.batches_before(found.round), found.round, by_round=True)
+        elif found.batches < num_batches:
+            resume = Resume(found.batches, order.round_after(found.batches))
+        else:
+            resume = Resume(num_batches, max(found.round, order.round_after(num_batches)))
+        self.epoch, self.resume, self.progress = found.epoch, resume, None

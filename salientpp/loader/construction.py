@@ -1,0 +1,129 @@
+"""How the arguments of a loader become an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch_geometric.sampler import EdgeSamplerInput
+
+from salientpp.engine.agreement import Facts
+from salientpp.engine.source import BatchSource
+from salientpp.engine.way import Way
+from salientpp.loader.options import Options
+from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm, go_astray
+from salientpp.sampling.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.ways.cache import Cache
+from salientpp.ways.device import DeviceRows
+from salientpp.ways.host import HostCache
+from salientpp.ways.lookahead.way import Lookahead
+from salientpp.ways.sums.way import SumsOfRows
+
+
+def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Options) -> tuple[Comm, torch.device]:
+    """The ranks that make a loader, and the device that they may exchange rows from. On an object in memory this process alone.
+
+    Args:
+        kinds, kinds_in_words: what ``data`` may be, beside a pair of stores.
+
+    Raises:
+        ValueError, TypeError: the data is something else, or the device or time-out is wrong.
+    """
+    try:
+        if not isinstance(data, kinds) and not is_remote(data):
+            raise TypeError(f"data must be {kinds_in_words}, got {type(data).__name__}")
+    except TypeError as raised:
+        go_astray(raised)  # nobody can know which ranks would have made this loader
+        raise
+    error = None
+    try:
+        device, timeout = options.checked_device(), options.checked_timeout()
+    except Exception as raised:
+        device, timeout, error = torch.device("cpu"), DEFAULT_TIMEOUT, raised
+    try:
+        if isinstance(data, PartitionedGraph):
+            return Comm.create(options.process_group, timeout, device, error), device
+        if error is not None:
+            raise error
+        return Comm(None, timeout), device
+    finally:
+        error = None  # else this frame and the traceback would hold each other
+
+
+def ways_of(options: Options, everyone: Sequence[Facts], ranks_by_host: Sequence[int]) -> list[Way]:
+    """The ways that these options ask for, in the order in which they act."""
+    ways: list[Way] = []
+    if options.gpu_fraction:
+        ways.append(DeviceRows(options.gpu_fraction))
+    fill = any(facts.fills_cache for facts in everyone)
+    if options.lookahead and not ranks_by_host:
+        ways.append(Lookahead(options.lookahead, options.replication_factor, options.policy, fill))
+    elif fill or options.cache is not None:
+        kind = HostCache if ranks_by_host else Cache
+        ways.append(kind(options.replication_factor, options.policy, options.gpu_cache_bytes, fill, options.cache))
+    if options.partial_aggregation is not None:
+        ways.append(SumsOfRows(options.partial_aggregation, options.partial_weight))
+    return [*ways, *options.ways]
+
+
+def facts_of(
+    source: BatchSource,
+    seeds: list[list[Any]],
+    options: Options,
+    settings: Mapping[str, Any],
+    ranks_by_host: Sequence[int],
+    generator: torch.Generator | None = None,
+) -> Facts:
+    """What a rank tells the others.
+
+    Args:
+        seeds: from :func:`salientpp.loader.shares.seeds_of_parts`.
+        settings: what all ranks must have the same, beside ``options``.
+        generator: draws the seed, where none is given.
+    """
+    seed = options.seed
+    draws = source.sampler.settings() if isinstance(source.sampler, NeighborSampler) else {}
+    return Facts(
+        seed=int(torch.randint(2**62, (), generator=generator, device="cpu")) if seed is None else seed,
+        seed_is_given=seed is not None,
+        seeds=seeds,
+        fills_cache=options.replication_factor > 0,
+        same={
+            "dataset": source.fingerprint,
+            "send_as": {str(key): str(format) for key, format in (options.send_as or {}).items()},
+            "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
+            "input_nodes": source.seeds.split or "ids or a mask",
+            "shared_draws": None,
+            **{name: bool(value) if name == "replace" else value for name, value in draws.items()},
+            "draw_block": options.draw_block,
+            "slots": options.slots,
+            "join_slots": options.join_slots,
+            "depth": options.depth,
+            "partial_aggregation": options.partial_aggregation,
+            "partial_weight": options.partial_weight,
+            "ways": [way.name for way in options.ways],
+            "dtype": str(options.dtype),
+            **settings,
+            "gather": [
+                [
+                    *(word for word in column if word is not None),
+                    str(source.delivered(column).dtype),
+                    list(source.delivered(column).shape[1:]),
+                    *([source.narrow[column].format] if column in source.narrow else []),
+                ]
+                for column in source.exchanged
+            ],
+            **(_of_hosts(options) if ranks_by_host else {}),
+        },
+    )
+
+
+def _of_hosts(options: Options) -> dict[str, Any]:
+    """In what all ranks must agree where some share a host."""
+    policy = options.policy
+    return {
+        "policy": policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
+        "replication_factor": options.replication_factor,
+    }

@@ -1,0 +1,78 @@
+"""What a saved state and the loader that takes it must have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import torch.utils.data
+
+from salientpp.engine.source import BatchSource
+from salientpp.engine.state import data_digest, inputs_digest
+from salientpp.loader.options import Options
+from salientpp.loader.shares import SeedsByPart
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.store.directory.opened import PartitionedGraph
+
+#: Samplers of torch whose order can be had again. Lightning puts them into a loader, and asks the loader for its state.
+_KNOWN_ORDERS = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
+
+
+def order_is_known(loader: torch.utils.data.DataLoader) -> bool:
+    """Whether the order of the loader's ``sampler`` can be had again."""
+    return type(loader.batch_sampler) is torch.utils.data.BatchSampler and type(loader.sampler) in _KNOWN_ORDERS
+
+
+def settings_of(sampler: Any) -> list[Any]:
+    """What the order of a sampler of torch depends on beside its epoch."""
+    # Not its rank: Lightning keeps rank 0's state for all.
+    fields = ("num_replicas", "shuffle", "seed", "drop_last")
+    return [
+        type(sampler).__name__,
+        len(sampler),
+        *(getattr(sampler, name) for name in fields if hasattr(sampler, name)),
+    ]
+
+
+def fingerprint_of(
+    data: Any, source: BatchSource, seeds: SeedsByPart, options: Options, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Plain values; batches depend on them.
+
+    Args:
+        seeds: of all ranks.
+        settings: of the loader, beside ``options``.
+    """
+    sampler = source.sampler
+    ours = isinstance(sampler, NeighborSampler)
+    partitioned = isinstance(data, PartitionedGraph)
+    attributes = {name: settings.pop(name) for name in ("time_attr", "weight_attr")}
+    return {
+        "dataset": data.fingerprint if partitioned else data_digest(data, sampler.arrays() if ours else []),
+        "input_nodes": _seeds_digest(source, seeds) if partitioned else inputs_digest(source.seeds.inputs),
+        **(sampler.settings() if ours else {"neighbor_sampler": type(sampler).__name__}),
+        **settings,
+        # States of loaders without it do not name it.
+        **({"draw_block": options.draw_block} if options.draw_block != 1 else {}),
+        **({"rows": _describe(source, options.rows, 1 if partitioned else 0)} if options.rows else {}),
+        # Of an object in memory the digest knows times and weights; a directory has several attributes that may be meant.
+        **{name: value for name, value in attributes.items() if partitioned and value},
+    }
+
+
+def _seeds_digest(source: BatchSource, seeds: SeedsByPart) -> str:
+    """Of the seeds of all ranks together, so the same on each, and for every number of ranks."""
+    type_ = source.seeds.inputs.input_type
+    whole = hashlib.sha256(json.dumps(sorted(seeds.items())).encode()).hexdigest()[:16]
+    return whole if type_ is None else f"{type_}: {whole}"
+
+
+def _describe(source: BatchSource, names: Iterable[Any], first: int) -> list[Any]:
+    """Plain values: dtype and shape, from dimension ``first`` on, of the rows of these attributes."""
+    columns = {name: name if isinstance(name, tuple) else (None, name) for name in names}
+    return [
+        [str(name), str(source.delivered(column).dtype), list(source.delivered(column).shape[first:])]
+        for name, column in columns.items()
+    ]

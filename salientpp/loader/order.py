@@ -1,0 +1,75 @@
+"""Batches in the order of a sampler of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salientpp.ids import as_tensor
+from salientpp.sampling.schedule import Turn
+
+
+class GivenOrder:
+    """The order of the user's ``batch_sampler``, or of torch's over the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`.
+
+    Args:
+        batches: gives positions of seeds, or masks of them; has a length.
+        num_seeds: of the loader.
+    """
+
+    num_rounds = num_ticks = None
+
+    def __init__(self, batches: Iterable[Any], num_seeds: int) -> None:
+        self._batches, self._num_seeds = batches, num_seeds
+
+    @property
+    def num_batches(self) -> int:
+        assert isinstance(self._batches, Sized)  # the loader has refused others
+        return len(self._batches)
+
+    @property
+    def batches_of_slot(self) -> int:
+        return self.num_batches
+
+    @property
+    def batches_by_rank(self) -> list[int]:
+        return [self.num_batches]
+
+    def of_epoch(self, epoch: int) -> list[Turn]:
+        batches = (checked_positions(batch, self._num_seeds, "a batch of the sampler") for batch in self._batches)
+        return [Turn(index, index, [(0, batch)]) for index, batch in enumerate(batches)]
+
+    def round_after(self, batches: int) -> int:
+        return batches
+
+    def batches_before(self, number: int) -> int:
+        return number
+
+    def with_seed(self, seed: int) -> GivenOrder:
+        return self
+
+
+def checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
+    """int64 [B] positions among the seeds, of positions or of a mask."""
+    index = as_tensor(index, f"{name} must hold positions of seeds, or a mask of them")
+    if index.is_meta:
+        raise ValueError(f"{name} must hold positions of seeds, or a mask of them, got Tensor without values")
+    index = index.cpu().flatten()
+    if index.dtype == torch.bool:
+        if index.numel() != num_inputs:
+            raise ValueError(
+                f"{name} as a mask must have an entry per seed, expected {num_inputs}, got {index.numel()}"
+            )
+        return index.nonzero().flatten()
+    if index.numel() and (index.dtype.is_floating_point or index.dtype.is_complex):  # an empty list becomes float32
+        raise ValueError(f"{name} must hold integer positions of seeds, or a mask of them, got {index.dtype}")
+    index = index.to(torch.int64)
+    bad = ((index < 0) | (index >= num_inputs)).nonzero()
+    if bad.numel():
+        raise ValueError(
+            f"{name} must hold positions of seeds in [0, {num_inputs}), got {int(index[bad[0]])} at place {int(bad[0])}"
+        )
+    return index

@@ -1,0 +1,132 @@
+"""Which seeds each logical rank visits, and in which order a rank gives their batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from salientpp.engine.agreement import Facts
+from salientpp.engine.source import BatchSource
+from salientpp.engine.state import inputs_digest
+from salientpp.ranks.placement import Placement
+from salientpp.sampling.schedule import Schedule, Turns, share_size
+
+#: Of the first part and one past the last: how many seeds, and their digest.
+SeedsByPart = Mapping[tuple[int, int], tuple[int, str]]
+
+
+def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None) -> list[list[Any]]:
+    """What :class:`Facts` says of a rank's seeds; ``split`` if they are what the directory has under that name, and nothing else."""
+    seeds, parts = source.seeds, placement.own_parts
+
+    def words(at: Tensor | None) -> str:
+        return inputs_digest(seeds.inputs, at) if split is None else f"split {split}"
+
+    if seeds.part_of is None or len(parts) == 1:
+        return [[parts.start, parts.stop, seeds.number, words(None)]]
+    part_of = seeds.part_of()
+    some = {part: (part_of == part).nonzero().flatten() for part in parts}
+    return [[part, part + 1, at.numel(), words(at)] for part, at in some.items()]
+
+
+def seeds_by_part(everyone: Sequence[Facts]) -> SeedsByPart:
+    """The seeds of all ranks."""
+    return {(first, last): (number, words) for facts in everyone for first, last, number, words in facts.seeds}
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """How seeds become the batches of logical ranks.
+
+    Attributes:
+        source: what batches are drawn from.
+        seeds: of all ranks.
+        batch_size, shuffle, drop_last, uneven: as in the loader.
+        joined: the batches of a round are given as one.
+        alone: this process does not wait for those with which it shares the seeds.
+    """
+
+    source: BatchSource
+    seeds: SeedsByPart
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    uneven: str
+    joined: bool
+    alone: bool
+
+    def order(self, placement: Placement, seed: int) -> Turns:
+        """This rank's batches, and when it gives them."""
+        sizes = [self._size_of(placement.parts_of_unit(unit)) for unit in range(placement.num_units)]
+        per_unit = placement.slots_per_unit
+        schedules = [
+            Schedule(
+                num_seeds=sizes[placement.unit_of(slot)],
+                unit=placement.unit_of(slot),
+                place=placement.place_of(slot),
+                slots_per_unit=per_unit,
+                seeds_per_slot=[share_size(size, place, per_unit) for size in sizes for place in range(per_unit)],
+                slot=slot,
+                batch_size=self.batch_size,
+                shuffle=self.shuffle,
+                drop_last=self.drop_last,
+                uneven=self.uneven,
+                seed=seed,
+                kind="rank" if placement.num_slots == placement.world_size else "slot",
+            )
+            for slot in placement.slots
+        ]
+        ranks = [placement.rank] if self.alone else range(placement.world_size)
+        slots = [placement.slots_of(rank) for rank in ranks]
+        return Turns(schedules, slots, self.joined, self._positions_by_unit(placement))
+
+    def with_slots(self, placement: Placement, slots: int, seed: int) -> tuple[Placement, Turns]:
+        """What this rank gives if the batches of an epoch belong to another number of logical ranks.
+
+        Raises:
+            ValueError: then it would have other parts.
+        """
+        try:
+            found = dataclasses.replace(placement, num_slots=slots)
+            order = self.order(found, seed)
+        except ValueError as error:
+            raise ValueError(f"cannot load this state: it is of {slots} slots; {error}") from None
+        ranks = range(placement.world_size)
+        if [found.parts_of(rank) for rank in ranks] != [placement.parts_of(rank) for rank in ranks]:
+            raise ValueError(
+                f"cannot load this state: it is of {slots} slots, by which the {len(ranks)} ranks would have other parts; "
+                f"make the loader with slots={slots}"
+            )
+        check_units(self.source, found)
+        return found, order
+
+    def _size_of(self, parts: range) -> int:
+        """How many seeds these parts have."""
+        return sum(number for (first, last), (number, _) in self.seeds.items() if first in parts and last <= parts.stop)
+
+    def _positions_by_unit(self, placement: Placement) -> dict[int, Tensor]:
+        """Where the seeds of each unit are among a rank's; nothing of a rank that has but one unit."""
+        units, part_of = _units(placement), self.source.seeds.part_of
+        if len(units) == 1 or part_of is None:
+            return {}
+        of = part_of()
+        parts = {unit: placement.parts_of_unit(unit) for unit in units}
+        return {unit: ((of >= own.start) & (of < own.stop)).nonzero().flatten() for unit, own in parts.items()}
+
+
+def _units(placement: Placement) -> range:
+    """What a rank's logical ranks draw from."""
+    return range(placement.unit_of(placement.slots[0]), placement.unit_of(placement.slots[-1]) + 1)
+
+
+def check_units(source: BatchSource, placement: Placement) -> None:
+    """Refuse seeds of the user's own that do not say which logical rank visits them."""
+    if source.seeds.part_of is None and len(_units(placement)) > 1:
+        raise ValueError(
+            f"rank {placement.rank} has {len(placement.slots)} slots that draw from {len(_units(placement))} groups of parts, and seeds of your own do not "
+            "say which they are of; name a split, or start as many ranks as there are slots"
+        )

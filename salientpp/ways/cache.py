@@ -1,0 +1,151 @@
+"""Keep copies of the remote rows that batches need most, chosen once by a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from salientpp.engine.basis import Basis
+from salientpp.engine.source import BatchSource
+from salientpp.engine.way import TiersByType, Way
+from salientpp.sampling.seeds import scores_of_part
+from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
+from salientpp.store.rows import RowSource
+from salientpp.store.tiers import NO_IDS, IdSet
+from salientpp.vip.policies import Policy, plan_caches
+
+
+class Cache(Way):
+    """A cache whose rows stay.
+
+    Args:
+        replication_factor: α; this rank caches ``floor(α N / K)`` remote rows.
+        policy: which rows.
+        device_bytes: as many of the cached rows as fit into this have a second copy on the device.
+        fill: some rank has rows to cache, so all take part in fetching.
+        given: the cache of another loader, in place of one of its own.
+
+    Attributes:
+        cache: the cached rows.
+    """
+
+    name = "cache"
+
+    def __init__(
+        self,
+        replication_factor: float,
+        policy: Policy,
+        device_bytes: int = 0,
+        fill: bool = True,
+        given: FeatureCache | TypedFeatureCache | None = None,
+    ) -> None:
+        self._factor, self._policy, self._device_bytes = replication_factor, policy, device_bytes
+        self._fill, self._given = fill, given
+        self.cache: FeatureCache | TypedFeatureCache = FeatureCache.empty()
+
+    def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        source = basis.source
+        if self._fill and source.travelling:
+            self.cache = self._fetched(basis, tiers)
+        if self._given is not None:
+            self.cache = self._given
+        if basis.zero_copy:
+            self.cache = self.cache.pinned()
+        found = dict(tiers)
+        for type_, of_type in self.cache.by_type.items():
+            if type_ in found and source.books[type_].num_parts > 1 and self._stays(type_):
+                found[type_] = dataclasses.replace(found[type_], copies=of_type.tiers(basis.zero_copy))
+        return found
+
+    def _stays(self, type_: str | None) -> bool:
+        """Whether the cached rows of a type never change."""
+        return True
+
+    def _fetched(self, basis: Basis, tiers: TiersByType) -> FeatureCache | TypedFeatureCache:
+        source, part_id = basis.source, basis.source.exchange.part_id
+        books = {type_: source.books[type_] for type_ in source.travelling}
+        members, scores = dict.fromkeys(books, NO_IDS), None
+        if self._factor > 0:
+            scores = scores_of(basis, self._policy)
+            members = self._members(basis, scores)
+        home = {
+            type_: {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
+            for type_ in books
+        }
+        owner = (contents_of(source), part_id)
+        caches = {
+            type_: dataclasses.replace(cache, owner=owner) for type_, cache in self._fetch(basis, home, members).items()
+        }
+        if scores is not None and self._device_bytes:
+            caches = on_device(caches, scores, self._device_bytes, basis.device)
+        return caches[None] if None in caches else TypedFeatureCache(caches, owner)
+
+    def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
+        """The ids to cache, by vertex type, ascending int64."""
+        source = basis.source
+        books = {type_: source.books[type_] for type_ in source.travelling}
+        return plan_caches(scores, books, source.row_bytes, source.exchange.part_id, self._factor)
+
+    def _fetch(
+        self,
+        basis: Basis,
+        home: Mapping[str | None, Mapping[str, RowSource]],
+        members: Mapping[str | None, Tensor],
+    ) -> dict[str | None, FeatureCache]:
+        """The rows of ``members``, from their owners; ``home`` has the rows of this part."""
+        source = basis.source
+        return {
+            type_: source.exchange.fetch_cache(type_, rows, IdSet.of(members[type_], source.books[type_].num_vertices))
+            for type_, rows in home.items()
+        }
+
+
+def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
+    """How much a cached row of each vertex is worth by a policy, per vertex type float [N]."""
+    source = basis.source
+    # It is a partitioned graph: others have no rows to cache.
+    assert source.seeds.start is not None and source.part is not None and source.part.part_id is not None
+    return scores_of_part(
+        policy, part=source.part, part_id=source.part.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
+        start=source.seeds.start(basis.batch_size), batch_size=basis.batch_size,
+    )  # fmt: skip
+
+
+def contents_of(source: BatchSource) -> str:
+    """What cached rows are of: the dataset, and how rows are encoded in order to be sent."""
+    sent = (f", {column} as {source.narrow[column].format}" for column in source.exchanged if column in source.narrow)
+    return source.fingerprint + "".join(sent)
+
+
+def check_given(cache: FeatureCache | TypedFeatureCache | None, source: BatchSource) -> None:
+    """Refuse a given cache of other contents or of another part, or one that lacks an attribute."""
+    if cache is None or not len(cache):
+        return
+    part_id = source.exchange.part_id
+    fingerprint, owner = cache.owner or ("", None)
+    if fingerprint != contents_of(source) or owner is None:
+        raise ValueError(
+            f"the given cache holds rows of another dataset (its fingerprint is {fingerprint or 'none'}, this one's {contents_of(source) or 'none'}), "
+            "perhaps of before the directory was partitioned again; take the cache of a loader on the same dataset directory"
+        )
+    if owner != part_id:
+        raise ValueError(
+            f"the given cache was chosen for part {owner} and this rank serves part {part_id}; take the cache of a loader on that part"
+        )
+    for column in source.exchanged:
+        type_, name = column
+        if type_ not in source.travelling:
+            continue
+        of_type = cache.by_type.get(type_)
+        if of_type is None or name not in of_type.rows:
+            names = tuple(dict.fromkeys(name for _, name in source.exchanged))
+            of = "" if type_ is None else f" of {type_!r}"
+            raise ValueError(f"the given cache holds no rows of {name!r}{of}; make it with gather={names}")
+        rows, cached = source.rows_of(column), of_type.rows[name]
+        if (rows.dtype, rows.shape[1:]) != (cached.dtype, cached.shape[1:]):
+            raise ValueError(
+                f"the given cache must hold {rows.dtype} {list(rows.shape[1:])} rows of {name!r}, got {cached.dtype} "
+                f"{list(cached.shape[1:])}; take the cache of a loader on the same dataset directory"
+            )

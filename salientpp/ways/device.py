@@ -1,0 +1,39 @@
+"""Keep those of the part's rows that batches need most in device memory."""
+
+from __future__ import annotations
+
+import torch
+
+from salientpp.engine.basis import Basis
+from salientpp.engine.way import TiersByType, Way
+
+
+class DeviceRows(Way):
+    """A copy on the device of a fraction of the part's rows.
+
+    Args:
+        fraction: β in [0, 1], of the rows of each vertex type.
+    """
+
+    name = "device"
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+
+    def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        number = {
+            type_: int(self._fraction * of_type.book.size_of(of_type.part_id)) for type_, of_type in tiers.items()
+        }
+        if not any(number.values()):
+            return tiers
+        hottest = {type_: torch.arange(of_type, device="cpu") for type_, of_type in number.items()}
+        chance = basis.source.seeds.access_probability
+        if chance is not None:  # else rows are in that order
+            for type_, of_type in chance(basis.batch_size).items():
+                if type_ in hottest:
+                    order = torch.sort(of_type, descending=True, stable=True).indices
+                    hottest[type_] = order[: number[type_]].sort().values
+        return {
+            type_: of_type.with_near(hottest[type_], basis.device, basis.seeds_only(type_))
+            for type_, of_type in tiers.items()
+        }

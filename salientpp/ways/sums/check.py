@@ -1,0 +1,71 @@
+"""Which loaders can give batches with sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler.base import SubgraphType
+
+from salientpp.batch.template import PartitionTemplate
+from salientpp.engine.source import BatchSource
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.narrow import WIDE
+
+
+def edge_rows_of(source: BatchSource) -> Mapping[str, Tensor]:
+    """The edge attributes of a partitioned graph with one type of edges."""
+    assert isinstance(source.template, PartitionTemplate)  # check_partial has refused others
+    return source.template.edge_rows[None]
+
+
+def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> None:
+    """Raise ValueError where a loader's batches cannot have sums, or not with these weights."""
+    words = f"partial_aggregation={given!r}"
+    if not isinstance(data, PartitionedGraph):
+        raise ValueError(
+            f"{words} is for a partitioned graph, whose rows travel between ranks; rows of an object in memory do not, so leave it out"
+        )
+    sampler = source.sampler
+    assert isinstance(sampler, NeighborSampler)  # a partitioned graph takes no other
+    if sampler.is_hetero or data.is_hetero:
+        raise ValueError(f"{words} is for graphs with one type of vertices, and {data.root} has several; leave it out")
+    if sampler.subgraph_type != SubgraphType.directional:
+        raise ValueError(
+            f"{words} replaces edges of the last hop by sums, which batches with subgraph_type={sampler.subgraph_type.value!r} need; leave one of them out"
+        )
+    if sampler.disjoint:
+        raise ValueError(
+            f"{words} excludes disjoint trees and times: there the last hop's vertices are many trees'; leave one of them out"
+        )
+    if len(source.exchanged) != 1:
+        names = [name for _, name in source.exchanged]
+        raise ValueError(
+            f"{words} sums one attribute that every sampled vertex gets, got gather={names}; pass one name"
+        )
+    (column,) = source.exchanged
+    if column in source.narrow:
+        raise ValueError(
+            f"{words} sums rows as they are, and those of {column[1]!r} travel as {source.narrow[column].format} (store_as, send_as); leave one of them out"
+        )
+    if source.rows_of(column).dtype not in WIDE:
+        dtype = str(source.rows_of(column).dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{words} sums floating-point rows (float64, float32, float16, bfloat16), and those of {column[1]!r} are {dtype}; leave it out"
+        )
+    if weight is not None:
+        edge_rows = edge_rows_of(source)
+        if not isinstance(weight, str) or weight not in edge_rows:
+            known = ", ".join(edge_rows) or "none"
+            raise ValueError(
+                f"partial_weight must name an edge attribute of {data.root}, which has {known}; got {weight!r}"
+            )
+        rows = edge_rows[weight]
+        if rows.numel() != rows.size(0) or rows.dtype == torch.bool or rows.is_complex():
+            dtype = str(rows.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"partial_weight={weight!r} must be one real number per edge, [{rows.size(0)}], got {dtype} {list(rows.shape)}"
+            )

@@ -1,0 +1,226 @@
+"""Let owners send sums in place of rows, where those are fewer bytes.
+
+A batch is drawn, what it lacks is looked up, and :mod:`salientpp.ways.sums.plan` decides which of its rows come whole: first of those that other ranks
+have, then, for a device, of those that the host has. Vertices and edges that sums replace leave the batch before it is made, so later steps see a smaller
+batch that wants sums too. The user's model adds them by :func:`salientpp.nn.merge_partial`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import SamplerOutput
+
+from salientpp.engine.basis import Basis
+from salientpp.engine.pipeline import traced
+from salientpp.engine.way import HostWork, Wanted, Way
+from salientpp.engine.workers import SamplingWorkers
+from salientpp.processes import Lock, Threads
+from salientpp.store.exchange import Column, Message
+from salientpp.store.fetch import Fetch, Taken
+from salientpp.store.rows import empty_rows, take_rows
+from salientpp.store.thread_groups import Balance
+from salientpp.ways.sums.check import edge_rows_of
+from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, mark
+from salientpp.ways.sums.moved import (
+    SOURCES,
+    SUMS,
+    WEIGHTS,
+    HostSums,
+    are_copies_worth_it,
+    are_fetches_worth_it,
+    host_sums_of,
+    put_sums,
+    sums_of,
+)
+from salientpp.ways.sums.plan import PartialAggregation, Sums, Wire
+
+#: In the place of a vertex type, of the sums that a host makes for its own device.
+_OF_HOST = "(sums of the host)"
+
+
+class Partial(NamedTuple):
+    """``batch.partial``: what other ranks, and for a device the host, have made of rows that the batch does not have.
+
+    Attributes:
+        target: int64 [m], positions in the batch of the vertices whose neighbours these are; a vertex occurs once for each part, and each kind of the host's
+            memory, that has some of them.
+        value: [m, ...], their sum, mean or maximum, of the dtype of ``x``.
+        count: int64 [m], how many they are, a neighbour that was drawn twice counted twice.
+        reduction: 'sum', 'mean' or 'max'.
+        weight: the batch's attribute with the weights of its edges, if the rows were multiplied by theirs first; a mean is over their number nevertheless.
+    """
+
+    target: Tensor
+    value: Tensor
+    count: Tensor  # type: ignore[assignment]  # a tuple's method has this name
+    reduction: str
+    weight: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Note:
+    """What was decided of one batch.
+
+    Attributes:
+        sums: what other ranks are asked for beside rows.
+        weight: of the rows in them, as words that travel, so many for each; None: they have none.
+        here: what the host sums up for the device; None: nothing.
+    """
+
+    sums: Sums
+    weight: Tensor | None
+    here: HostSums | None
+
+
+def messages_of(reduction: Any, weight: Any) -> Sequence[Message]:
+    """What ranks ask one another for, by these arguments of a loader; wrong ones are refused later."""
+    if reduction is None:
+        return ()
+    return (SUMS, SOURCES) if weight is None else (SUMS, SOURCES, WEIGHTS)
+
+
+class SumsOfRows(Way):
+    """Sums, means or maxima of the neighbours in the last hop, made where their rows are.
+
+    Args:
+        reduction: 'sum', 'mean' or 'max'; 'auto': 'mean', where a trial says that it is worth it.
+        weight: the edge attribute that rows are multiplied by; None: rows are summed as they are.
+
+    Attributes:
+        asks: this rank asks for sums where they are fewer bytes; it serves the others' requests in any case.
+        sums_here: the host sums up what it has where that is fewer bytes to copy to a device.
+    """
+
+    name = "sums"
+    needs_stages = True  # so that batches of one rank alone have the same form
+
+    def __init__(self, reduction: PartialAggregation, weight: str | None) -> None:
+        self.messages = messages_of(reduction, weight)
+        self._is_tried = reduction == "auto"
+        self._reduction: str = "mean" if reduction is None or reduction == "auto" else reduction
+        self._weight_name = weight
+        self.asks, self.sums_here = True, False
+        self._counts: Counter[str] = Counter()
+        self._counting = Lock()
+
+    def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
+        (column,) = fetch.columns
+        self._fetch, self._column, self._dtype = fetch, column, basis.dtype
+        self._rows = fetch.tiers[None].home.rows[column[1]]
+        wide = self._rows.dtype == torch.float64 or fetch.exchange.wire_dtype == torch.int64
+        #: Weights are added up in it; and it is no narrower than a word of a message.
+        self._weight_dtype = torch.float64 if wide else torch.float32
+        name = self._weight_name
+        self._weights = None if name is None else edge_rows_of(basis.source)[name]
+        weight_bytes = 0 if name is None else self._weight_dtype.itemsize
+        self._wire = Wire(basis.source.row_bytes[None], fetch.exchange.wire_dtype.itemsize, weight_bytes)
+        self.sums_here = not basis.on_host
+        if self._is_tried:
+            tried = [mfg for pieces in basis.trial() for mfg in pieces]
+            self.asks = are_fetches_worth_it(tried, fetch.tiers[None], self._wire)
+            self.sums_here = self.sums_here and are_copies_worth_it(tried, fetch.tiers[None], self._wire)
+        num_threads = torch.get_num_threads()
+        self._balance = Balance(num_threads, Threads(max(1, num_threads - 1), "salientpp-groups").submit)
+
+    def on_drawn(self, mfg: SamplerOutput) -> tuple[SamplerOutput, Note]:
+        tiers, here = self._fetch.tiers[None], None
+        left, sums = sums_of(mfg, tiers, self._wire, self.asks)
+        weight = self._weight_of(sums)
+        if self.sums_here:
+            left, here = host_sums_of(left, tiers, self._wire)
+            here = dataclasses.replace(here, weight=self._weight_of(here.sums))
+        words = None if weight is None else weight.view(self._fetch.exchange.wire_dtype)
+        return left, Note(sums, words, here)
+
+    def wanted(self, note: Note) -> dict[str | None, Wanted]:
+        sums = note.sums
+        wanted: dict[str | None, Wanted] = {
+            SUMS.name: Wanted(sums.size, sums.groups),
+            SOURCES.name: Wanted(sums.source, sums.sources),
+        }
+        if note.weight is not None:
+            words = note.weight.numel() // max(1, sums.source.numel())
+            wanted[WEIGHTS.name] = Wanted(note.weight, sums.sources * words)
+        return wanted
+
+    def take(self, work: HostWork, take_rows: Callable[[], Taken]) -> Taken:
+        here: HostSums | None = None if work.note is None else work.note.here
+        if here is None:
+            taken = take_rows()
+        else:
+            taken, of_host = self._balance.both(take_rows, functools.partial(self._summed_here, here, work))
+            taken = dataclasses.replace(taken, own={**taken.own, (_OF_HOST, self._column[1]): of_host})
+        served = {**taken.served, (SUMS.name, self._column[1]): self._served(work.asked)}
+        return dataclasses.replace(taken, served=served)
+
+    def _served(self, asked: Mapping[str | None, Tensor]) -> Tensor:
+        """The sums that other ranks asked for."""
+        weight, size = None, asked[SUMS.name]
+        if WEIGHTS.name in asked:
+            words = asked[WEIGHTS.name].to(self._fetch.exchange.wire_dtype)
+            weight = words.view(self._weight_dtype)
+        out = empty_rows(self._rows, size.numel())
+        put_sums(self._rows, asked[SOURCES.name], size, weight, self._reduction, out)
+        return out
+
+    def _summed_here(self, here: HostSums, work: HostWork) -> Tensor:
+        """What the host sums up for its device, to be copied as packed rows are."""
+        tiers, sums, name = self._fetch.tiers[None], here.sums, self._column[1]
+        is_pinned = torch.accelerator.is_available()
+        shape = (sums.size.numel(), *self._rows.shape[1:])
+        out = torch.empty(shape, dtype=self._rows.dtype, pin_memory=is_pinned, device="cpu")
+        groups, sources = sums.groups.tolist(), sums.sources.tolist()
+        weights = [None] * len(groups) if here.weight is None else list(here.weight.split(sources))
+        pieces = zip(tiers.all, here.slot.split(sources), sums.size.split(groups), weights, out.split(groups))
+        with traced(work.trace, "worker: sum_host_rows", work.index):
+            for tier, slot, size, weight, to in pieces:
+                if size.numel():
+                    put_sums(tier.rows[name], slot, size, weight, self._reduction, to)
+        return out
+
+    def _weight_of(self, sums: Sums) -> Tensor | None:
+        """Of the rows in sums, as it travels."""
+        if self._weights is None:
+            return None
+        assert sums.edge is not None  # the edges of a partitioned graph have ids
+        return take_rows(self._weights, sums.edge).view(-1).to(self._weight_dtype)
+
+    def complete(self, batch: Data | HeteroData, note: Note, arrived: Mapping[Column, Tensor]) -> None:
+        name, sums, here, to_device = self._column[1], note.sums, note.here, self._fetch.own.to_device
+        target, value, count = sums.target, arrived[SUMS.name, name], sums.size
+        if here is not None:
+            target, count = torch.cat([target, here.sums.target]), torch.cat([count, here.sums.size])
+            value = torch.cat([value, arrived[_OF_HOST, name]])
+        with self._counting:
+            self._counts["rows_partial"] += sums.size.numel()
+            self._counts["rows_partial_cpu"] += 0 if here is None else here.sums.size.numel()
+        value = value if self._dtype is None else value.to(self._dtype)
+        batch.partial = Partial(to_device(target), value, to_device(count), self._reduction, self._weight_name)
+
+    def deliver(self, batch: Data | HeteroData, note: Note) -> None:
+        """Mark the tensors that a model would use wrongly without :func:`salientpp.nn.merge_partial`."""
+        nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+        delivered = Delivered(
+            batch.partial, len(edges), int(batch.batch_size), sum(nodes), tuple(itertools.accumulate(edges))
+        )
+        roles = {"edge_index": EDGES, self._column[1]: ROWS}
+        if self._weight_name is not None:
+            roles[self._weight_name] = EDGE_WEIGHTS
+        for name, role in roles.items():
+            batch[name] = mark(batch[name], delivered, role, given=True)
+
+    def counts(self) -> Mapping[str, int]:
+        return dict(self._counts)
+
+    def reset_counts(self) -> None:
+        self._counts.clear()
