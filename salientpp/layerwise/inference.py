@@ -1,11 +1,11 @@
 """How do the ranks compute what a model says of every vertex, layer by layer?
 
 For each layer a rank goes over the vertices of its part in order, in batches with all their in-neighbours. The rows that these have now are the
-part's own, or come from their owners, as features do in training: a :class:`~salientpp.NeighborLoader` over the present rows brings them, ahead of time
-and by way of a cache if there is one. What the layer makes of a batch is written into the part's next rows. So a rank holds the rows of its part
+part's own, or come from their owners, as features do in training: an :class:`~salientpp.engine.engine.Engine` over the present rows brings them, ahead of
+time and by way of a cache if there is one. What the layer makes of a batch is written into the part's next rows. So a rank holds the rows of its part
 before and after one layer, and a few batches, and a row travels only where a layer needs it.
 
-The layer runs as the loader's ``transform``: what fails there fails on every rank, in the same words. Before the first batch the ranks agree on the model
+The layer runs on every finished batch: what fails there fails on every rank, in the same words. Before the first batch the ranks agree on the model
 (:mod:`salientpp.layerwise.layers` says what can be a layer), and after each layer on whether all of them got so far.
 """
 
@@ -25,28 +25,34 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NodeSamplerInput
 from tqdm import tqdm  # PyG needs it, so it is there
 
 from salientpp.arguments import as_integer
-from salientpp.batch.template import PartitionTemplate
+from salientpp.batch.template import PartitionTemplate, add_node_attributes
 from salientpp.engine.agreement import Facts
-from salientpp.engine.source import BatchSource
+from salientpp.engine.basis import Basis
+from salientpp.engine.epochs import Epochs
+from salientpp.engine.run import Epoch
+from salientpp.engine.source import BatchSource, Seeds, connect_part, open_data, open_partition
 from salientpp.files import check_output, write_whole
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.layerwise.layers import Network, RowShape, device_of, digests_of, evaluating, network_of, try_out
 from salientpp.layerwise.normalisation import Edges, Normalisation
-from salientpp.loader.batch_loader import LoaderStats
-from salientpp.loader.node_loader import NeighborLoader
-from salientpp.loader.options import SamplingOptions
-from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
+from salientpp.loader.options import Options
+from salientpp.loader.statistics import LoaderStats
+from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import Schedule, Turns
+from salientpp.sampling.seeds import part_nodes
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.accesses import count_accesses
+from salientpp.vip.inclusion import uniform_start
 from salientpp.vip.policies import Workload
 
-#: How loaders call the rows that go through the layers.
+#: How engines call the rows that go through the layers.
 _ROWS = (None, "x")
 
 _NO_ROWS = torch.empty(0, device="cpu")
@@ -121,9 +127,9 @@ class Inference:
     Attributes:
         model, data, batch_edges, dtype, out, progress: as given.
         names: ``edge_weight`` and ``edge_attr``, the names of the attributes or None.
-        options: of the loaders.
-        steps: the layers, from the construction of the first loader on.
-        stats: of the loader of each layer that is done.
+        options: of the engines.
+        steps: the layers, from the construction of the first engine on.
+        stats: of the engine of each layer that is done.
     """
 
     model: Any
@@ -142,16 +148,16 @@ class Inference:
         sampler = _sampler(self.data)
         with evaluating(self.model), contextlib.ExitStack() as stack:
             while not self.stats or not self.steps.are_done:
-                loader = LayerLoader(self, sampler)
+                layer = LayerRun(self, sampler)
                 if not self.stats:
-                    total = len(loader) * len(self.steps.network.layers)
-                    hidden = not (self.progress and loader.rank == 0)
+                    total = len(layer) * len(self.steps.network.layers)
+                    hidden = not (self.progress and layer.rank == 0)
                     self.steps.bar = stack.enter_context(
                         tqdm(total=total, desc="inference", unit="batch", disable=hidden)
                     )
-                loader.run()
-                self.stats.append(loader.stats())
-                del loader  # it holds the rows of before
+                layer.run()
+                self.stats.append(LoaderStats.of(layer.engine))
+                del layer  # it holds the rows of before
         return self.steps.present
 
     @property
@@ -312,83 +318,92 @@ class Steps:
         self.bar.update(1)
 
 
-class LayerLoader(NeighborLoader):
-    """Batches of all vertices of a part, in order and with all their in-neighbours, which go through one layer.
+class LayerRun:
+    """All vertices of a part go through one layer, in order, in batches with all their in-neighbours.
 
     Args:
         call: whose layer is next.
         sampler: of a ``Data``.
+
+    Attributes:
+        engine: makes the batches.
     """
 
     def __init__(self, call: Inference, sampler: NeighborSampler | None) -> None:
         self._call = call
-        super().__init__(
-            call.data,
-            [-1],
-            "all" if sampler is None else None,
-            neighbor_sampler=sampler,
-            dtype=None if call.stats else call.dtype,
-            rows=call.rows,
-            policy=call.count_uses,
-            uneven="exact",
-            ranks_per_host=1,  # the rows of a layer are each rank's own
-            seed=0,
-            **call.options,
-        )
-        self.transform = call.steps  # known by now
+        options = Options(
+            policy=call.count_uses, seed=0, dtype=None if call.stats else call.dtype, rows=call.rows,
+            **{name: value for name, value in call.options.items() if name not in ("batch_size", "num_workers")},
+        )  # fmt: skip
+        words = "a torch_geometric.data.Data, or the result of salientpp.load"
+        self._comm, self._device = connect(call.data, (Data, PartitionedGraph), words, options)
+        prepared, everyone = prepare_together(self._comm, partial(self._prepare, options, sampler), "run a layer")
+        source, options = prepared.source, prepared.options
+        rank, size = self._comm.rank, self._comm.size
+        by_rank = {first: number for facts in everyone for first, _, number, _ in facts.seeds}
+        schedule = Ranges(
+            num_seeds=source.seeds.number, unit=rank, place=0, slots_per_unit=1, seeds_per_slot=[by_rank[other] for other in range(size)],
+            slot=rank, batch_size=1, shuffle=False, drop_last=False, uneven="exact", seed=0, ranges=call.steps.own_ranges,
+        )  # fmt: skip
+        order = Turns([schedule], [range(other, other + 1) for other in range(size)])
+        basis = Basis(
+            self._comm, source, Epochs(0, source.exchange.placement, order), self._device, call.options["batch_size"], depth=options.depth,
+            num_workers=call.options["num_workers"], dtype=options.dtype,
+        )  # fmt: skip
+        self.engine = engine_together(basis, ways_of(options, everyone, ()), "run a layer")
 
     @property
     def rank(self) -> int:
         return self._comm.rank
 
+    def __len__(self) -> int:
+        """Batches of this rank."""
+        return self.engine.basis.epochs.order.num_batches
+
     # --- construction, which the ranks share ----------------------------------------------------------------
 
-    def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        source = super()._open_source(comm, sampling)
-        if not self._call.stats:
-            self._call.steps = self._call.prepare(source)
-        self._call.steps.begin_layer()
-        return dataclasses.replace(
+    def _prepare(self, options: Options, sampler: NeighborSampler | None) -> Prepared:
+        options, call = options.checked(self._device), self._call
+        if _count(call.options["num_workers"]) is None:
+            raise ValueError(f"num_workers must be an integer >= 0, got {call.options['num_workers']!r}")
+        source = self._open(sampler, options)
+        if not call.stats:
+            call.steps = call.prepare(source)
+        call.steps.begin_layer()
+        source = dataclasses.replace(
             source,
-            template=PartitionTemplate({None: self._call.steps.edge_rows}),
+            template=PartitionTemplate({None: call.steps.edge_rows}),
             rows={None: {_ROWS[1]: source.rows_of(_ROWS)}},
             exchanged=[_ROWS],
             seed_columns=[],
         )
-
-    def _facts(self, source: BatchSource, seeds: list[list[Any]], *others: Any) -> Facts:
         # What the ranks count is batches, each its own: they differ in size.
-        rank = self._comm.rank
-        facts = super()._facts(source, [[rank, rank + 1, len(self._call.steps.own_ranges), ""]], *others)
-        return dataclasses.replace(facts, same={**facts.same, **self._call.steps.same})
+        seeds = [[self.rank, self.rank + 1, len(call.steps.own_ranges), ""]]
+        facts = facts_of(source, seeds, options, {"batch_size": call.options["batch_size"]}, ())
+        return Prepared(source, dataclasses.replace(facts, same={**facts.same, **call.steps.same}), options)
 
-    def _make_turns(self, placement: Placement, shuffle: bool) -> Turns:
-        rank, size = self._comm.rank, self._comm.size
-        schedule = Ranges(
-            num_seeds=self._source.seeds.number,
-            unit=rank,
-            place=0,
-            slots_per_unit=1,
-            seeds_per_slot=[self._seeds_by_part[other, other + 1][0] for other in range(size)],
-            slot=rank,
-            batch_size=1,
-            shuffle=False,
-            drop_last=False,
-            uneven="exact",
-            seed=0,
-            ranges=self._call.steps.own_ranges,
-        )
-        return Turns([schedule], [range(other, other + 1) for other in range(size)])
+    def _open(self, sampler: NeighborSampler | None, options: Options) -> BatchSource:
+        """What batches are drawn from: every vertex of the part is a seed."""
+        data = self._call.data
+        if sampler is not None:
+            nodes = torch.arange(data.num_nodes, device="cpu")
+            seeds = _seeds(sampler, NodeSamplerInput(None, nodes, None, None))
+            return open_data(data, self._comm, sampler, seeds, rows=options.rows)
+        connected = connect_part(data, self._comm)
+        sampler = NeighborSampler.of(data.graph, [-1])
+        inputs, _ = part_nodes(connected.own, connected.own_part, "all", None, None)
+        seeds = _seeds(sampler, inputs)
+        return open_partition(connected, sampler, seeds, gather=(_ROWS[1],), rows=options.rows, custom_cls=None)
 
     # --- the layer ------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Apply the layer to every vertex of the part."""
-        for _ in self:
-            pass
-        self._finish_epoch()  # others may still ask for present rows
-        self._together(self._share_within_the_part)
         steps = self._call.steps
+        for _ in Epoch(self.engine.run(0, finish=steps)):
+            pass
+        self.engine.finish()  # others may still ask for present rows
+        self._together(self._share_within_the_part)
         if steps.is_last and self._call.out is not None:
             self._together(partial(self._write, self._call.out))
         steps.end_layer()
@@ -413,7 +428,7 @@ class LayerLoader(NeighborLoader):
         if places == 1:
             return
         ranks_of_part = range(placement.rank - placement.place, placement.rank - placement.place + places)
-        for index in range(self._turns.num_rounds):
+        for index in range(self.engine.basis.epochs.order.num_rounds or 0):
             batches = [
                 ranges[index * places + place] if index * places + place < len(ranges) else (0, 0)
                 for place in range(places)
@@ -446,6 +461,31 @@ class Ranges(Schedule):
 
     def batches(self, epoch: int) -> list[Tensor]:
         return [torch.arange(*one, device="cpu") for one in self.ranges]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a rank has found out for a layer before it asks the others."""
+
+    source: BatchSource
+    facts: Facts
+    options: Options
+
+
+def _seeds(sampler: NeighborSampler, inputs: NodeSamplerInput) -> Seeds:
+    return Seeds(
+        inputs=inputs,
+        number=inputs.node.numel(),
+        draw=sampler.sample_from_nodes,
+        add_batch_attributes=partial(add_node_attributes, input_type=None),
+        access_probability=None,
+        start=lambda batch_size: {None: uniform_start(inputs.node, batch_size)},
+    )
+
+
+def _count(value: Any) -> int | None:
+    number = as_integer(value)
+    return None if number is None or number < 0 else number
 
 
 def _features(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:

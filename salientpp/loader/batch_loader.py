@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,13 @@ from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, Multithr
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.arguments import as_integer
-from salientpp.engine.agreement import Facts, exchange_facts
+from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
-from salientpp.engine.engine import Engine
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.run import Epoch, Rounds, Run
 from salientpp.engine.source import BatchSource, Seeds
 from salientpp.loader.bookmark import Bookmark
-from salientpp.loader.construction import connect, facts_of, ways_of
+from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
 from salientpp.loader.fingerprint import fingerprint_of, order_is_known, settings_of
 from salientpp.loader.options import Options, SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.order import GivenOrder, checked_positions
@@ -107,29 +107,15 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         else:
             checked_hosts(options.ranks_per_host)
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
-        prepared, error = None, None
-        try:
-            prepared = self._prepare(comm, sampling, options, kwargs)
-        except Exception as raised:
-            error = raised
-        except BaseException as raised:  # Ctrl-C
-            comm.report_failure(f"rank {comm.rank}{comm.of} could not make its loader: {type(raised).__name__}")
-            raise
-        try:
-            everyone = exchange_facts(comm, None if prepared is None else prepared.facts, error)
-        finally:
-            error = None  # else this loader and its traceback would hold each other
-        assert prepared is not None  # else there was an error
+        prepared, everyone = prepare_together(
+            comm, partial(self._prepare, comm, sampling, options, kwargs), "make its loader"
+        )
         self.seed = everyone[0].seed
         self._calls = 0
         self._adapt_seeds(prepared.source.seeds, everyone)
         self._bookmark = self._make_bookmark(prepared, everyone)
-        basis = self._make_basis(comm, prepared)
-        try:
-            self.engine = Engine(basis, ways_of(prepared.options, everyone, self._hosts))
-        except BaseException as error:
-            comm.report_failure(f"rank {comm.rank}{comm.of} could not make its loader: {type(error).__name__}: {error}")
-            raise
+        ways = ways_of(prepared.options, everyone, self._hosts)
+        self.engine = engine_together(self._make_basis(comm, prepared), ways, "make its loader")
 
     # --- construction -------------------------------------------------------------------------------------
 

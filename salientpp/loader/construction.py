@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch_geometric.sampler import EdgeSamplerInput
 
-from salientpp.engine.agreement import Facts
+from salientpp.engine.agreement import Facts, exchange_facts
+from salientpp.engine.basis import Basis
+from salientpp.engine.engine import Engine
 from salientpp.engine.source import BatchSource
 from salientpp.engine.way import Way
 from salientpp.loader.options import Options
@@ -50,6 +52,50 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
         return Comm(None, timeout), device
     finally:
         error = None  # else this frame and the traceback would hold each other
+
+
+class HasFacts(Protocol):
+    @property
+    def facts(self) -> Facts: ...
+
+
+P = TypeVar("P", bound=HasFacts)
+
+
+def prepare_together(comm: Comm, prepare: Callable[[], P], action: str) -> tuple[P, list[Facts]]:
+    """What a rank finds out alone, and the facts of every rank. Collective: a mistake on one rank is an error on every rank.
+
+    Args:
+        prepare: finds out.
+        action: what the rank is about to do, for errors.
+
+    Raises:
+        ValueError: see :func:`salientpp.engine.agreement.exchange_facts`.
+    """
+    prepared, error = None, None
+    try:
+        prepared = prepare()
+    except Exception as raised:
+        error = raised
+    except BaseException as raised:  # Ctrl-C
+        comm.report_failure(f"rank {comm.rank}{comm.of} could not {action}: {type(raised).__name__}")
+        raise
+    try:
+        everyone = exchange_facts(comm, None if prepared is None else prepared.facts, error)
+    finally:
+        error = None  # else the caller and its traceback would hold each other
+    assert prepared is not None  # else there was an error
+    return prepared, everyone
+
+
+def engine_together(basis: Basis, ways: Sequence[Way], action: str) -> Engine:
+    """The engine. Collective; what fails on this rank is reported to the others."""
+    comm = basis.comm
+    try:
+        return Engine(basis, ways)
+    except BaseException as error:
+        comm.report_failure(f"rank {comm.rank}{comm.of} could not {action}: {type(error).__name__}: {error}")
+        raise
 
 
 def ways_of(options: Options, everyone: Sequence[Facts], ranks_by_host: Sequence[int]) -> list[Way]:
