@@ -66,7 +66,7 @@ bench: build
 # On a machine with a GPU and a Python (PYTHON=...) that has torch, torch_geometric, Triton and pytest: no downloads, ten minutes at most.
 gpu-check:
 	$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
-	FAIL_WITHOUT_CUDA=1 $(PYTHON) -m pytest tests/test_cuda.py
+	FAIL_WITHOUT_CUDA=1 $(PYTHON) -m pytest tests/project/test_cuda.py
 	$(PYTHON) benchmarks/bench_cuda.py
 
 # The paper's tables on emulated hosts, then docs/results.md and its figures; needs root and iproute2. make paper GRAPHS="generated npz:FILE ..."

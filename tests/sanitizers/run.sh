@@ -23,13 +23,14 @@ case $kind in
     flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
     # The C++ library comes with the sanitizer's, which looks for `throw` when it starts, before Python has loaded it.
     preload="$(library asan) $(library stdc++)"
-    tests="ops narrow lookahead shared_draws sampler typed_sampler graph vip packed partition coarsen refine sums properties threads"
+    tests="ops graph/test_graph.py vip/test_inclusion.py partitioning store/test_narrow.py store/test_packed.py sampling/test_neighbor_sampler.py
+           sampling/test_typed_sampler.py sampling/test_shared_draws.py ways/lookahead/test_planner.py ways/sums/test_plan.py project/test_properties.py"
     ;;
   thread)
     flags="-fsanitize=thread"
     g++ -shared -fPIC -g -O1 -std=c++20 $flags tests/sanitizers/parallel_for.cpp -o "$build/parallel_for.so"
     preload="$(library tsan) $(library stdc++) $build/parallel_for.so"
-    tests="threads"
+    tests="ops/test_threads.py"
     ;;
   *)
     echo "expected address or thread, got $kind" >&2
@@ -47,7 +48,7 @@ export TSAN_OPTIONS=suppressions=$root/tests/sanitizers/thread.supp:exitcode=66
 # Address randomisation can take the addresses that ThreadSanitizer wants for itself.
 fixed=$(setarch -R true 2> /dev/null && echo "setarch -R" || true)
 
-[ $# -gt 0 ] || set -- $(printf "tests/test_%s.py " $tests)
+[ $# -gt 0 ] || set -- $(printf "tests/%s " $tests)
 for argument; do # files are named from the root, and pytest runs elsewhere
   shift
   [ -e "${argument%%::*}" ] && argument=$(realpath "${argument%%::*}")${argument#"${argument%%::*}"}
@@ -56,5 +57,5 @@ done
 cd "$build/lib" # first in Python's path: this build is imported
 export LD_PRELOAD=$preload
 $fixed "$python" -c "import torch, salientpp._C as it; assert it.__file__.startswith('$build/'), it.__file__"
-# Captured by Python alone: sanitizers write to the file descriptor, and a process that they end shows nothing later.
-$fixed "$python" -m pytest -q --capture=sys -p no:cacheprovider "$@"
+# Tests are imported from the source tree, which comes last in the path, so that the package is not. Captured by Python alone: sanitizers write to the file descriptor, and a process that they end shows nothing later.
+$fixed "$python" -m pytest -q --capture=sys -p no:cacheprovider --import-mode=append "$@"

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Cluster, cluster, why_not
+
+from tests.slurm.slurm_cluster import Cluster, cluster, why_not
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from slurm_cluster import Cluster, Job
 
 import salientpp
 from salientpp import cli
 from salientpp.datasets import synthetic
+from tests.slurm.slurm_cluster import Cluster, Job
 
 pytestmark = pytest.mark.slurm
 

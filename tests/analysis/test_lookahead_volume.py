@@ -1,0 +1,217 @@
+"""Laws of counting for ranks that know their next batches: it is what the planner does with the batches that loaders make."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from graphs import random_data
+
+import salientpp
+from salientpp import ops
+from salientpp.analysis.volume import analyze
+from salientpp.cli import main
+from salientpp.sampling.schedule import batch_keys, order_key
+from salientpp.vip.policies import plan_cache
+from salientpp.ways.lookahead.planner import Blocks, Planner, Trial, plan_rows
+from tests.loader.test_ranks_like_one import typed_data
+
+FANOUTS, BATCH = [4, 3], 8
+ALPHAS = [0.0, 0.3, 0.8, 4.0]
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory):
+    root = tmp_path_factory.mktemp("ahead") / "parts"
+    data = random_data(600, 3600)
+    data.x = torch.rand(600, 64)
+    salientpp.partition(data, 2, root, FANOUTS, BATCH)
+    return salientpp.load(root)
+
+
+def _needs(part, rank: int, epochs: int, block: int, shared: bool) -> list[torch.Tensor]:
+    """The distinct remote ids of every batch of a rank."""
+    seeds = [part.split("train", other) for other in range(part.num_parts)]
+    most, own = max(map(torch.numel, seeds)), seeds[rank]
+    begin, end = part.book.range_of(rank)
+    found = []
+    for epoch in range(epochs):
+        order = ops.permutation(own.numel(), order_key(3, epoch, rank))
+        order = order[torch.arange(most) % own.numel()] if own.numel() < most else order
+        for index, positions in enumerate(order.split(BATCH)):
+            key = batch_keys(3, epoch, rank, index, block).draws
+            graph = part.graph
+            n_id = ops.sample_neighbors(graph.indptr, graph.indices, None, own[positions], FANOUTS, key, shared=shared)[
+                0
+            ]
+            found.append(n_id[(n_id < begin) | (n_id >= end)].unique())
+    return found
+
+
+@pytest.mark.parametrize("lookahead", [1, 5, 17, "auto"])
+@pytest.mark.parametrize(("shared", "block"), [(None, 1), ("batch", 4)])
+def test_what_is_counted_is_what_the_planner_leaves(part, lookahead, shared, block):
+    options = dict(shared_draws=shared, draw_block=block, lookahead=lookahead)
+    analysis = analyze(part, replication_factors=ALPHAS, policies=["vip"], epochs=2, seed=3, **options)
+    static = {volume.replication_factor: volume for volume in analysis.results}
+    for rank in range(2):
+        needs = _needs(part, rank, 12, block, shared is not None)
+        per_epoch = len(needs) // 12
+        lists = [ops.code_ids(ids, 600) for ids in needs]
+        for found in analysis.lookahead:
+            alpha = found.replication_factor
+            members = plan_cache(part.vip(rank), part.book, rank, alpha)
+            trial = Trial.of([lists[i] for i in Trial.batches(per_epoch)], 600)
+            workload = part.workload(rank, part.split("train", rank), FANOUTS, BATCH, False)
+            agreeing = Blocks.of(workload, block, per_epoch, shared is not None)
+            plan = plan_rows(
+                lookahead, part.vip(rank), part.book, rank, members.numel(), 256, lambda trial=trial: trial, "", lambda own=agreeing: own
+            )  # fmt: skip
+            if plan is None:
+                rows = sum(int((~torch.isin(ids, members)).sum()) for ids in needs[: 2 * per_epoch])
+                assert found.windows[rank] == 0 and found.slots[rank] == members.numel()
+            else:
+                planner, rows = Planner(plan[0], part.vip(rank), plan[1]), 0
+                for ids in needs[: 2 * per_epoch]:
+                    rows += planner.plan(ids, lambda own=planner: lists[own.known]).fetched_place.numel()
+                assert (found.windows[rank], found.slots[rank]) == (plan[0].window, plan[0].num_slots)
+            assert found.remote_rows_per_part[rank] == rows / 2
+    for found in analysis.lookahead:
+        assert found.refused is None
+        assert found.remote_rows_per_epoch == sum(found.remote_rows_per_part)
+        if found.replication_factor in (0.0, 4.0):  # nothing is to be gained
+            assert found.remote_rows_per_epoch == static[found.replication_factor].remote_rows_per_epoch
+            assert found.windows == (0, 0)
+        elif lookahead == "auto" and found.replication_factor == 0.3:
+            assert found.remote_rows_per_epoch < static[found.replication_factor].remote_rows_per_epoch
+
+
+def test_draws_that_agree_are_counted_as_they_are_drawn(part):
+    analysis = analyze(
+        part, replication_factors=[0.3], policies=["vip"], epochs=2, seed=3, shared_draws="batch", draw_block=4
+    )
+    (volume,) = analysis.results
+    for rank in range(2):
+        members = plan_cache(part.vip(rank), part.book, rank, 0.3)
+        needs = _needs(part, rank, 2, 4, True)
+        assert volume.remote_rows_per_part[rank] == sum(int((~torch.isin(ids, members)).sum()) for ids in needs) / 2
+
+
+def test_without_a_count_there_is_a_forecast(part):
+    options = dict(replication_factors=ALPHAS, policies=["vip"], epochs=1)
+    for analysis in (analyze(part, **options), analyze(part, predict_only=True, lookahead=4, **options)):
+        for found in analysis.lookahead:
+            assert found.remote_rows_per_epoch is None and found.best_share <= found.predicted_share + 0.02
+    counted = analyze(part, lookahead=4, **{**options, "epochs": 6})
+    rows = {volume.replication_factor: volume.remote_rows_per_epoch for volume in counted.results}
+    found = counted.lookahead[1]
+    assert found.predicted_share == pytest.approx(found.remote_rows_per_epoch / rows[0.3], abs=0.06)
+    assert counted.to_dict()["lookahead"][3]["reach"] is None  # everything fits, and JSON has no infinity
+
+
+def test_a_window_that_eats_the_memory_is_said_and_not_counted(part):
+    small, large = analyze(part, replication_factors=[0.02, 0.8], policies=["vip"], epochs=1, lookahead=40).lookahead
+    assert "lookahead=40 needs" in small.refused and small.windows == (0, 0)
+    assert large.refused is None and large.windows == (40, 40)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lookahead": -1}, "lookahead must be an integer in"),
+        ({"shared_draws": "all"}, "shared_draws must be 'batch' or None, got 'all'"),
+        ({"draw_block": 0}, "draw_block must be an integer >= 1"),
+    ],
+)
+def test_wrong_draws_are_refused_in_words(part, options, text):
+    with pytest.raises(ValueError, match=text):
+        analyze(part, epochs=1, **options)
+
+
+def test_where_batches_agree_in_blocks_the_forecast_is_a_share_of_what_was_counted(part):
+    """Of a static cache's rows the probabilities are no measure there."""
+    options = dict(
+        replication_factors=[0.3, 0.8], policies=["vip"], epochs=2, seed=3, lookahead=4, shared_draws="batch"
+    )
+    analysis = analyze(part, draw_block=4, **options)
+    for volume, found in zip(analysis.results, analysis.lookahead):
+        # The ratio of the forecast's rows to the counted ones is that of the shares.
+        counted_share = found.remote_rows_per_epoch / volume.remote_rows_per_epoch
+        assert 0.6 < found.predicted_share / counted_share < 1.6
+        assert found.best_share <= found.predicted_share + 0.02
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def test_the_command_counts_what_is_known_ahead(part, tmp_path, capsys):
+    given = [
+        "--policies",
+        "vip",
+        "--epochs",
+        "1",
+        "--replication-factors",
+        "0.3,0.8",
+        "--json",
+        str(tmp_path / "a.json"),
+    ]
+    draws = ["--lookahead", "4", "--shared-draws", "batch", "--draw-block", "4"]
+    assert main(["analyze", str(part.root), *given, *draws]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    expected = analyze(
+        part,
+        replication_factors=[0.3, 0.8],
+        policies=["vip"],
+        epochs=1,
+        shared_draws="batch",
+        draw_block=4,
+        lookahead=4,
+    )
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert written["lookahead"] == json.loads(json.dumps(expected.to_dict()["lookahead"]))
+    assert written["draws"] == {"shared_draws": "batch", "draw_block": 4, "lookahead": 4}
+    rows = [ahead.remote_rows_per_epoch for ahead in expected.lookahead]
+    share = rows[0] / expected.results[0].remote_rows_per_epoch
+    assert f"counted {share:.3f}" in shown and "worth knowing, T*" in shown
+
+
+def test_the_command_forecasts_without_being_asked(part, capsys):
+    assert main(["analyze", str(part.root), "--predict-only", "--policies", "vip", "--replication-factors", "0.3"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "expected to be fetched by machines that know their next batches (lookahead=auto)" in shown
+    assert "counted" not in shown and "lookahead='auto' is expected to fetch" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--lookahead", "-1"], "lookahead must be an integer in"),
+        (["--shared-draws", "all"], "shared_draws must be 'batch' or None, got 'all'"),
+        (["--draw-block", "0"], "draw_block must be an integer >= 1"),
+        (["--lookahead", "4", "--disjoint"], "--lookahead: counted for plain draws and a rank per machine; leave out --disjoint"),
+        (["--draw-block", "4", "--ranks-per-host", "2"], "--draw-block: counted for plain draws .*leave out --ranks-per-host"),
+    ],
+)  # fmt: skip
+def test_the_command_refuses_what_it_cannot_count(part, capsys, given, text):
+    assert main(["analyze", str(part.root), "--epochs", "1", *given]) == 2
+    error = capsys.readouterr().err
+    assert re.search(text, error) and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", [["--lookahead", "4"], ["--shared-draws", "batch"], ["--draw-block", "4"]])
+def test_the_command_says_what_to_do_with_several_types(tmp_path, capsys, given):
+    fanouts = {type_: [2, 2] for type_ in typed_data().edge_types}
+    salientpp.partition(typed_data(), 2, tmp_path / "typed", fanouts, 8, seeds=("paper", "train"))
+    assert main(["analyze", str(tmp_path / "typed"), "--epochs", "1", *given]) == 2
+    error = capsys.readouterr().err
+    assert re.search(
+        f"{given[0]}: counted for one type of vertices, .* has several; leave it out, .*loader.stats", error
+    )
+
+
+def test_the_command_asks_for_a_number_of_batches_or_auto(part, capsys):
+    with pytest.raises(SystemExit):
+        main(["analyze", str(part.root), "--lookahead", "all"])
+    assert "must be a number of batches or auto, got 'all'" in capsys.readouterr().err

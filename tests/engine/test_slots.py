@@ -1,0 +1,549 @@
+"""Laws of slots: an epoch's batches are the same on any number of ranks, and a run goes on with the next round on any other number."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import NEVER
+from graphs import random_data
+from torch_geometric.nn import GraphSAGE
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.ranks.placement import Placement
+from salientpp.sampling.schedule import Schedule, Turns, share_size
+from tests.loader.test_ranks_like_one import TYPED_FANOUTS, typed_data
+
+FANOUTS, BATCH = [4, 3], 8
+
+#: Parts, slots, and the numbers of ranks that may share them.
+LAYOUTS = [(4, 4, (4, 3, 2, 1)), (8, 8, (3, 1)), (8, 4, (3, 1)), (2, 4, (4, 2, 1))]
+LAYOUT = pytest.mark.parametrize(
+    ("parts", "slots", "worlds"), LAYOUTS, ids=lambda value: str(value).replace(" ", "") if value else ""
+)
+
+
+def directory(root: Path, num_parts: int, seeds: list[int] | None = None) -> str:
+    """Parts with 9 to 20 training seeds, or the given numbers of them."""
+    data = random_data(300, 1500, edge_attributes=True)
+    assignment = torch.arange(data.num_nodes) % num_parts
+    counts = seeds or [9 + 11 * part % 12 for part in range(num_parts)]
+    train = torch.cat([(assignment == part).nonzero().flatten()[:count] for part, count in enumerate(counts)])
+    salientpp.partition(data, num_parts, root, FANOUTS, BATCH, method=assignment, split={"train": train})
+    return str(root)
+
+
+def rank_loader(root: str, **options) -> NeighborLoader:
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": NEVER, **options}
+    return NeighborLoader(salientpp.load(root), options.pop("num_neighbors", FANOUTS), "train", **options)
+
+
+def digest(batch) -> tuple:
+    """What a batch is, and that each row is its vertex's."""
+    return tuple(batch[name].tolist() for name in ("n_id", "edge_index", "e_id", "input_id", "y", "x", "edge_attr"))
+
+
+def by_round(per_rank: list[list[list]], first: int = 0) -> list[list]:
+    """Per round, the batches of all slots in order; rounds of each rank, each a list."""
+    assert len({len(rounds) for rounds in per_rank}) == 1, "every rank gets as many rounds"
+    return [[batch for of_rank in rounds for batch in of_rank] for rounds in zip(*per_rank)][first:]
+
+
+# --- ticks --------------------------------------------------------------------------------------------------
+
+
+def _turns(parts: int, slots: int, world: int, seeds: list[int], uneven: str, joined: bool = False) -> list[Turns]:
+    ranks = [Placement(rank, world, parts, num_slots=slots) for rank in range(world)]
+    one = ranks[0]
+    sizes = [sum(seeds[part] for part in one.parts_of_unit(unit)) for unit in range(one.num_units)]
+    counts = [share_size(size, place, one.slots_per_unit) for size in sizes for place in range(one.slots_per_unit)]
+
+    def schedule(slot: int) -> Schedule:
+        unit, place = one.unit_of(slot), one.place_of(slot)
+        return Schedule(sizes[unit], unit, place, one.slots_per_unit, counts, slot, 4, True, False, uneven, 1)
+
+    by_rank = [rank.slots for rank in ranks]
+    return [Turns([schedule(slot) for slot in rank.slots], by_rank, joined) for rank in ranks]
+
+
+@pytest.mark.parametrize("uneven", ["wrap", "exact", "drop"])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_give_their_batches_of_a_round_in_its_last_ticks(uneven, joined, seed):
+    rng = random.Random(seed)
+    parts = rng.randint(1, 8)
+    slots = rng.choice([parts, 2 * parts, rng.randint(1, parts)])
+    seeds = [rng.randint(1, 30) for _ in range(parts)]
+    whole = None
+    for world in range(1, min(parts, slots) + 1):
+        ranks = _turns(parts, slots, world, seeds, uneven, joined)
+        given = [turns.of_epoch(3) for turns in ranks]
+        assert len({(turns.num_ticks, turns.num_rounds) for turns in ranks}) == 1
+        assert [len(of_rank) for of_rank in given] == [turns.num_batches for turns in ranks]
+        assert max((turn.tick for of_rank in given for turn in of_rank), default=-1) + 1 == ranks[0].num_ticks
+        for turns, of_rank in zip(ranks, given):
+            ticks = [turn.tick for turn in of_rank]
+            assert ticks == sorted(set(ticks))
+            for index, turn in enumerate(of_rank):
+                assert turns.round_after(index) == turn.round
+                assert turns.batches_before(turn.round) == [t.round for t in of_rank].index(turn.round)
+        for number in range(ranks[0].num_rounds):
+            ends = {
+                max(turn.tick for turn in of_rank if turn.round == number)
+                for of_rank in given
+                if any(turn.round == number for turn in of_rank)
+            }
+            assert len(ends) == 1, "all are done with a round in the same tick"
+            following = [turn.tick for of_rank in given for turn in of_rank if turn.round > number]
+            assert all(tick > max(ends) for tick in following)
+        batches = {
+            (turn.round, slot): positions.tolist()
+            for of_rank in given
+            for turn in of_rank
+            for slot, positions in turn.pieces
+        }
+        whole = whole or batches
+        assert batches == whole, "what a slot gives does not depend on the number of ranks"
+        if world == slots:
+            assert [[turn.tick for turn in of_rank] for of_rank in given] == [
+                list(range(len(of_rank))) for of_rank in given
+            ]
+
+
+# --- the same batches on any number of ranks ----------------------------------------------------------------
+
+
+def _rounds(rank: int, root: str, options: dict, epochs: int = 2) -> list[list[list]]:
+    loader = rank_loader(root, **options)
+    found = [[[digest(batch) for batch in batches] for batches in loader.rounds()] for _ in range(epochs)]
+    part = salientpp.load(root)
+    for batches in loader.rounds():
+        for batch in batches:
+            assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+            assert torch.equal(batch.y, part.original_id(batch.n_id[: batch.batch_size]) % 7)
+    return found
+
+
+@LAYOUT
+@pytest.mark.parametrize("uneven", ["wrap", "exact"])
+def test_the_batches_of_a_round_do_not_depend_on_the_number_of_ranks(tmp_path, parts, slots, worlds, uneven):
+    root = directory(tmp_path / "parts", parts)
+    whole = None
+    for world, more in zip(worlds, itertools.cycle([{}, {"depth": 1}, {"num_workers": 1, "replication_factor": 0.2}])):
+        ranks = distributed.run(_rounds, world, root, {"slots": slots, "uneven": uneven, **more})
+        found = [by_round([epochs[epoch] for epochs in ranks]) for epoch in range(2)]
+        whole = whole or found
+        assert found == whole
+    assert len(whole[0]) > 1 and len(whole[0][0]) == slots
+
+
+@pytest.mark.parametrize("uneven", ["wrap", "exact"])
+def test_hosts_of_several_ranks_share_rows_and_change_no_batch(tmp_path, uneven):
+    root = directory(tmp_path / "parts", 6)
+    options = {"slots": 6, "uneven": uneven}
+    (alone,) = distributed.run(_rounds, 1, root, options)
+    # 4 ranks have 1 or 2 slots each; rows are fetched once per host and tick, also in ticks in which a rank has no batch.
+    hosts = {"ranks_per_host": 2, "replication_factor": 0.2, "fetch_once": True}
+    ranks = distributed.run(_rounds, 4, root, {**options, **hosts})
+    assert [by_round([epochs[at] for epochs in ranks]) for at in range(2)] == alone
+    distributed.run(_side_by_side, 4, root, {**options, **hosts})
+
+
+def _plain(rank: int, root: str, options: dict) -> tuple[list, list, int]:
+    loader = rank_loader(root, **options)
+    given = [digest(batch) for batch in loader]
+    loader.set_epoch(0)
+    return given, [digest(batch) for batches in loader.rounds() for batch in batches], len(loader)
+
+
+def test_an_epoch_is_its_rounds_one_batch_after_another(tmp_path):
+    root = directory(tmp_path / "parts", 4)
+    for given, rounds, length in distributed.run(_plain, 3, root, {"slots": 4}):
+        assert given == rounds and len(given) == length
+    # As many ranks as slots: as without slots.
+    assert distributed.run(_plain, 4, root, {"slots": 4}) == distributed.run(_plain, 4, root, {})
+
+
+# --- stopping and going on ----------------------------------------------------------------------------------
+
+
+def _stop(rank: int, root: str, options: dict, epoch: int, stop: int) -> tuple[dict, list[list]]:
+    """The state after so many whole rounds, and these."""
+    loader = rank_loader(root, **options)
+    loader.set_epoch(epoch)
+    given = []
+    rounds = iter(loader.rounds())
+    for _ in range(stop):
+        given.append([digest(batch) for batch in next(rounds)])
+    return loader.state_dict(), given
+
+
+def _go_on(rank: int, root: str, options: dict, state: dict, epochs: int) -> list[list[list]]:
+    loader = rank_loader(root, **options)
+    loader.load_state_dict(state)
+    found = []
+    for epoch in range(state["epoch"], epochs):
+        loader.set_epoch(epoch)
+        found.append([[digest(batch) for batch in batches] for batches in loader.rounds()])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parts", "slots", "worlds", "uneven"), [(4, 4, (4, 3, 2, 1), "wrap"), (8, 4, (3, 1), "exact")]
+)
+def test_a_run_goes_on_with_the_next_round_on_any_other_number_of_ranks(tmp_path, parts, slots, worlds, uneven):
+    root = directory(tmp_path / "parts", parts)
+    rng = random.Random(f"{parts}{slots}{uneven}")
+    options = {"slots": slots, "uneven": uneven}
+    whole = [by_round([[*epoch] for epoch in epochs]) for epochs in zip(*distributed.run(_rounds, 1, root, options))]
+    for before in worlds:
+        stop = rng.randint(1, len(whole[0]) - 1)
+        stopped = distributed.run(_stop, before, root, options, 0, stop)
+        assert by_round([given for _, given in stopped]) == whole[0][:stop]
+        for after in worlds:
+            state = rng.choice([state for state, _ in stopped])
+            assert (state["round"], state["ranks"], state["slots"]) == (stop, before, slots)
+            # Without slots= a loader takes the state's, where that leaves everyone its parts.
+            more = rng.choice([options, {"uneven": uneven}]) if parts == slots else options
+            again = distributed.run(_go_on, after, root, more, state, 2)
+            assert [by_round([epochs[at] for epochs in again]) for at in range(2)] == [whole[0][stop:], whole[1]]
+
+
+def _own(rank: int, root: str, options: dict, states: list[dict] | None, stops: list[int]) -> Any:
+    """A state in the middle of a round, or what is left after it."""
+    loader = rank_loader(root, **options)
+    if states is None:
+        whole = [digest(batch) for batch in loader]
+        loader.set_epoch(0)
+        for _ in itertools.islice(loader, stops[rank]):
+            pass
+        return loader.state_dict(), whole[stops[rank] :]
+    loader.load_state_dict(states[rank])
+    assert loader.state_dict() == states[rank]
+    return [digest(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("uneven", ["wrap", "exact"])
+def test_as_many_ranks_go_on_in_the_middle_of_a_round(tmp_path, uneven):
+    root = directory(tmp_path / "parts", 8)
+    rng = random.Random(uneven)
+    for _ in range(3):
+        stops = [rng.randint(0, 6) for _ in range(3)]
+        print("stopped after", stops)
+        options = {"slots": 8, "uneven": uneven}
+        states, rest = zip(*distributed.run(_own, 3, root, options, None, stops))
+        assert distributed.run(_own, 3, root, options, states, stops) == list(rest)
+
+
+def _mistaken(rank: int, root: str, options: dict, state: dict) -> str:
+    loader = rank_loader(root, **options)
+    before = loader.state_dict()
+    with pytest.raises(ValueError, match="cannot load this state") as caught:
+        loader.load_state_dict(state)
+    assert loader.state_dict() == before
+    return str(caught.value)
+
+
+def test_a_state_of_other_slots_is_refused_in_words(tmp_path):
+    root = directory(tmp_path / "parts", 8)
+    ((state, _),) = distributed.run(_stop, 1, root, {"slots": 4}, 0, 1)
+    for text in distributed.run(_mistaken, 3, root, {}, state):
+        assert "it is of 4 slots, by which the 3 ranks would have other parts; make the loader with slots=4" in text
+    for text in distributed.run(_mistaken, 2, root, {"slots": 8}, state):
+        assert "slots: expected 8, got 4" in text
+    for change, words in [
+        ({"round": 99}, "round must be in [0, 5], got 99"),
+        ({"slots": 5}, "it is of 5 slots, by which the 2 ranks would have other parts"),
+        ({"slots": 1, "ranks": 1}, "it is of 1 slots; slots=1 is fewer than the 2 ranks"),
+        ({"slots": 0}, "ranks must be in [1, 1), got 1; it was altered or is damaged"),
+        ({"slots": 2**31}, "slots must be at most 16,384, or as many as there are ranks, got 2,147,483,648"),
+        ({"slots": 2**200}, "slots must be at most 16,384, or as many as there are ranks"),
+        ({"slots": 10**6, "ranks": 2}, "slots must be at most 16,384, or as many as there are ranks, got 1,000,000"),
+        ({"ranks": 0}, "ranks must be in [1, 5), got 0"),
+        ({"ranks": 2**31}, "ranks must be in [1, 5), got 2147483648"),
+        ({"rank": -1}, "rank must be in [0, 1), got -1"),
+        ({"rank": 2**63}, "rank must be in [0, 1), got 9223372036854775808"),
+        ({"round": -1}, "round must be in [0, 5], got -1"),
+        ({"batches": -1}, "batches must be in [0, "),
+        ({"epoch": 2**63}, "epoch must be in [0, "),
+    ]:
+        for text in distributed.run(_mistaken, 2, root, {}, {**state, **change}):
+            assert words in text
+
+
+def _arguments(rank: int, root: str, cases: list[dict]) -> list[str]:
+    texts = []
+    for case in cases:
+        with pytest.raises(ValueError) as caught:
+            rank_loader(root, **case)
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_slots_that_cannot_be(tmp_path):
+    root = directory(tmp_path / "parts", 4)
+    cases = [{"slots": 0}, {"slots": 1}, {"slots": 6}, {"slots": 2.5}, {"join_slots": 1}, {"slots": 2**40}]
+    words = [
+        "slots must be an integer >= 1 (that share an epoch's batches) or None, got 0",
+        "slots=1 is fewer than the 2 ranks",
+        "slots=6 does not fit 4 parts",
+        "slots must be an integer >= 1",
+        "join_slots must be True or False, got 1",
+        "slots must be at most 16,384, or as many as there are ranks, got 1,099,511,627,776",
+    ]
+    for texts in distributed.run(_arguments, 2, root, cases):
+        assert all(word in text for word, text in zip(words, texts, strict=True)), texts
+    data = random_data()
+    for options in ({"slots": 2}, {"join_slots": True}):
+        with pytest.raises(ValueError, match="= is for a partitioned graph, whose ranks share an epoch's batches"):
+            NeighborLoader(data, [2], **options)
+
+
+def _differ(rank: int, root: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        rank_loader(root, slots=4 if rank else 8)
+    return str(caught.value)
+
+
+def test_ranks_with_other_slots_all_raise(tmp_path):
+    for text in distributed.run(_differ, 2, directory(tmp_path / "parts", 4)):
+        assert "all ranks must have the same slots, got 8 on rank 0 and 4 on rank 1" in text
+
+
+def _leave(rank: int, root: str, plan: list[list[int]]) -> list[list]:
+    """Rounds left early, by other numbers on each rank and in each epoch."""
+    loader = rank_loader(root, slots=8, uneven="exact")
+    found = []
+    for stops in plan:
+        rounds = iter(loader.rounds())
+        found.append([[digest(batch) for batch in batches] for batches in itertools.islice(rounds, stops[rank])])
+        rounds.close()
+        assert list(rounds) == []
+    return found
+
+
+def test_rounds_may_be_left_at_other_points_on_each_rank(tmp_path):
+    root = directory(tmp_path / "parts", 8)
+    rng = random.Random(2)
+    plan = [[rng.randint(0, 4) for _ in range(3)] for _ in range(6)]
+    whole = distributed.run(_rounds, 3, root, {"slots": 8, "uneven": "exact"}, 6)
+    for rank, found in enumerate(distributed.run(_leave, 3, root, plan)):
+        assert found == [epoch[: stops[rank]] for epoch, stops in zip(whole[rank], plan)]
+
+
+# --- training -----------------------------------------------------------------------------------------------
+
+
+def _model() -> GraphSAGE:
+    torch.manual_seed(0)
+    return GraphSAGE(3, 8, 2, 7).double()
+
+
+def _train(rank: int, root: str, options: dict) -> list[list[float]]:
+    """Gradients of every round, and at the end the parameters: the sum over the batches of all slots, whoever has them."""
+    loader, model = rank_loader(root, slots=4, dtype=torch.float64, uneven="exact", **options), _model()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    found = []
+    for batches in loader.rounds():
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for batch in batches:
+            out = model(batch.x / 300, batch.edge_index)[: batch.batch_size]
+            torch.nn.functional.cross_entropy(out, batch.y, reduction="sum").backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).tolist())
+        optimizer.step()
+    return [*found, torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_any_number_of_ranks_takes_the_same_steps(tmp_path, joined):
+    root = directory(tmp_path / "parts", 4)
+    expected = torch.tensor(distributed.run(_train, 4, root, {})[0], dtype=torch.float64)
+    for world in (3, 2, 1):
+        for found in distributed.run(_train, world, root, {"join_slots": joined}):
+            torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=0, atol=1e-10)
+
+
+# --- joined -------------------------------------------------------------------------------------------------
+
+
+def _side_by_side(rank: int, root: str, options: dict) -> None:
+    """A joined batch against the batches of its slots."""
+    options = {"slots": 4, **options}
+    apart, joined = (rank_loader(root, join_slots=join, **options) for join in (False, True))
+    part = salientpp.load(root)
+    model = _model().eval()
+    rounds, number = iter(apart.rounds()), 0
+    for batch, batches in zip(joined, rounds):
+        number += 1
+        assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+        assert batch.batch_size == sum(one.batch_size for one in batches)
+        sizes = [one.batch_size for one in batches]
+        seeds = batch.n_id[: batch.batch_size].split(sizes)
+        assert [ids.tolist() for ids in seeds] == [one.n_id[: one.batch_size].tolist() for one in batches]
+        for name in ("input_id", "y"):
+            assert batch[name].tolist() == torch.cat([one[name] for one in batches]).tolist()
+        if "num_sampled_nodes" in batches[0]:
+            for name in ("num_sampled_nodes", "num_sampled_edges"):
+                assert batch[name] == [sum(hop) for hop in zip(*(one[name] for one in batches))]
+        assert batch.num_nodes == sum(one.num_nodes for one in batches)
+
+        def edges(one):
+            """Edges as they are in the whole graph, with their attributes."""
+            ends = one.n_id[one.edge_index].T.tolist()
+            return sorted(zip(map(tuple, ends), one.e_id.tolist(), one.edge_attr.tolist()))
+
+        assert edges(batch) == sorted(edge for one in batches for edge in edges(one))
+        if "batch" in batch:
+            trees = torch.cat([one.batch + sum(sizes[:at]) for at, one in enumerate(batches)])
+            assert batch.batch.bincount().tolist() == trees.bincount().tolist()
+            assert torch.equal(batch.batch[batch.edge_index[0]], batch.batch[batch.edge_index[1]])
+        out = model(batch.x.double() / 300, batch.edge_index)[: batch.batch_size]
+        single = [model(one.x.double() / 300, one.edge_index)[: one.batch_size] for one in batches]
+        torch.testing.assert_close(out, torch.cat(single), rtol=0, atol=1e-12)
+    assert number == len(joined) and not any(rounds), "after the last of this rank's batches there are empty rounds"
+    assert joined.stats().rows_remote <= apart.stats().rows_remote
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"disjoint": True, "depth": 2, "uneven": "drop"},
+        {"subgraph_type": "bidirectional"},
+        {"subgraph_type": "induced", "num_workers": 1},
+        {"replication_factor": 0.3, "drop_last": True},
+        {"replace": True, "num_neighbors": [3, 2, 2]},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_a_joined_batch_is_its_slots_batches_side_by_side(tmp_path, options):
+    root = directory(tmp_path / "parts", 4)
+    for world in (2, 3):
+        distributed.run(_side_by_side, world, root, options)
+
+
+def _fetched(rank: int, root: str) -> tuple[int, int]:
+    loader = rank_loader(root, slots=4, join_slots=True)
+    begin, end = salientpp.load(root).book.range_of(rank)
+    distinct = 0
+    for batch in loader:
+        ids = batch.n_id.unique()
+        distinct += int(((ids < begin) | (ids >= end)).sum())
+    return distinct, loader.stats().rows_remote
+
+
+def test_a_joined_batch_fetches_a_row_once(tmp_path):
+    for distinct, fetched in distributed.run(_fetched, 2, directory(tmp_path / "parts", 4)):
+        assert distinct == fetched > 0
+
+
+def _typed(rank: int, root: str, options: dict) -> None:
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": NEVER, "slots": 4, **options}
+    apart, joined = (
+        NeighborLoader(salientpp.load(root), TYPED_FANOUTS, ("paper", "train"), join_slots=join, **options)
+        for join in (False, True)
+    )
+    number = 0
+    for batch, batches in zip(joined, apart.rounds()):
+        number += 1
+        for type_ in batch.node_types:
+            ids = [one[type_].n_id for one in batches if type_ in one.node_types]
+            assert sorted(batch[type_].n_id.tolist()) == sorted(torch.cat(ids).tolist())
+            if "x" in batch[type_]:
+                rows = [one[type_].x for one in batches if type_ in one.node_types]
+                assert sorted(batch[type_].x.tolist()) == sorted(torch.cat(rows).tolist())
+            if batches[0][type_].get("num_sampled_nodes") is not None:
+                numbers = [one[type_].num_sampled_nodes for one in batches]
+                assert batch[type_].num_sampled_nodes == [sum(hop) for hop in zip(*numbers)]
+        assert batch["paper"].batch_size == sum(one["paper"].batch_size for one in batches)
+        seeds = torch.cat([one["paper"].n_id[: one["paper"].batch_size] for one in batches])
+        assert torch.equal(batch["paper"].n_id[: batch["paper"].batch_size], seeds)
+        for name in batch.edge_types:
+            source, _, target = name
+
+            def edges(one):
+                row, col = one[name].edge_index
+                return sorted(zip(one[source].n_id[row].tolist(), one[target].n_id[col].tolist()))
+
+            assert edges(batch) == sorted(edge for one in batches for edge in edges(one))
+    assert number == len(joined) > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True, "replication_factor": 0.2}, {"subgraph_type": "induced"}])
+def test_joined_batches_of_several_types(tmp_path, options):
+    salientpp.partition(
+        typed_data(), 4, tmp_path / "typed", TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=("venue",)
+    )
+    for world in (1, 3):
+        distributed.run(_typed, world, str(tmp_path / "typed"), options)
+
+
+# --- links --------------------------------------------------------------------------------------------------
+
+
+def _links(rank: int, root: str, cases: list[dict]) -> list[list]:
+    """Which edges each slot has in each round; and that a joined batch has those of its slots."""
+    part = salientpp.load(root)
+    found = []
+    for case in cases:
+        options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "slots": 4, "timeout": NEVER, **case}
+        apart, joined = (LinkNeighborLoader(part, FANOUTS, join_slots=join, **options) for join in (False, True))
+        rounds = []
+        for batch, batches in zip(joined, apart.rounds()):
+            assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+            names = [
+                name
+                for name in ("edge_label_index", "src_index", "dst_pos_index", "dst_neg_index")
+                if name in batches[0]
+            ]
+            for name in names:
+                ids = torch.cat([one.n_id[one[name]] for one in batches], dim=int(name == "edge_label_index"))
+                assert torch.equal(batch.n_id[batch[name]], ids)
+            for name in ("edge_label", "input_id"):
+                if name in batches[0]:
+                    assert torch.equal(batch[name], torch.cat([one[name] for one in batches]))
+            if "batch" in batch and "edge_label_index" in names:
+                trees = batch.batch[batch.edge_label_index]
+                assert torch.equal(trees[0], trees[1])
+            assert batch.num_edges == sum(one.num_edges for one in batches)
+            rounds.append([(one.input_id.tolist(), one.n_id.tolist(), one.edge_index.tolist()) for one in batches])
+        assert len(rounds) == len(joined) > 0
+        found.append(rounds)
+    return found
+
+
+def test_edges_have_slots_too(tmp_path):
+    root = directory(tmp_path / "parts", 4)
+    cases = [
+        {},
+        {"neg_sampling": "binary"},
+        {"neg_sampling": {"mode": "triplet", "amount": 2}},
+        {"neg_sampling": "binary", "disjoint": True},
+        {"neg_sampling": "triplet", "subgraph_type": "induced"},
+    ]
+    whole = distributed.run(_links, 1, root, cases)
+    ranks = distributed.run(_links, 3, root, cases)
+    for at in range(len(cases)):
+        assert by_round([of_rank[at] for of_rank in ranks]) == whole[0][at]
+
+
+def _own_pairs(rank: int, root: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        LinkNeighborLoader(salientpp.load(root), FANOUTS, torch.tensor([[1, 2], [3, 4]]), slots=4)
+    return str(caught.value)
+
+
+def test_pairs_of_the_users_have_the_slots_of_their_rank_alone(tmp_path):
+    for text in distributed.run(_own_pairs, 2, directory(tmp_path / "parts", 4)):
+        assert "seeds of your own do not say which they are of; name a split, or start as many ranks" in text

@@ -1,0 +1,471 @@
+"""Laws of resuming: a run that stopped anywhere goes on, in new processes, with the batches it would have given."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from forked_python import python
+from graphs import random_data
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.engine.state import Disagreement, Point, first_point
+
+FANOUTS, BATCH, EPOCHS = [5, 3], 16, 3
+
+
+@pytest.fixture(scope="module")
+def data():
+    return random_data(edge_attributes=True)
+
+
+def make(data, **options) -> NeighborLoader:
+    options = {"input_nodes": data.train_mask, "batch_size": BATCH, "shuffle": True, "seed": 7, **options}
+    return NeighborLoader(data, options.pop("num_neighbors", FANOUTS), options.pop("input_nodes"), **options)
+
+
+def digest(batch) -> tuple:
+    return (
+        batch.n_id.tolist(),
+        batch.edge_index.tolist(),
+        batch.e_id.tolist(),
+        batch.input_id.tolist(),
+        batch.y.tolist(),
+        batch.x.tolist(),
+    )
+
+
+def whole_run(loader: NeighborLoader) -> list[list]:
+    return [[digest(batch) for batch in loader] for _ in range(EPOCHS)]
+
+
+def through(state: dict[str, Any], form: str) -> dict[str, Any]:
+    """The state as it comes back from a file."""
+    if form == "json":
+        return json.loads(json.dumps(state))
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+# --- one process ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["json", "torch.save"])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_run_stopped_after_any_batch_goes_on_bit_for_bit(data, epoch, form):
+    whole = whole_run(make(data))
+    others = itertools.cycle(
+        [
+            {"num_workers": 2},
+            {"depth": 1},
+            {"depth": 3, "num_workers": 1},
+            {"gpu_fraction": 0.5, "prefetch_factor": None},
+        ]
+    )
+    for stop in range(len(whole[0]) + 1):
+        first = make(data)
+        first.set_epoch(epoch)
+        iterator = iter(first)
+        assert [digest(next(iterator)) for _ in range(stop)] == whole[epoch][:stop]
+        state = through(first.state_dict(), form)
+        assert (state["epoch"], state["batches"], state["seed"]) == (epoch, stop, 7)
+        resumed = make(data, **next(others))
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state, "loaded, and not yet begun"
+        assert [digest(batch) for batch in resumed] == whole[epoch][stop:]
+        assert [digest(batch) for batch in resumed] == whole[epoch + 1]
+
+
+def test_a_new_process_goes_on_bit_for_bit(data, tmp_path):
+    program = """
+import json, sys
+from tests.engine.test_state import digest, make, random_data
+data = random_data(edge_attributes=True)
+loader = make(data, num_workers=1)
+loader.load_state_dict(json.loads(sys.argv[1]))
+print(json.dumps([[digest(batch) for batch in loader] for _ in range(2)]))
+"""
+    loader = make(data)
+    whole = whole_run(make(data))
+    for _ in itertools.islice(loader, 3):
+        pass
+    done = subprocess.run(
+        [python(), "-c", program, json.dumps(loader.state_dict())],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(json.dumps([whole[0][3:], whole[1]]))
+
+
+def test_a_state_says_what_was_given_before_inside_and_between_epochs(data):
+    loader = make(data, num_workers=2)
+
+    def at() -> tuple[int, int]:
+        state = loader.state_dict()
+        return state["epoch"], state["batches"]
+
+    assert at() == (0, 0)
+    loader.set_epoch(4)
+    assert at() == (4, 0)
+    iterator = iter(loader)
+    assert at() == (4, 0)
+    for given, _ in enumerate(iterator, 1):
+        assert at() == (4, given), "those under way do not count"
+    assert at() == (5, 0), "the user was told that the epoch is over"
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    assert at() == (5, len(loader)), "the user was not told yet"
+    for _ in itertools.islice(loader, 2):
+        pass
+    assert at() == (6, 2), "an epoch that was left"
+    loader.set_epoch(6)
+    assert at() == (6, 0), "an epoch to be repeated"
+
+
+def test_a_loaded_state_and_set_epoch(data):
+    whole = whole_run(make(data))
+    source = make(data)
+    source.set_epoch(1)
+    for _ in itertools.islice(source, 3):
+        pass
+    state = source.state_dict()
+    loader = make(data)
+    loader.load_state_dict(state)
+    loader.set_epoch(1)  # as in `for epoch in range(state["epoch"], epochs)`
+    assert [digest(batch) for batch in loader] == whole[1][3:]
+    loader.load_state_dict(state)
+    loader.set_epoch(0)
+    assert [digest(batch) for batch in loader] == whole[0]
+    assert [digest(batch) for batch in loader] == whole[1], "the state does not come back"
+    # In the middle of an epoch a state is for the next one, and the last of several counts.
+    iterator = iter(loader)
+    next(iterator)
+    loader.load_state_dict(make(data).state_dict())
+    loader.load_state_dict(state)
+    assert digest(next(iterator)) == whole[2][1]
+    assert loader.state_dict() == state
+    assert [digest(batch) for batch in loader] == whole[1][3:]
+
+
+def test_resuming_samples_nothing_that_was_given(data):
+    source = make(data)
+    for _ in itertools.islice(source, 3):
+        pass
+    sampled = []
+    loader = make(data, transform_sampler_output=lambda mfg: sampled.append(mfg.metadata[0].tolist()) or mfg)
+    loader.load_state_dict(source.state_dict())
+    given = [batch.input_id.tolist() for batch in loader]
+    assert sampled == given and len(given) == len(loader) - 3
+    assert loader.stats().batches == len(given)
+
+
+def test_a_loader_without_a_seed_takes_the_states(data):
+    source = make(data, seed=None)
+    whole = whole_run(source)
+    source.set_epoch(0)
+    for _ in itertools.islice(source, 2):
+        pass
+    loader = make(data, seed=None)
+    assert loader.seed != source.seed
+    loader.load_state_dict(source.state_dict())
+    assert loader.seed == source.seed
+    assert [digest(batch) for batch in loader] == whole[0][2:]
+
+
+@pytest.mark.parametrize("nodes", [None, [], [5]])
+def test_few_seeds_or_none(data, nodes):
+    whole = whole_run(make(data, input_nodes=nodes))
+    loader = make(data, input_nodes=nodes)
+    loader.load_state_dict(make(data, input_nodes=nodes).state_dict())
+    assert whole_run(loader) == whole
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch_size": 8}, "batch_size: expected 8, got 16"),
+        ({"num_neighbors": [5, 4]}, r"num_neighbors: expected \[5, 4\], got \[5, 3\]"),
+        ({"replace": True}, "replace: expected True, got False"),
+        ({"shuffle": False, "uneven": "wrap"}, "shuffle: expected False, got True"),
+        ({"drop_last": True}, "drop_last: expected True, got False"),
+        ({"uneven": "exact"}, "uneven: expected 'exact', got 'wrap'"),
+        ({"input_nodes": [1, 2, 3]}, "input_nodes: expected '[0-9a-f]{16}', got '[0-9a-f]{16}'"),
+        ({"seed": 8}, "seed: expected 8, got 7"),
+    ],
+)
+def test_a_state_of_other_arguments_is_refused_and_nothing_changes(data, options, text):
+    state = make(data).state_dict()
+    loader = make(data, **options)
+    for _ in itertools.islice(loader, 1):
+        pass
+    before = loader.state_dict()
+    with pytest.raises(
+        ValueError, match=rf"cannot load this state: .*other data or arguments \({text}\); make the loader"
+    ):
+        loader.load_state_dict({**state, "epoch": 5})
+    assert loader.state_dict() == before
+    following = make(data, **options)
+    following.set_epoch(1)
+    assert [digest(batch) for batch in loader] == [digest(batch) for batch in following]
+
+
+@pytest.mark.parametrize("change", ["an edge", "a row", "a dtype", "an attribute", "a size"])
+def test_a_state_of_other_data_is_refused(data, change):
+    other = data.clone()
+    if change == "an edge":
+        other.edge_index[0, 7] = (other.edge_index[0, 7] + 1) % other.num_nodes
+    elif change == "a row":
+        other.x[-1] += 1
+    elif change == "a dtype":
+        other.x = other.x.double()
+    elif change == "an attribute":
+        other.z = torch.zeros(other.num_nodes)
+    else:
+        other = random_data(401, edge_attributes=True)
+    with pytest.raises(ValueError, match="dataset: expected '[0-9a-f]{16}', got '[0-9a-f]{16}'"):
+        make(other, input_nodes=[1, 2]).load_state_dict(make(data, input_nodes=[1, 2]).state_dict())
+    make(data.clone(), input_nodes=[1, 2]).load_state_dict(make(data, input_nodes=[1, 2]).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda s: None, "expected what state_dict\\(\\) returned, got NoneType"),
+        (lambda s: {}, "expected what state_dict\\(\\) returned, got a dict with nothing"),
+        (lambda s: {"model": 1}, "expected what state_dict\\(\\) returned, got a dict with 'model'"),
+        (lambda s: {**s, "version": 1}, "expected version 2, got 1; use the salientpp that wrote it"),
+        (lambda s: {**s, "epoch": "1"}, "epoch must be an integer, got '1'"),
+        (lambda s: {**s, "batches": True}, "batches must be an integer, got True"),
+        (lambda s: {**s, "batches": 99}, r"batches must be in \[0, 8\], got 99"),
+        (lambda s: {**s, "batches": -1}, r"batches must be in \[0, 8\], got -1"),
+        (lambda s: {**s, "round": -1}, r"round must be in \[0, 8\], got -1"),
+        (lambda s: {**s, "round": 2**200}, r"round must be in \[0, 8\], got 16"),
+        (
+            lambda s: {**s, "epoch": -1},
+            r"epoch must be in \[0, 4611686018427387904\), got -1; it was altered or is damaged",
+        ),
+        (lambda s: {**s, "epoch": 2**64}, r"epoch must be in .*, got 18446744073709551616"),
+        (lambda s: {**s, "sampler_epoch": "3"}, "sampler_epoch must be an integer, got '3'"),
+        (lambda s: {**s, "seed": None}, "seed must be an integer, got None"),
+        (lambda s: {**s, "fingerprint": []}, "fingerprint must be a dict, got list"),
+        (lambda s: {**s, "fingerprint": {**s["fingerprint"], "hops": 2}}, "hops: expected None, got 2"),
+        (lambda s: {k: v for k, v in s.items() if k != "rank"}, "rank must be an integer, got None"),
+        (lambda s: {**s, "rank": 1}, "rank: expected 0, got 1"),
+        (lambda s: {**s, "ranks": 2}, "ranks: expected 1, got 2"),
+        (lambda s: {**s, "slots": 2}, "slots: expected 1, got 2"),
+        (lambda s: {**s, "joined": 1}, "joined must be True or False, got 1"),
+        (
+            lambda s: {**s, "fingerprint": {k: v for k, v in s["fingerprint"].items() if k != "uneven"}},
+            "uneven: expected 'wrap', got None",
+        ),
+    ],
+)
+def test_what_is_no_state_of_this_loader_is_refused_in_words(data, change, text):
+    loader = make(data)
+    assert len(loader) == 8
+    with pytest.raises(ValueError, match=f"cannot load this state: .*{text}"):
+        loader.load_state_dict(change(loader.state_dict()))
+    assert loader.state_dict() == make(data).state_dict()
+
+
+# --- where ranks start together ---------------------------------------------------------------------------
+
+
+def test_ranks_start_at_the_least_of_their_points():
+    def points(*pairs: tuple[int, int], resumed: bool = True) -> list[Point]:
+        return [Point(epoch, start, resumed, 1) for epoch, start in pairs]
+
+    assert first_point(points((2, 5), (2, 3), (2, 9))) == (2, 3)
+    assert first_point(points((3, 0), (2, 8), (2, 9))) == (2, 8), "a rank in the next epoch does not count"
+    assert first_point(points((2, 0), (2, 10), resumed=False)) == (2, 0)
+    with pytest.raises(
+        Disagreement, match="got epoch 2 on rank 1 and epoch 4 on rank 0; load states that were saved together"
+    ):
+        first_point(points((4, 0), (2, 0)))
+    with pytest.raises(
+        Disagreement, match="got epoch 0 on rank 0 and epoch 1 on rank 1; call set_epoch with the same number"
+    ):
+        first_point(points((0, 0), (1, 0), resumed=False))
+    with pytest.raises(Disagreement, match="rank 1 has loaded a state and rank 0 has not"):
+        first_point([*points((0, 0), resumed=False), *points((0, 3))])
+    with pytest.raises(Disagreement, match="that of rank 1 differs from rank 0's"):
+        first_point([*points((0, 0)), Point(0, 0, True, 2)])
+
+
+# --- several ranks ----------------------------------------------------------------------------------------
+
+
+def directory(root: Path, seeds_per_part: list[int]) -> str:
+    """Parts with the given numbers of training seeds."""
+    data = random_data()
+    assignment = torch.arange(data.num_nodes) % len(seeds_per_part)
+    train = torch.cat([(assignment == part).nonzero().flatten()[:count] for part, count in enumerate(seeds_per_part)])
+    salientpp.partition(data, len(seeds_per_part), root, FANOUTS, BATCH, method=assignment, split={"train": train})
+    return str(root)
+
+
+def rank_loader(root: str, **options) -> NeighborLoader:
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": 20, **options}
+    return NeighborLoader(salientpp.load(root), FANOUTS, "train", **options)
+
+
+def _run_whole(rank: int, root: str, options: dict) -> list[list]:
+    return whole_run(rank_loader(root, **options))
+
+
+def _stop(rank: int, root: str, options: dict, epoch: int, stops: list[int | None]) -> dict:
+    """The state after ``stops[rank]`` batches of an epoch; None: after its end."""
+    loader = rank_loader(root, **options)
+    loader.set_epoch(epoch)
+    for _ in itertools.islice(loader, stops[rank]):
+        pass
+    return through(loader.state_dict(), "json")
+
+
+def _resume(rank: int, root: str, options: dict, states: list[dict]) -> tuple[list[list], list[list]]:
+    """Batches of the epochs up to the last, and the seeds that were sampled."""
+    sampled = []
+    loader = rank_loader(
+        root, transform_sampler_output=lambda mfg: sampled.append(mfg.metadata[0].tolist()) or mfg, **options
+    )
+    loader.load_state_dict(states[rank])
+    epochs = []
+    for epoch in range(states[rank]["epoch"], EPOCHS):
+        loader.set_epoch(epoch)
+        epochs.append([digest(batch) for batch in loader])
+    return epochs, sampled
+
+
+OTHERS = [
+    {"num_workers": 2, "depth": 3},
+    {"replication_factor": 0.3, "depth": 1},
+    {"gpu_fraction": 0.5, "policy": "degree", "replication_factor": 0.1, "num_workers": 1},
+    {},
+]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "ranks_per_part", "uneven"),
+    [
+        ([70, 10], 1, "wrap"),
+        ([100, 10], 1, "exact"),
+        ([90, 16, 0, 40], 1, "exact"),
+        pytest.param([70, 40], 1, "drop", marks=pytest.mark.faults),
+        pytest.param([60, 0], 1, "exact", marks=pytest.mark.faults),
+        pytest.param([48, 48], 1, "error", marks=pytest.mark.faults),
+        pytest.param([90, 33], 2, "wrap", marks=pytest.mark.faults),
+        pytest.param([90], 2, "exact", marks=pytest.mark.faults),
+    ],
+)
+def test_ranks_that_stopped_at_any_points_go_on_bit_for_bit(tmp_path, seeds, ranks_per_part, uneven):
+    root, world = directory(tmp_path / "parts", seeds), len(seeds) * ranks_per_part
+    whole = distributed.run(_run_whole, world, root, {"uneven": uneven})
+    lengths = [len(epochs[0]) for epochs in whole]
+    rng = random.Random(f"{seeds}{uneven}")
+    # At the start, at the end told and untold, all at one point, and each at a point of its own.
+    same = min(lengths)
+    plans = [[0] * world, list(lengths), [None] * world, [same] * world, [None, *lengths[1:]]]
+    plans += [[rng.choice([None, *range(length + 1)]) for length in lengths] for _ in range(2)]
+    for plan, options in zip(plans, itertools.cycle(OTHERS)):
+        print("stopped after", plan, "of", lengths, "resumed with", options)
+        states = distributed.run(_stop, world, root, {"uneven": uneven}, 1, plan)
+        resumed = distributed.run(_resume, world, root, {"uneven": uneven, **options}, states)
+        for rank, (epochs, sampled) in enumerate(resumed):
+            expected = [whole[rank][2]] if plan[rank] is None else [whole[rank][1][plan[rank] :], whole[rank][2]]
+            assert epochs == expected
+            assert sorted(sampled) == sorted(batch[3] for epoch in expected for batch in epoch), (
+                "what was given is not sampled again"
+            )
+
+
+def _load_on_some(rank: int, root: str, states: list[dict | None], epochs: list[int | None]) -> list:
+    loader = rank_loader(root)
+    if states[rank] is not None:
+        loader.load_state_dict(states[rank])
+    if epochs[rank] is not None:
+        loader.set_epoch(epochs[rank])
+    try:
+        return [digest(batch) for batch in loader]
+    except Disagreement as error:
+        return str(error)
+
+
+def test_a_rank_that_loaded_no_state_is_named_on_every_rank(tmp_path):
+    root = directory(tmp_path / "parts", [50] * 4)
+    states = distributed.run(_stop, 4, root, {}, 0, [2] * 4)
+    for text in distributed.run(_load_on_some, 4, root, [*states[:2], None, states[3]], [None] * 4):
+        assert text.startswith("all ranks or none must resume, but rank 0 has loaded a state and rank 2 has not")
+    for text in distributed.run(_load_on_some, 4, root, states, [None, 2, None, None]):
+        assert text.startswith("all ranks or none must resume, but rank 0 has loaded a state and rank 1 has not")
+
+
+def test_ranks_in_different_epochs_are_named_on_every_rank(tmp_path):
+    root = directory(tmp_path / "parts", [50, 50])
+    for text in distributed.run(_load_on_some, 2, root, [None, None], [0, 3]):
+        assert text.startswith("all ranks must start the same epoch, got epoch 0 on rank 0 and epoch 3 on rank 1")
+    early, late = (distributed.run(_stop, 2, root, {}, epoch, [1, 1]) for epoch in (0, 2))
+    for text in distributed.run(_load_on_some, 2, root, [early[0], late[1]], [None, None]):
+        assert text.startswith(
+            "all ranks must start the same epoch, got epoch 0 on rank 0 and epoch 2 on rank 1; load states that were"
+        )
+
+
+def _load_from(rank: int, root: str, states: list[dict], whose: list[int]) -> Any:
+    loader = rank_loader(root)
+    loader.load_state_dict(states[whose[rank]])
+    try:
+        return [digest(batch) for batch in loader]
+    except Disagreement as error:
+        return str(error)
+
+
+def test_any_ranks_state_says_in_which_round_to_go_on(tmp_path):
+    root = directory(tmp_path / "parts", [50, 50])
+    whole = distributed.run(_run_whole, 2, root, {})
+    together, apart = (distributed.run(_stop, 2, root, {}, 0, stops) for stops in ([2, 2], [1, 2]))
+    for whose in ([1, 0], [0, 0], [1, 1]):
+        assert distributed.run(_load_from, 2, root, together, whose) == [epochs[0][2:] for epochs in whole]
+    for rank in range(2):
+        rest = distributed.run(_load_from, 2, root, apart, [rank, rank])
+        assert rest == [epochs[0][1 + rank :] for epochs in whole]
+    for text in distributed.run(_load_from, 2, root, apart, [1, 0]):
+        assert text.startswith(
+            "rank 0 has loaded the state of another rank, or of another number of ranks, and goes on with round 2 of epoch 0, "
+            "but rank 1 with round 1 of epoch 0; load the state of one and the same rank"
+        )
+
+
+def _unseeded(rank: int, root: str, states: list[dict] | None) -> Any:
+    loader = rank_loader(root, seed=None)
+    if states is None:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        return state, [digest(batch) for batch in iterator]
+    loader.load_state_dict(states[rank])
+    return [digest(batch) for batch in loader]
+
+
+def test_ranks_without_a_seed_take_the_states(tmp_path):
+    root = directory(tmp_path / "parts", [50, 50])
+    states, rest = zip(*distributed.run(_unseeded, 2, root, None))
+    assert distributed.run(_unseeded, 2, root, states) == list(rest)

@@ -1,0 +1,656 @@
+"""Laws of full-graph training: models, losses, words, states and failures on several ranks."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from graphs import random_data, real_data
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+from torch_geometric.data import Data
+
+import salientpp
+from salientpp.datasets import synthetic
+from salientpp.fullgraph import Constants, DistAdjacency, accuracy, calibrate, distribute, local, loss_mean
+from salientpp.fullgraph.layouts import Layout, words_of_product
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+
+CLASSES, WIDTH = 7, 6
+
+
+def data_of(num_vertices: int = 120, directed: bool = True) -> Data:
+    data = random_data(num_vertices, 5 * num_vertices, directed=directed)
+    draw = torch.Generator().manual_seed(1)
+    data.x = torch.randn(num_vertices, WIDTH, generator=draw).double() + F.one_hot(data.y % WIDTH, WIDTH)
+    data.edge_weight = torch.rand(data.num_edges, generator=draw).double() + 0.1
+    return data
+
+
+def network(name: str, columns: int = WIDTH, classes: int = CLASSES) -> torch.nn.Module:
+    torch.manual_seed(0)
+    made = {
+        "sage": lambda: pyg.GraphSAGE(columns, 16, 3, classes, norm="batch_norm", jk="cat"),
+        "gat": lambda: pyg.GAT(columns, 16, 3, classes, heads=2),
+        "gcn": lambda: pyg.GCN(columns, 16, 2, classes),
+        "weighted gcn": lambda: pyg.GCN(columns, 16, 2, classes),
+        "gin": lambda: pyg.GIN(columns, 16, 2, classes),
+        "sgc": lambda: pyg.SGConv(columns, classes, K=2),
+        "appnp": lambda: pyg.Sequential(
+            "x, edge_index",
+            [(torch.nn.Linear(columns, classes), "x -> x"), (pyg.APPNP(3, 0.1), "x, edge_index -> x")],
+        ),
+        "max": lambda: pyg.GraphSAGE(columns, 16, 2, classes, aggr="max"),
+    }
+    return made[name]().double()
+
+
+def train_alone(model: torch.nn.Module, data: Data, epochs: int) -> list[float]:
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def train(model: Any, part: Any, epochs: int, optimizer: Any = None) -> list[float]:
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        out = model(part.x, part.edge_index)
+        mask = part.train_mask
+        loss = loss_mean(F.cross_entropy(out[mask], part.y[mask], reduction="none"), part)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+# --- training -----------------------------------------------------------------------------------------------
+
+
+def curves(rank: int, root: str, names: list[str], epochs: int) -> dict[str, Any]:
+    part = local(salientpp.load(root))
+    found: dict[str, Any] = {}
+    for name in names:
+        model = distribute(network(name, part.x.size(1), part.num_classes), part)
+        found[name] = train(model, part, epochs)
+        with torch.no_grad():
+            model.eval()
+            out = model(part.x, part.edge_index)
+        found[f"{name} accuracy"] = accuracy(out[part.val_mask], part.y[part.val_mask], part)
+    return found
+
+
+def classes(rank: int, root: str) -> int:
+    return local(salientpp.load(root)).num_classes
+
+
+@pytest.mark.parametrize("kind", ["a column", "several labels", "reals"])
+def test_classes_are_counted_over_all_ranks(tmp_path, kind):
+    data = data_of()
+    number = torch.arange(data.num_nodes)
+    labels = {"a column": number.view(-1, 1), "several labels": torch.rand(data.num_nodes, 6), "reals": number / 2}
+    data.y = labels[kind]
+    salientpp.partition(data, 2, tmp_path / "parts", [5, 5], 16, split={"train": number})
+    expected = 6 if kind == "several labels" else data.num_nodes
+    assert distributed.run(classes, 2, str(tmp_path / "parts")) == [expected] * 2
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_losses_and_scores_of_a_directory_are_those_of_one_process(tmp_path, world_size):
+    data, names = data_of(), ["sage", "gat", "gcn"]
+    salientpp.partition(data, 4, tmp_path / "parts", [5, 5], 16)  # joined on fewer ranks
+    found = distributed.run(curves, world_size, str(tmp_path / "parts"), names, 4)
+    for name in names:
+        model = network(name)
+        expected = train_alone(model, data, 4)
+        prediction = model.eval()(data.x, data.edge_index).argmax(1)
+        right = (prediction == data.y)[data.val_mask].double().mean()
+        for rank, each in enumerate(found):
+            assert each[name] == pytest.approx(expected, abs=1e-9), (name, rank)
+            assert each[f"{name} accuracy"] == pytest.approx(float(right)), (name, rank)
+
+
+@pytest.mark.parametrize("name", ["debian_full", "facebook_pages"])
+def test_loss_curves_of_real_graphs_are_those_of_one_process(tmp_path, name):
+    data = real_data(name)
+    draw = torch.Generator().manual_seed(0)
+    data.x = torch.randn(data.num_nodes, 8, generator=draw).double()
+    salientpp.partition(data, 4, tmp_path / "parts", [5, 5, 5], 256)
+    found = distributed.run(curves, 4, str(tmp_path / "parts"), ["sage", "gat"], 2)
+    for model in ("sage", "gat"):
+        expected = train_alone(network(model, 8, int(data.y.max()) + 1), data, 2)
+        for each in found:
+            assert each[model] == pytest.approx(expected, abs=1e-6), model
+
+
+def several_splits(rank: int) -> tuple[float, int]:
+    """Two graphs in one, one to train on and one to test on."""
+    data = data_of(60)
+    both = Data(
+        x=torch.cat([data.x, -data.x]),
+        y=torch.cat([data.y, data.y]),
+        edge_index=torch.cat([data.edge_index, data.edge_index + 60], 1),
+        train_mask=torch.arange(120) < 60,
+        test_mask=torch.arange(120) >= 60,
+    )
+    part = local(both)
+    model = distribute(network("sage"), part)
+    losses = train(model, part, 2)
+    out = model.eval()(part.x, part.edge_index)
+    return losses[-1], int(accuracy(out[part.test_mask], part.y[part.test_mask], part) * 60 + 0.5)
+
+
+def test_one_graph_may_be_trained_on_and_another_tested():
+    assert len(set(distributed.run(several_splits, 2))) == 1
+
+
+def accumulated(rank: int) -> list[float]:
+    """Gradients of two losses, added up, and of their sum."""
+    part, norms = local(data_of()), []
+    for together in (True, False):
+        model = distribute(network("gcn"), part)
+        shares = [
+            loss_mean(F.cross_entropy(model(part.x, part.edge_index)[m], part.y[m], reduction="none"), part)
+            for m in (part.train_mask, part.val_mask)
+        ]
+        if together:
+            (shares[0] + shares[1]).backward()
+        else:
+            shares[1].backward()
+            shares[0].backward()
+        norms.append(sum(float(p.grad.norm()) for p in model.parameters()))
+    return norms
+
+
+def test_gradients_add_up_over_several_losses():
+    for together, apart in distributed.run(accumulated, 2):
+        assert together == pytest.approx(apart, abs=1e-10)
+
+
+# --- layouts ------------------------------------------------------------------------------------------------
+
+
+def with_layouts(rank: int, size: int, layouts: list[str]) -> list[str]:
+    data, wrong = data_of(50), []
+    part = local(data, offsets={4: [0, 9, 9, 31, 50], 8: [0, 4, 4, 11, 20, 30, 39, 45, 50]}[size])
+    begin, number = part.offsets[rank], part.n_id.numel()
+    for name in ("gcn", "gin", "sgc", "appnp", "sage", "max"):
+        alone = network(name)
+        expected = alone(data.x, data.edge_index)
+        F.cross_entropy(expected[data.train_mask], data.y[data.train_mask]).backward()
+        for layout in layouts:
+            if name == "max" and layout in ("cover", "2d", "3d"):
+                continue
+            model = distribute(network(name), part, layout=layout)
+            out = model(part.x, part.edge_index)
+            mask = part.train_mask
+            loss_mean(F.cross_entropy(out[mask], part.y[mask], reduction="none"), part).backward()
+            pairs = [(expected[begin : begin + number], out[:number])]
+            pairs += [(a.grad, b.grad) for a, b in zip(alone.parameters(), model.parameters())]
+            off = max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs)
+            if off > 1e-10:
+                wrong.append(f"{name} over {layout} is off by {off}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("size", "layouts"),
+    [(4, ["halo", "cover", "1d", "1.5d", "2d", "grid:2x2", "auto"]), (8, ["3d", "grid:2x4", "grid:4x2", "1.5d"])],
+)
+def test_models_over_every_layout_are_those_of_one_process(size, layouts):
+    assert sum(distributed.run(with_layouts, size, size, layouts), []) == []
+
+
+def words(rank: int, layout: str) -> tuple[dict[str, int], dict[str, int]]:
+    part = local(data_of(50))
+    model = distribute(pyg.GraphSAGE(WIDTH, 16, 3, CLASSES).double(), part, layout=layout)
+    part.ranks.received.clear()
+    out = model(part.x, part.edge_index)
+    forward = dict(part.ranks.received)
+    loss_mean(out.square(), part).backward()
+    route = part.hops[0].route
+    columns = WIDTH + 16 + 16
+    size, weights = part.ranks.size, sum(p.numel() for p in model.parameters())
+    if layout == "halo":
+        expected = {
+            "forward": columns * route.num_received,
+            # The first layer's rows are given, so nothing goes back.
+            "backward": (columns - WIDTH) * sum(route.send_counts),
+        }
+    else:
+        expected = {
+            "forward": sum(words_of_product(layout, part.offsets, f, rank) for f in (WIDTH, 16, 16)),
+        }
+    mine = (rank + 1) * weights // size - rank * weights // size
+    expected["gradients"] = mine * (size - 1) + weights - mine
+    return {key: forward.get(key, 0) if key == "forward" else part.ranks.received[key] for key in expected}, expected
+
+
+@pytest.mark.parametrize("layout", ["halo", "1d", "grid:2x2"])
+def test_a_step_moves_as_many_words_as_its_closed_form(layout):
+    for found, expected in distributed.run(words, 4, layout):
+        assert found == expected
+
+
+def test_a_layout_that_a_layer_cannot_have_is_refused_by_name():
+    part = local(data_of(50))
+    with pytest.raises(ValueError, match=r"layout='1d' multiplies rows by a constant matrix, and GATConv \(convs.0\)"):
+        distribute(network("gat"), part, layout="1d")
+    with pytest.raises(ValueError, match=r"layout='2d' adds up products, and SAGEConv \(convs.0\) takes the maximum"):
+        distribute(network("max"), part, layout="2d")
+    with pytest.raises(ValueError, match="layout must be one of"):
+        distribute(network("gcn"), part, layout="4d")
+    assert Layout.of("1d", 4) == Layout("1d", "grid", 4, 1)
+
+
+def chosen(rank: int, name: str, word: float) -> tuple[str, list[int]]:
+    """The layout that is chosen where a word takes ``word`` seconds, and the rows under 'cover' and 'halo'."""
+    part = local(data_of(200))
+    with pytest.MonkeyPatch.context() as patch:
+        constants = Constants(edge=1e-9, vertex=1e-9, word=word, exchange=1e-4)
+        patch.setattr(sys.modules[distribute.__module__], "calibrate", lambda graph: constants)
+        layout = distribute(network(name), part, layout="auto").layout
+    return layout, [DistAdjacency.of(part, each).rows_received for each in ("cover", "halo")]
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "expected"), [("gcn", 1e-3, "cover"), ("gcn", 0.0, "halo"), ("max", 1e-3, "halo")]
+)
+def test_the_fastest_layout_may_be_a_cover(name, word, expected):
+    found = distributed.run(chosen, 3, name, word)
+    assert max(cover for _, (cover, _) in found) < max(halo for _, (_, halo) in found)
+    assert [layout for layout, _ in found] == [expected] * 3
+
+
+def with_other_weights(rank: int) -> list[float]:
+    """Weights that differ at each step, under a layout that was chosen."""
+    data = data_of(50)
+    part, alone = local(data), network("gcn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[distribute.__module__], "fastest_layout", lambda *_: "cover")
+        model = distribute(network("gcn"), part, layout="auto")
+    begin, end = part.offsets[rank : rank + 2]
+    off = []
+    for factor in (1.0, 2.0):
+        expected = alone(data.x, data.edge_index, data.edge_weight.sqrt() * factor + data.edge_weight)
+        out = model(part.x, part.edge_index, part.edge_weight.sqrt() * factor + part.edge_weight)
+        off.append(float((out - expected[begin:end]).detach().abs().max()))
+    return off
+
+
+def test_a_chosen_layout_takes_weights_that_change():
+    for off in distributed.run(with_other_weights, 2):
+        assert max(off) < 1e-10
+
+
+# --- narrow numbers -----------------------------------------------------------------------------------------
+
+NARROW = {"autocast": torch.bfloat16, "bfloat16": torch.bfloat16, "half": torch.float16}
+
+
+def step_in(
+    mode: str, name: str, model: Any, whole: torch.nn.Module, g: Any, mean: Any
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """The output, the gradients and the loss of a step, in narrow numbers unless ``mode`` is 'double'."""
+    dtype = {"autocast": torch.float32, "double": torch.float64}.get(mode, NARROW.get(mode))
+    whole.to(dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+        out = model(g.x.to(dtype), g.edge_index, *([g.edge_weight] if name == "weighted gcn" else []))
+        loss = mean(F.cross_entropy(out[g.train_mask], g.y[g.train_mask], reduction="none"))
+    loss.backward()
+    return out.detach(), [parameter.grad for parameter in whole.parameters()], loss.detach()
+
+
+def narrow(rank: int, mode: str, names: list[str], layouts: list[str]) -> list[str]:
+    data, wrong = data_of(400), []
+    data.edge_weight = data.edge_weight.float()
+    part = local(data, offsets=[0, 90, 90, 310, 400])
+    own = slice(*part.offsets[rank : rank + 2])
+    eps = torch.finfo(NARROW[mode]).eps
+    for name in names:
+        whole = network(name)
+        exact = step_in("double", name, whole, whole, data, torch.mean)
+        whole = network(name)
+        alone = step_in(mode, name, whole, whole, data, torch.mean)
+        for layout in layouts if name in ("gcn", "weighted gcn", "gin", "sage") else ["halo"]:
+            module = network(name)
+            model = distribute(module, part, layout=layout)
+            out, gradients, loss = step_in(mode, name, model, module, part, lambda losses: loss_mean(losses, part))
+            triples = [("output", exact[0][own], alone[0][own], out[: own.stop - own.start])]
+            triples += [("loss", exact[2], alone[2], loss)]
+            triples += [("gradient", *three) for three in zip(exact[1], alone[1], gradients, strict=True)]
+            for what, reference, of_one, of_ranks in triples:
+                if of_one.dtype != of_ranks.dtype:
+                    wrong.append(f"{name} over {layout}: {what} is {of_ranks.dtype}, and {of_one.dtype} alone")
+                if not reference.numel():
+                    continue
+                scale = float(max(each.abs().max() for each in (exact[1] if what == "gradient" else [reference])))
+                off, off_alone = (float((each.double() - reference).abs().max()) for each in (of_ranks, of_one))
+                if not off <= 2 * off_alone + 4 * eps * scale:
+                    wrong.append(
+                        f"{name} over {layout}: {what} is off by {off:.2g}, {off_alone:.2g} alone, of {scale:.2g}"
+                    )
+    return wrong
+
+
+@pytest.mark.parametrize("mode", NARROW)
+def test_narrow_numbers_give_what_they_give_in_one_process(mode):
+    layouts = ["halo", "cover", "1d", "1.5d", "grid:2x2", "2d", "auto"]
+    names = ["gcn", "gin", "sage", "gat", "max", "appnp"]
+    if mode == "autocast":  # else a layer would get weighted rows, which are wider than its parameters
+        names.append("weighted gcn")
+    wrong = distributed.run(narrow, 4, mode, names, layouts)
+    assert sum(wrong, []) == []
+
+
+def test_means_and_measurements_of_narrow_numbers_do_not_overflow():
+    part = local(data_of(50), dtype=torch.float16)
+    assert float(loss_mean(torch.full((40_000,), 4.0, dtype=torch.float16), part)) == 4
+    weight = torch.full((40_000,), 2.0, dtype=torch.float16)
+    assert float(loss_mean(torch.full((40_000,), 4.0, dtype=torch.float16), part, weight)) == 4
+    assert calibrate(part).edge > 0
+
+
+# --- states -------------------------------------------------------------------------------------------------
+
+
+def resumed(rank: int, folder: str, first: int, more: int) -> list[float]:
+    part = local(data_of(50))
+    model = distribute(network("sage"), part)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    path = Path(folder) / "state.pt"
+    if path.exists():
+        state = torch.load(path)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    losses = train(model, part, first, optimizer)
+    if rank == 0 and not path.exists():
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return losses + train(model, part, more, optimizer)
+
+
+def test_training_goes_on_from_a_state_on_any_number_of_ranks_and_alone(tmp_path):
+    straight = distributed.run(resumed, 2, str(tmp_path), 2, 2)[0]
+    assert distributed.run(resumed, 3, str(tmp_path), 0, 2)[0] == pytest.approx(straight[2:], abs=1e-9)
+    model = network("sage")
+    model.load_state_dict(torch.load(tmp_path / "state.pt")["model"])
+    data = data_of(50)
+    out = model(data.x, data.edge_index)
+    assert float(F.cross_entropy(out[data.train_mask], data.y[data.train_mask])) == pytest.approx(straight[2], abs=1e-9)
+
+
+def averaged_alone(epochs: int) -> tuple[list[float], Tensor, Tensor]:
+    """Losses of a copy that is trained, and what averages of its parameters say; the second average is exponential."""
+    data, model = data_of(50), copy.deepcopy(network("sage"))
+    averages = averages_of(model)
+    losses = []
+    for _ in range(epochs):
+        losses += train_alone(model, data, 1)
+        for average in averages:
+            average.update_parameters(model)
+    return losses, *(average.eval()(data.x, data.edge_index).detach() for average in averages)
+
+
+def averages_of(model: Any) -> list[Any]:
+    ema = torch.optim.swa_utils.get_ema_multi_avg_fn(0.7)
+    return [AveragedModel(model, use_buffers=True), AveragedModel(model, multi_avg_fn=ema, use_buffers=True)]
+
+
+def averaged(rank: int, epochs: int) -> tuple[list[float], bool, list[Tensor]]:
+    part = local(data_of(50))
+    first = distribute(network("sage"), part)
+    train(first, part, 1)  # so that it keeps products and gradients
+    before = copy.deepcopy(first.state_dict())
+    first.module.load_state_dict(network("sage").state_dict())
+    model = copy.deepcopy(first)
+    assert model.graph is first.graph and model.module is not first.module
+    first.module.load_state_dict(before)
+    averages, losses = averages_of(model), []
+    for _ in range(epochs):
+        losses += train(model, part, 1)
+        for average in averages:
+            average.update_parameters(model)
+    same = all(torch.equal(value, before[name]) for name, value in first.state_dict().items())
+    # A state is that of an average of the plain model, and an average of a distributed one loads it.
+    state = averages[1].state_dict()
+    AveragedModel(network("sage"), use_buffers=True).load_state_dict(state)
+    averages[1] = AveragedModel(first, use_buffers=True)
+    averages[1].load_state_dict(state)
+    return losses, same, [average.eval()(part.x, part.edge_index).detach() for average in averages]
+
+
+def test_a_copy_and_averages_of_a_model_are_those_of_one_process():
+    losses, *expected = averaged_alone(3)
+    found = distributed.run(averaged, 2, 3)
+    for each, same, _ in found:
+        assert each == pytest.approx(losses, abs=1e-9)
+        assert same, "the model that was copied stays as it is"
+    for number, rows in enumerate(expected):
+        assert torch.allclose(torch.cat([outs[number] for _, _, outs in found]), rows, atol=1e-9)
+
+
+def test_a_model_is_not_saved_with_its_connections():
+    part = local(data_of(50))
+    model = distribute(network("gcn"), part)
+    for each in (model, part):
+        with pytest.raises(TypeError, match="save model.state_dict\\(\\) or model.module"):
+            pickle.dumps(each)
+        with pytest.raises(TypeError, match="hold connections to other ranks"):
+            torch.save(each, io.BytesIO())
+    assert copy.copy(model).module is model.module
+    copied = copy.deepcopy(part)
+    assert copied.ranks is part.ranks and copied.x is not part.x and torch.equal(copied.x, part.x)
+    pickle.loads(pickle.dumps(model.module))
+
+
+def test_a_model_inside_another_module_loads_what_it_saved():
+    outer = torch.nn.ModuleDict({"first": distribute(network("gcn"), local(data_of(50)))})
+    state = copy.deepcopy(outer.state_dict())
+    assert state.keys() == torch.nn.ModuleDict({"first": network("gcn")}).state_dict().keys()
+    with torch.no_grad():
+        for parameter in outer.parameters():
+            parameter.zero_()
+    outer.load_state_dict(state)
+    assert all(torch.equal(value, state[name]) for name, value in outer.state_dict().items())
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: .*other"):
+        outer.load_state_dict({**state, "first.other": torch.zeros(1)})
+
+
+def example(rank: int, root: str, state: str, epochs: int) -> tuple[list[float], float]:
+    import train_full
+
+    return train_full.train(root, state, epochs, every=2)
+
+
+def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path):
+    salientpp.partition(synthetic(num_vertices=600, num_features=8), 2, tmp_path / "parts", [5, 5], 16)
+    paths = str(tmp_path / "parts"), str(tmp_path / "state.pt")
+    (losses, _), _ = distributed.run(example, 2, *paths, 4)
+    (more, score), _ = distributed.run(example, 2, *paths, 6)
+    assert len(losses) == 4 and len(more) == 2
+    assert more[-1] < losses[0] and 0 <= score <= 1
+
+
+def test_the_model_stays_as_it_is():
+    data = data_of(50)
+    part, model = local(data), network("gat")
+    before = {name: dict(module.__dict__) for name, module in model.named_modules()}
+    expected = model(data.x, data.edge_index)
+    wrapped = distribute(model, part)
+    assert torch.allclose(wrapped(part.x, part.edge_index), expected)
+    with pytest.raises(ValueError, match="must have a row for each of this rank's 50 vertices"):
+        wrapped(part.x[:3], part.edge_index)
+    with pytest.raises(TypeError):
+        wrapped(part.x, part.edge_index, no_such_argument=1)
+    for name, module in model.named_modules():
+        assert module.__dict__.keys() == before[name].keys(), name
+        assert all(isinstance(p, torch.nn.Parameter) for p in module._parameters.values() if p is not None)
+    assert torch.equal(copy.deepcopy(model)(data.x, data.edge_index), model(data.x, data.edge_index))
+    assert list(wrapped.state_dict()) == list(model.state_dict())
+
+
+# --- failures -----------------------------------------------------------------------------------------------
+
+
+class Fails(torch.nn.Module):
+    def __init__(self, rank: int, kill: bool) -> None:
+        super().__init__()
+        self.conv = pyg.SAGEConv(WIDTH, WIDTH)
+        self.rank, self.kill, self.calls = rank, kill, 0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.calls += 1
+        x = self.conv(x, edge_index)
+        if self.rank == 1 and self.calls == 2:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise LookupError("the user's mistake")
+        return self.conv(x, edge_index)
+
+
+def failing(rank: int, kill: bool) -> None:
+    part = local(data_of(50), timeout=distributed.NEVER)
+    model = distribute(Fails(rank, kill).double(), part)
+    for _ in range(3):
+        loss_mean(model(part.x, part.edge_index).square(), part).backward()
+
+
+def test_what_fails_on_one_rank_ends_the_others_with_its_text():
+    first, second, third = distributed.run(failing, 3, False, may_fail=True)
+    assert second.kind == "LookupError"
+    for other in (first, third):
+        assert other.kind == "RankFailure"
+        assert "rank 1 failed in the model's forward: LookupError: the user's mistake" in other.text
+
+
+def test_a_killed_rank_is_named():
+    first, second, third = distributed.run(failing, 3, True, may_fail=True)
+    assert second.kind == "Died"
+    assert all(other.kind == "RankFailure" and "rank 1" in other.text for other in (first, third))
+
+
+def differing(rank: int, what: str) -> str:
+    try:
+        data = data_of(50)
+        if what == "graph" and rank == 1:
+            data = data_of(51)
+        part = local(data, offsets=[0, 9] if what == "offsets" and rank == 1 else None)
+        model: Any = pyg.GCN(WIDTH, 8 + (what == "model") * rank, 2, CLASSES)
+        if what == "layer" and rank == 1:
+            model = pyg.ChebConv(WIDTH, CLASSES, 2)
+        distribute(model, part, layout="1d" if what == "layout" and rank else "halo")
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+def other(data: Data, what: str) -> Data:
+    """Of the same sizes, but for one thing."""
+    if what == "edges":
+        data.edge_index[0, 0] = (data.edge_index[0, 0] + 1) % 50
+    elif what == "order of edges":
+        data.edge_index = data.edge_index.flip(1)
+    elif what == "mask":
+        data.val_mask = data.train_mask
+    elif what == "dtype":
+        data.y = data.y.int()
+    else:
+        data[what][-1] += 1
+    return data
+
+
+def opening_other_data(rank: int, what: str) -> str:
+    with pytest.raises(ValueError) as error:
+        local(other(data_of(50), what) if rank == 1 else data_of(50))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("edges", "the edges"),
+        ("order of edges", "the edges"),
+        ("x", "x"),
+        ("y", "y"),
+        ("dtype", "y"),
+        ("edge_weight", "edge_weight"),
+        ("mask", "val_mask"),
+    ],
+)
+def test_ranks_whose_data_differ_in_contents_all_say_in_what(what, named):
+    words = f"all ranks must open the same graph, but rank 0 and rank 1 have different contents of {named}"
+    assert distributed.run(opening_other_data, 3, what) == [words] * 3
+
+
+def opening_another_directory(rank: int, roots: list[str]) -> str:
+    with pytest.raises(ValueError) as error:
+        local(salientpp.load(roots[rank]))
+    return str(error.value)
+
+
+def test_ranks_that_open_different_directories_of_the_same_sizes_all_say_so(tmp_path):
+    roots = [str(tmp_path / name) for name in ("a", "b")]
+    for root, what in zip(roots, ("x", "y")):
+        salientpp.partition(other(data_of(50), what), 2, root, [5, 5], 16)
+    words = "all ranks must open the same graph, but rank 0 and rank 1 have different contents of the directory"
+    assert distributed.run(opening_another_directory, 2, roots) == [words] * 2
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("graph", "all ranks must open the same graph, got offsets [0, 25, 50] on rank 0 and [0, 25, 51] on rank 1"),
+        ("offsets", "offsets must ascend from 0 to the 50 vertices"),
+        ("model", "all ranks must have the same model, but rank 0 and rank 1 differ in"),
+        ("layer", "ChebConv rescales by the largest weight"),
+        ("layout", "all ranks must have the same layout, got 'halo' on rank 0 and '1d' on rank 1"),
+    ],
+)
+def test_ranks_that_differ_all_say_so(what, words):
+    for said in distributed.run(differing, 2, what):
+        assert words in said, said
+
+
+def too_many(rank: int, root: str) -> str:
+    try:
+        local(salientpp.load(root))
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+def test_each_rank_needs_a_part_of_its_own(tmp_path):
+    salientpp.partition(data_of(50), 2, tmp_path / "parts", [5, 5], 16)
+    for said in distributed.run(too_many, 4, str(tmp_path / "parts")):
+        assert "has 2 parts, and full-graph training gives each of the 4 ranks its own; start at most 2 ranks" in said
+
+
+def test_a_loss_that_is_a_mean_already_is_refused():
+    part = local(data_of(50))
+    with pytest.raises(ValueError, match="losses must be a tensor"):
+        loss_mean(torch.tensor(1.0), part)
+    with pytest.raises(AttributeError, match="this graph has no 'weights'; it has edge_index, n_id, x, y, edge_weight"):
+        _ = part.weights
+    with pytest.raises(TypeError, match="data must be a PartitionedGraph"):
+        local(data_of(50).edge_index)
+    with pytest.raises(TypeError, match="part must be what salientpp.fullgraph.local or salientpp.load gives"):
+        distribute(network("gcn"), data_of(50))

@@ -1,0 +1,444 @@
+"""Laws of the package's shape: which part may import which, what importing it does, and what it says of itself.
+
+Imports are read from the source, also those inside functions and under TYPE_CHECKING: an arrow is an arrow.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import salientpp
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "salientpp"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# The table of section 2 of the architecture. A part is a module or folder directly inside salientpp/; it may always
+# import from itself. `ranks.greeting` stands for that module alone.
+BOTTOM = {"ids", "arguments", "files", "processes", "ops", "graph"}
+PLANNING = BOTTOM | {"ranks", "vip"}
+ROWS = PLANNING | {"store"}
+ENGINE = ROWS | {"sampling", "batch", "engine"}
+LOADERS = ENGINE | {"ways", "loader"}
+MAY_IMPORT = {
+    "ids": set(),
+    "arguments": set(),
+    "files": set(),
+    "processes": set(),
+    "versions": set(),
+    "terminal": {"files"},
+    "ops": set(),
+    "graph": {"ids", "ops", "processes"},
+    "ranks": {"ids", "ops", "processes", "versions"},
+    "launch": {"files", "ranks.greeting"},
+    "vip": BOTTOM | {"ranks.partition_book"},
+    "partitioning": BOTTOM | {"ranks.partition_book", "vip"},
+    # Until lookahead is a way like any other, the tiers know the rows that it moves.
+    "store": PLANNING | {"partitioning", "ways.lookahead.moving", "ways.host"},
+    "sampling": ROWS,
+    "batch": ROWS | {"sampling"},
+    "engine": ROWS | {"sampling", "batch"},
+    "ways": ENGINE,
+    "loader": ENGINE | {"ways"},
+    "nn": {"ways.sums.marked"},
+    "lightning": LOADERS,
+    "analysis": (LOADERS - {"loader"}) | {"partitioning"},
+    "layerwise": LOADERS,
+    "fullgraph": ROWS,
+    "datasets": ROWS | {"partitioning", "sampling"},
+}
+MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli", "commands"}
+COMPILED = "_C"  # the extension; ops alone loads it
+
+
+def part_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+def module_name(path: Path, package: Path = PACKAGE) -> str:
+    """Dotted, without `salientpp.`; a folder's __init__ counts as the folder."""
+    parts = list(path.relative_to(package).with_suffix("").parts)
+    if parts[-1] == "__init__" and len(parts) > 1:
+        parts.pop()
+    return ".".join(parts)
+
+
+def imports_of(source: str, module: str, is_package: bool, modules: set[str]) -> list[tuple[int, str]]:
+    """(line, module of salientpp) for every import; `from salientpp.sampling import sampler` is minibatch.sampler."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                here = ["salientpp", *module.split(".")]
+                parents = here[: len(here) - node.level + is_package]
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "import_module",
+            "__import__",
+        ):
+            names = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        for name in names:
+            if name != "salientpp" and not name.startswith("salientpp."):
+                continue
+            inner = name.removeprefix("salientpp").removeprefix(".")
+            # The longest prefix that is a module; a name imported from the package itself is its __init__.
+            while inner and inner not in modules:
+                inner = inner.rpartition(".")[0]
+            found.append((node.lineno, inner or "__init__"))
+    return found
+
+
+def wrong_arrows(source: str, module: str, is_package: bool, modules: set[str]) -> list[str]:
+    part = part_of(module)
+    if part in MAY_IMPORT_ANYTHING:
+        return []
+    if part not in MAY_IMPORT:
+        return [f"{module}: the part {part!r} is not in the table of imports; add it here and to the architecture"]
+    allowed = MAY_IMPORT[part] | {part} | ({COMPILED} if part == "ops" else set())
+    return [
+        f"salientpp.{module}:{line} imports {target}; {part} may import {', '.join(sorted(MAY_IMPORT[part])) or 'nothing'}"
+        for line, target in imports_of(source, module, is_package, modules)
+        if not any(target == a or target.startswith(f"{a}.") for a in allowed)
+    ]
+
+
+MODULES = {module_name(path) for path in SOURCES} | {COMPILED}
+
+
+# --- arrows -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_follow_the_table(path):
+    wrong = wrong_arrows(path.read_text(), module_name(path), path.name == "__init__.py", MODULES)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "module, source",
+    [
+        ("ops", "from salientpp.graph.csc import Graph"),
+        ("pipeline", "import salientpp.ranks.comm"),
+        ("launch.sbatch", "from salientpp.store.directory.opened import load"),
+        ("loader.batch_loader", "from salientpp.launch.environment import detect"),
+        ("graph", "from salientpp import pipeline"),
+        ("vip.inclusion", "def f():\n    from salientpp.store import tiers"),
+        (
+            "vip.inclusion",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from salientpp.ranks.comm import Comm",
+        ),
+        ("vip.inclusion", "from ..store.tiers import Tiers"),
+        ("store.tiers", "from salientpp.sampling.sampler import Sampler"),
+        ("store.tiers", "from .. import pipeline"),
+        ("loader.batch_loader", "from salientpp import NeighborLoader"),
+        ("loader.batch_loader", "from salientpp.lightning import LightningNodeData"),
+        ("loader.batch_loader", "from salientpp.layerwise.layers import network_of"),
+        ("loader.batch_loader", "import salientpp"),
+        ("loader.batch_loader", "from salientpp.datasets import load_dataset"),
+        ("analysis", "from salientpp.loader.batch_loader import NeighborLoader"),
+        ("analysis", "from salientpp.loader import batch_loader"),
+        ("datasets", "import importlib\nimportlib.import_module('salientpp.cli')"),
+        ("graph", "from salientpp import _C"),
+        ("brand_new", "import os"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(module, source):
+    assert len(wrong_arrows(source, module, False, MODULES | {"analysis"})) == 1
+
+
+@pytest.mark.parametrize(
+    "module, source",
+    [
+        ("ops", "from salientpp import _C"),
+        (
+            "vip.policies",
+            "from salientpp.vip.inclusion import inclusion_probability\nfrom . import partition_book\nfrom ..graph.csc import Graph",
+        ),
+        (
+            "loader.batch_loader",
+            "from salientpp import ops\nfrom salientpp.engine.pipeline import Stage\nimport salientpp.store.tiers",
+        ),
+        ("analysis", "from salientpp.sampling import sampler\nfrom salientpp.sampling.sampler import Sampler"),
+        ("cli", "import salientpp\nfrom salientpp.loader.batch_loader import NeighborLoader"),
+        ("__init__", "from salientpp.loader.batch_loader import NeighborLoader"),
+        ("ops", "import torch\nimport salientppish"),
+    ],
+)
+def test_a_right_arrow_is_let_through(module, source):
+    assert wrong_arrows(source, module, False, MODULES) == []
+
+
+def circle_in(imports: dict[str, set[str]]) -> list[str]:
+    """Files that import each other in a circle, from one back to itself; [] if there are none."""
+    done: set[str] = set()
+
+    def search(path: list[str]) -> list[str]:
+        for target in sorted(imports.get(path[-1], set()) - done):
+            if target in path:
+                return [*path[path.index(target) :], target]
+            found = search([*path, target])
+            if found:
+                return found
+        done.add(path[-1])
+        return []
+
+    return next((found for module in sorted(imports) if (found := search([module]))), [])
+
+
+def test_no_files_import_each_other_in_a_circle():
+    imports = {}
+    for path in SOURCES:
+        module = module_name(path)
+        # A folder's __init__ may name its own files, and is loaded before any of them in any case.
+        targets = {target for _, target in imports_of(path.read_text(), module, path.name == "__init__.py", MODULES)}
+        imports[module] = {target for target in targets if not module.startswith(f"{target}.")} - {module}
+    assert circle_in(imports) == []
+
+
+def test_a_circle_is_seen():
+    assert circle_in({"a": {"b", "c"}, "b": set(), "c": {"d"}, "d": {"c"}}) == ["c", "d", "c"]
+    assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_the_package_was_read():
+    assert {
+        "ops",
+        "graph.csc",
+        "ranks.comm",
+        "engine.pipeline",
+        "vip.inclusion",
+        "store.tiers",
+        "sampling.sampler",
+        "__init__",
+    } <= MODULES
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+def test_public_names_are_sorted_and_each_says_what_it_is():
+    assert salientpp.__all__ == sorted(set(salientpp.__all__))
+    for name in salientpp.__all__:
+        doc = getattr(salientpp, name).__doc__
+        assert doc and doc.strip(), f"salientpp.{name} has no docstring"
+        # What @dataclass writes by itself is no docstring.
+        assert not doc.startswith(f"{name}("), f"salientpp.{name} has no docstring of its own"
+
+
+def test_public_names_hold_what_the_contract_promises():
+    assert {"NeighborLoader", "inclusion_probability", "load", "partition"} <= set(salientpp.__all__)
+
+
+def test_init_holds_names_and_where_they_are_and_nothing_else():
+    for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_table = isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] in (
+            ["__all__"],
+            ["_MODULES"],
+        )
+        is_typing = isinstance(node, ast.If) and getattr(node.test, "id", "") == "_TYPE_CHECKING"
+        is_lookup = isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
+        is_known = is_docstring or is_table or is_typing or is_lookup or isinstance(node, ast.ImportFrom)
+        assert is_known, f"__init__.py:{node.lineno} does something"
+
+
+def test_what_type_checkers_read_is_what_is_imported():
+    (typing,) = (node for node in ast.parse((PACKAGE / "__init__.py").read_text()).body if isinstance(node, ast.If))
+    read = {
+        alias.name: node.module.removeprefix("salientpp.")
+        for node in typing.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert read == salientpp._MODULES and sorted(read) == salientpp.__all__
+
+
+def test_names_are_imported_when_they_are_asked_for():
+    program = """
+import sys, salientpp
+assert not {"torch", "torch_geometric", "numpy"} & sys.modules.keys()
+assert "NeighborLoader" in dir(salientpp) and salientpp.__version__
+for wrong in ("no_such_name", "__wrapped__"):
+    try:
+        getattr(salientpp, wrong)
+    except AttributeError as error:
+        assert str(error) == f"module 'salientpp' has no attribute {wrong!r}", error
+    else:
+        raise SystemExit(wrong)
+from salientpp import *
+assert NeighborLoader is salientpp.NeighborLoader is salientpp.loader.node_loader.NeighborLoader
+assert partition is salientpp.partition is salientpp.store.directory.writer.partition
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_no_import_needs_what_only_some_systems_have():
+    program = f"""
+import importlib, signal, sys, torch, torch_geometric.loader, rich.console, numpy
+del signal.SIGUSR1
+sys.modules["fcntl"] = None
+for name in {sorted(MODULES - {"__init__", "__main__", COMPILED})}:
+    importlib.import_module(f"salientpp.{{name}}")
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_every_module_opens_with_a_docstring():
+    for path in SOURCES:
+        source = path.read_text()
+        assert not source.strip() or ast.get_docstring(ast.parse(source)), f"{path.relative_to(ROOT)} has none"
+
+
+def test_no_file_is_named_after_nothing():
+    forbidden = {"utils", "util", "common", "base", "helpers", "misc"}
+    names = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*") if "__pycache__" not in path.parts]
+    assert [
+        str(name)
+        for name in names
+        if name.stem in forbidden or "internal" in name.parts or name.stem.startswith("dist_")
+    ] == []
+
+
+# --- importing does nothing -------------------------------------------------------------------------------
+
+HEAVY = {"ogb", "pymetis", "matplotlib", "torch_sparse", "pandas", "lightning", "pytorch_lightning", "accelerate"}
+
+
+def test_importing_salientpp_changes_no_environment_and_loads_nothing_heavy():
+    # torch and PyG first: what they load or set is theirs.
+    program = """
+import inspect, json, os, sys
+import torch, torch_geometric.data, torch_geometric.loader, torch_geometric.sampler, torch_geometric.typing
+inspect.modulesbyfile.clear()  # of what torch and PyG have searched
+modules, environment, threads = set(sys.modules), dict(os.environ), torch.get_num_threads()
+before = torch.random.get_rng_state()
+from salientpp import *
+print(json.dumps({
+    "modules": sorted(set(sys.modules) - modules),
+    "searched": len(inspect.modulesbyfile),
+    "environment": dict(os.environ) == environment,
+    "threads": torch.get_num_threads() == threads,
+    "random": torch.equal(before, torch.random.get_rng_state()),
+    "distributed": torch.distributed.is_initialized(),
+}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout)
+    assert not (HEAVY | {"rich", "scipy", "IPython"}) & {name.partition(".")[0] for name in seen["modules"]}
+    assert "salientpp.loader.node_loader" in seen["modules"]
+    rare = ("salientpp.analysis", "salientpp.cli", "salientpp.commands", "salientpp.datasets", "salientpp.lightning")
+    assert [name for name in seen["modules"] if name.startswith(rare)] == []
+    assert seen["searched"] < 20, (
+        "inspect has resolved the file of every loaded module, which takes longer than all else"
+    )
+    assert seen["environment"] and seen["threads"] and seen["random"] and not seen["distributed"]
+
+
+def writes_environment(source: str) -> list[int]:
+    """Lines that set, delete or update entries of os.environ."""
+    is_environ = lambda node: "environ" in (getattr(node, "attr", None), getattr(node, "id", None))  # noqa: E731
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Subscript) and is_environ(node.value) and not isinstance(node.ctx, ast.Load):
+            lines.append(node.lineno)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            on_environ = is_environ(node.func.value) and node.func.attr in (
+                "update",
+                "setdefault",
+                "pop",
+                "clear",
+                "popitem",
+            )
+            if on_environ or node.func.attr in ("putenv", "unsetenv"):
+                lines.append(node.lineno)
+    return lines
+
+
+def test_no_module_writes_the_environment():
+    assert {str(p.relative_to(ROOT)): lines for p in SOURCES if (lines := writes_environment(p.read_text()))} == {}
+    for source in (
+        "os.environ['A'] = '1'",
+        "environ.setdefault('A', '1')",
+        "del os.environ['A']",
+        "os.putenv('A', '1')",
+    ):
+        assert writes_environment(source) == [1]
+    assert writes_environment("os.environ.get('A', os.environ['B'])") == []
+
+
+def test_heavy_packages_are_imported_where_they_are_used():
+    for path in SOURCES:
+        if part_of(module_name(path)) in MAY_IMPORT_ANYTHING - {"__init__"}:
+            continue
+        for node in ast.parse(path.read_text()).body:
+            names = (
+                [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+            )
+            assert not HEAVY & {name.partition(".")[0] for name in names}, f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+# --- operators --------------------------------------------------------------------------------------------
+
+
+def operators_called(function: ast.FunctionDef) -> set[str]:
+    """Names used as ``_ops.<name>``."""
+    return {
+        n.attr
+        for n in ast.walk(function)
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "_ops"
+    }
+
+
+def test_each_operator_has_one_schema_and_one_function_of_its_name():
+    schemas = re.findall(r'm\.def\("(\w+)\(', (ROOT / "csrc" / "library.cpp").read_text())
+    assert len(set(schemas)) == len(schemas) > 0
+    tree = ast.parse((PACKAGE / "ops.py").read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and operators_called(node)]
+    assert [function.name for function in functions] == schemas, "the same operators in the same order"
+    for function in functions:
+        assert operators_called(function) == {function.name}
+        assert ast.get_docstring(function), f"ops.{function.name} has no docstring"
+
+
+def test_each_function_takes_the_arguments_of_its_schema_in_their_order():
+    library = (ROOT / "csrc" / "library.cpp").read_text()
+    tree = {
+        node.name: node
+        for node in ast.parse((PACKAGE / "ops.py").read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    for name, arguments in re.findall(r'm\.def\("(\w+)\((.*?)\) ->', library):
+        names = [re.split(r"[ =]", argument.strip())[1] for argument in arguments.split(",")]
+        given = tree[name].args
+        assert [a.arg for a in given.args + given.kwonlyargs] == names, name
+
+
+def test_operators_are_reached_through_ops_alone():
+    for path in SOURCES:
+        if path.name != "ops.py":
+            assert "torch.ops" not in path.read_text(), f"{path.relative_to(ROOT)} goes round salientpp.ops"
+
+
+def test_every_kernel_of_the_table_is_registered():
+    kernels = set()
+    for path in (ROOT / "csrc").rglob("*.cpp"):
+        kernels |= set(re.findall(r'm\.impl\("(\w+)"', path.read_text()))
+    assert kernels == set(re.findall(r'm\.def\("(\w+)\(', (ROOT / "csrc" / "library.cpp").read_text()))
+
+
+def test_every_module_can_be_imported():
+    for name in sorted(MODULES - {"__init__", "__main__", COMPILED}):
+        importlib.import_module(f"salientpp.{name}")

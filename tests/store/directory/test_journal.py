@@ -1,0 +1,274 @@
+"""Laws of a partition that was stopped: the same call goes on after the last step that was done and ends in the same bytes; no other takes over its work."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from graphs import random_data, random_hetero
+
+import salientpp
+from salientpp.datasets import generate, load_dataset
+from salientpp.store.directory import writer
+from salientpp.store.directory.identity import identify
+from salientpp.store.directory.journal import JOURNAL, Journal, has_steps
+
+ROOT = Path(__file__).parents[3]
+
+_KILLED = """
+import sys
+sys.path.insert(0, "tests/support")
+from pathlib import Path
+import torch
+import salientpp
+from killed import killed_at
+from salientpp.datasets import load_dataset
+from salientpp.store.directory import journal, writer
+
+dataset, method, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+torch.set_num_threads(1)  # KaMinPar's parts vary with more
+
+def run(root):
+    typed = {"seeds": ("paper", "train"), "replicate": ("institution",)} if dataset.startswith("synthetic-mag") else {}
+    on_step = lambda step: print(step, flush=True)
+    salientpp.partition(load_dataset(dataset), 3, root, [4, 3], 16, method=method, store_as={"x": "int8"}, on_step=on_step, **typed)
+
+points = [(journal.Journal, "_save", 1, False), (writer, "_assign", 1, True), (journal.os, "replace", 2, False), (journal.Journal, "note", 1, True),
+          (writer, "_lay_out", 1, True), (writer._Writer, "write", 2, True), (journal.os, "replace", 3, True), (journal.Journal, "note", 1, True),
+          (journal.Journal, "drop", 1, True), (writer._Writer, "write", 1, False), (journal.Journal, "note", 1, True), (journal.Journal, "_add", 2, False),
+          (writer._Writer, "write", 2, True), (journal.Journal, "note", 2, True), (journal.Journal, "finish", 1, False), (journal.Journal, "finish", 1, True),
+          (writer, "_move_into_place", 1, False)]
+for point in points:
+    killed_at(*point, lambda: run(folder / "d"))
+    assert not (folder / "d").exists() and sorted(path.name for path in folder.iterdir()) == [".d.writing"]
+    print("killed", flush=True)
+run(folder / "d")
+print("done", flush=True)
+run(folder / "whole")
+"""
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["one type", "several types"])
+@pytest.mark.parametrize("method", ["metis-vip", "kaminpar-vip"])
+def test_a_partition_killed_again_and_again_ends_in_the_same_bytes(tmp_path, method, typed):
+    if method == "kaminpar-vip":
+        pytest.importorskip("kaminpar")
+    dataset = "synthetic-mag:num_papers=300,num_features=32"
+    if not typed:
+        dataset = f"converted:{generate(tmp_path / 'graph', num_vertices=400, num_features=32, train_fraction=0.2)}"
+    (tmp_path / "to").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, dataset, method, str(tmp_path / "to")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    stopped, whole = done.stdout.split("done\n")
+    runs = stopped.split("killed\n")
+    assert len(runs) == 18
+    assert [i for i, steps in enumerate(runs) if "assigning" in steps] == [1, 2, 3], "not once it was noted"
+    assert [i for i, steps in enumerate(runs) if "computing inclusion" in steps] == [4, 5, 6, 7], (
+        "not once it was noted"
+    )
+    assert "assigning" in whole and "computing inclusion" in whole
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["d", "whole"]
+    assert contents(tmp_path / "to" / "d") == contents(tmp_path / "to" / "whole")
+    salientpp.load(tmp_path / "to" / "d", verify="full")
+
+
+def test_a_disk_without_room_for_the_probabilities_is_an_error_that_the_same_command_mends(tmp_path, monkeypatch):
+    data, root = random_data(60, 300), tmp_path / "d"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(
+            OSError,
+            match=r"cannot be written \(No space left on device\); the disk is full: make room. Then give the same",
+        ):
+            salientpp.partition(data, 2, root, [3, 2], 8)
+    steps = []
+    salientpp.partition(data, 2, root, [3, 2], 8, on_step=steps.append)
+    assert not [step for step in steps if "assigning" in step]
+    assert contents(root) == contents(salientpp.partition(data, 2, tmp_path / "whole", [3, 2], 8).root)
+
+
+def test_no_step_is_done_twice(tmp_path, monkeypatch):
+    """Each run does one step and is stopped in the next."""
+    data, root, note, steps = random_data(60, 300, edge_attributes=True), tmp_path / "d", Journal.note, []
+
+    def stops(self, step, *rest):
+        if len(steps) == most:
+            raise KeyboardInterrupt
+        steps.append(step)
+        return note(self, step, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "note", stops)
+        for most in range(99):
+            try:
+                salientpp.partition(data, 2, root, [3, 2], 8)
+                break
+            except KeyboardInterrupt:
+                assert (tmp_path / ".d.writing").exists() == (most > 0)
+    assert steps == ["assignment", "layout", "indices.npy", "edge_edge_attr.npy", "part 0", "part 1"]
+    assert contents(root) == contents(salientpp.partition(data, 2, tmp_path / "whole", [3, 2], 8).root)
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """Stops a partition in its files of parts."""
+
+    def begin(data, root=tmp_path / "d", **options) -> None:
+        def stop(*arguments):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(writer, "_write_vertices", stop)
+            with pytest.raises(KeyboardInterrupt):
+                salientpp.partition(data, 2, root, [3, 2], 8, **options)
+        assert has_steps(root.parent / f".{root.name}.writing")
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"num_parts": 3}, "num_parts was 2, is 3"),
+        ({"num_neighbors": [3, 3]}, r"num_neighbors was \[\[3, 2\]\], is \[\[3, 3\]\]"),
+        ({"batch_size": 9}, "batch_size was 8, is 9"),
+        ({"seed": 1}, "seed was 0, is 1"),
+        (
+            {"tolerance": 0.1, "seeds": "val"},
+            r'seeds was \[null, "train"\], is \[null, "val"\]; tolerance was 0.05, is 0.1',
+        ),
+        ({"method": "random"}, 'method was "metis-vip", is "random"'),
+        ({"method": torch.arange(60) % 2}, 'method was "metis-vip", is '),
+        ({"store_as": {"x": "fp16"}}, r'store_as was \[\], is \[\[null, "x", "fp16"\]\]'),
+        ({"x": ...}, "x of the data differ"),
+        ({"edge_index": ...}, "edges, ends of edges, order of edges of the data differ"),
+        ({"train_mask": ...}, "split train of the data differ"),
+        ({"more": ...}, "more of the data differ"),
+    ],
+    ids=str,
+)
+def test_another_call_is_refused_or_begins_anew(tmp_path, begun, change, text):
+    data = random_data(60, 300, directed=True)
+    begun(data)
+    before = contents(tmp_path / ".d.writing")
+    arguments = {"num_parts": 2, "num_neighbors": [3, 2], "batch_size": 8}
+    others = {"x": data.x + 1, "edge_index": data.edge_index.flip(0), "train_mask": ~data.train_mask, "more": data.x}
+    if others.keys() & change:
+        data = data.clone()
+        data.update({name: others[name] for name in change})
+    else:
+        arguments |= change
+    with pytest.raises(
+        ValueError, match=rf"d was begun by a partition that is not this one: {text}.*pass overwrite \(--overwrite\)"
+    ):
+        salientpp.partition(data, root=tmp_path / "d", **arguments)
+    assert contents(tmp_path / ".d.writing") == before
+    salientpp.partition(data, root=tmp_path / "d", overwrite=True, **arguments)
+    whole = salientpp.partition(data, root=tmp_path / "whole", **arguments)
+    assert contents(tmp_path / "d") == contents(whole.root)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "whole"]
+
+
+def test_a_mapped_source_is_known_by_its_files(tmp_path, begun):
+    graph = generate(tmp_path / "graph", num_vertices=400, num_features=32, train_fraction=0.2)
+    data = load_dataset(f"converted:{graph}")
+    assert len(identify(data.x)) == 6 and identify(data.x) == identify(load_dataset(f"converted:{graph}").x)
+    begun(data)
+    steps = []
+    salientpp.partition(load_dataset(f"converted:{graph}"), 2, tmp_path / "d", [3, 2], 8, on_step=steps.append)
+    assert len(steps) == 2
+    begun(data, tmp_path / "e")
+    os.utime(graph / "n0.x.npy", (1, 1))
+    with pytest.raises(ValueError, match="not this one: x of the data differ"):
+        salientpp.partition(load_dataset(f"converted:{graph}"), 2, tmp_path / "e", [3, 2], 8)
+    changed = load_dataset(f"converted:{graph}")
+    before = identify(changed.x)
+    changed.x[0, 0] += 1  # of this process alone: the file does not say so
+    assert len(before) == 6 and len(identify(changed.x)) == 3
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.float64]
+)
+def test_the_identity_of_an_array_is_of_its_values_dtype_and_shape(dtype, monkeypatch):
+    from salientpp.store.directory import identity
+
+    array = torch.arange(60).view(20, 3).remainder(2).to(dtype)
+    monkeypatch.setattr(identity, "_PIECE_BYTES", 7)
+    said = identify(array)
+    assert said == identify(array.clone()) == identify(array.t().contiguous().t())
+    others = [array.view(10, 6), array[1:], array.flip(0), array.to(torch.int32), torch.cat([array[:-1], array[:1]])]
+    assert len({str(identify(other)) for other in [array, *others]}) == 6
+    assert identify(array[:0]) != identify(array.view(10, 6)[:0])
+
+
+def test_a_file_that_was_altered_is_written_again(tmp_path, begun):
+    data = random_data(60, 300)
+    whole = contents(salientpp.partition(data, 2, tmp_path / "whole", [3, 2], 8).root)
+    for name in ("indices.npy", "part-00001/vip.npy", "original_id.npy"):
+        begun(data)
+        (file,) = (tmp_path / ".d.writing").glob(name)
+        altered = bytearray(file.read_bytes())
+        altered[-3] ^= 1
+        file.write_bytes(altered)
+        salientpp.partition(data, 2, tmp_path / "d", [3, 2], 8)
+        assert contents(tmp_path / "d") == whole
+        (tmp_path / "d").rename(tmp_path / f"d of {name.replace('/', ' ')}")
+
+
+def test_a_line_of_the_journal_that_does_not_end_was_not_written(tmp_path, begun):
+    data = random_hetero()
+    begun(data)
+    journal = tmp_path / ".d.writing" / JOURNAL
+    noted = journal.read_text()
+    journal.write_text(f'{noted}{{"step": "n0.part 0", "files": {{"part')
+    salientpp.partition(data, 2, tmp_path / "d", [3, 2], 8)
+    assert contents(tmp_path / "d") == contents(salientpp.partition(data, 2, tmp_path / "whole", [3, 2], 8).root)
+    begun(data, tmp_path / "e")
+    journal = tmp_path / ".e.writing" / JOURNAL
+    journal.write_text(journal.read_text().replace('"files"', '"pile"', 1))
+    with pytest.raises(ValueError, match=rf"{JOURNAL} cannot be read \('files'\); remove .*\.e\.writing"):
+        salientpp.partition(data, 2, tmp_path / "e", [3, 2], 8)
+    assert journal.exists(), "it is not this run's to remove"
+
+
+def test_a_directory_is_written_by_one_process_and_never_where_others_may_lie_in_wait(tmp_path, begun):
+    import fcntl
+
+    data = random_data(60, 300)
+    begun(data)
+    held = os.open(tmp_path / ".d.writing", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    before = contents(tmp_path / ".d.writing")
+    with pytest.raises(ValueError, match="another process is writing .*/d; wait for it"):
+        salientpp.partition(data, 2, tmp_path / "d", [3, 2], 8)
+    os.close(held)
+    assert contents(tmp_path / ".d.writing") == before
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".e.writing").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"\.e\.writing is no directory of yours; remove it, or choose another root"):
+        salientpp.partition(data, 2, tmp_path / "e", [3, 2], 8)
+    (tmp_path / ".f.writing").mkdir()
+    (tmp_path / ".f.writing" / "thesis.txt").touch()
+    with pytest.raises(ValueError, match=r"\.f\.writing exists and is not empty"):
+        salientpp.partition(data, 2, tmp_path / "f", [3, 2], 8)
+    assert stat.S_ISREG((tmp_path / ".f.writing" / "thesis.txt").stat().st_mode)

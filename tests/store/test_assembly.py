@@ -1,0 +1,181 @@
+"""Laws of `salientpp.store.assembly` and of the recipes of `salientpp.store.fetch`: rows of all tiers end up in the batch's order, with and without the kernel.
+
+Without a GPU the kernel runs in Triton's interpreter, and is compiled for GPUs that are not there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+
+import numpy as np
+import pytest
+import torch
+from graphs import identity_features
+
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.store import fetch
+from salientpp.store.assembly import NUM_TENSORS, assemble_rows, run_kernel
+from salientpp.store.cache import FeatureCache
+from salientpp.store.fetch import Packed
+from salientpp.store.tiers import IdSet, Places, Tier, Tiers
+from tests.store.test_tiers import FRACTIONS, random_case, sources
+
+triton = pytest.importorskip("triton")
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
+SHAPES = [(), (3,), (100,), (7, 5), (301,), (0,)]
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The kernel in Triton's interpreter, which takes tensors on the CPU."""
+    from salientpp.store import assembly_kernel
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    importlib.reload(assembly_kernel)
+    yield
+    monkeypatch.undo()
+    importlib.reload(assembly_kernel)
+
+
+def random_rows(generator: np.random.Generator, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Any bytes that make a value of the dtype."""
+    return torch.from_numpy(generator.integers(0, 100, size=(size, *shape))).to(dtype)
+
+
+# --- the kernel -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_come_from_the_sources_laid_end_to_end(interpreted, dtype, shape, index_dtype):
+    generator = np.random.default_rng(0)
+    for sizes in [(5, 3, 4, 0, 9), (0, 0, 7), (6,), (1, 0, 0, 0, 1)]:
+        sources = [random_rows(generator, size, shape, dtype) for size in sizes]
+        index = torch.from_numpy(generator.integers(0, sum(sizes), size=57)).to(index_dtype)
+        want = torch.cat(sources)[index.long()]
+        for function in (assemble_rows, run_kernel) if want.numel() else (assemble_rows,):
+            out = random_rows(generator, 57, shape, dtype)
+            function(sources, index, out)
+            assert torch.equal(out, want), function.__name__
+
+
+def test_more_tensors_than_the_kernel_takes_are_refused():
+    with pytest.raises(ValueError, match=r"at most 5 tensors, got 6"):
+        run_kernel([torch.ones(1)] * 6, torch.tensor([0]), torch.empty(1))
+
+
+def test_nothing_is_written_beside_the_output(interpreted):
+    whole = torch.full((20, 3), -1.0)
+    run_kernel([identity_features(10)], torch.arange(10, dtype=torch.int32), whole[5:15])
+    assert whole[5:15, 0].tolist() == list(range(10)) and (whole[:5] == -1).all() and (whole[15:] == -1).all()
+
+
+@pytest.mark.parametrize("words, widest", [(25, "b64"), (50, "v2.b64")])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_kernel_compiles_for_gpus_and_moves_16_bytes_where_rows_allow(capability, words, widest):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from salientpp.store import assembly_kernel
+
+    pointers = ["out", "index", *(f"source_{i}" for i in range(NUM_TENSORS))]
+    sizes = [*(f"end_{i}" for i in range(NUM_TENSORS - 1)), "num_rows"]
+    columns = min(triton.next_power_of_2(words), 128)
+    constants = {"WORDS": words, "ROWS": 1024 // columns, "COLUMNS": columns}
+    signature = {
+        **dict.fromkeys(pointers, "*i64"),
+        "index": "*i32",
+        **dict.fromkeys(sizes, "i32"),
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}
+    source = ASTSource(assembly_kernel._assemble, signature, constants, aligned)
+    assembly = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
+    loads = set(re.findall(r"ld\.global\.(\w+(?:\.\w+)?)", assembly)) - {"b32"}
+    stores = set(re.findall(r"st\.global\.(\w+(?:\.\w+)?)", assembly))
+    assert loads == stores == {widest}
+
+
+# --- recipes ----------------------------------------------------------------------------------------------
+
+
+def random_tiers(
+    seed: int, gpu_fraction: float, cache_fraction: float, zero_copy: bool, cache_share: float
+) -> tuple[Tiers, torch.Tensor]:
+    book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
+    begin, end = book.range_of(part_id)
+    x = identity_features(book.num_vertices, 2)
+    tiers = Tiers.of(book, part_id, sources(x=x[begin:end].clone()), gpu_ids=gpu_ids, device=CPU, zero_copy=zero_copy)
+    if len(cache_ids):
+        cache = FeatureCache(IdSet.of(cache_ids, book.num_vertices), {"x": x[cache_ids]})
+        scores = torch.from_numpy(np.random.default_rng(seed).random(book.num_vertices))
+        cache = cache.on_device(scores, int(cache_share * len(cache_ids)) * x[0].nbytes, CPU)
+        tiers = dataclasses.replace(tiers, copies=cache.tiers(zero_copy))
+    return tiers, n_id
+
+
+@pytest.mark.parametrize("kernel", ["kernel", "torch"])
+@pytest.mark.parametrize("cache_share", [0, 0.4, 1])
+@pytest.mark.parametrize("zero_copy", [False, True])
+@FRACTIONS
+def test_a_recipe_puts_every_row_in_its_place(
+    interpreted, monkeypatch, gpu_fraction, cache_fraction, zero_copy, cache_share, kernel
+):
+    if kernel == "kernel":
+        monkeypatch.setattr(
+            fetch, "assemble_rows", lambda tensors, index, out: run_kernel(tensors, index, out) if out.numel() else None
+        )
+    way = Packed(CPU)
+    for seed in range(4):
+        tiers, n_id = random_tiers(seed, gpu_fraction, cache_fraction, zero_copy, cache_share)
+        places = tiers.look_up(n_id)
+        recipe = way.plan(tiers, places)
+        packed = way.take(tiers, "x", recipe)
+        arrived = places.remote_id.float().view(-1, 1).repeat(1, 2)
+        out = way.put_together(tiers, "x", recipe, packed, arrived)
+        assert torch.equal(out[:, 0].long(), n_id) and torch.equal(out[:, 1], out[:, 0])
+        if zero_copy:
+            assert packed.numel() == 0
+        else:
+            on_device = sum(slot.numel() for tier, _, slot in tiers.groups(places) if tier.memory == "gpu")
+            assert len(packed) == len(n_id) - len(arrived) - on_device, "nothing is packed that need not be"
+
+
+def test_the_highest_scores_go_to_the_device_until_it_is_full():
+    ids = torch.arange(3, 13)
+    rows = {"x": identity_features(20, 2)[ids], "y": ids.clone()}  # 16 bytes a row
+    cache = FeatureCache(IdSet.of(ids, 20), rows)
+    scores = torch.zeros(20)
+    scores[[4, 8, 11]] = torch.tensor([3.0, 1.0, 2.0])
+    for num_bytes, kept in [(0, []), (15, []), (16, [4]), (47, [4, 11]), (48, [4, 8, 11])]:
+        tiered = cache.on_device(scores, num_bytes, CPU)
+        assert tiered.num_device_rows == len(kept)
+        if kept:
+            assert tiered.device_rows["y"].tolist() == tiered.device_rows["x"][:, 0].tolist() == kept
+            assert tiered.device_members.ids.tolist() == kept
+            assert [tier.members for tier in tiered.tiers(False)] == [tiered.device_members, cache.members], (
+                "the device's come first"
+            )
+        assert tiered.rows is cache.rows
+    assert cache.on_device(scores, 10**6, CPU).device_rows["y"].tolist() == ids.tolist()
+
+
+def test_one_part_without_device_rows_is_packed_as_it_is():
+    tiers = Tiers.of(PartitionBook.trivial(10), 0, sources(x=identity_features(10)), device=CPU)
+    recipe = Packed(CPU).plan(tiers, tiers.look_up(torch.tensor([3, 3, 9])))
+    assert recipe.index is None and [slot.tolist() for slot in recipe.packed] == [[3, 3, 9]]
+
+
+@pytest.mark.parametrize("sizes, dtype", [((2**31 - 3, 2), torch.int32), ((2**31 - 2, 2), torch.int64)])
+def test_places_beyond_two_billion_rows_get_a_wide_index(sizes, dtype):
+    # Rows without columns: they are numbered, and take no memory.
+    book = PartitionBook(torch.tensor([0, sizes[0], sum(sizes)]))
+    tiers = Tiers(book, 0, Tier("cpu", None, sources(x=torch.empty(sizes[0], 0)), True, "cpu"))
+    last = torch.tensor([sizes[0] - 1])
+    places = Places([torch.tensor([0])], [last], torch.tensor([1, 2]), torch.tensor([5, 6]), torch.tensor([0, 2]))
+    index = Packed(CPU).plan(tiers, places).index
+    assert index.dtype == dtype and index.tolist() == [sizes[0] - 1, sizes[0], sizes[0] + 1]

@@ -1,0 +1,276 @@
+"""Laws of batches that are put together on a device: they are the very batches that the CPU gives.
+
+Without a GPU the packed path runs on the CPU: streams do nothing, "pinned" memory is ordinary, the device's rows are a tensor
+like any other. What only a GPU can show is in tests/project/test_cuda.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+
+import distributed
+import pytest
+import torch
+import torch._dynamo.testing
+from graphs import RELATIONS, random_data, random_hetero
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.store.fetch import InPlace, Packed
+from tests.loader.test_loader import assert_same_batches, known_data, make
+
+N = 250
+
+
+def packed(loader: NeighborLoader, serves: bool = False) -> NeighborLoader:
+    """Let a loader on the CPU put its batches together as for a device; with ``serves`` the rows for other ranks too."""
+    loader._fetch.own = Packed(loader.device)
+    loader._fetch.served = Packed(loader.device, decodes=False) if serves else InPlace(decodes=False)
+    return loader
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return known_data()
+
+
+@pytest.fixture(scope="module")
+def part(data, tmp_path_factory) -> salientpp.PartitionedGraph:
+    return salientpp.partition(data, 1, tmp_path_factory.mktemp("packed") / "d", [4, 3], 16)
+
+
+# --- laws 1 to 3 ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpu_fraction", [0, 0.3, 1.0])
+@pytest.mark.parametrize("source", ["data", "part"])
+def test_packed_batches_are_those_of_the_cpu(data, part, source, gpu_fraction):
+    graph, nodes = (data, data.train_mask) if source == "data" else (part, "train")
+    want = list(make(graph, input_nodes=nodes))
+    for depth, num_workers, zero_copy in itertools.product([1, 4, 10], [0, 2], [False, True]):
+        options = {"gpu_fraction": gpu_fraction, "depth": depth, "num_workers": num_workers, "zero_copy": zero_copy}
+        assert_same_batches(list(packed(make(graph, input_nodes=nodes, **options))), want)
+
+
+@pytest.mark.parametrize("gpu_fraction", [0, 0.4])
+def test_packed_batches_of_several_types_are_those_of_the_cpu(gpu_fraction):
+    graph = random_hetero(paper=60, author=40, venue=5)
+    options = {
+        "num_neighbors": dict.fromkeys(RELATIONS, [3, 2]),
+        "input_nodes": "paper",
+        "batch_size": 8,
+        "seed": 1,
+        "gpu_fraction": gpu_fraction,
+    }
+    for one, other in zip(NeighborLoader(graph, **options), packed(NeighborLoader(graph, **options)), strict=True):
+        assert one.to_dict().keys() == other.to_dict().keys()
+        for store, same in zip(one.stores, other.stores, strict=True):
+            assert list(store.keys()) == list(same.keys()), "also in their order"
+            for name, value in store.items():
+                assert torch.equal(value, same[name]) if isinstance(value, torch.Tensor) else value == same[name], name
+
+
+def test_packed_batches_of_links_are_those_of_the_cpu(data):
+    options = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
+    loaders = (
+        LinkNeighborLoader(data, gpu_fraction=0.2, **options),
+        packed(LinkNeighborLoader(data, gpu_fraction=0.2, **options)),
+    )
+    assert_same_batches(*map(list, loaders))
+
+
+def _compare_on_ranks(rank: int, root: str, grid: list[dict]) -> int:
+    part = salientpp.load(root)
+    common = {"batch_size": 16, "shuffle": True, "seed": 3}
+    plain = NeighborLoader(part, [4, 3], "train", replication_factor=0.3, **common)
+    want, compared = list(plain), 0
+    sent = plain.stats().bytes_sent
+    for options in grid:
+        serves = options.pop("serves")
+        loader = packed(NeighborLoader(part, [4, 3], "train", replication_factor=0.3, **common, **options), serves)
+        batches = list(loader)
+        assert_same_batches(batches, want)
+        assert torch.equal(batches[0].x[:, 0].long(), part.original_id(batches[0].n_id))
+        assert loader.stats().bytes_sent == sent, "how batches are put together changes nothing on the wire"
+        compared += len(batches)
+    return compared
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_packed_batches_of_several_ranks_are_those_of_the_cpu(tmp_path, world_size):
+    salientpp.partition(random_data(), world_size, tmp_path / "d", [4, 3], 16)
+    row_bytes = 3 * 4
+    keys = "depth", "gpu_fraction", "gpu_cache_bytes", "zero_copy", "serves"
+    grid = [
+        dict(zip(keys, values))
+        for values in [
+            (1, 0, 0, False, False),
+            (10, 0.3, 0, False, True),
+            (10, 0.3, 7 * row_bytes, False, False),
+            (4, 0.5, 10**6, True, True),
+            (10, 1.0, 7 * row_bytes, True, False),
+        ]
+    ]
+    assert all(count > len(grid) for count in distributed.run(_compare_on_ranks, world_size, str(tmp_path / "d"), grid))
+
+
+def test_an_adjacency_in_csr_comes_along():
+    data = Data(x=torch.randn(30, 2), adj_t=torch.eye(30).roll(1, 0).to_sparse_csr())
+    for one, other in zip(make(data, batch_size=7), packed(make(data, batch_size=7)), strict=True):
+        assert torch.equal(one.adj_t.to_dense(), other.adj_t.to_dense()) and one.adj_t.values().numel() > 0
+        assert torch.equal(one.x, other.x)
+
+
+# --- arguments --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    "stored, delivered", [(torch.float16, torch.float32), (torch.int8, torch.bfloat16), (torch.float32, torch.float16)]
+)
+def test_x_may_be_stored_narrower_than_it_is_delivered(stored, delivered, on_device):
+    data = random_data(100, 600)
+    data.x, data.other = data.x.to(stored), data.x.to(torch.float64)
+    want = list(make(data))
+    loader = make(data, dtype=delivered, gpu_fraction=0.5)
+    got = list(packed(loader) if on_device else loader)
+    for one, other in zip(want, got, strict=True):
+        assert other.x.dtype == delivered and torch.equal(one.x.to(delivered), other.x)
+        assert other.other.dtype == torch.float64, "only x is converted"
+    assert loader.memory()["cpu"] == make(data).memory()["cpu"], "it is kept as it is stored"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"gpu_cache_bytes": -1}, r"gpu_cache_bytes must be an integer >= 0 .*, got -1"),
+        ({"gpu_cache_bytes": 1e9}, r"gpu_cache_bytes must be an integer >= 0 .*, got 1000000000.0"),
+        ({"zero_copy": "yes"}, r"zero_copy must be True or False, got 'yes'"),
+        ({"dtype": "half"}, r"dtype must be a torch.dtype .*, got 'half'"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(data, **options)
+
+
+def _share_a_cache(rank: int, root: str) -> None:
+    part = salientpp.load(root)
+    make_loader = lambda **options: NeighborLoader(part, [4, 3], "train", batch_size=16, seed=3, **options)  # noqa: E731
+    owner = make_loader(replication_factor=0.5, gpu_cache_bytes=120)
+    assert owner.memory()["gpu"] == 120 and owner.cache.num_device_rows == 10
+    other = packed(make_loader(cache=owner.cache))
+    assert other.cache.device_rows is owner.cache.device_rows
+    assert_same_batches(list(other), list(owner))
+    with pytest.raises(ValueError, match="gpu_cache_bytes is for a cache that the loader makes"):
+        make_loader(cache=owner.cache, gpu_cache_bytes=5)
+
+
+def test_a_shared_cache_brings_its_device_rows(tmp_path):
+    salientpp.partition(random_data(), 2, tmp_path / "d", [4, 3], 16)
+    distributed.run(_share_a_cache, 2, str(tmp_path / "d"))
+
+
+# --- memory and the training loop -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_only_what_travels_is_pinned_unless_rows_are_read_in_place(data, monkeypatch, zero_copy):
+    pinned = []
+
+    def pin(tensor):
+        pinned.append(tensor.nbytes)
+        return tensor
+
+    for module in ("tiers", "cache", "fetch"):
+        monkeypatch.setattr(f"salientpp.store.{module}.pinned", pin)
+    data = Data(x=torch.zeros(N, 500), edge_index=data.edge_index)
+    loader = packed(make(data, zero_copy=zero_copy))
+    assert pinned == ([data.x.nbytes] if zero_copy else []), "nothing is pinned before there is a batch"
+    pinned.clear()
+    largest = max(batch.edge_index.nbytes for batch in loader)
+    assert 0 < max(pinned) <= largest
+
+
+def test_batches_under_way_are_counted_and_bounded(data):
+    data = Data(x=torch.zeros(N, 16), edge_index=data.edge_index)
+    for depth, most in [(1, 2), (3, 3), (10, 6)]:
+        loader = packed(make(data, depth=depth, gpu_fraction=0.5))
+        assert loader.memory()["batches"] == 0
+        sizes = [batch.x.nbytes + batch.edge_index.nbytes + batch.n_id.nbytes + batch.e_id.nbytes for batch in loader]
+        # A batch, what it was made from (packed rows, places), and its other attributes.
+        assert most * max(sizes) < loader.memory()["batches"] < most * 2.5 * max(sizes)
+
+
+def test_no_more_batches_are_on_the_device_than_the_statement_says(data):
+    alive, most = weakref.WeakSet(), 0
+    loader = packed(make(data, depth=10))  # every row is packed, and the batch's x is what was packed
+    original = loader._stages.copy_to_device
+
+    def copy_to_device(state):
+        nonlocal most
+        result = original(state)
+        alive.add(result.taken.own[None, "x"])
+        most = max(most, len(alive))
+        return result
+
+    loader._stages.copy_to_device = copy_to_device
+    for _ in loader:
+        pass
+    assert 2 <= most <= loader._new_pipeline().num_past("copy_to_device") + 1
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_compiled_model_is_compiled_once(data, on_device):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    model = GraphSAGE(3, 8, num_layers=2, out_channels=4)
+    compiled = torch.compile(model, backend=counter)
+    loader = make(Data(x=torch.randn(N, 3), edge_index=data.edge_index), batch_size=48)
+    sizes = set()
+    for batch in packed(loader) if on_device else loader:
+        sizes.add((batch.x.size(0), batch.edge_index.size(1)))
+        torch.testing.assert_close(compiled(batch.x, batch.edge_index), model(batch.x, batch.edge_index))
+    assert len(sizes) > 3, "batches differ in size"
+    graphs_of_one_call = counter.frame_count
+    for batch in loader:
+        compiled(batch.x, batch.edge_index)
+    assert counter.frame_count == graphs_of_one_call <= 1 + 3, (
+        "a second epoch compiles nothing, and the first no more than its frames"
+    )
+
+
+def test_autocast_works_on_batches(data):
+    model = GraphSAGE(3, 8, num_layers=2, out_channels=4)
+    for batch in packed(make(Data(x=torch.randn(N, 3), edge_index=data.edge_index), dtype=torch.bfloat16)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(batch.x, batch.edge_index)
+        out.float().sum().backward()
+        assert out.dtype == torch.bfloat16 and all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def _train_sharded(rank: int, root: str) -> list[float]:
+    from torch.distributed.fsdp import fully_shard
+
+    part = salientpp.load(root)
+    torch.manual_seed(0)
+    model = GraphSAGE(3, 8, num_layers=2, out_channels=7)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses = []
+    for batch in packed(NeighborLoader(part, [4, 3], "train", batch_size=16, replication_factor=0.2, seed=1)):
+        loss = torch.nn.functional.cross_entropy(model(batch.x / 400, batch.edge_index)[: batch.batch_size], batch.y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_sharded_model_trains_on_batches(tmp_path):
+    salientpp.partition(random_data(), 2, tmp_path / "d", [4, 3], 16)
+    losses = distributed.run(_train_sharded, 2, str(tmp_path / "d"))
+    assert len(losses[0]) == len(losses[1]) > 2 and all(0 < loss < 10 for loss in losses[0] + losses[1])

@@ -1,0 +1,194 @@
+"""How do tests run whole scripts, without a wait of seconds for each to import torch and PyG? In forks of an interpreter that has done so.
+
+``python()`` is the path of an executable that stands for ``sys.executable``: ``[python(), "script.py", ...]``, also with ``-u``, ``-c`` and ``-m``.
+It asks a server, of which each process of pytest starts one, for a fork. The fork takes the caller's arguments, environment, folder and files 0 to 2,
+runs the script as ``__main__`` and ends as every interpreter does: threads, ``atexit``, what ``__main__`` still holds, exit code. The caller ends with its
+exit code or signal, passes SIGTERM and SIGINT on, and if it is killed, so is the script.
+
+What a fork cannot show needs ``sys.executable``: how the interpreter starts, what an import does, variables that C libraries read when they are loaded, how
+much memory is in use. No thread may run where it forks, so the server starts none, and ``OMP_NUM_THREADS`` is applied to torch afterwards. Nor does it know
+``-W`` and ``PYTHONWARNINGS``, give ``__main__`` a ``__loader__``, or print the traceback of a script that cannot be compiled in as few lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT)
+PR_SET_PDEATHSIG = 1
+
+
+# --- the process that wants a script to run ------------------------------------------------------------------
+
+
+def python() -> str:
+    """The path of the executable; starts the server when it is first asked for."""
+    if not _started:
+        _started.extend(_start())
+    return os.path.join(_started[0].name, "python")
+
+
+_started: list = []  # the folder of the executable, which is removed with it, and the server
+
+
+def _start() -> tuple:
+    import stat
+    import subprocess
+    import tempfile
+    from pathlib import Path
+
+    folder = tempfile.TemporaryDirectory(prefix="forked-python-")
+    name = f"\0{folder.name}"  # of a socket that has no file
+    file = Path(folder.name) / "python"
+    here = Path(__file__).parent
+    file.write_text(
+        f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(here)!r})\n"
+        f"from forked_python import ask\nask({name!r}, sys.argv[1:])\n"
+    )
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    paths = filter(None, [str(here.parents[1]), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen(64)
+        server = subprocess.Popen(
+            [sys.executable, __file__, str(listener.fileno())],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+        )
+    return folder, server
+
+
+def ask(name: str, arguments: list[str]) -> None:
+    """What the executable does: has the server run the script, and ends as that does."""
+    # A signal waits until there is a script to pass it to: the script may run, and show itself, before its number is known here.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(name)
+        socket.send_fds(server, [b"\n"], [0, 1, 2])
+        server.sendall(json.dumps([arguments, dict(os.environ), os.getcwd()]).encode() + b"\n")
+        answers = server.makefile()
+        pid = int(answers.readline())
+        for number in PASSED_ON:
+            signal.signal(number, lambda number, frame: os.kill(pid, number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        code = int(answers.readline())
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+# --- the server ----------------------------------------------------------------------------------------------
+
+
+def serve(listener: socket.socket) -> list[str]:
+    """Forks for each that asks. Returns in the forks only, in place of a new interpreter, with what stands behind ``python`` on the command line."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _bury)
+    while True:
+        connection, _ = listener.accept()
+        if os.fork():
+            connection.close()
+            continue
+        listener.close()
+        _die_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _, files, _, _ = socket.recv_fds(connection, 1, 3)
+        arguments, environment, folder = json.loads(connection.makefile().readline())
+        if pid := os.fork():
+            for file in files:
+                os.close(file)
+            _wait(pid, connection)
+        connection.close()
+        _die_with_parent()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        return arguments
+
+
+def _bury(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _wait(pid: int, connection: socket.socket) -> None:
+    """Tells who asked for the script which process it is and how it ended; ends it if nobody listens any more."""
+    import select
+
+    end = os.pidfd_open(pid)
+    with contextlib.suppress(OSError):
+        connection.sendall(b"%d\n" % pid)
+    if end not in select.select([end, connection], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(OSError):
+        connection.sendall(b"%d\n" % code)
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def run(arguments: list[str], installed: list[str]) -> None:
+    """What the interpreter does with its command line, in the namespace of ``__main__``."""
+    import builtins
+    import runpy
+    import types
+
+    import numpy
+    import torch
+
+    numpy.random.seed()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count()))
+    if arguments[0] == "-u" or os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True)
+    arguments = arguments[arguments[0] == "-u" :]
+    folder = os.path.dirname(os.path.abspath(arguments[0])) if arguments[0][:1] != "-" else ""
+    sys.path[:] = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *installed]
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        code, file = compile(arguments[1], "<string>", "exec"), {}
+    else:
+        sys.argv = arguments
+        with open(arguments[0], "rb") as script:
+            code, file = compile(script.read(), arguments[0], "exec"), {"__file__": arguments[0]}
+    # A new module: the collector, which has been told to leave older objects alone, must find at the end what the script holds.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    namespace = main.__dict__
+    namespace.update(__builtins__=builtins, **file)
+    exec(code, namespace)
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    import preloaded  # noqa: F401
+
+    threads = {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")}
+    if len(threads - {"jemalloc_bg_thd"}) > 1:  # pyarrow's, which stops for a fork
+        raise RuntimeError(f"expected no thread besides the main one where scripts are forked, got {threads}")
+    own = len(os.environ["PYTHONPATH"].split(os.pathsep))
+    run(serve(socket.socket(fileno=int(sys.argv[1]))), sys.path[1 + own :])

@@ -1,0 +1,400 @@
+"""Laws of a loader that looks ahead: batches are the same, bit for bit; what is fetched is what the analysis counts; whatever happens to an epoch, no row is
+another's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from graphs import random_data, random_hetero
+from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
+from salientpp.analysis.volume import analyze
+from salientpp.store.fetch import Packed
+from tests.loader.test_ranks_like_one import check_batches, whole
+
+FANOUTS, BATCH = [4, 3], 8
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> str:
+    """Two parts; the row of a vertex is its old id, wide enough that rows take more than ids."""
+    data = random_data(600, 3600)
+    data.x = torch.arange(600, dtype=torch.float32).unsqueeze(1) * torch.ones(64)
+    data.train_mask = torch.arange(600) % 3 != 0
+    root = tmp_path_factory.mktemp("ahead") / "two"
+    salientpp.partition(data, 2, root, FANOUTS, BATCH)
+    salientpp.partition(data, 3, root.with_name("three"), FANOUTS, BATCH)
+    return str(root)
+
+
+def _loader(part: Any, **options: Any) -> NeighborLoader:
+    options = {
+        "input_nodes": "train", "shuffle": True, "seed": 3, "batch_size": BATCH, "replication_factor": 0.3, "lookahead": 5, **options
+    }  # fmt: skip
+    return NeighborLoader(part, FANOUTS, **options)
+
+
+def _check(loader: Any) -> None:
+    """An epoch's batches are those that one process draws, with the rows of their vertices."""
+    data = whole(salientpp.load(loader.data.root))
+    check_batches(loader, NeighborSampler(data, FANOUTS), data, "sample_from_nodes")
+
+
+def _right(batch: Any, part: Any) -> bool:
+    return torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+
+
+# --- batches, and what is fetched ---------------------------------------------------------------------------
+
+
+def _epochs(rank: int, root: str, options: dict[str, Any], epochs: int) -> tuple[int, int, int]:
+    loader = _loader(salientpp.load(root), **options)
+    for _ in range(epochs):
+        _check(loader)
+    stats = loader.stats()
+    assert stats.rows_remote == stats.rows_fetched
+    return stats.rows_remote, stats.rows_cache, stats.rows_cpu
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"depth": 1}, {"depth": 2}, {"depth": 10, "num_workers": 2}, {"lookahead": 1}, {"lookahead": 40, "replication_factor": 0.8},
+        {"lookahead": "auto"}, {"replication_factor": 0.05, "lookahead": 2}, {"gpu_fraction": 0.3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_batches_are_the_same_and_what_is_fetched_is_what_is_counted(root, options):
+    epochs = 3
+    alpha, lookahead = options.get("replication_factor", 0.3), options.get("lookahead", 5)
+    found = distributed.run(_epochs, 2, root, options, epochs)
+    static = distributed.run(_epochs, 2, root, {**options, "lookahead": 0}, 1)
+    part = salientpp.load(root)
+    analysis = analyze(
+        part,
+        replication_factors=[alpha],
+        policies=["vip"],
+        epochs=epochs,
+        seed=3,
+        batch_size=BATCH,
+        lookahead=lookahead,
+    )
+    for rank, (remote, cached, _) in enumerate(found):
+        assert remote == analysis.lookahead[0].remote_rows_per_part[rank] * epochs
+        assert analysis.lookahead[0].windows[rank] > 0
+        assert cached > 0
+    assert [rows[0] for rows in static] == list(
+        analyze(part, replication_factors=[alpha], policies=["vip"], epochs=1, seed=3).results[0].remote_rows_per_part
+    )
+    if options.get("lookahead") == "auto":
+        assert sum(rows[0] for rows in found) < epochs * sum(rows[0] for rows in static)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"replace": True}, {"disjoint": True}, {"subgraph_type": "induced"}, {"subgraph_type": "bidirectional"}, {"weight_attr": "w"},
+        {"time_attr": "time"}, {"time_attr": "time", "temporal_strategy": "last"}, {"shared_draws": "batch"}, {"shared_draws": "batch", "disjoint": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_scouts_see_the_very_vertices_of_a_batch(options):
+    data = random_data(300, 1800)
+    data.w, data.time = torch.rand(data.num_edges), torch.randint(0, 50, (300,))
+    sampler = NeighborSampler(data, FANOUTS, **options)
+    seeds = torch.arange(0, 300, 7)
+    times = torch.full_like(seeds, 40) if "time_attr" in options else None
+    nodes = NodeSamplerInput(None, seeds, times)
+    edges = EdgeSamplerInput(None, seeds, seeds.flip(0), time=times)
+    for key in range(3):
+        for draw_key in (None, 77):
+            for draw, inputs in ((sampler.sample_from_nodes, nodes), (sampler.sample_from_edges, edges)):
+                seen = draw(inputs, key=key, draw_key=draw_key, only_vertices=True)
+                assert torch.equal(seen.node, draw(inputs, key=key, draw_key=draw_key).node)
+
+
+def test_scouts_see_the_very_vertices_of_every_type():
+    data = random_hetero()
+    sampler = NeighborSampler(data, FANOUTS)
+    type_ = data.node_types[0]
+    inputs = NodeSamplerInput(None, torch.arange(5), None, type_)
+    whole, seen = (sampler.sample_from_nodes(inputs, key=4, only_vertices=only).node for only in (False, True))
+    assert whole.keys() == seen.keys() and all(torch.equal(ids, seen[name]) for name, ids in whole.items())
+
+
+@pytest.mark.parametrize("lookahead", [5, "auto"])
+def test_three_ranks_and_draws_that_agree_are_counted_too(root, lookahead):
+    root = root.replace("two", "three")
+    options = {"shared_draws": "batch", "draw_block": 4, "num_workers": 1, "lookahead": lookahead}
+    found = distributed.run(_alike, 3, root, options)
+    analysis = analyze(
+        salientpp.load(root), replication_factors=[0.3], policies=["vip"], epochs=2, seed=3, lookahead=lookahead, shared_draws="batch", draw_block=4
+    )  # fmt: skip
+    assert [2 * rows for rows in analysis.lookahead[0].remote_rows_per_part] == found
+
+
+def _alike(rank: int, root: str, options: dict[str, Any]) -> int:
+    part = salientpp.load(root)
+    loader, plain = _loader(part, **options), _loader(part, **{**options, "lookahead": 0})
+    for _ in range(2):
+        for ours, theirs in zip(loader, plain, strict=True):
+            assert torch.equal(ours.x, theirs.x) and torch.equal(ours.n_id, theirs.n_id) and _right(ours, part)
+            assert torch.equal(ours.edge_index, theirs.edge_index)
+    return loader.stats().rows_remote
+
+
+def test_memory_is_at_most_that_of_a_static_cache(root):
+    assert all(distributed.run(_memory, 2, root))
+
+
+def _memory(rank: int, root: str) -> bool:
+    part = salientpp.load(root)
+    for alpha, lookahead in ((0.3, 1), (0.3, 5), (0.3, "auto"), (0.8, 30)):
+        ours = _loader(part, replication_factor=alpha, lookahead=lookahead).memory()
+        static = _loader(part, replication_factor=alpha, lookahead=0).memory()
+        assert ours["lookahead"] > 0 and 0.8 * static["cache"] < ours["cache"] + ours["lookahead"] <= static["cache"]
+        assert "lookahead" not in static
+    return True
+
+
+def test_where_nothing_is_to_be_gained_it_is_the_static_cache(root):
+    assert all(distributed.run(_nothing, 2, root))
+
+
+def _nothing(rank: int, root: str) -> bool:
+    part = salientpp.load(root)
+    for alpha in (0.0, 4.0):
+        loader = _loader(part, replication_factor=alpha)
+        assert loader._ahead is None and type(loader._stages).__name__ == "BatchStages"
+        assert len(loader.cache) == _loader(part, replication_factor=alpha, lookahead=0).cache.members.ids.numel()
+        _check(loader)
+    return True
+
+
+def test_one_rank_and_objects_in_memory_look_nowhere(root):
+    data = random_data(60, 200)
+    loader = NeighborLoader(data, FANOUTS, batch_size=8, lookahead=9, replication_factor=0.5)
+    assert loader._ahead is None and all(batch.x is not None for batch in loader)
+    alone = _loader(salientpp.load(root))
+    assert alone._ahead is None
+    for batch in alone:
+        assert _right(batch, alone.data)
+
+
+# --- ways to draw -------------------------------------------------------------------------------------------
+
+
+def _ways(rank: int, root: str, what: str) -> tuple[int, int]:
+    part = salientpp.load(root)
+    options: dict[str, Any] = dict(shuffle=True, seed=3, batch_size=BATCH, num_workers=1)
+    if what == "links":
+        loaders = [
+            LinkNeighborLoader(part, FANOUTS, neg_sampling="binary", replication_factor=0.5, lookahead=ahead, **options)
+            for ahead in (6, 0)
+        ]
+    elif what == "trees":
+        loaders = [_loader(part, disjoint=True, lookahead=ahead, **options) for ahead in (6, 0)]
+    elif what == "slots":
+        loaders = [_loader(part, slots=4, join_slots=True, lookahead=ahead, **options) for ahead in (6, 0)]
+    else:
+        loaders = [_loader(part, slots=4, lookahead=ahead, **options) for ahead in (6, 0)]
+    for _ in range(2):
+        for ours, theirs in zip(*loaders, strict=True):
+            assert torch.equal(ours.x, theirs.x) and torch.equal(ours.n_id, theirs.n_id) and _right(ours, part)
+    assert loaders[0]._ahead is not None
+    rows = [loader.stats() for loader in loaders]
+    assert rows[0].rows == rows[1].rows or what in (
+        "trees",
+        "slots",
+    )  # a row of several places counts once where it is fetched
+    return rows[0].rows_remote, rows[1].rows_remote
+
+
+@pytest.mark.parametrize("what", ["links", "trees", "slots", "more slots"])
+def test_other_ways_to_draw_get_the_same_batches_of_fewer_rows(root, what):
+    found = distributed.run(_ways, 2, root, what)
+    assert sum(ours for ours, _ in found) < sum(theirs for _, theirs in found)
+
+
+def _types(rank: int, root: str) -> dict[str, int]:
+    part = salientpp.load(root)
+    options: dict[str, Any] = dict(
+        input_nodes=("paper", "train"), shuffle=True, seed=3, batch_size=4, replication_factor=0.4
+    )
+    loaders = [NeighborLoader(part, [3, 2], lookahead=ahead, **options) for ahead in (3, 0)]
+    for _ in range(3):
+        for ours, theirs in zip(*loaders, strict=True):
+            for type_ in part.node_types:
+                assert torch.equal(ours[type_].n_id, theirs[type_].n_id)
+                assert ("x" in ours[type_]) == ("x" in theirs[type_])
+                assert "x" not in ours[type_] or torch.equal(ours[type_].x, theirs[type_].x)
+    return {str(type_): 1 for type_ in loaders[0]._planners}
+
+
+def test_every_type_whose_rows_travel_has_a_cache_that_looks_ahead(tmp_path):
+    data = random_hetero()
+    for type_ in data.node_types:
+        data[type_].x = torch.rand(data[type_].num_nodes, 40 if type_ == "paper" else 24)
+    data["paper"].train_mask = torch.arange(data["paper"].num_nodes) % 2 == 0
+    salientpp.partition(data, 2, tmp_path / "types", [3, 2], 4, replicate=())
+    assert any(len(found) > 1 for found in distributed.run(_types, 2, str(tmp_path / "types")))
+
+
+# --- what may happen to an epoch ----------------------------------------------------------------------------
+
+
+def _left_early(rank: int, root: str, depth: int, uneven: str) -> int:
+    """Epochs that ranks leave at different batches, orders that jump, states that are loaded: rows are always right."""
+    part = salientpp.load(root)
+    loader = _loader(part, depth=depth, uneven=uneven, num_workers=depth % 3, replication_factor=0.2)
+    number = 0
+    for epoch, last in enumerate([2 + rank, 9, 1, 5 + 3 * rank, 100, 3]):
+        if epoch == 3:
+            loader.set_epoch(17)
+        for index, batch in enumerate(loader):
+            assert _right(batch, part), (epoch, index)
+            number += 1
+            if index == last:
+                break
+    state = loader.state_dict()
+    other = _loader(part, depth=depth, uneven=uneven, replication_factor=0.2)
+    for _, batch in zip(range(4), other):
+        assert _right(batch, part)
+    other.load_state_dict(state)
+    for batch in other:
+        assert _right(batch, part)
+    _check(other)
+    return number
+
+
+@pytest.mark.parametrize("depth", [1, 2, 10])
+@pytest.mark.parametrize("uneven", ["wrap", "drop", "exact"])
+def test_epochs_may_end_anywhere(root, depth, uneven):
+    distributed.run(_left_early, 2, root, depth, uneven)
+
+
+def _resumed(rank: int, root: str) -> bool:
+    part = salientpp.load(root)
+    first = _loader(part)
+    batches = [batch.x for batch in first]
+    for index, _ in enumerate(first):
+        if index == 6:
+            break
+    second = _loader(part, seed=None)
+    second.load_state_dict(first.state_dict())
+    plain = _loader(part, lookahead=0)
+    plain.load_state_dict(first.state_dict())
+    assert all(torch.equal(ours.x, theirs.x) for ours, theirs in zip(second, plain, strict=True))
+    return len(batches) > 7
+
+
+def test_a_resumed_epoch_goes_on_with_and_without_it(root):
+    assert all(distributed.run(_resumed, 2, root))
+
+
+def _lost(rank: int, root: str) -> bool:
+    """Batches that had entered are lost with their pipeline: the next epoch must not take rows that never came."""
+    part = salientpp.load(root)
+    loader = _loader(part)
+    for batch in loader:
+        assert _right(batch, part)
+    for planner in loader._planners.values():  # as if a batch had been decided that is never put together
+        ids = torch.arange(600)[torch.tensor([part.book.owner(torch.tensor(v)) != rank for v in range(600)])]
+        planner.forget_window()
+        planner.plan(ids, lambda: None)
+    loader._ahead._under_way += 1
+    for batch in loader:
+        assert _right(batch, part)
+    return True
+
+
+def test_rows_that_never_came_are_forgotten(root):
+    assert all(distributed.run(_lost, 2, root))
+
+
+def _fails(rank: int, root: str) -> list[str]:
+    part = salientpp.load(root)
+
+    def transform(batch):
+        if rank == 1 and batch.input_id.numel() and int(batch.input_id[0]) >= 0 and loader.stats().batches == 4:
+            raise RuntimeError("no more")
+        return batch
+
+    loader = _loader(part, transform=transform)
+    said = []
+    for _ in range(2):
+        try:
+            for batch in loader:
+                assert _right(batch, part)
+        except Exception as error:
+            said.append(str(error))
+    return said
+
+
+def test_after_a_failure_there_is_an_error_for_ever(root):
+    for said in distributed.run(_fails, 2, root):
+        assert len(said) == 2 and all("no more" in text for text in said)
+
+
+# --- what it excludes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lookahead": -2}, "lookahead must be an integer in"),
+        ({"policy": "degree"}, "policy must be 'vip' or 'vip-hop', got 'degree'"),
+        ({"gpu_cache_bytes": 100}, "lookahead=5 excludes gpu_cache_bytes="),
+        ({"zero_copy": True}, "lookahead=5 excludes zero_copy="),
+        ({"transform_sampler_output": id}, "lookahead=5 excludes transform_sampler_output="),
+        ({"lookahead": 200, "replication_factor": 0.05}, "lookahead=200 needs .* bytes for ids, more than half"),
+        ({"ranks_per_host": 2}, "rank 0 has lookahead=, with which every rank has a cache of its own, but ranks_per_host=2"),
+    ],
+)  # fmt: skip
+def test_what_it_excludes_is_said_on_every_rank(root, options, text):
+    for failed in distributed.run(_refused, 2, root, options):
+        assert failed is not None and re.search(text, failed), failed
+
+
+def _refused(rank: int, root: str, options: dict[str, Any]) -> str | None:
+    try:
+        _loader(salientpp.load(root), **options)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_its_cache_is_its_own(root):
+    assert all(distributed.run(_own, 2, root))
+
+
+def _own(rank: int, root: str) -> bool:
+    loader = _loader(salientpp.load(root))
+    with pytest.raises(RuntimeError, match="rows of a cache that looks ahead change"):
+        loader.cache  # noqa: B018
+    return True
+
+
+# --- on a device --------------------------------------------------------------------------------------------
+
+
+def test_kept_rows_are_put_in_their_places_on_a_device(root):
+    assert all(distributed.run(_packed, 2, root))
+
+
+def _packed(rank: int, root: str) -> bool:
+    """As on a device, with the CPU in its place."""
+    part = salientpp.load(root)
+    loader = _loader(part, gpu_fraction=0.2)
+    loader._fetch.own = loader._fetch.served = Packed(torch.device("cpu"))
+    for _ in range(2):
+        for batch in loader:
+            assert _right(batch, part)
+    assert loader.stats().rows_cache > 0
+    return True

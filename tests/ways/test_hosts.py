@@ -1,0 +1,533 @@
+"""Laws of hosts with several ranks: they hold one copy of rows and one cache, fetch a row once, and batches are those of ranks that are alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+import warnings
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from graphs import random_data
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.analysis.host_volume import analyze_hosts
+from salientpp.ranks import shared_memory as shared
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.placement import Placement
+from salientpp.ranks.shared_memory import Offer, mapped, sharing
+from salientpp.store.fetch import Packed
+from salientpp.vip.policies import add_scores, plan_cache, score
+from salientpp.ways import hosts
+from salientpp.ways.hosts import host_by_launcher
+from tests.loader.test_ranks_like_one import TYPED_FANOUTS, typed_data
+from tests.ranks.test_shared_memory import blocks_of, mapping
+
+FANOUTS, BATCH = [4, 3, 2], 8
+
+#: Parts, and ranks of each host.
+HOSTS = {
+    "2x2": (4, [2, 2]),
+    "2x4": (8, [4, 4]),
+    "2x2-of-2-parts": (2, [2, 2]),
+    "uneven": (5, [2, 1, 2]),
+    "one-host": (3, [3]),
+    "3-ranks-of-8-parts": (8, [2, 1]),
+    "a-part-on-two-hosts": (2, [2, 2, 4]),
+}
+EACH = pytest.mark.parametrize("hosts", HOSTS)
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory) -> dict[int, str]:
+    folder, made = tmp_path_factory.mktemp("hosts"), {}
+    for num_parts in {num_parts for num_parts, _ in HOSTS.values()}:
+        data = random_data(600, 3600, train_fraction=0.5)
+        salientpp.partition(data, num_parts, folder / str(num_parts), FANOUTS, BATCH)
+        made[num_parts] = str(folder / str(num_parts))
+    return made
+
+
+def ranks_of(hosts: Sequence[int]) -> list[range]:
+    return [range(*bounds) for bounds in pairwise([0, *accumulate(hosts)])]
+
+
+def loader_of(part: salientpp.PartitionedGraph, hosts: Any, **options: Any) -> NeighborLoader:
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 5, "num_workers": 1, **options}
+    return NeighborLoader(part, FANOUTS, "train", ranks_per_host=hosts, **options)
+
+
+def epoch_of(loader: Any, part: salientpp.PartitionedGraph) -> list[tuple]:
+    """Everything of an epoch's batches, after a look at who the rows are."""
+    given = []
+    for batch in loader:
+        assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))  # law 1
+        given.append(tuple(batch[name].tolist() for name in ("n_id", "x", "y", "edge_index", "e_id", "input_id")))
+    return given
+
+
+def compare(rank: int, root: str, hosts: list[int]) -> list[dict]:
+    part = salientpp.load(root)
+    found = []
+    for options in ({}, {"replication_factor": 0.3}, {"replication_factor": 0.3, "depth": 1, "gpu_fraction": 0.3}):
+        for fetch_once in (True, False):
+            shared = loader_of(part, hosts, fetch_once=fetch_once, **options)
+            batches = epoch_of(shared, part)
+            alone = loader_of(part, 1, **options)
+            assert batches == epoch_of(alone, part)  # laws 2 and 3
+            stats, cache = shared.stats(), shared.cache
+            members = cache.members.ids
+            assert torch.equal(cache.rows["x"][:, 0].long() if len(cache) else members, part.original_id(members))
+            begin, end = shared._source.books[None].range_of(shared._source.exchange.part_id)
+            cached = set(members.tolist())
+            wanted = [[v for v in n_id if not begin <= v < end and v not in cached] for n_id, *_ in batches]
+            assert stats.rows_remote == sum(map(len, wanted))
+            found.append({"wanted": wanted, "fetched": stats.rows_fetched, "cached": members.tolist()})
+            found[-1]["alone"] = alone.stats().rows_remote
+            assert alone.stats().rows_fetched == alone.stats().rows_remote
+    return found
+
+
+@EACH
+def test_batches_are_the_same_and_rows_cross_once_per_host_and_round(roots, hosts):
+    num_parts, per_host = HOSTS[hosts]
+    results = distributed.run(compare, sum(per_host), roots[num_parts], per_host)
+    for case in range(len(results[0])):
+        for ranks in ranks_of(per_host):
+            of_host = [results[rank][case] for rank in ranks]
+            assert all(of_rank["cached"] == of_host[0]["cached"] for of_rank in of_host), "one cache"
+            rounds = max(len(of_rank["wanted"]) for of_rank in of_host)
+            each = [of_rank["wanted"] for of_rank in of_host]
+            once = sum(len(set().union(*(wanted[i] for wanted in each if i < len(wanted)))) for i in range(rounds))
+            all_rows = sum(len(wanted) for of_rank in each for wanted in of_rank)
+            assert sum(of_rank["fetched"] for of_rank in of_host) == (all_rows if case % 2 else once)  # law 4
+            if len(ranks) > 1 and all_rows:
+                assert once < all_rows <= sum(of_rank["alone"] for of_rank in of_host) or case >= 2
+
+
+def small_caches(rank: int, root: str, hosts: list[int], sizes: list[int]) -> list[list[int]]:
+    part = salientpp.load(root)
+    cached = []
+    for size in sizes:
+        loader = loader_of(part, hosts, replication_factor=(size + 0.5) * len(hosts) / part.num_vertices)
+        epoch_of(loader, part)
+        members = loader.cache.members.ids
+        assert torch.equal(loader.cache.rows["x"][:, 0].long(), part.original_id(members))
+        cached.append(members.tolist())
+    return cached
+
+
+def test_a_hosts_cache_may_be_smaller_than_its_number_of_ranks(roots):
+    sizes = [1, 2, 3, 4, 5]
+    first, *others = distributed.run(small_caches, 4, roots[4], [3, 1], sizes)
+    assert [len(members) for members in first] == sizes
+    assert others[:2] == [first, first] and [len(members) for members in others[2]] == sizes
+
+
+def count(rank: int, root: str, hosts: list[int], alpha: float) -> tuple[int, ...]:
+    part = salientpp.load(root)
+    apart, once = (
+        loader_of(part, hosts, replication_factor=alpha, fetch_once=fetch_once) for fetch_once in (False, True)
+    )
+    for loader in (apart, once):
+        for _ in loader:
+            pass
+    return apart.stats().rows_fetched, once.stats().rows_remote, once.stats().rows_fetched
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25])
+@EACH
+def test_what_was_fetched_is_what_the_analysis_says(roots, hosts, alpha):
+    num_parts, per_host = HOSTS[hosts]
+    live = distributed.run(count, sum(per_host), roots[num_parts], per_host, alpha)
+    said = analyze_hosts(
+        salientpp.load(roots[num_parts]), ranks=sum(per_host), ranks_per_host=per_host, replication_factors=[alpha], epochs=1, seed=5
+    ).results[0]  # fmt: skip
+    assert said.shared_by_rank == tuple(of_rank[0] for of_rank in live) == tuple(of_rank[1] for of_rank in live)
+    assert said.fetched_once_by_rank == tuple(of_rank[2] for of_rank in live)
+
+
+def everything(batch: Any) -> Any:
+    """All that a batch has, in one order."""
+    stores = [store.to_dict() for store in batch.stores]
+    return [(name, store[name]) for store in stores for name in sorted(store)]
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, torch.Tensor):
+        return torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+    if isinstance(ours, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    return ours == theirs
+
+
+def compare_kinds(rank: int, root: str, typed: bool) -> int:
+    part = salientpp.load(root)
+    common = {"batch_size": BATCH, "shuffle": True, "seed": 3, "replication_factor": 0.2, "fetch_once": True}
+    if typed:
+        paper, edges = {"input_nodes": ("paper", "train")}, {"edge_label_index": ("author", "writes", "paper")}
+        cases = [
+            (NeighborLoader, {**paper, "gather": ("x", "time")}),
+            (NeighborLoader, {**paper, "time_attr": "time", "uneven": "exact", "gpu_cache_bytes": 200}),
+            (NeighborLoader, {"input_nodes": ("author", "train"), "disjoint": True, "uneven": "exact"}),
+            (LinkNeighborLoader, {**edges, "neg_sampling": "binary", "uneven": "exact"}),
+        ]
+    else:
+        train = {"input_nodes": "train"}
+        cases = [
+            (NeighborLoader, {**train, "gather": ("x", "y"), "policy": "degree"}),
+            (NeighborLoader, {**train, "disjoint": True, "num_workers": 2}),
+            (NeighborLoader, {**train, "gather": ()}),
+            (NeighborLoader, {**train, "uneven": "exact", "batch_size": 7, "replication_factor": 0.0}),
+            (LinkNeighborLoader, {"neg_sampling": "triplet"}),
+        ]
+    number = 0
+    for make, options in cases:
+        options = {**common, **options}
+        fanouts = TYPED_FANOUTS if typed else FANOUTS
+        ours, theirs = (make(part, fanouts, ranks_per_host=hosts, **options) for hosts in (2, 1))
+        assert ours._fetches_once == (options.get("gather") != ()) and not theirs._fetches_once
+        for left, right in zip(ours, theirs, strict=True):
+            assert same(everything(left), everything(right)), options
+            number += 1
+        assert sum(ours.stats().by_type[type_]["remote"] for type_ in ours.stats().by_type) == ours.stats().rows_remote
+    return number
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["one-type", "types"])
+def test_batches_of_every_kind_are_those_of_ranks_that_are_alone(roots, tmp_path, typed):
+    root = roots[4]
+    if typed:
+        data, root = typed_data(), str(tmp_path / "typed")
+        salientpp.partition(data, 4, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=("venue",))
+    assert min(distributed.run(compare_kinds, 4, root, typed)) > 0
+
+
+def leave_and_resume(rank: int, root: str) -> None:
+    part = salientpp.load(root)
+    expected = epoch_of(loader_of(part, 1), part)
+    loader = loader_of(part, 2, replication_factor=0.1)
+    for number, _ in enumerate(loader):  # law 7: every rank leaves elsewhere
+        if number == rank:
+            break
+    loader.set_epoch(0)
+    assert epoch_of(loader, part) == expected
+    first = loader_of(part, [1, 1, 2])
+    iterator = iter(first)
+    given = [next(iterator) for _ in range(2 + rank)]
+    state = first.state_dict()
+    iterator.close()
+    assert len(given) == 2 + rank
+    second = loader_of(part, 2, fetch_once=True)
+    second.load_state_dict(state)  # who shares a host is no matter of a state
+    assert epoch_of(second, part) == expected[2 + rank :]
+
+
+def test_an_epoch_may_be_left_and_resumed_by_other_hosts(roots):
+    distributed.run(leave_and_resume, 4, roots[4])
+
+
+def compare_slots(rank: int, root: str, hosts: list[int], slots: int) -> int:
+    part, number = salientpp.load(root), 0
+    for options in ({"slots": slots}, {"slots": slots, "join_slots": True, "replication_factor": 0.2}):
+        ours, theirs = (loader_of(part, given, **options) for given in (hosts, 1))
+        begin, end = ours._source.books[None].range_of(ours._source.exchange.part_id)
+        cached, remote = set(ours.cache.members.ids.tolist()), 0
+        for left, right in zip(ours.rounds(), theirs.rounds(), strict=True):
+            assert same([everything(batch) for batch in left], [everything(batch) for batch in right])
+            remote += sum(len({v for v in batch.n_id.tolist() if not begin <= v < end} - cached) for batch in left)
+            number += 1
+        assert ours.stats().rows_remote == remote
+    return number
+
+
+@pytest.mark.parametrize(("hosts", "slots"), [("2x2", 8), ("3-ranks-of-8-parts", 8), ("2x2-of-2-parts", 4)])
+def test_slots_and_hosts_have_nothing_to_do_with_each_other(roots, hosts, slots):
+    num_parts, per_host = HOSTS[hosts]
+    assert min(distributed.run(compare_slots, sum(per_host), roots[num_parts], per_host, slots)) > 0
+
+
+def plan(rank: int, root: str, hosts: list[int], policy: str) -> tuple[list[int], Any]:
+    part = salientpp.load(root)
+    loader = loader_of(part, hosts, replication_factor=0.3, policy=policy)
+    scores = score(
+        policy, loader._source.part.workload(loader._source.part.part_id, part.split("train"), FANOUTS, BATCH)
+    )
+    return loader.cache.members.ids.tolist(), scores
+
+
+@pytest.mark.parametrize("policy", ["vip", "vip-hop", "degree"])
+@pytest.mark.parametrize("hosts", ["2x2", "2x2-of-2-parts", "uneven"])
+def test_a_hosts_cache_is_planned_by_what_any_of_its_ranks_needs(roots, hosts, policy):
+    num_parts, per_host = HOSTS[hosts]
+    root = roots[num_parts]
+    results = distributed.run(plan, sum(per_host), root, per_host, policy)
+    whole = salientpp.load(root)
+    placement = Placement(0, sum(per_host), num_parts, ranks_by_host=tuple(per_host))
+    book = whole.joined(placement.row_offsets, None).book
+    for part_id, ranks in enumerate(ranks_of(per_host)):
+        scores = torch.stack([results[rank][1].double() for rank in ranks])
+        pool = scores.sum(0) if policy == "degree" else 1 - (1 - scores).prod(0)
+        members = results[ranks[0]][0]
+        begin, end = book.range_of(part_id)
+        assert not [v for v in members if begin <= v < end]
+        assert len(members) == len(plan_cache(pool, book, part_id, 0.3))
+        pool[begin:end] = 0
+        left = torch.ones(whole.num_vertices, dtype=torch.bool)
+        left[members] = False
+        assert float(pool[members].min()) >= float(pool[left].max()) - 1e-12
+
+
+def test_joint_probability_of_a_host_loses_nothing_for_small_numbers():
+    pool = torch.zeros(3, dtype=torch.float64)
+    for scores in ([1e-30, 0.5, 1.0], [2e-30, 0.5, 0.1]):
+        add_scores("vip", pool, torch.tensor(scores))
+    assert torch.allclose(pool, torch.tensor([3e-30, 0.75, 1.0], dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+# --- who shares a host ------------------------------------------------------------------------------------
+
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NODEID": "2", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        (TORCHRUN, "ranks 4 to 7"),
+        (TORCHRUN | {"WORLD_SIZE": "16"}, None),  # left over from another start
+        (TORCHRUN | {"RANK": "1"}, None),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, None),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "9"}, None),
+        (TORCHRUN | {"LOCAL_RANK": "many"}, None),
+        (TORCHRUN | {"LOCAL_RANK": "١"}, None),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "4" * 5000}, None),
+        (SRUN | {"SLURM_NODEID": "2" * 5000}, None),
+        ({"RANK": "5", "WORLD_SIZE": "8"}, None),
+        (SRUN, "node 2"),
+        ({"RANK": "5", "WORLD_SIZE": "8"} | SRUN, "node 2"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "4"}, None),
+        ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, None),  # a batch script
+    ],
+)
+def test_launchers_say_which_ranks_share_a_host(environ, expected):
+    assert host_by_launcher(5, 8, environ) == expected
+
+
+def under_torchrun(rank: int, root: str, per_host: list[int], options: dict, wrong: int | None = None) -> Any:
+    first = next(ranks[0] for ranks in ranks_of(per_host) if rank in ranks)
+    size = next(len(ranks) for ranks in ranks_of(per_host) if rank in ranks)
+    names = {"RANK": rank, "WORLD_SIZE": sum(per_host), "LOCAL_RANK": rank - first, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    if rank == wrong:
+        hosts.sharing = refusing
+    part = salientpp.load(root)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = loader_of(part, **{"hosts": None, **options})
+        batches = epoch_of(loader, part)
+    words = [str(warning.message) for warning in caught if "share its memory" in str(warning.message)]
+    return loader._ranks_by_host, words, batches, loader.stats().rows_remote
+
+
+def refusing(comm: Comm, hosts: Sequence[range]) -> str | None:
+    shared.mapped = lambda offer: mapped(Offer(offer.process, offer.file, "ff" * 16, offer.num_bytes))
+    return sharing(comm, hosts)
+
+
+def test_by_default_ranks_of_a_host_are_those_that_torchrun_has_started_there(roots):
+    alone = distributed.run(under_torchrun, 4, roots[4], [2, 2], {"hosts": 1})
+    found = distributed.run(under_torchrun, 4, roots[4], [2, 2], {})
+    assert [of_rank[:2] for of_rank in alone] == [((), [])] * 4
+    assert [of_rank[:2] for of_rank in found] == [((2, 2), [])] * 4
+    assert [of_rank[2] for of_rank in found] == [of_rank[2] for of_rank in alone]
+    assert sum(of_rank[3] for of_rank in found) < sum(of_rank[3] for of_rank in alone)
+
+
+def test_ranks_that_cannot_share_memory_after_all_say_so_and_go_on_apart(roots):
+    for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[4], [2, 2], {"replication_factor": 0.2}, 3):
+        assert sizes == () and len(words) == 1
+        assert "the ranks of a host do not share its memory: rank 3: process " in words[0]
+        assert words[0].endswith("pass ranks_per_host=1 if that is meant")
+
+
+def test_hosts_of_a_launcher_that_do_not_fit_the_parts_are_let_be_with_a_warning(roots):
+    for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[2], [1, 3], {}):
+        assert sizes == () and "hosts 0 and 1 would share a part but not all of theirs" in words[0]
+
+
+def test_own_sources_of_rows_turn_hosts_off(roots):
+    for sizes, words, *_ in distributed.run(with_own_rows, 2, roots[2], None):
+        assert sizes == () and words == []
+    for text in distributed.run(with_own_rows, 2, roots[2], 2):
+        assert "rank 0 has rows= of its own, which the other ranks of its host cannot read" in text
+
+
+def staged(rank: int, root: str, to: str, together: bool) -> Any:
+    where = Path(to) / ("all" if together else str(rank))
+    if rank == 1:
+        time.sleep(0.3)  # the first has its part and goes on
+    copy = salientpp.stage(root, where)
+    return under_torchrun(rank, str(copy), [2], {})[:2]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_ranks_of_a_host_need_one_copy_of_the_dataset(roots, tmp_path, together):
+    for sizes, words in distributed.run(staged, 2, roots[2], str(tmp_path), together):
+        assert sizes == ((2,) if together else ())
+        assert together or "rank 0 reads a copy without part 1, which another rank of its host serves" in words[0]
+
+
+def with_own_rows(rank: int, root: str, given: Any) -> Any:
+    rows = {"x": salientpp.load(root).node_rows()["x"].clone()}
+    try:
+        return under_torchrun(rank, root, [2], {"hosts": given, "rows": rows})
+    except ValueError as error:
+        return str(error)
+
+
+def refused(rank: int, root: str, given: list[Any], options: list[dict]) -> str:
+    try:
+        loader_of(salientpp.load(root), given[rank % len(given)], **options[rank % len(options)])
+    except ValueError as error:
+        return str(error)
+    return "made"
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        ([3], [{}], r"ranks_per_host=3 does not fit 4 ranks; start a multiple of it, or pass a list"),
+        ([[1, 2]], [{}], r"ranks_per_host=\[1, 2\] must add up to the 4 ranks, and gives 3"),
+        ([0], [{}], r"ranks_per_host must be how many ranks each host has, .* got 0"),
+        ([2, 2, 2, "two"], [{}], r"ranks_per_host must be how many ranks each host has, .* got 'two'"),
+        ([2, 1], [{}], r"all ranks must have the same ranks_per_host, got 2 on rank 0 and 1 on rank 1"),
+        ([2], [{}, {"replication_factor": 0.1}], r"all ranks must have the same replication_factor, got 0.0 on rank 0 and 0.1 on rank 1"),
+        ([2], [{}, {"fetch_once": True}], r"all ranks must have the same fetch_once, got False on rank 0 and True on rank 1"),
+        ([2], [{}, {"gpu_split": 0.5}], r"all ranks must have the same gpu_split, got 0.0 on rank 0 and 0.5 on rank 1"),
+        ([2], [{"gpu_split": 0.5}, {}], r"all ranks must have the same gpu_split, got 0.5 on rank 0 and 0.0 on rank 1"),
+        ([2], [{"gpu_split": 0.5, "gpu_fraction": 0.1}, {"gpu_split": 0.5}], r"all ranks must have the same gpu_fraction, got 0.1 on rank 0 and 0.0 on"),
+        ([2], [{"fetch_once": 1}], r"fetch_once must be True or False, got 1"),
+    ],
+)  # fmt: skip
+def test_hosts_that_are_wrong_are_refused_on_every_rank(roots, given, options, words):
+    for text in distributed.run(refused, 4, roots[4], given, options):
+        assert re.search(words, text), text
+
+
+# --- memory, and ranks that die ---------------------------------------------------------------------------
+
+
+def proportional(rank: int, root: str) -> tuple[int, int, int]:
+    part = salientpp.load(root)
+    loader = loader_of(part, 2, replication_factor=1.5)
+    for tensor in (*loader.cache.rows.values(), loader.cache.members.ids, loader.cache.members.words):
+        tensor.sum()  # read by all
+    torch.distributed.barrier()
+    seen = mapping("Pss"), loader.cache.nbytes + loader.cache.members.ids.nbytes, loader.memory()["cache"]
+    torch.distributed.barrier()
+    return seen
+
+
+def test_a_hosts_cache_takes_the_memory_of_one(tmp_path):
+    data = random_data(4000, 24000, train_fraction=0.5)
+    data.x = torch.arange(4000.0).view(-1, 1).repeat(1, 300)
+    salientpp.partition(data, 4, tmp_path / "parts", FANOUTS, 64)
+    results = distributed.run(proportional, 4, str(tmp_path / "parts"))
+    for first in (0, 2):
+        (pss, size, told), other = results[first : first + 2]
+        assert size == other[1] > 1e6 and told > 1e6
+        print("proportional", pss + other[0], "of", size)
+        # Each tensor begins on a page of its own; 3 blocks at most are alive: this one, and those of scores.
+        assert size <= pss + other[0] <= size + 16 * 4096
+
+
+def be_killed(rank: int, root: str, folder: str, victims: list[int]) -> str:
+    part = salientpp.load(root)
+    loader = loader_of(part, 2, replication_factor=0.3)
+    Path(folder, str(rank)).write_text(str(os.getpid()))
+    try:
+        for index, _ in enumerate(loader):
+            if index == 2:
+                torch.distributed.barrier()
+                if rank in victims:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        next(iter(loader))
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("victims", [[1], [0, 1, 2, 3]], ids=str)
+def test_kill_9_ends_in_an_error_on_the_others_and_leaves_no_memory(roots, tmp_path, victims):
+    before = set(os.listdir("/dev/shm"))
+    words = distributed.run(be_killed, 4, roots[4], str(tmp_path), victims, may_fail=True)
+    for rank in set(range(4)) - set(victims):
+        assert "rank 1 went away" in str(words[rank]), words
+    processes = [int(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(processes) == 4
+    deadline = time.monotonic() + distributed.HANG
+    while blocks_of(processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert blocks_of(processes) == [] and set(os.listdir("/dev/shm")) <= before
+
+
+# --- rows on the devices of a host ------------------------------------------------------------------------
+
+
+def on_devices(rank: int, root: str, packed: bool) -> list[dict]:
+    part = salientpp.load(root)
+    expected = epoch_of(loader_of(part, 1), part)
+    found = []
+    for split in (0.0, 0.5, 1.0):
+        loader = loader_of(part, 2, gpu_fraction=0.2, gpu_split=split, replication_factor=0.1, gpu_cache_bytes=200)
+        if packed:
+            loader._fetch.own = Packed(loader.device)
+        assert epoch_of(loader, part) == expected
+        tiers = loader._fetch.tiers[None]
+        near = [tier.members.ids.tolist() for tier in tiers.near]
+        budget = int(0.2 * loader._source.books[None].size_of(tiers.part_id))
+        apart = [tier.members.ids.tolist() for tier in tiers.near if tier.apart]
+        of_ids = sum(tier.members.words.nbytes for tier in tiers.near)
+        found.append({"near": near, "apart": apart, "budget": budget, "gpu": loader.stats().rows_gpu})
+        found[-1]["bytes"] = loader.memory()["gpu"] - of_ids
+    return found
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["in-place", "packed"])
+@pytest.mark.parametrize("hosts", ["2x2", "2x2-of-2-parts"])
+def test_devices_of_a_host_hold_more_rows_together(roots, hosts, packed):
+    num_parts, _ = HOSTS[hosts]
+    results = distributed.run(on_devices, 4, roots[num_parts], packed)
+    for of_rank in results:
+        for case, each in enumerate(of_rank):
+            own = each["budget"] - int((0.0, 0.5, 1.0)[case] * each["budget"])
+            shares = [len(ids) for ids in each["apart"]]
+            assert sum(map(len, each["near"])) - sum(shares) == own
+            assert shares == ([] if case == 0 else [each["budget"] - own] * 2)
+            assert len(set().union(*each["apart"])) == sum(shares), "no row twice"
+        assert of_rank[0]["bytes"] == of_rank[1]["bytes"] > 0, "on the device as much as before"
+    for first in (0, 2):
+        assert [each["apart"] for each in results[first]] == [each["apart"] for each in results[first + 1]]
+    by_case = [sum(of_rank[case]["gpu"] for of_rank in results) for case in range(3)]
+    print(hosts, "rows of the gpu tier with 0, 0.5, 1 of it split:", by_case)
+    assert by_case[0] < by_case[1]
+
+
+def test_a_split_of_devices_is_checked(roots):
+    for options, words in [
+        ({"gpu_split": 1.5}, "gpu_split must be in"),
+        ({"gpu_split": 0.5, "zero_copy": True}, "zero_copy"),
+    ]:
+        for text in distributed.run(refused, 2, roots[2], [2], [options]):
+            assert words in text
