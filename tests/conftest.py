@@ -2,11 +2,15 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Kernels on tiny graphs are many short parallel regions. On a busy machine a thread that spins while it waits takes the
 # core from the one it waits for; asleep, it makes the tests several times faster. Results do not change.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Their assertions are to say what was compared, as those of tests do.
+pytest.register_assert_rewrite("batches", "command_line", "directories", "one_process")
 
 # Examples share the folder of their test and name subfolders themselves; a slow machine is no fault.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}

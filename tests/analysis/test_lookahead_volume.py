@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from graphs import random_data
+from one_process import typed_data
 
 import salientpp
 from salientpp import ops
@@ -16,7 +17,6 @@ from salientpp.cli import main
 from salientpp.sampling.schedule import batch_keys, order_key
 from salientpp.vip.policies import plan_cache
 from salientpp.ways.lookahead.planner import Blocks, Planner, Trial, plan_rows
-from tests.loader.test_ranks_like_one import typed_data
 
 FANOUTS, BATCH = [4, 3], 8
 ALPHAS = [0.0, 0.3, 0.8, 4.0]

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
 from distributed import HANG
 from torch_geometric.data import Data
 
@@ -34,12 +35,6 @@ from salientpp.vip.policies import POLICIES
 
 ROOT = Path(__file__).parents[2]
 DATASET = "synthetic:num_vertices=2000,num_features=8"
-
-
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch):
-    """So that no line is broken where a test looks for words."""
-    monkeypatch.setenv("COLUMNS", "300")
 
 
 @pytest.fixture(scope="module")
@@ -63,24 +58,6 @@ def npz_file(tmp_path) -> Path:
         directed=np.array(False),
     )
     return tmp_path / "ring.npz"
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command."""
-    capsys.readouterr()
-    code = cli.main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def mistake(capsys, *arguments: object) -> str:
-    """The one line on stderr after the steps, which end in 's  <step>'."""
-    code, out, err = run(capsys, *arguments)
-    assert code == 2 and out == ""
-    said = [line for line in err.splitlines() if not line[:9].endswith(" s")]
-    assert len(said) == 1, err
-    assert "Traceback" not in err
-    return said[0]
 
 
 # --- analyze ----------------------------------------------------------------------------------------------

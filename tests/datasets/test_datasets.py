@@ -7,7 +7,6 @@ Real graphs (.npz) are read from the folder that SALIENTPP_TEST_DATA names.
 import errno
 import gzip
 import inspect
-import math
 import os
 import pickle
 import random
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from odd_values import ODD_VALUES
 from peers import real_graph
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 from torch_geometric.utils import is_undirected, to_undirected
@@ -1005,24 +1005,6 @@ def test_arguments_out_of_range_are_refused(arguments, words):
 
 
 # --- synthetic, from the command line -----------------------------------------------------------------------
-
-ODD_VALUES = [
-    None,
-    True,
-    math.nan,
-    math.inf,
-    -math.inf,
-    -1,
-    0,
-    2**31,
-    2**63,
-    10**400,
-    1e308,
-    -1e308,
-    5e-324,
-    "",
-    "many",
-]
 
 
 @pytest.mark.parametrize("key", list(inspect.signature(synthetic).parameters))

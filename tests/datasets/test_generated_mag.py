@@ -6,11 +6,11 @@ import inspect
 
 import pytest
 import torch
+from odd_values import ODD_VALUES
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from salientpp.datasets import load_dataset, synthetic_mag
-from tests.datasets.test_datasets import ODD_VALUES
 
 RELATIONS = [("author", "writes", "paper"), ("author", "affiliated_with", "institution"), ("paper", "cites", "paper")]
 SMALL = {

@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import torch_geometric.loader
 import torch_geometric.transforms as T
+from communities import CLASSES, WIDTH, plain
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Batch, Data, HeteroData
@@ -43,29 +44,8 @@ import salientpp
 PYG = SimpleNamespace(
     NeighborLoader=torch_geometric.loader.NeighborLoader, LinkNeighborLoader=torch_geometric.loader.LinkNeighborLoader
 )
-CLASSES, WIDTH = 4, 16
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@functools.cache
-def _made() -> Data:
-    """Four communities whose features tell them apart, though not well."""
-    generator = torch.Generator().manual_seed(0)
-    n, e = 1200, 9000
-    y = torch.arange(n) % CLASSES
-    source = torch.randint(n, (e,), generator=generator)
-    inside = (source + CLASSES * torch.randint(n // CLASSES, (e,), generator=generator)) % n
-    target = torch.where(torch.rand(e, generator=generator) < 0.8, inside, torch.randint(n, (e,), generator=generator))
-    x = torch.randn(n, WIDTH, generator=generator) + torch.randn(CLASSES, WIDTH, generator=generator)[y]
-    draw = torch.rand(n, generator=generator)
-    edge_index = torch.stack([torch.cat([source, target]), torch.cat([target, source])])
-    masks = {"train_mask": draw < 0.5, "val_mask": (draw >= 0.5) & (draw < 0.7), "test_mask": draw >= 0.7}
-    return Data(x=x, y=y, edge_index=edge_index, **masks)
-
-
-def plain() -> Data:
-    return copy.copy(_made())
 
 
 def typed(half: bool = False) -> HeteroData:

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from communities import CLASSES, WIDTH, plain
 from graphs import random_data
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GraphSAGE, HeteroConv, SAGEConv
@@ -24,7 +25,6 @@ from torch_geometric.nn import GraphSAGE, HeteroConv, SAGEConv
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.lightning import FollowingLoader, LightningLinkData, LightningNodeData
-from tests.ecosystem.test_examples import CLASSES, WIDTH, plain
 
 lightning = pytest.importorskip("lightning", reason="needs Lightning: pip install salientpp[lightning]")
 

@@ -16,13 +16,13 @@ from typing import Any
 import distributed
 import pytest
 import torch
+from batches import packed
 from graphs import RELATIONS, random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from tests.store.test_packed import packed
 
 DIGESTS: dict[str, str] = {
     "data, beta 0": "455c1b40461dc1d0",

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from distributed import NEVER
 from graphs import random_data
+from one_process import TYPED_FANOUTS, typed_data
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.schedule import Schedule, Turns, share_size
-from tests.loader.test_ranks_like_one import TYPED_FANOUTS, typed_data
 
 FANOUTS, BATCH = [4, 3], 8
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+from fullgraph_training import data_of, network, train, train_alone
 
 from salientpp.fullgraph import Constants, distribute, local, loss_mean, plan_for, trial
 from salientpp.fullgraph.distribute import DistributedModel
 from salientpp.fullgraph.planner import _UNIT, Costs, Problem
 from salientpp.fullgraph.trial import StepTimes, _of, _words_of, times_of, without_halo
 from salientpp.graph.csc import Graph
-from tests.fullgraph.test_distribute import data_of, network, train, train_alone
 
 CONSTANTS = Constants(edge=1e-9, vertex=1e-10, word=1e-8, exchange=1e-4)
 

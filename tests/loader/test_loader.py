@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from batches import DTYPES, N, assert_same_batches, differences, known_data, make
 from distributed import HANG
 from graphs import identity_features, random_data, random_hetero, star
 from peers import BACKENDS, peer, sampling_with
@@ -37,35 +38,6 @@ from salientpp.store.cache import FeatureCache
 
 # torch counts worker processes; ours are threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-N = 250  # bfloat16 and uint8 still tell 250 ids apart
-DTYPES = [
-    torch.bfloat16,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.uint8,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-]
-
-
-def identity(dtype: torch.dtype) -> Tensor:
-    """[N, 3] that tells vertices apart as well as the dtype can: all of them, or even from odd."""
-    return (
-        identity_features(N, dtype=torch.int64).remainder(2).bool()
-        if dtype == torch.bool
-        else identity_features(N, dtype=dtype)
-    )
-
-
-def known_data(**changes: Any) -> Data:
-    """250 vertices, edge attributes that number the edges, identity features in every dtype."""
-    data = random_data(N, 1500, seed=1, directed=True, edge_attributes=True)
-    for dtype in DTYPES:
-        data[f"x_{dtype}".replace("torch.", "")] = identity(dtype)
-    return data.update(changes)
 
 
 def in_every_dtype() -> list[str]:
@@ -86,29 +58,6 @@ def part(data, tmp_path_factory) -> salientpp.PartitionedGraph:
 def typed(tmp_path_factory) -> tuple[HeteroData, salientpp.PartitionedGraph]:
     data = random_hetero()
     return data, salientpp.partition(data, 1, tmp_path_factory.mktemp("typed") / "d", [4, 3], 16)
-
-
-def make(data: Data | salientpp.PartitionedGraph, **options: Any) -> NeighborLoader:
-    arguments = {"num_neighbors": [4, 3], "batch_size": 32, "shuffle": True, "seed": 5, **options}
-    return NeighborLoader(data, **arguments)
-
-
-def differences(a: Data, b: Data) -> list[str]:
-    """Names of the attributes in which two batches differ: in presence, type, dtype or value."""
-    names = sorted({*a.keys(), *b.keys()})
-
-    def same(x: Any, y: Any) -> bool:
-        if isinstance(x, Tensor):
-            return isinstance(y, Tensor) and x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x, y))
-        return type(x) is type(y) and x == y
-
-    return [name for name in names if name not in a or name not in b or not same(a[name], b[name])]
-
-
-def assert_same_batches(a: list[Data], b: list[Data]) -> None:
-    assert len(a) == len(b)
-    for index, (one, other) in enumerate(zip(a, b)):
-        assert differences(one, other) == [], f"batch {index}"
 
 
 # --- law 1: features know who they are -------------------------------------------------------------------

@@ -9,9 +9,10 @@ from typing import Any
 import distributed
 import pytest
 import torch
-from graphs import random_data, random_hetero
+from graphs import random_data
+from one_process import BATCH, FANOUTS, TYPED_FANOUTS, check_batches, homogeneous, typed_data, whole
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 
 import salientpp
@@ -21,98 +22,7 @@ from salientpp.datasets import generate, load_dataset
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.vip.policies import cache_bytes, plan_cache, plan_caches
 
-FANOUTS, BATCH = [4, 3, 2], 8
-
-
-def whole(part: salientpp.PartitionedGraph) -> Data | HeteroData:
-    """Everything that the directory holds, under its ids, as one process would have it."""
-    data: Any = HeteroData() if part.is_hetero else Data()
-    rows = [part.rows(part_id) for part_id in range(part.num_parts)]
-    for type_ in part.node_types:
-        store = data if type_ is None else data[type_]
-        store.num_nodes = part.books[type_].num_vertices
-        replicated = part.row_books[type_].num_parts < part.num_parts
-        for name in rows[0][type_]:
-            pieces = [of_part[type_][name] for of_part in rows]
-            store[name] = pieces[0] if replicated else torch.cat(pieces)
-    graph = part.typed_graph()
-    for type_, relation in zip(part.edge_types, graph.relations):
-        store = data if type_ is None else data[type_]
-        target = torch.repeat_interleave(torch.arange(relation.indptr.numel() - 1), relation.indptr.diff())
-        store.edge_index = torch.stack([relation.indices.long(), target])
-        for name, values in part.edge_rows_by_type()[type_].items():
-            store[name] = values
-    return data
-
-
-def by_type(value: Any) -> dict[Any, Any]:
-    return value if isinstance(value, dict) else {None: value}
-
-
-def store_of(batch: Any, type_: Any) -> Any:
-    return batch if type_ is None else batch[type_]
-
-
-def check_batches(loader: Any, one: NeighborSampler, data: Any, draw: str, **given: Any) -> int:
-    """Compare an epoch with what ``one`` draws from ``data`` for the same keys; gives the number of remote rows."""
-    epoch, number, remote = loader._epoch_number, 0, 0
-    expected_positions = loader._positions(epoch)
-    begin_end = {type_: book.range_of(loader._source.exchange.part_id) for type_, book in loader.data.books.items()}
-    for index, batch in enumerate(loader):
-        inputs = loader._source.seeds.inputs[expected_positions[index]]
-        keys = loader._keys(epoch, index)
-        mfg = getattr(one, draw)(inputs, key=keys.batch, draw_key=keys.draws, **given)
-        for type_, n_id in by_type(mfg.node).items():
-            store = store_of(batch, type_)
-            assert torch.equal(store.n_id, n_id)
-            if mfg.batch is not None:
-                assert torch.equal(store.batch, by_type(mfg.batch)[type_])
-            if mfg.num_sampled_nodes is not None:
-                assert store.num_sampled_nodes == by_type(mfg.num_sampled_nodes)[type_]
-            x = store_of(data, type_).get("x")
-            if x is not None:
-                assert torch.equal(store.x, x[n_id]) and store.x.dtype == x.dtype
-            if "y" in store:
-                assert torch.equal(store.y, store_of(data, type_).y[n_id[: store.batch_size]])
-            if loader.data.row_books[type_].num_parts > 1 and x is not None:
-                begin, end = begin_end[type_]
-                distinct = n_id.unique()
-                remote += int(((distinct < begin) | (distinct >= end)).sum())
-        for type_, row in by_type(mfg.row).items():
-            store, edge = store_of(batch, type_), by_type(mfg.edge)[type_]
-            assert torch.equal(store.edge_index, torch.stack([row, by_type(mfg.col)[type_]]))
-            for name, values in {"e_id": None, **loader.data.edge_rows_by_type()[type_]}.items():
-                if edge is None:  # of a relation without a reverse, in bidirectional subgraphs
-                    assert name not in store
-                else:
-                    assert torch.equal(store[name], edge if values is None else values[edge])
-        if draw == "sample_from_edges":
-            check_links(batch, mfg, inputs)
-        number += 1
-    assert number == len(loader) and (number or not sum(s.num_batches for s in loader._turns.schedules))
-    return remote
-
-
-def check_links(batch: Any, mfg: Any, inputs: Any) -> None:
-    edges = store_of(batch, inputs.input_type)
-    assert torch.equal(edges.input_id, mfg.metadata[0])
-    if "edge_label_index" in edges:
-        assert torch.equal(edges.edge_label_index, mfg.metadata[1])
-        for name, value in (("edge_label", mfg.metadata[2]), ("edge_label_time", mfg.metadata[3])):
-            assert (value is None) == (name not in edges) and (value is None or torch.equal(edges[name], value))
-
-
 # --- one type of vertices ----------------------------------------------------------------------------------
-
-
-def homogeneous() -> Data:
-    data = random_data(300, 1800, edge_attributes=True)
-    generator = torch.Generator().manual_seed(1)
-    data.time = torch.randint(20, (data.num_nodes,), generator=generator)
-    data.edge_time = torch.randint(20, (data.num_edges,), generator=generator)
-    data.weight = torch.rand(data.num_edges, generator=generator) ** 3
-    data.weight[::7] = 0
-    return data
 
 
 NODE_OPTIONS = [
@@ -350,26 +260,6 @@ def test_ranks_must_agree_on_the_kind_of_negatives(tmp_path):
 
 # --- several types of vertices -----------------------------------------------------------------------------
 
-
-def typed_data(seed: int = 0) -> HeteroData:
-    """Authors are wide, venues have no rows of their own and papers have labels; every type has seeds."""
-    data = random_hetero(seed=seed)
-    data["author"].x = torch.cat([data["author"].x, data["author"].x, data["author"].x], 1)
-    del data["venue"].x
-    data["paper"].y = torch.arange(data["paper"].num_nodes) % 5
-    data["venue"].num_nodes = data["venue"].time.numel()
-    generator = torch.Generator().manual_seed(seed)
-    for type_ in ("paper", "author", "venue"):
-        data[type_].train_mask = torch.rand(data[type_].num_nodes, generator=generator) < 0.5
-    return data
-
-
-TYPED_FANOUTS = {
-    ("paper", "by", "author"): [4, 3],
-    ("author", "writes", "paper"): [3, 2],
-    ("paper", "cites", "paper"): [5, 0],
-    ("venue", "prints", "paper"): [2, -1],
-}
 
 TYPED_OPTIONS = [
     {},

@@ -14,11 +14,11 @@ from typing import Any
 import distributed
 import torch
 from graphs import random_data
+from operator_cases import CASES
 from torch import Tensor
 
 import salientpp
 from salientpp import Graph, NeighborLoader, ops
-from tests.ops.test_ops import CASES
 
 THREADS = 4
 DATA = random_data(3000, 60_000, seed=5, directed=True)

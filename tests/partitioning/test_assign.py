@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from communities import count_cut, make_communities, make_skewed
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import real_graph
@@ -31,39 +32,8 @@ def make_graph(pairs: list[tuple[int, int]], num_vertices: int) -> Graph:
     return Graph.from_edge_index(torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t(), num_vertices)
 
 
-def make_communities(num_communities: int, size: int, inside: int, across: int, seed: int) -> tuple[Graph, Tensor]:
-    """Undirected, each edge stored both ways; vertex v is in community ``v % num_communities``."""
-    rng = np.random.default_rng(seed)
-    num_vertices = num_communities * size
-    member = rng.integers(0, size, (2, inside)) * num_communities + rng.integers(0, num_communities, inside)
-    edges = np.concatenate([member, rng.integers(0, num_vertices, (2, across))], axis=1)
-    both = torch.from_numpy(np.concatenate([edges, edges[::-1]], axis=1))
-    return Graph.from_edge_index(both, num_vertices), torch.arange(num_vertices) % num_communities
-
-
-def make_skewed(seed: int) -> tuple[Graph, dict[str, Tensor]]:
-    """Directed, power-law degrees, 16 communities; the training seeds are all in one of them."""
-    rng = np.random.default_rng(seed)
-    num_vertices, num_edges, num_communities = 8000, 80_000, 16
-    pull = rng.pareto(1.5, num_vertices) + 1
-    source = rng.choice(num_vertices, num_edges, p=pull / pull.sum())
-    target = rng.choice(num_vertices, num_edges, p=pull / pull.sum())
-    inside = rng.random(num_edges) < 0.8
-    target = np.where(inside, target - target % num_communities + source % num_communities, target)
-    graph = Graph.from_edge_index(torch.from_numpy(np.stack([source, target.clip(max=num_vertices - 1)])), num_vertices)
-    community = torch.arange(0, num_vertices, num_communities)
-    return graph, {"train": community[:400], "val": torch.from_numpy(rng.permutation(num_vertices)[:800])}
-
-
 def symmetric(graph: Graph) -> tuple[Tensor, Tensor, Tensor | None]:
     return partition._symmetrise(graph, None)
-
-
-def count_cut(graph: Graph, assignment: Tensor) -> int:
-    """Slowly, edge by edge."""
-    part, indptr = assignment.tolist(), graph.indptr.tolist()
-    indices = graph.indices.tolist()
-    return sum(part[indices[e]] != part[v] for v in range(graph.num_vertices) for e in range(indptr[v], indptr[v + 1]))
 
 
 def worst_overload(assignment: Tensor, weights: Tensor, limits: Tensor, num_parts: int) -> float:

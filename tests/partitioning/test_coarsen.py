@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from communities import count_cut, make_communities, make_skewed
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import real_graph
@@ -17,7 +18,6 @@ from salientpp.graph.csc import Graph
 from salientpp.partitioning import assign as partition
 from salientpp.partitioning import coarsen
 from salientpp.partitioning.kaminpar import write_parhip
-from tests.partitioning.test_assign import count_cut, make_communities, make_skewed
 
 
 def undirected(pairs: list[tuple[int, int]], num_vertices: int) -> tuple[Tensor, Tensor]:

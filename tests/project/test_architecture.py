@@ -390,6 +390,22 @@ def test_heavy_packages_are_imported_where_they_are_used():
             assert not HEAVY & {name.partition(".")[0] for name in names}, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
+# --- tests ------------------------------------------------------------------------------------------------
+
+
+def test_no_test_module_imports_another():
+    """What several share is in tests/support/ or tests/laws/."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            if any(part.startswith("test_") for name in names for part in name.split(".")):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
+
+
 # --- operators --------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,10 @@ import distributed
 import pytest
 import torch
 import torch.distributed as dist
+from batches import assert_same_batches, known_data, make
 from distributed import HANG
 from graphs import RELATIONS, random_data, random_hetero
+from tier_rows import random_rows
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
@@ -22,8 +24,6 @@ from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.ranks.comm import Comm, Groups
 from salientpp.store.assembly import assemble_rows
 from salientpp.store.fetch import Packed
-from tests.loader.test_loader import assert_same_batches, known_data, make
-from tests.store.test_assembly import random_rows
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() and os.environ.get("FAIL_WITHOUT_CUDA") != "1", reason="needs a GPU"

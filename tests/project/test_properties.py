@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 import reference
 import torch
+from directories import all_original_ids, assert_nothing_is_lost, mask_splits
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from operator_cases import CASES
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -29,8 +31,6 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.sampler import Sampler
 from salientpp.sampling.schedule import batch_key
 from salientpp.vip.policies import cache_capacity, plan_cache
-from tests.ops.test_ops import CASES
-from tests.store.directory.test_directory import all_original_ids, assert_nothing_is_lost, mask_splits
 
 INT64 = np.iinfo(np.int64)
 #: Sizes that are absurd, and none that a machine might try to allocate.

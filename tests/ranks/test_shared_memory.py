@@ -10,6 +10,7 @@ from pathlib import Path
 import distributed
 import pytest
 import torch
+from shared_blocks import blocks_of, mapping
 
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.shared_memory import Block, CannotShare, Offer, mapped, shared_tensors, sharing
@@ -17,31 +18,6 @@ from salientpp.ranks.shared_memory import Block, CannotShare, Offer, mapped, sha
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 
 NUM_BYTES = 8 * 2**20
-
-
-def mapping(field: str, process: int | str = "self") -> int:
-    """Bytes of a field of /proc/PID/smaps over the mappings of blocks."""
-    total, is_block = 0, False
-    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
-        words = line.split()
-        if "-" in words[0] and not words[0].endswith(":"):
-            is_block = "memfd:salientpp" in line
-        elif is_block and words[0] == f"{field}:":
-            total += int(words[1]) * 1024
-    return total
-
-
-def blocks_of(processes: list[int]) -> list[int]:
-    """Those of these processes that still have a block mapped or open."""
-    found = []
-    for process in processes:
-        try:
-            names = [os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir()]
-            if mapping("Size", process) or any("memfd:salientpp" in name for name in names):
-                found.append(process)
-        except OSError:
-            pass  # it is gone
-    return found
 
 
 def test_a_block_is_mapped_by_its_offer_and_by_no_other():

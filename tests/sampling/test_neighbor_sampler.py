@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from draws import BOTH_MAPS, HASH_MAP, STAMP_MAP, as_lists, many_stars, random_graph, random_seeds, same, subsets
 from graphs import star
 from reference import FALSE_ALARM
 
@@ -22,8 +23,6 @@ from salientpp.sampling.sampler import Sampler
 from salientpp.sampling.schedule import batch_key, order_key
 
 CSRC = Path(__file__).parents[2] / "csrc"
-STAMP_MAP, HASH_MAP = ops.MAP_BUDGET_BYTES, 0
-BOTH_MAPS = pytest.mark.parametrize("budget", [STAMP_MAP, HASH_MAP], ids=["stamp_map", "hash_map"])
 
 
 def long(*values: int) -> torch.Tensor:
@@ -32,32 +31,6 @@ def long(*values: int) -> torch.Tensor:
 
 def draw(graph, seeds, fanouts, key, replace=False, budget=STAMP_MAP):
     return ops.sample_neighbors(graph.indptr, graph.indices, graph.edge_id, seeds, fanouts, key, replace, budget)
-
-
-def as_lists(output):
-    return [tensor.tolist() for tensor in output]
-
-
-def same(a, b) -> bool:
-    return all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(a, b, strict=True))
-
-
-def random_graph(
-    seed: int, num_vertices: int | None = None, num_edges: int | None = None
-) -> tuple[torch.Tensor, Graph]:
-    """Skewed degrees, self-loops, repeated edges, isolated vertices; edges in no order."""
-    generator = np.random.default_rng(seed)
-    num_vertices = num_vertices or int(generator.integers(5, 80))
-    num_edges = num_edges or int(generator.integers(1, 500))
-    popular = (generator.random((2, num_edges)) ** 2 * num_vertices).astype(np.int64)
-    edge_index = torch.from_numpy(generator.permutation(num_vertices)[popular])
-    return edge_index, Graph.from_edge_index(edge_index, num_vertices)
-
-
-def random_seeds(seed: int, num_vertices: int, repeats: bool) -> torch.Tensor:
-    generator = np.random.default_rng(seed)
-    size = int(generator.integers(1, max(2, num_vertices // 2)))
-    return torch.from_numpy(generator.choice(num_vertices, size, replace=repeats).astype(np.int64))
 
 
 # --- PyG's hops -------------------------------------------------------------------------------------------
@@ -231,22 +204,11 @@ def test_the_sampler_hands_on_replace():
 # --- exactly uniform --------------------------------------------------------------------------------------
 
 
-def many_stars(degree: int, copies: int) -> Graph:
-    """Centre c draws from ``degree`` leaves of its own; edges of one centre are consecutive."""
-    centre = torch.arange(copies).repeat_interleave(degree)
-    leaf = copies + torch.arange(copies * degree)
-    return Graph.from_edge_index(torch.stack([leaf, centre]), copies * (degree + 1), is_sorted=True)
-
-
 def draws_of_many_stars(degree, fanout, *, copies, keys, replace=False) -> np.ndarray:
     """[draws, edges per draw] places in the neighbour list, in the order they were drawn."""
     graph = many_stars(degree, copies)
     out = [draw(graph, torch.arange(copies), [fanout], key, replace)[2] for key in keys]
     return (torch.cat(out).view(-1, fanout if replace else min(fanout, degree)) % degree).numpy()
-
-
-def subsets(draws: np.ndarray) -> list[tuple]:
-    return [tuple(row) for row in np.sort(draws, 1).tolist()]
 
 
 SMALL_STARS = [(2, 1), (3, 1), (3, 2), (4, 2), (5, 3), (5, 4), (6, 2), (7, 1), (8, 4), (50, 49), (53, 51)]

@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import reference
 import torch
+from draws import (
+    BOTH_MAPS,
+    as_lists,
+    many_stars,
+    random_graph,
+    random_seeds,
+    same,
+    subsets,
+)
 from graphs import random_data, random_hetero
+from one_process import FANOUTS, TYPED_FANOUTS, check_batches, homogeneous, typed_data, whole
 from reference import FALSE_ALARM
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -25,16 +35,6 @@ from salientpp import Graph, LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.graph.typed import TypedGraph
 from salientpp.sampling.sampler import Sampler, TypedSampler
 from salientpp.sampling.schedule import batch_key, batch_keys
-from tests.loader.test_ranks_like_one import FANOUTS, TYPED_FANOUTS, check_batches, homogeneous, typed_data, whole
-from tests.sampling.test_neighbor_sampler import (
-    BOTH_MAPS,
-    as_lists,
-    many_stars,
-    random_graph,
-    random_seeds,
-    same,
-    subsets,
-)
 
 LONGEST = 1000  # of lists whose draws are shared
 

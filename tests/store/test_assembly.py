@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import identity_features
+from tier_rows import FRACTIONS, random_case, random_rows, sources
 
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store import fetch
@@ -20,7 +21,6 @@ from salientpp.store.assembly import NUM_TENSORS, assemble_rows, run_kernel
 from salientpp.store.cache import FeatureCache
 from salientpp.store.fetch import Packed
 from salientpp.store.tiers import IdSet, Places, Tier, Tiers
-from tests.store.test_tiers import FRACTIONS, random_case, sources
 
 triton = pytest.importorskip("triton")
 CPU = torch.device("cpu")
@@ -38,11 +38,6 @@ def interpreted(monkeypatch):
     yield
     monkeypatch.undo()
     importlib.reload(assembly_kernel)
-
-
-def random_rows(generator: np.random.Generator, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Any bytes that make a value of the dtype."""
-    return torch.from_numpy(generator.integers(0, 100, size=(size, *shape))).to(dtype)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------

@@ -8,15 +8,15 @@ from pathlib import Path
 import distributed
 import pytest
 import torch
+from batches import packed
 from graphs import random_data
+from operator_cases import rows_of, same_bits
 from torch import Tensor
 from torch_geometric.data import Data
 
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.store.assembly import assemble_rows
-from tests.ops.test_ops import rows_of, same_bits
-from tests.store.test_packed import packed
 
 N = 120
 

@@ -9,11 +9,11 @@ import distributed
 import numpy as np
 import pytest
 import torch
+from batches import packed
 from graphs import random_data, random_hetero
 
 import salientpp
 from salientpp import NeighborLoader
-from tests.store.test_packed import packed
 
 WAYS: dict[str, Callable[[], Any]] = {
     "x": lambda: "x",

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from graphs import random_data
+from one_process import TYPED_FANOUTS, typed_data
 
 import salientpp
 from salientpp import NeighborLoader
@@ -21,7 +22,6 @@ from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.local_copy import stage
 from salientpp.store.rows import JoinedRows, take_rows
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability, uniform_starts
-from tests.loader.test_ranks_like_one import TYPED_FANOUTS, typed_data
 
 FANOUTS, BATCH = [5, 3], 8
 

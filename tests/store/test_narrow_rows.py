@@ -10,7 +10,10 @@ from typing import Any
 import distributed
 import pytest
 import torch
+from batches import packed
+from directories import edit_manifest
 from graphs import random_data
+from one_process import TYPED_FANOUTS, typed_data
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
@@ -22,9 +25,6 @@ from salientpp.cli import main
 from salientpp.fullgraph import local
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.narrow import Narrow
-from tests.loader.test_ranks_like_one import TYPED_FANOUTS, typed_data
-from tests.store.directory.test_directory import edit_manifest
-from tests.store.test_packed import packed
 
 FANOUTS, BATCH = [4, 3], 16
 

@@ -13,23 +13,15 @@ import distributed
 import pytest
 import torch
 import torch._dynamo.testing
+from batches import assert_same_batches, known_data, make, packed
 from graphs import RELATIONS, random_data, random_hetero
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.store.fetch import InPlace, Packed
-from tests.loader.test_loader import assert_same_batches, known_data, make
 
 N = 250
-
-
-def packed(loader: NeighborLoader, serves: bool = False) -> NeighborLoader:
-    """Let a loader on the CPU put its batches together as for a device; with ``serves`` the rows for other ranks too."""
-    loader._fetch.own = Packed(loader.device)
-    loader._fetch.served = Packed(loader.device, decodes=False) if serves else InPlace(decodes=False)
-    return loader
 
 
 @pytest.fixture(scope="module")

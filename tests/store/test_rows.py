@@ -12,6 +12,7 @@ import distributed
 import numpy as np
 import pytest
 import torch
+from batches import assert_same_batches, packed
 from graphs import RELATIONS, identity_features, random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data
@@ -23,8 +24,6 @@ from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import TensorRows
 from salientpp.store.tiers import IdSet, Tier
 from tests.laws.row_source import RowSourceLaws
-from tests.loader.test_loader import assert_same_batches
-from tests.store.test_packed import packed
 
 # --- sources ----------------------------------------------------------------------------------------------
 

@@ -9,42 +9,15 @@ import pytest
 import reference
 import torch
 from graphs import identity_features
+from tier_rows import FRACTIONS, random_case, some_of, sources
 
 from salientpp import ops
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.cache import FeatureCache
-from salientpp.store.rows import TensorRows, put_rows, take_rows
+from salientpp.store.rows import put_rows, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet, Places, Tier, Tiers
 
 CPU = torch.device("cpu")
-
-
-def some_of(generator, ids: np.ndarray, fraction: float) -> torch.Tensor:
-    """Ascending, distinct."""
-    return torch.from_numpy(ids[generator.random(len(ids)) < fraction].astype(np.int64))
-
-
-def random_case(seed: int, gpu_fraction: float, cache_fraction: float):
-    """A book with empty parts among others, a part, its device rows, its cached vertices, a batch with repeats."""
-    generator = np.random.default_rng(seed)
-    num_parts = int(generator.integers(1, 7))
-    num_vertices = int(generator.integers(1, 400))
-    cuts = np.sort(generator.integers(0, num_vertices + 1, size=num_parts - 1)).tolist()
-    book = PartitionBook(torch.tensor([0, *cuts, num_vertices]))
-    part_id = int(generator.integers(num_parts))
-    begin, end = book.range_of(part_id)
-    gpu_ids = some_of(generator, np.arange(end - begin), gpu_fraction)
-    foreign = np.setdiff1d(np.arange(num_vertices), np.arange(begin, end))
-    cache_ids = some_of(generator, foreign, cache_fraction)
-    n_id = torch.from_numpy(generator.integers(0, num_vertices, size=int(generator.integers(0, 300))))
-    return book, part_id, gpu_ids, cache_ids, n_id
-
-
-FRACTIONS = pytest.mark.parametrize("gpu_fraction, cache_fraction", [(0, 0), (0.3, 0), (0, 0.3), (0.4, 0.4), (1, 1)])
-
-
-def sources(**rows: torch.Tensor) -> dict[str, TensorRows]:
-    return {name: TensorRows(tensor) for name, tensor in rows.items()}
 
 
 def tiers_of(book, part_id, gpu_ids, cache_ids) -> Tiers:

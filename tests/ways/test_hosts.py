@@ -16,6 +16,8 @@ import distributed
 import pytest
 import torch
 from graphs import random_data
+from one_process import TYPED_FANOUTS, typed_data
+from shared_blocks import blocks_of, mapping
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
@@ -28,8 +30,6 @@ from salientpp.store.fetch import Packed
 from salientpp.vip.policies import add_scores, plan_cache, score
 from salientpp.ways import hosts
 from salientpp.ways.hosts import host_by_launcher
-from tests.loader.test_ranks_like_one import TYPED_FANOUTS, typed_data
-from tests.ranks.test_shared_memory import blocks_of, mapping
 
 FANOUTS, BATCH = [4, 3, 2], 8
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
 from graphs import random_data, random_hetero
 from peers import peer
 from torch_geometric.data import Data, HeteroData
@@ -21,7 +22,6 @@ from torch_geometric.loader import ClusterData
 
 import salientpp
 from salientpp.datasets import load_dataset, load_partition
-from tests.cli.test_cli import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
 
 PARTS = 3
 

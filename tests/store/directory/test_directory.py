@@ -17,13 +17,27 @@ import signal
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import distributed
 import numpy as np
 import pytest
 import torch
+from directories import (
+    BATCH_SIZE,
+    FANOUTS,
+    SPLITS,
+    all_original_ids,
+    assert_nothing_is_lost,
+    contents,
+    edit_manifest,
+    forge_checksums,
+    ids_of,
+    in_user_order,
+    mask_splits,
+    names_in,
+)
 from forked_python import python
 from graphs import identity_features, random_data, random_hetero
 from torch import Tensor
@@ -35,10 +49,6 @@ from salientpp import LinkNeighborLoader
 from salientpp.partitioning import numbering as layout
 from salientpp.store.directory import files, writer
 from salientpp.store.directory.files import DatasetError
-from salientpp.store.directory.manifest import manifest_checksum
-
-FANOUTS, BATCH_SIZE = [3, 2], 8
-SPLITS = ("train", "val", "test")
 
 
 def write(data: Data, num_parts: int, root: Path, **options) -> salientpp.PartitionedGraph:
@@ -69,74 +79,11 @@ def hostile_data(seed: int = 0, num_vertices: int = 60, num_edges: int = 300) ->
     )
 
 
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-
-
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def all_original_ids(part: salientpp.PartitionedGraph) -> Tensor:
-    return part.original_id(torch.arange(part.num_vertices))
-
-
-def in_user_order(part: salientpp.PartitionedGraph, name: str) -> Tensor:
-    """The rows of all parts, put where the user had them."""
-    rows = torch.cat([part.node_rows(p)[name] for p in range(part.num_parts)])
-    restored = torch.empty_like(rows)
-    restored[all_original_ids(part)] = rows
-    return restored
-
-
 def bits(rows: Tensor) -> Tensor:
     """uint8 [n, bytes per row]; NaNs and dtypes that do not compare are bytes like any other."""
     if rows.numel() == 0:
         return torch.empty(rows.size(0), 0, dtype=torch.uint8)
     return rows.contiguous().view(-1).view(torch.uint8).view(rows.size(0), -1)
-
-
-def assert_nothing_is_lost(data: Data, part: salientpp.PartitionedGraph, splits: Mapping[str, Tensor]) -> None:
-    """``splits``: name -> ascending original ids."""
-    N, E, K = data.num_nodes, data.num_edges, part.num_parts
-    assert part.num_vertices == N
-    original = all_original_ids(part)
-    assert torch.equal(original.sort().values, torch.arange(N)), "every vertex is there once"
-    # Ranges of the parts follow one another and cover everything.
-    ranges = [part.book.range_of(p) for p in range(K)]
-    assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges)][:-1] and ranges[-1][1] == N
-
-    for name, value in data.to_dict().items():
-        if name not in ("edge_index", "num_nodes", "edge_attr", *(f"{split}_mask" for split in SPLITS)):
-            assert torch.equal(in_user_order(part, name), torch.as_tensor(value)), name
-
-    graph = part.graph
-    assert graph.num_edges == E
-    target = torch.arange(N).repeat_interleave(graph.in_degree())
-    pairs = torch.stack([original[graph.indices.long()], original[target]])
-    as_keys = pairs[0] * N + pairs[1]
-    assert torch.equal(as_keys.sort().values, (data.edge_index[0] * N + data.edge_index[1]).sort().values)
-    if "edge_attr" in data:
-        number = part.edge_rows()["edge_attr"].view(-1)
-        assert torch.equal(number.sort().values, torch.arange(E)), "every edge is there once"
-        assert torch.equal(pairs, data.edge_index[:, number]), "an edge keeps its attributes"
-
-    assert set(part.manifest["splits"]) == set(splits)
-    for name, ids in splits.items():
-        pieces = [part.split(name, p) for p in range(K)]
-        for piece, (begin, end) in zip(pieces, ranges):
-            assert piece.dtype == torch.int64 and bool((piece.diff() > 0).all())
-            assert bool(((piece >= begin) & (piece < end)).all()), "a part's seeds are its own"
-        assert torch.equal(original[torch.cat(pieces)].sort().values, ids), name
-        assert part.manifest["splits"][name] == [piece.numel() for piece in pieces]
-
-
-def ids_of(mask: Tensor) -> Tensor:
-    return mask.nonzero().flatten()
-
-
-def mask_splits(data: Data) -> dict[str, Tensor]:
-    return {name: ids_of(data[f"{name}_mask"]) for name in SPLITS}
 
 
 # --- round trip ------------------------------------------------------------------------------------------
@@ -1130,24 +1077,6 @@ def flip_bit(path: Path, byte: int) -> None:
         old = file.read(1)[0]
         file.seek(byte)
         file.write(bytes([old ^ 1]))
-
-
-def edit_manifest(root: Path, change, *, checksum: bool) -> None:
-    """Apply ``change`` to the parsed manifest; with ``checksum`` make the checksum fit, as a careful forger would."""
-    path = root / "manifest.json"
-    manifest = json.loads(path.read_text())
-    change(manifest)
-    if checksum:
-        del manifest["checksum"]
-        manifest["checksum"] = manifest_checksum(manifest)
-    path.write_text(json.dumps(manifest))
-
-
-def forge_checksums(root: Path, name: str) -> None:
-    """Let the manifest state what file ``name`` is now, in all but dtype and shape."""
-    path = root / name
-    change = {"bytes": path.stat().st_size, "sha256": files.sha256_of(path), "quick": files.quick_checksum(path)}
-    edit_manifest(root, lambda manifest: manifest["files"][name].update(change), checksum=True)
 
 
 def test_every_file_is_checked_when_opened(root):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from directories import edit_manifest, forge_checksums
 from graphs import random_data, random_hetero
 
 import salientpp
@@ -24,7 +25,6 @@ from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.local_copy import stage
 from salientpp.store.directory.manifest import manifest_checksum
 from salientpp.vip.policies import score
-from tests.store.directory.test_directory import edit_manifest, forge_checksums
 
 #: Cases in the suite; a run of 3,000 was made when this was written.
 CASES = 100

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from directories import FANOUTS, contents, edit_manifest, forge_checksums, names_in
 from graphs import RELATIONS, random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -26,7 +27,6 @@ from salientpp.store.directory import contents as contents_of
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.local_copy import stage
 from salientpp.vip.inclusion import typed_inclusion_probability, uniform_starts
-from tests.store.directory.test_directory import FANOUTS, contents, edit_manifest, forge_checksums, names_in
 
 BATCH_SIZE = 8
 CITES = ("paper", "cites", "paper")

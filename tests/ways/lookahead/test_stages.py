@@ -10,13 +10,13 @@ import distributed
 import pytest
 import torch
 from graphs import random_data, random_hetero
+from one_process import check_batches, whole
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.analysis.volume import analyze
 from salientpp.store.fetch import Packed
-from tests.loader.test_ranks_like_one import check_batches, whole
 
 FANOUTS, BATCH = [4, 3], 8
 
