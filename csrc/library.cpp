@@ -1,5 +1,5 @@
-// Every operator of the extension, in one table. Kernels register themselves beside their code; shapes,
-// dtypes and meanings are documented where Python reaches them, in salientpp/ops.py.
+// Every operator of the extension, in one table, by the folders of csrc/. Kernels register themselves beside their
+// code. Shapes, dtypes and meanings are documented in the files of salientpp/ops/, which have the names of the folders.
 #include <Python.h>
 
 #include <torch/csrc/stable/library.h>
@@ -11,22 +11,16 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("transpose_csc(Tensor indptr, Tensor indices) -> (Tensor indptr, Tensor indices)");
   m.def("is_symmetric(Tensor indptr, Tensor indices) -> Tensor");
   m.def("check_csc(Tensor indptr, Tensor indices) -> ()");
-  // plan
+  // vip
   m.def("inclusion_probability(Tensor indptr, Tensor out_indptr, Tensor out_indices, Tensor seeds, Tensor seed_offsets, int[] fanouts, int batch_size, bool frontier, bool include_seeds, bool replace) -> Tensor");
+  m.def("sum_over_lists(Tensor indptr, Tensor indices, Tensor value) -> Tensor");
+  // partitioning
   m.def("symmetrise(Tensor indptr, Tensor indices, Tensor? weight_by_target=None, Tensor? weight_of_each=None) -> (Tensor indptr, Tensor indices, Tensor weight)");
   m.def("rebalance_parts(Tensor indptr, Tensor indices, Tensor assignment, Tensor weights, Tensor limits, int num_parts, int sweeps, Tensor? edge_weights=None) -> Tensor");
   m.def("reassign_parts(Tensor cost, Tensor assignment, Tensor weights, Tensor limits, int most_moves) -> Tensor");
   m.def("keep_heaviest_edges(Tensor indptr, Tensor indices, int most, Tensor? edge_weights=None) -> Tensor");
   m.def("cluster_vertices(Tensor indptr, Tensor indices, Tensor vertex_weights, int most_weight, int rounds, int seed, Tensor? edge_weights=None) -> Tensor");
   m.def("contract_lists(Tensor indptr, Tensor indices, Tensor cluster, int num_clusters, int first, int last, Tensor? edge_weights=None) -> (Tensor length, Tensor indices, Tensor weight)");
-  m.def("sum_over_lists(Tensor indptr, Tensor indices, Tensor value) -> Tensor");
-  m.def("code_ids(Tensor ids, int num_ids, int but_from=0, int but_to=0) -> Tensor");
-  m.def("ids_of_list(Tensor list, int num_ids) -> Tensor");
-  m.def("link_lists(Tensor[] lists, int heads, int num_ids) -> Tensor[]");
-  m.def("fill_slots(Tensor ids, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> ()");
-  m.def("note_uses(Tensor list, int batch, int num_ids, Tensor slot_id, Tensor(a!) slot_key, Tensor table) -> ()");
-  m.def("plan_batch(Tensor remote_id, Tensor links, int batch, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> (Tensor hit_place, Tensor hit_slot, Tensor fetched_place, Tensor admitted_row, Tensor admitted_slot)");
-  m.def("plan_sums(Tensor row, Tensor col, Tensor owner, int first, int num_parts, int row_bytes, int id_bytes, int source_bytes) -> (Tensor kept_vertex, Tensor kept_edge, Tensor kept_row, Tensor target, Tensor size, Tensor summed_edge, Tensor groups, Tensor sources)");
   // store
   m.def("pack_id_set(Tensor ids, int num_ids) -> Tensor");
   m.def("look_up(Tensor n_id, Tensor offsets, int part_id, Tensor[] local_sets, Tensor[] remote_sets) -> (Tensor[] position, Tensor[] slot, Tensor remote_counts)");
@@ -43,6 +37,14 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("sample_vertices(Tensor indptr, Tensor indices, Tensor seeds, int[] fanouts, int batch_key, bool replace, int map_budget_bytes, bool shared=False, int graph_number=0) -> Tensor");
   m.def("sample_typed_neighbors(Tensor[] indptr, Tensor[] indices, Tensor?[] edge_id, Tensor?[] links, Tensor?[] edge_weight, Tensor?[] edge_time, int[] source_type, int[] target_type, int[] num_vertices, Tensor?[] node_time, Tensor[] seeds, Tensor?[] seed_time, int[] first_tree, int[] fanouts, int num_hops, int batch_key, bool replace, bool disjoint, bool last, bool induced, int map_budget_bytes=536870912, bool shared=False) -> (Tensor[] n_id, Tensor[] tree, Tensor[] edge_index, Tensor[] e_id, Tensor num_sampled_nodes, Tensor num_sampled_edges)");
   m.def("to_bidirectional(Tensor row, Tensor col, Tensor rev_row, Tensor rev_col, Tensor? edge_id, Tensor? rev_edge_id) -> (Tensor edge_index, Tensor edge_id)");
+  // ways
+  m.def("code_ids(Tensor ids, int num_ids, int but_from=0, int but_to=0) -> Tensor");
+  m.def("ids_of_list(Tensor list, int num_ids) -> Tensor");
+  m.def("link_lists(Tensor[] lists, int heads, int num_ids) -> Tensor[]");
+  m.def("fill_slots(Tensor ids, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> ()");
+  m.def("note_uses(Tensor list, int batch, int num_ids, Tensor slot_id, Tensor(a!) slot_key, Tensor table) -> ()");
+  m.def("plan_batch(Tensor remote_id, Tensor links, int batch, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> (Tensor hit_place, Tensor hit_slot, Tensor fetched_place, Tensor admitted_row, Tensor admitted_slot)");
+  m.def("plan_sums(Tensor row, Tensor col, Tensor owner, int first, int num_parts, int row_bytes, int id_bytes, int source_bytes) -> (Tensor kept_vertex, Tensor kept_edge, Tensor kept_row, Tensor target, Tensor size, Tensor summed_edge, Tensor groups, Tensor sources)");
   // memory
   m.def("use_huge_pages(Tensor tensor) -> ()");
 }

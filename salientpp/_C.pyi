@@ -1,1 +1,1 @@
-# The compiled extension: importing it fills torch.ops.salientpp (see ops.py); it has no names of its own.
+# The compiled extension: importing it fills torch.ops.salientpp (see ops/library.py); it has no names of its own.

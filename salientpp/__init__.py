@@ -73,7 +73,8 @@ def __getattr__(name: str) -> object:
             module = None
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if not hasattr(module, "__path__"):  # a file of this package, which others of its files import from here
+        # The package's own files import its other files, and the folder of operators, from here.
+        if not hasattr(module, "__path__") or name == "ops":
             return module
     _import_module(f"{__name__}.versions").check_versions()
     # All at once, so that what is inside the package's folders can be reached from here, whichever name was asked for.

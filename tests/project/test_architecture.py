@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "datasets": ROWS | {"partitioning", "sampling"},
 }
 MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli", "commands"}
-COMPILED = "_C"  # the extension; ops alone loads it
+COMPILED = "_C"  # the extension; ops.library alone loads it
 
 
 def part_of(module: str) -> str:
@@ -107,7 +107,7 @@ def wrong_arrows(source: str, module: str, is_package: bool, modules: set[str]) 
         return []
     if part not in MAY_IMPORT:
         return [f"{module}: the part {part!r} is not in the table of imports; add it here and to the architecture"]
-    allowed = MAY_IMPORT[part] | {part} | ({COMPILED} if part == "ops" else set())
+    allowed = MAY_IMPORT[part] | {part} | ({COMPILED} if module == "ops.library" else set())
     return [
         f"salientpp.{module}:{line} imports {target}; {part} may import {', '.join(sorted(MAY_IMPORT[part])) or 'nothing'}"
         for line, target in imports_of(source, module, is_package, modules)
@@ -152,6 +152,7 @@ def test_imports_follow_the_table(path):
         ("analysis", "from salientpp.loader import batch_loader"),
         ("datasets", "import importlib\nimportlib.import_module('salientpp.cli')"),
         ("graph", "from salientpp import _C"),
+        ("ops.graph", "from salientpp import _C"),
         ("brand_new", "import os"),
     ],
 )
@@ -162,7 +163,7 @@ def test_a_wrong_arrow_is_seen(module, source):
 @pytest.mark.parametrize(
     "module, source",
     [
-        ("ops", "from salientpp import _C"),
+        ("ops.library", "from salientpp import _C"),
         (
             "vip.policies",
             "from salientpp.vip.inclusion import inclusion_probability\nfrom . import partition_book\nfrom ..graph.csc import Graph",
@@ -409,50 +410,49 @@ def test_no_test_module_imports_another():
 # --- operators --------------------------------------------------------------------------------------------
 
 
+ROOMS = re.findall(r"^  // (\w+)\n((?:  m\.def.*\n)+)", (ROOT / "csrc" / "library.cpp").read_text(), re.MULTILINE)
+SCHEMAS = [(room, *schema) for room, lines in ROOMS for schema in re.findall(r'm\.def\("(\w+)\((.*?)\) ->', lines)]
+
+
 def operators_called(function: ast.FunctionDef) -> set[str]:
-    """Names used as ``_ops.<name>``."""
+    """Names used as ``operators.<name>``."""
     return {
         n.attr
         for n in ast.walk(function)
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "_ops"
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "operators"
     }
 
 
 def test_each_operator_has_one_schema_and_one_function_of_its_name():
-    schemas = re.findall(r'm\.def\("(\w+)\(', (ROOT / "csrc" / "library.cpp").read_text())
-    assert len(set(schemas)) == len(schemas) > 0
-    tree = ast.parse((PACKAGE / "ops.py").read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and operators_called(node)]
-    assert [function.name for function in functions] == schemas, "the same operators in the same order"
-    for function in functions:
-        assert operators_called(function) == {function.name}
-        assert ast.get_docstring(function), f"ops.{function.name} has no docstring"
-
-
-def test_each_function_takes_the_arguments_of_its_schema_in_their_order():
-    library = (ROOT / "csrc" / "library.cpp").read_text()
-    tree = {
-        node.name: node
-        for node in ast.parse((PACKAGE / "ops.py").read_text()).body
-        if isinstance(node, ast.FunctionDef)
-    }
-    for name, arguments in re.findall(r'm\.def\("(\w+)\((.*?)\) ->', library):
-        names = [re.split(r"[ =]", argument.strip())[1] for argument in arguments.split(",")]
-        given = tree[name].args
-        assert [a.arg for a in given.args + given.kwonlyargs] == names, name
+    names = [name for _, name, _ in SCHEMAS]
+    assert len(set(names)) == len(names) == (ROOT / "csrc" / "library.cpp").read_text().count("m.def(") > 0
+    for room, _ in ROOMS:
+        tree = ast.parse((PACKAGE / "ops" / f"{room}.py").read_text())
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and operators_called(node)]
+        expected = [(name, arguments) for where, name, arguments in SCHEMAS if where == room]
+        assert [function.name for function in functions] == [name for name, _ in expected], f"the order of {room}"
+        for function, (name, arguments) in zip(functions, expected):
+            assert operators_called(function) == {name}
+            assert ast.get_docstring(function), f"ops.{name} has no docstring"
+            given = function.args.args + function.args.kwonlyargs
+            assert all(argument.annotation for argument in given) and function.returns, f"ops.{name} has no types"
+            names = [re.split(r"[ =]", argument.strip())[1] for argument in arguments.split(",")]
+            assert [argument.arg for argument in given] == names, name
+            assert hasattr(salientpp.ops, name), f"salientpp.ops does not import {name}"
 
 
 def test_operators_are_reached_through_ops_alone():
-    for path in SOURCES:
-        if path.name != "ops.py":
-            assert "torch.ops" not in path.read_text(), f"{path.relative_to(ROOT)} goes round salientpp.ops"
+    naming = [path for path in SOURCES if "torch.ops" in path.read_text()]
+    assert naming == [PACKAGE / "ops" / "library.py"], "others go round salientpp.ops"
 
 
-def test_every_kernel_of_the_table_is_registered():
-    kernels = set()
-    for path in (ROOT / "csrc").rglob("*.cpp"):
-        kernels |= set(re.findall(r'm\.impl\("(\w+)"', path.read_text()))
-    assert kernels == set(re.findall(r'm\.def\("(\w+)\(', (ROOT / "csrc" / "library.cpp").read_text()))
+def test_every_kernel_of_the_table_is_registered_in_the_folder_of_its_heading():
+    kernels = [
+        (path.parent.name, name)
+        for path in (ROOT / "csrc").rglob("*.cpp")
+        for name in re.findall(r'm\.impl\("(\w+)"', path.read_text())
+    ]
+    assert sorted(kernels) == sorted((room, name) for room, name, _ in SCHEMAS)
 
 
 def test_every_module_can_be_imported():

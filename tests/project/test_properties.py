@@ -772,8 +772,6 @@ def test_an_operator_answers_or_names_the_argument_and_leaves_the_rest_alone(nam
     places = data.draw(st.lists(st.integers(0, len(arguments) - 1), min_size=1, max_size=2, unique=True))
     for place in places:
         arguments[place] = data.draw(hostile(arguments[place]))
-    if any(tensor.is_meta for tensor in tensors_in(arguments)):
-        assume(len(places) == 1)  # of tensors without data the fake kernels speak, which check nothing more
     before = copy_of(arguments)
     _, error = outcome(lambda: getattr(torch.ops.salientpp, name)(*arguments))
     for argument, old, is_written in zip(arguments, before, written):
@@ -785,6 +783,7 @@ def test_an_operator_answers_or_names_the_argument_and_leaves_the_rest_alone(nam
             "no tensor arguments",
             "cannot allocate",
             "meta",
+            "Meta tensors",
         }
         assert any(word in str(error) for word in words) or isinstance(error, MemoryError), error
 

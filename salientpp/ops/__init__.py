@@ -1,0 +1,42 @@
+"""The compiled operators: one typed function per operator of ``csrc/library.cpp``, with shapes, dtypes and errors.
+
+The kernels run on CPU tensors and release the GIL. They have no state that a caller can see, so several Python threads may call them at
+once. A kernel raises ``RuntimeError`` that says what was expected and what came. The public functions of the package check users' arguments
+first. The operators have no fake kernels, because loaders call them outside compiled models.
+
+Suffixes of shapes: N vertices, E edges, K parts, n ids at hand.
+"""
+
+# ruff: noqa: F401 (every function can be imported from here)
+from salientpp.ops.graph import check_csc, csc_from_coo, is_symmetric, transpose_csc
+from salientpp.ops.keys import join_key
+from salientpp.ops.memory import bytes_of, use_huge_pages
+from salientpp.ops.partitioning import (
+    cluster_vertices,
+    contract_lists,
+    keep_heaviest_edges,
+    reassign_parts,
+    rebalance_parts,
+    symmetrise,
+)
+from salientpp.ops.sampling import (
+    MAP_BUDGET_BYTES,
+    permutation,
+    sample_neighbors,
+    sample_typed_neighbors,
+    sample_vertices,
+    to_bidirectional,
+)
+from salientpp.ops.store import (
+    decode_rows,
+    encode_rows,
+    gather_joined_rows,
+    gather_rows,
+    look_up,
+    pack_id_set,
+    reduce_rows,
+    round_rows,
+    take_hits,
+)
+from salientpp.ops.vip import inclusion_probability, sum_over_lists
+from salientpp.ops.ways import code_ids, fill_slots, ids_of_list, link_lists, note_uses, plan_batch, plan_sums

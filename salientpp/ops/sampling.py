@@ -1,0 +1,181 @@
+"""Operators that draw vertices and edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from salientpp.ops.library import operators
+
+#: Memory that one sampling thread may spend on its dense vertex map (4 bytes per vertex of the graph);
+#: graphs of more vertices use a hash map of the batch instead. Samples do not depend on the choice.
+MAP_BUDGET_BYTES = 512 * 2**20
+
+
+def permutation(size: int, key: int) -> Tensor:
+    """A uniformly random order of 0, ..., size - 1, int64 [size]; a pure function of the 64-bit ``key``."""
+    return operators.permutation(size, key)
+
+
+def sample_neighbors(
+    indptr: Tensor,
+    indices: Tensor,
+    edge_id: Tensor | None,
+    seeds: Tensor,
+    fanouts: Sequence[int],
+    batch_key: int,
+    replace: bool = False,
+    map_budget_bytes: int = MAP_BUDGET_BYTES,
+    links: Tensor | None = None,
+    shared: bool = False,
+    graph_number: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.sampling.sampler`.
+
+    Args:
+        indptr, indices: the graph in CSC form, as :class:`salientpp.Graph` has checked it.
+        edge_id: int64 [E], the ids to report for the edges, or None for positions in ``indices``.
+        seeds: int64 [B], global ids; a repeated seed is expanded each time.
+        fanouts: neighbours per vertex and hop, nearest the seeds first; -1 takes all.
+        batch_key: signed 64-bit key; with (hop, vertex) it fixes a vertex's draws.
+        replace: draw with replacement.
+        links: as :func:`csc_from_coo` makes them, read in place of ``indices`` and ``edge_id``, which is None then; or None.
+        shared: every neighbour has one number for the batch, and a vertex takes those with the smallest; without ``replace``. A list of more than
+            1,000 draws by itself.
+        graph_number: where draws are shared, a number that only this graph has, as it is now: a thread then remembers some of what was drawn, up to
+            16 MiB, and does not read a list again for the same key. 0: nothing is remembered. Results are the same.
+
+    Returns:
+        ``n_id`` int64 [n], seeds first, then in order of discovery; ``edge_index`` int64 [2, e], positions in
+        ``n_id`` (source, target); ``e_id`` int64 [e]; ``num_sampled_nodes`` int64 [hops + 1];
+        ``num_sampled_edges`` int64 [hops].
+    """
+    return operators.sample_neighbors(
+        indptr,
+        indices,
+        edge_id,
+        seeds,
+        list(fanouts),
+        batch_key,
+        replace,
+        map_budget_bytes,
+        links,
+        shared,
+        graph_number,
+    )
+
+
+def sample_vertices(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    fanouts: Sequence[int],
+    batch_key: int,
+    replace: bool = False,
+    map_budget_bytes: int = MAP_BUDGET_BYTES,
+    shared: bool = False,
+    graph_number: int = 0,
+) -> Tensor:
+    """The ``n_id`` of :func:`sample_neighbors`, int64 [n]; in less time, as no edges are kept."""
+    return operators.sample_vertices(
+        indptr, indices, seeds, list(fanouts), batch_key, replace, map_budget_bytes, shared, graph_number
+    )
+
+
+def sample_typed_neighbors(
+    indptr: Sequence[Tensor],
+    indices: Sequence[Tensor],
+    edge_id: Sequence[Tensor | None],
+    links: Sequence[Tensor | None],
+    edge_weight: Sequence[Tensor | None],
+    edge_time: Sequence[Tensor | None],
+    source_type: Sequence[int],
+    target_type: Sequence[int],
+    num_vertices: Sequence[int],
+    node_time: Sequence[Tensor | None],
+    seeds: Sequence[Tensor],
+    seed_time: Sequence[Tensor | None],
+    first_tree: Sequence[int],
+    fanouts: Sequence[int],
+    num_hops: int,
+    batch_key: int,
+    *,
+    replace: bool = False,
+    disjoint: bool = False,
+    last: bool = False,
+    induced: bool = False,
+    map_budget_bytes: int = MAP_BUDGET_BYTES,
+    shared: bool = False,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
+    """Sample over R relations between T types of vertices; see csrc/sampling/sample_typed_neighbors.cpp.
+
+    Args:
+        indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.
+        edge_id, edge_weight, edge_time: per relation, int32 or int64, float32 or float64 (finite, >= 0), int32 or int64 [E] in list order, or None.
+            With times, a list ascends by them; they may be the edges' or those of the vertices in ``indices``.
+        links: per relation, as in :func:`sample_neighbors`, or None.
+        source_type, target_type: per relation, positions in ``num_vertices``.
+        node_time: per type, int64 [N], or None; not needed where ``edge_time`` says the same.
+        seeds, seed_time: per type, int64 [B], and int64 [B] or None; times for all seeds or for none.
+        first_tree: per type, the number of its first seed's tree; together the trees are 0, 1, ... without gaps.
+        fanouts: ``num_hops`` per relation, one relation after the other; -1 takes all.
+        replace, disjoint: as in :class:`salientpp.NeighborLoader`; times need ``disjoint``.
+        last: draw from the latest ``fanout`` neighbours only.
+        induced: give all edges between the sampled vertices.
+        map_budget_bytes: as in :func:`sample_neighbors`, for all types together; disjoint trees have hash maps of their own.
+        shared: as in :func:`sample_neighbors`; a neighbour's number is the same for all trees and relations. Without ``edge_weight``.
+
+    Returns:
+        Per type ``n_id`` int64 [n], and with ``disjoint`` the tree of each; per relation
+        ``edge_index`` int64 [2, e] and ``e_id`` int64 [e]; ``num_sampled_nodes`` int64 [T, hops + 1] and ``num_sampled_edges``
+        int64 [R, hops].
+    """
+    return operators.sample_typed_neighbors(
+        indptr,
+        indices,
+        edge_id,
+        links,
+        edge_weight,
+        edge_time,
+        source_type,
+        target_type,
+        num_vertices,
+        node_time,
+        seeds,
+        seed_time,
+        first_tree,
+        fanouts,
+        num_hops,
+        batch_key,
+        replace,
+        disjoint,
+        last,
+        induced,
+        map_budget_bytes,
+        shared,
+    )
+
+
+def to_bidirectional(
+    row: Tensor,
+    col: Tensor,
+    rev_row: Tensor,
+    rev_col: Tensor,
+    edge_id: Tensor | None = None,
+    rev_edge_id: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Edges and the reverses of others, each pair of ends once: what PyG's ``to_bidirectional`` makes by sorting.
+
+    Args:
+        row, col: int64 [e], ids in [0, 2**31 - 1) of sources and targets; fastest where edges with the same target stand together, with
+            targets ascending.
+        rev_row, rev_col: int64 [f]; edges to turn round.
+        edge_id, rev_edge_id: int64 [e] and [f], or None.
+
+    Returns:
+        ``edge_index`` int64 [2, g], by target and then by source; ``edge_id`` int64 [g] or None. Of edges with the same ends the last one's
+        id counts, where reversed ones come after the others.
+    """
+    edge_index, ids = operators.to_bidirectional(row, col, rev_row, rev_col, edge_id, rev_edge_id)
+    return edge_index, None if edge_id is None else ids
