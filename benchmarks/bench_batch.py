@@ -45,8 +45,8 @@ def main() -> None:
 
         return call
 
-    builder, fetch = loader._builder, loader._fetch
-    loader._workers.draw = timed(loader._workers.draw, "sampling")
+    builder, fetch = loader.engine.producer.builder, loader.engine.producer.fetch
+    loader.engine.producer.workers.draw = timed(loader.engine.producer.workers.draw, "sampling")
     fetch.look_up = timed(fetch.look_up, "look-up")
     fetch.own.take = timed(
         fetch.own.take, lambda tiers, name, plan: "gathering x" if name == "x" else "gathering labels and masks"

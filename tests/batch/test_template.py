@@ -391,7 +391,7 @@ def known(typed: bool) -> Data | HeteroData:
 
 def packed(loader: BatchLoader) -> BatchLoader:
     """As for a device, where a batch waits for one step before it is given."""
-    loader._fetch.own = Packed(loader.device)
+    loader.engine.producer.fetch.own = Packed(loader.device)
     return loader
 
 
@@ -596,12 +596,12 @@ def test_features_that_are_replaced_between_epochs_are_gathered_ahead_again():
     loader = NeighborLoader(data, [2], batch_size=16, gpu_fraction=0.3)
     list(loader)
     data.x, data.extra = torch.rand(300, 5).bfloat16(), torch.arange(300)
-    built = loader._builder.build_anew
-    loader._builder.build_anew = lambda *_: pytest.fail("a batch was made twice")
+    built = loader.engine.producer.builder.build_anew
+    loader.engine.producer.builder.build_anew = lambda *_: pytest.fail("a batch was made twice")
     for batch in loader:
         assert_is_current(batch, data)
-    assert (None, "extra") in loader._fetch.columns
-    loader._builder.build_anew = built
+    assert (None, "extra") in loader.engine.producer.fetch.columns
+    loader.engine.producer.builder.build_anew = built
     data.x += 1  # the rows on the device too are copied anew
     for batch in loader:
         assert_is_current(batch, data)

@@ -201,11 +201,11 @@ def _fail_unheard(rank: int, root: str, how: str) -> None:
     if rank == 0:
         if how == "killed":
             comm._STAY_SECONDS = comm._STORE_SECONDS = NEVER
-        loader._comm.report_failure("the user's mistake")
+        loader.engine.basis.comm.report_failure("the user's mistake")
         raise LookupError("the user's mistake")
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    while loader._comm._reaches(0):
+    while loader.engine.basis.comm._reaches(0):
         time.sleep(0.1)
 
 
@@ -245,14 +245,14 @@ def test_a_rank_that_makes_no_loader_is_named_after_the_timeout(tmp_path):
 
 def _ask_in_vain(rank: int, root: str) -> tuple[int, int, float, list[str]]:
     loader = _loader(root)
-    asked, ask = 0, loader._comm._ask_store
+    asked, ask = 0, loader.engine.basis.comm._ask_store
 
     def counted(question):
         nonlocal asked
         asked += 1
         return ask(question)
 
-    loader._comm._ask_store = counted
+    loader.engine.basis.comm._ask_store = counted
     started = time.monotonic()
     batches = sum(1 for _ in range(20) for _ in loader)
     return asked, batches, time.monotonic() - started, [thread.name for thread in threading.enumerate()]

@@ -149,8 +149,8 @@ def test_hosts_of_several_ranks_share_rows_and_change_no_batch(tmp_path, uneven)
     root = directory(tmp_path / "parts", 6)
     options = {"slots": 6, "uneven": uneven}
     (alone,) = distributed.run(_rounds, 1, root, options)
-    # 4 ranks have 1 or 2 slots each; rows are fetched once per host and tick, also in ticks in which a rank has no batch.
-    hosts = {"ranks_per_host": 2, "replication_factor": 0.2, "fetch_once": True}
+    # 4 ranks have 1 or 2 slots each; the ranks of a host share a cache.
+    hosts = {"ranks_per_host": 2, "replication_factor": 0.2}
     ranks = distributed.run(_rounds, 4, root, {**options, **hosts})
     assert [by_round([epochs[at] for epochs in ranks]) for at in range(2)] == alone
     distributed.run(_side_by_side, 4, root, {**options, **hosts})

@@ -88,7 +88,7 @@ class RowSourceLaws:
         loader = NeighborLoader(
             data, [1, 1], batch_size=7, num_workers=2, seed=0, rows={"x": source}, gpu_fraction=gpu_fraction
         )
-        loader._fetch.own = InPlace() if way == "in place" else Packed(loader.device)
+        loader.engine.producer.fetch.own = InPlace() if way == "in place" else Packed(loader.device)
         batches = list(loader)
         assert len(batches) == -(-size // 7)
         for batch in batches:

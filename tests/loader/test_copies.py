@@ -92,7 +92,7 @@ def test_a_copy_of_a_loader_goes_on_as_the_original(kind, num_workers, copied):
         batches = list(other)
         assert len(batches) == len(second) and all(map(same_batch, batches, second))
     assert (before.stats().batches, during.stats().batches) == (2 * len(loader), 1 + len(loader))
-    assert before._stages.submit.__self__ is not loader._stages.submit.__self__
+    assert before.engine.producer.stages.submit.__self__ is not loader.engine.producer.stages.submit.__self__
     called = [each([1, 2, 3]) for each in (loader, before, during)]
     assert same_batch(called[0], called[1]) and same_batch(called[0], called[2])
 

@@ -30,7 +30,7 @@ from graphs import random_data, random_hetero
 from torch_geometric.data import Data, HeteroData
 
 from salientpp import Graph, LinkNeighborLoader, NeighborLoader
-from salientpp.engine.epoch import Epoch
+from salientpp.engine.run import Epoch
 from salientpp.processes import Lock, Threads, connecting
 
 #: Seconds after which a child hangs; they are many because the machine may be busy.

@@ -315,7 +315,7 @@ def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -
     )  # enough batches to need the failing rank in later ones
     assert len(loader) > 2 + 5
     if rank == failing:
-        original, calls = getattr(loader._stages, stage), 0
+        original, calls = getattr(loader.engine.producer.stages, stage), 0
 
         def fail_once(state):
             nonlocal calls
@@ -324,7 +324,7 @@ def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -
                 raise ZeroDivisionError("injected")
             return original(state)
 
-        setattr(loader._stages, stage, fail_once)
+        setattr(loader.engine.producer.stages, stage, fail_once)
     for _ in loader:
         pass
 
@@ -361,7 +361,7 @@ def test_a_stage_that_raises_ends_every_rank_with_rank_batch_and_stage(tmp_path,
 def _interrupted(rank: int, root: str) -> str:
     loader = _loader(root, timeout=NEVER)
     if rank == 1:
-        loader._stages.localize_ids = _press_ctrl_c
+        loader.engine.producer.stages.localize_ids = _press_ctrl_c
     try:
         for _ in loader:
             pass
@@ -720,8 +720,6 @@ _DIFFERENT = {
     "generator": (None, "one", None),
     "in_order": (True, False, None),
     "pad": (None, "bucket", None),
-    "fetch_once": (False, True, None),
-    "gpu_split": (0.0, 0.5, None),
     "lookahead": (0, 3, None),
     "disjoint": (False, True, "disjoint"),
     "time_attr": (None, "y", "time_attr"),
@@ -918,7 +916,7 @@ def test_other_things_are_no_numbers(value):
 def _reuse(rank: int, root: str) -> list[int]:
     part = salientpp.load(root)
     loader = NeighborLoader(part, [-1, -1], "all", batch_size=500, gather=("x",), seed=0, uneven="wrap")
-    pools = [loader._source.exchange._buffers, loader._fetch.served._buffers]
+    pools = [loader.engine.basis.source.exchange._buffers, loader.engine.producer.fetch.served._buffers]
     taken = []
     for _ in range(4):
         for batch in loader:

@@ -145,7 +145,7 @@ def check_links_of_one_type(rank: int, root: str) -> None:
             loader = LinkNeighborLoader(
                 part, FANOUTS, batch_size=BATCH, shuffle=True, seed=3, replication_factor=alpha, **options
             )
-            assert loader._source.seeds.number == int(
+            assert loader.engine.basis.source.seeds.number == int(
                 (
                     (data.edge_index[1] >= part.book.range_of(rank)[0])
                     & (data.edge_index[1] < part.book.range_of(rank)[1])
@@ -301,7 +301,7 @@ def check_types(rank: int, root: str, alphas: list[float]) -> None:
 
 def check_seed_rows(loader: Any, data: Any) -> None:
     """Attributes that are not gathered come for the seeds, and for no other type."""
-    type_ = loader._source.seeds.inputs.input_type
+    type_ = loader.engine.basis.source.seeds.inputs.input_type
     batch = next(iter(loader), None)
     if batch is None:  # a rank without seeds
         return
@@ -424,7 +424,7 @@ def count_collectives(rank: int, root: str, gather: list[str], type_: str) -> fl
     loader = NeighborLoader(
         salientpp.load(root), TYPED_FANOUTS, (type_, "train"), batch_size=4, seed=0, gather=gather, uneven="wrap"
     )
-    comm, calls = loader._comm, []
+    comm, calls = loader.engine.basis.comm, []
     original = comm.all_to_all
     comm.all_to_all = lambda *args: (calls.append(1), original(*args))[1]
     batches = sum(1 for _ in loader)
@@ -520,7 +520,7 @@ def live_typed_rows(
     )
     for _ in loader:
         pass
-    loader._finish_epoch()
+    loader.engine.finish()
     return {type_: of_type["remote"] for type_, of_type in loader.stats().by_type.items()}
 
 

@@ -251,7 +251,7 @@ def _over_nccl(rank: int, root: str) -> list[float]:
     pending = comm.all_to_all(rows, [4], [4])
     Comm.create = classmethod(lambda cls, *_: comm)  # of one rank it would need no group
     loader = NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1, device=CUDA, gpu_fraction=0.3)
-    assert isinstance(loader._fetch.served, Packed)
+    assert isinstance(loader.engine.producer.fetch.served, Packed)
     assert_same_batches(
         on_cpu(loader), list(NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1))
     )

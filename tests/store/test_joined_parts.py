@@ -247,7 +247,7 @@ def _train(rank: int, root: str, epochs: int, ranks_per_host: int = 1) -> float:
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 4)
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
-    hosts = {"ranks_per_host": ranks_per_host, "replication_factor": 0.1, "fetch_once": True}
+    hosts = {"ranks_per_host": ranks_per_host, "replication_factor": 0.1}
     train = NeighborLoader(part, [4], "train", batch_size=48 // world, shuffle=True, seed=1, **hosts)
     for _ in range(epochs):
         for batch in train:

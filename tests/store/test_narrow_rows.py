@@ -25,6 +25,7 @@ from salientpp.cli import main
 from salientpp.fullgraph import local
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.narrow import Narrow
+from salientpp.ways.lookahead.way import Lookahead
 
 FANOUTS, BATCH = [4, 3], 16
 
@@ -91,13 +92,13 @@ def _compare(rank: int, roots: dict[str, str], x: torch.Tensor, formats: list[st
                     number += 1
                 stats = loader.stats()
                 narrow = Narrow(format, x.dtype, tuple(x.shape[1:]))
-                assert stats.by_type[None]["bytes_received"] == stats.rows_fetched * narrow.row_bytes
+                assert stats.by_type[None]["bytes_received"] == stats.rows_remote * narrow.row_bytes
                 if "lookahead" in options:
-                    assert (loader._ahead is not None) == (parts["wide"].num_parts > 1)
+                    assert (loader.engine.way(Lookahead).ahead is not None) == (parts["wide"].num_parts > 1)
                 elif "replication_factor" in options and parts["wide"].num_parts > 1:
                     of_rows = loader.cache.rows["x"]
                     assert (of_rows.dtype, of_rows.size(1)) == (torch.uint8, narrow.row_bytes)
-        sizes.append(stats.rows_fetched)
+        sizes.append(stats.rows_remote)
     return number, sizes
 
 

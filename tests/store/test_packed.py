@@ -200,7 +200,7 @@ def test_batches_under_way_are_counted_and_bounded(data):
 def test_no_more_batches_are_on_the_device_than_the_statement_says(data):
     alive, most = weakref.WeakSet(), 0
     loader = packed(make(data, depth=10))  # every row is packed, and the batch's x is what was packed
-    original = loader._stages.copy_to_device
+    original = loader.engine.producer.stages.copy_to_device
 
     def copy_to_device(state):
         nonlocal most
@@ -209,10 +209,10 @@ def test_no_more_batches_are_on_the_device_than_the_statement_says(data):
         most = max(most, len(alive))
         return result
 
-    loader._stages.copy_to_device = copy_to_device
+    loader.engine.producer.stages.copy_to_device = copy_to_device
     for _ in loader:
         pass
-    assert 2 <= most <= loader._new_pipeline().num_past("copy_to_device") + 1
+    assert 2 <= most <= loader.engine.producer.pipeline().num_past("copy_to_device") + 1
 
 
 @pytest.mark.parametrize("on_device", [False, True])

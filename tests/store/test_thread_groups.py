@@ -19,7 +19,7 @@ from salientpp.processes import completed
 from salientpp.store import thread_groups
 from salientpp.store.rows import TensorRows, put_rows
 from salientpp.store.thread_groups import BATCHES_PER_LOOK, Balance, ThreadGroups, in_group, in_pieces
-from salientpp.ways.sums.fetch import put_sums
+from salientpp.ways.sums.moved import put_sums
 
 THREADS = st.integers(2, 64)
 WORK = st.floats(1e-6, 1e3)

@@ -68,6 +68,6 @@ def assert_same_batches(a: list[Data], b: list[Data]) -> None:
 
 def packed(loader: NeighborLoader, serves: bool = False) -> NeighborLoader:
     """Let a loader on the CPU put its batches together as for a device; with ``serves`` the rows for other ranks too."""
-    loader._fetch.own = Packed(loader.device)
-    loader._fetch.served = Packed(loader.device, decodes=False) if serves else InPlace(decodes=False)
+    loader.engine.producer.fetch.own = Packed(loader.device)
+    loader.engine.producer.fetch.served = Packed(loader.device, decodes=False) if serves else InPlace(decodes=False)
     return loader

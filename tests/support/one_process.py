@@ -45,12 +45,14 @@ def store_of(batch: Any, type_: Any) -> Any:
 
 def check_batches(loader: Any, one: NeighborSampler, data: Any, draw: str, **given: Any) -> int:
     """Compare an epoch with what ``one`` draws from ``data`` for the same keys; gives the number of remote rows."""
-    epoch, number, remote = loader._epoch_number, 0, 0
-    expected_positions = loader._positions(epoch)
-    begin_end = {type_: book.range_of(loader._source.exchange.part_id) for type_, book in loader.data.books.items()}
+    epoch, number, remote = loader.state_dict()["epoch"], 0, 0
+    expected_positions = loader.engine.basis.epochs.positions(epoch)
+    begin_end = {
+        type_: book.range_of(loader.engine.basis.source.exchange.part_id) for type_, book in loader.data.books.items()
+    }
     for index, batch in enumerate(loader):
-        inputs = loader._source.seeds.inputs[expected_positions[index]]
-        keys = loader._keys(epoch, index)
+        inputs = loader.engine.basis.source.seeds.inputs[expected_positions[index]]
+        keys = loader.engine.basis.epochs.keys(epoch, index)
         mfg = getattr(one, draw)(inputs, key=keys.batch, draw_key=keys.draws, **given)
         for type_, n_id in by_type(mfg.node).items():
             store = store_of(batch, type_)
@@ -79,7 +81,9 @@ def check_batches(loader: Any, one: NeighborSampler, data: Any, draw: str, **giv
         if draw == "sample_from_edges":
             check_links(batch, mfg, inputs)
         number += 1
-    assert number == len(loader) and (number or not sum(s.num_batches for s in loader._turns.schedules))
+    assert number == len(loader) and (
+        number or not sum(s.num_batches for s in loader.engine.basis.epochs.order.schedules)
+    )
     return remote
 
 

@@ -26,7 +26,6 @@ from salientpp.ranks import shared_memory as shared
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.placement import Placement
 from salientpp.ranks.shared_memory import Offer, mapped, sharing
-from salientpp.store.fetch import Packed
 from salientpp.vip.policies import add_scores, plan_cache, score
 from salientpp.ways import hosts
 from salientpp.ways.hosts import host_by_launcher
@@ -78,39 +77,31 @@ def compare(rank: int, root: str, hosts: list[int]) -> list[dict]:
     part = salientpp.load(root)
     found = []
     for options in ({}, {"replication_factor": 0.3}, {"replication_factor": 0.3, "depth": 1, "gpu_fraction": 0.3}):
-        for fetch_once in (True, False):
-            shared = loader_of(part, hosts, fetch_once=fetch_once, **options)
-            batches = epoch_of(shared, part)
-            alone = loader_of(part, 1, **options)
-            assert batches == epoch_of(alone, part)  # laws 2 and 3
-            stats, cache = shared.stats(), shared.cache
-            members = cache.members.ids
-            assert torch.equal(cache.rows["x"][:, 0].long() if len(cache) else members, part.original_id(members))
-            begin, end = shared._source.books[None].range_of(shared._source.exchange.part_id)
-            cached = set(members.tolist())
-            wanted = [[v for v in n_id if not begin <= v < end and v not in cached] for n_id, *_ in batches]
-            assert stats.rows_remote == sum(map(len, wanted))
-            found.append({"wanted": wanted, "fetched": stats.rows_fetched, "cached": members.tolist()})
-            found[-1]["alone"] = alone.stats().rows_remote
-            assert alone.stats().rows_fetched == alone.stats().rows_remote
+        shared = loader_of(part, hosts, **options)
+        batches = epoch_of(shared, part)
+        alone = loader_of(part, 1, **options)
+        assert batches == epoch_of(alone, part)  # laws 2 and 3
+        stats, cache = shared.stats(), shared.cache
+        members = cache.members.ids
+        assert torch.equal(cache.rows["x"][:, 0].long() if len(cache) else members, part.original_id(members))
+        begin, end = shared.engine.basis.source.books[None].range_of(shared.engine.basis.source.exchange.part_id)
+        cached = set(members.tolist())
+        wanted = [[v for v in n_id if not begin <= v < end and v not in cached] for n_id, *_ in batches]
+        assert stats.rows_remote == sum(map(len, wanted))
+        found.append({"shared": stats.rows_remote, "alone": alone.stats().rows_remote, "cached": members.tolist()})
     return found
 
 
 @EACH
-def test_batches_are_the_same_and_rows_cross_once_per_host_and_round(roots, hosts):
+def test_batches_are_the_same_and_hosts_have_one_cache(roots, hosts):
     num_parts, per_host = HOSTS[hosts]
     results = distributed.run(compare, sum(per_host), roots[num_parts], per_host)
     for case in range(len(results[0])):
         for ranks in ranks_of(per_host):
             of_host = [results[rank][case] for rank in ranks]
             assert all(of_rank["cached"] == of_host[0]["cached"] for of_rank in of_host), "one cache"
-            rounds = max(len(of_rank["wanted"]) for of_rank in of_host)
-            each = [of_rank["wanted"] for of_rank in of_host]
-            once = sum(len(set().union(*(wanted[i] for wanted in each if i < len(wanted)))) for i in range(rounds))
-            all_rows = sum(len(wanted) for of_rank in each for wanted in of_rank)
-            assert sum(of_rank["fetched"] for of_rank in of_host) == (all_rows if case % 2 else once)  # law 4
-            if len(ranks) > 1 and all_rows:
-                assert once < all_rows <= sum(of_rank["alone"] for of_rank in of_host) or case >= 2
+            shared, alone = (sum(of_rank[name] for of_rank in of_host) for name in ("shared", "alone"))
+            assert shared <= alone or case >= 1  # a cache of a host may hold what one of its ranks would not keep
 
 
 def small_caches(rank: int, root: str, hosts: list[int], sizes: list[int]) -> list[list[int]]:
@@ -132,15 +123,11 @@ def test_a_hosts_cache_may_be_smaller_than_its_number_of_ranks(roots):
     assert others[:2] == [first, first] and [len(members) for members in others[2]] == sizes
 
 
-def count(rank: int, root: str, hosts: list[int], alpha: float) -> tuple[int, ...]:
-    part = salientpp.load(root)
-    apart, once = (
-        loader_of(part, hosts, replication_factor=alpha, fetch_once=fetch_once) for fetch_once in (False, True)
-    )
-    for loader in (apart, once):
-        for _ in loader:
-            pass
-    return apart.stats().rows_fetched, once.stats().rows_remote, once.stats().rows_fetched
+def count(rank: int, root: str, hosts: list[int], alpha: float) -> int:
+    loader = loader_of(salientpp.load(root), hosts, replication_factor=alpha)
+    for _ in loader:
+        pass
+    return loader.stats().rows_remote
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25])
@@ -151,8 +138,7 @@ def test_what_was_fetched_is_what_the_analysis_says(roots, hosts, alpha):
     said = analyze_hosts(
         salientpp.load(roots[num_parts]), ranks=sum(per_host), ranks_per_host=per_host, replication_factors=[alpha], epochs=1, seed=5
     ).results[0]  # fmt: skip
-    assert said.shared_by_rank == tuple(of_rank[0] for of_rank in live) == tuple(of_rank[1] for of_rank in live)
-    assert said.fetched_once_by_rank == tuple(of_rank[2] for of_rank in live)
+    assert said.shared_by_rank == tuple(live)  # law 4
 
 
 def everything(batch: Any) -> Any:
@@ -171,7 +157,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 def compare_kinds(rank: int, root: str, typed: bool) -> int:
     part = salientpp.load(root)
-    common = {"batch_size": BATCH, "shuffle": True, "seed": 3, "replication_factor": 0.2, "fetch_once": True}
+    common = {"batch_size": BATCH, "shuffle": True, "seed": 3, "replication_factor": 0.2}
     if typed:
         paper, edges = {"input_nodes": ("paper", "train")}, {"edge_label_index": ("author", "writes", "paper")}
         cases = [
@@ -194,7 +180,6 @@ def compare_kinds(rank: int, root: str, typed: bool) -> int:
         options = {**common, **options}
         fanouts = TYPED_FANOUTS if typed else FANOUTS
         ours, theirs = (make(part, fanouts, ranks_per_host=hosts, **options) for hosts in (2, 1))
-        assert ours._fetches_once == (options.get("gather") != ()) and not theirs._fetches_once
         for left, right in zip(ours, theirs, strict=True):
             assert same(everything(left), everything(right)), options
             number += 1
@@ -226,7 +211,7 @@ def leave_and_resume(rank: int, root: str) -> None:
     state = first.state_dict()
     iterator.close()
     assert len(given) == 2 + rank
-    second = loader_of(part, 2, fetch_once=True)
+    second = loader_of(part, 2)
     second.load_state_dict(state)  # who shares a host is no matter of a state
     assert epoch_of(second, part) == expected[2 + rank :]
 
@@ -239,7 +224,7 @@ def compare_slots(rank: int, root: str, hosts: list[int], slots: int) -> int:
     part, number = salientpp.load(root), 0
     for options in ({"slots": slots}, {"slots": slots, "join_slots": True, "replication_factor": 0.2}):
         ours, theirs = (loader_of(part, given, **options) for given in (hosts, 1))
-        begin, end = ours._source.books[None].range_of(ours._source.exchange.part_id)
+        begin, end = ours.engine.basis.source.books[None].range_of(ours.engine.basis.source.exchange.part_id)
         cached, remote = set(ours.cache.members.ids.tolist()), 0
         for left, right in zip(ours.rounds(), theirs.rounds(), strict=True):
             assert same([everything(batch) for batch in left], [everything(batch) for batch in right])
@@ -259,7 +244,10 @@ def plan(rank: int, root: str, hosts: list[int], policy: str) -> tuple[list[int]
     part = salientpp.load(root)
     loader = loader_of(part, hosts, replication_factor=0.3, policy=policy)
     scores = score(
-        policy, loader._source.part.workload(loader._source.part.part_id, part.split("train"), FANOUTS, BATCH)
+        policy,
+        loader.engine.basis.source.part.workload(
+            loader.engine.basis.source.part.part_id, part.split("train"), FANOUTS, BATCH
+        ),
     )
     return loader.cache.members.ids.tolist(), scores
 
@@ -337,7 +325,7 @@ def under_torchrun(rank: int, root: str, per_host: list[int], options: dict, wro
         loader = loader_of(part, **{"hosts": None, **options})
         batches = epoch_of(loader, part)
     words = [str(warning.message) for warning in caught if "share its memory" in str(warning.message)]
-    return loader._ranks_by_host, words, batches, loader.stats().rows_remote
+    return loader.engine.basis.ranks_by_host, words, batches, loader.stats().rows_remote
 
 
 def refusing(comm: Comm, hosts: Sequence[range]) -> str | None:
@@ -413,11 +401,6 @@ def refused(rank: int, root: str, given: list[Any], options: list[dict]) -> str:
         ([2, 2, 2, "two"], [{}], r"ranks_per_host must be how many ranks each host has, .* got 'two'"),
         ([2, 1], [{}], r"all ranks must have the same ranks_per_host, got 2 on rank 0 and 1 on rank 1"),
         ([2], [{}, {"replication_factor": 0.1}], r"all ranks must have the same replication_factor, got 0.0 on rank 0 and 0.1 on rank 1"),
-        ([2], [{}, {"fetch_once": True}], r"all ranks must have the same fetch_once, got False on rank 0 and True on rank 1"),
-        ([2], [{}, {"gpu_split": 0.5}], r"all ranks must have the same gpu_split, got 0.0 on rank 0 and 0.5 on rank 1"),
-        ([2], [{"gpu_split": 0.5}, {}], r"all ranks must have the same gpu_split, got 0.5 on rank 0 and 0.0 on rank 1"),
-        ([2], [{"gpu_split": 0.5, "gpu_fraction": 0.1}, {"gpu_split": 0.5}], r"all ranks must have the same gpu_fraction, got 0.1 on rank 0 and 0.0 on"),
-        ([2], [{"fetch_once": 1}], r"fetch_once must be True or False, got 1"),
     ],
 )  # fmt: skip
 def test_hosts_that_are_wrong_are_refused_on_every_rank(roots, given, options, words):
@@ -480,54 +463,3 @@ def test_kill_9_ends_in_an_error_on_the_others_and_leaves_no_memory(roots, tmp_p
     while blocks_of(processes) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert blocks_of(processes) == [] and set(os.listdir("/dev/shm")) <= before
-
-
-# --- rows on the devices of a host ------------------------------------------------------------------------
-
-
-def on_devices(rank: int, root: str, packed: bool) -> list[dict]:
-    part = salientpp.load(root)
-    expected = epoch_of(loader_of(part, 1), part)
-    found = []
-    for split in (0.0, 0.5, 1.0):
-        loader = loader_of(part, 2, gpu_fraction=0.2, gpu_split=split, replication_factor=0.1, gpu_cache_bytes=200)
-        if packed:
-            loader._fetch.own = Packed(loader.device)
-        assert epoch_of(loader, part) == expected
-        tiers = loader._fetch.tiers[None]
-        near = [tier.members.ids.tolist() for tier in tiers.near]
-        budget = int(0.2 * loader._source.books[None].size_of(tiers.part_id))
-        apart = [tier.members.ids.tolist() for tier in tiers.near if tier.apart]
-        of_ids = sum(tier.members.words.nbytes for tier in tiers.near)
-        found.append({"near": near, "apart": apart, "budget": budget, "gpu": loader.stats().rows_gpu})
-        found[-1]["bytes"] = loader.memory()["gpu"] - of_ids
-    return found
-
-
-@pytest.mark.parametrize("packed", [False, True], ids=["in-place", "packed"])
-@pytest.mark.parametrize("hosts", ["2x2", "2x2-of-2-parts"])
-def test_devices_of_a_host_hold_more_rows_together(roots, hosts, packed):
-    num_parts, _ = HOSTS[hosts]
-    results = distributed.run(on_devices, 4, roots[num_parts], packed)
-    for of_rank in results:
-        for case, each in enumerate(of_rank):
-            own = each["budget"] - int((0.0, 0.5, 1.0)[case] * each["budget"])
-            shares = [len(ids) for ids in each["apart"]]
-            assert sum(map(len, each["near"])) - sum(shares) == own
-            assert shares == ([] if case == 0 else [each["budget"] - own] * 2)
-            assert len(set().union(*each["apart"])) == sum(shares), "no row twice"
-        assert of_rank[0]["bytes"] == of_rank[1]["bytes"] > 0, "on the device as much as before"
-    for first in (0, 2):
-        assert [each["apart"] for each in results[first]] == [each["apart"] for each in results[first + 1]]
-    by_case = [sum(of_rank[case]["gpu"] for of_rank in results) for case in range(3)]
-    print(hosts, "rows of the gpu tier with 0, 0.5, 1 of it split:", by_case)
-    assert by_case[0] < by_case[1]
-
-
-def test_a_split_of_devices_is_checked(roots):
-    for options, words in [
-        ({"gpu_split": 1.5}, "gpu_split must be in"),
-        ({"gpu_split": 0.5, "zero_copy": True}, "zero_copy"),
-    ]:
-        for text in distributed.run(refused, 2, roots[2], [2], [options]):
-            assert words in text

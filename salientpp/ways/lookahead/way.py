@@ -209,15 +209,15 @@ class Lookahead(Cache):
     def __init__(self, window: Window, replication_factor: float, policy: Policy, fill: bool) -> None:
         super().__init__(replication_factor, policy, fill=fill)
         self._window = window
-        self._planners: dict[str | None, Planner] = {}
+        self.planners: dict[str | None, Planner] = {}
         self.ahead: LookaheadCache | None = None
 
     @property
     def finds_late(self) -> bool:  # type: ignore[override]  # known when rows are placed
-        return bool(self._planners)
+        return bool(self.planners)
 
     def _stays(self, type_: str | None) -> bool:
-        return type_ not in self._planners
+        return type_ not in self.planners
 
     def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
         members, source = super()._members(basis, scores), basis.source
@@ -239,11 +239,11 @@ class Lookahead(Cache):
             )  # fmt: skip
             if planned is not None:
                 shape, members[type_] = planned
-                self._planners[type_] = Planner(shape, scores[type_].to(torch.float32), members[type_])
+                self.planners[type_] = Planner(shape, scores[type_].to(torch.float32), members[type_])
         return members
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
-        planners, source = self._planners, basis.source
+        planners, source = self.planners, basis.source
         if not planners:
             return
         rows = {type_: MovingRows(self.cache.by_type[type_].rows) for type_ in planners}
@@ -261,7 +261,7 @@ class Lookahead(Cache):
         """Per vertex type, the list of remote ids that the batch of these pieces needs."""
         ids = _ids_of([basis.source.draw(*piece, only_vertices=True) for piece in pieces])
         found = {}
-        for type_ in self._planners:
+        for type_ in self.planners:
             book = basis.source.books[type_]
             own = book.range_of(basis.source.exchange.part_of(type_))
             found[type_] = code_ids(ids.get(type_, NO_IDS), book.num_vertices, *own)
