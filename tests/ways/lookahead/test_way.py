@@ -213,7 +213,7 @@ def _ways(rank: int, root: str, what: str) -> tuple[int, int]:
     for _ in range(2):
         for ours, theirs in zip(*loaders, strict=True):
             assert torch.equal(ours.x, theirs.x) and torch.equal(ours.n_id, theirs.n_id) and _right(ours, part)
-    assert loaders[0]._ahead is not None
+    assert ahead_of(loaders[0]) is not None
     rows = [loader.stats() for loader in loaders]
     assert rows[0].rows == rows[1].rows or what in (
         "trees",

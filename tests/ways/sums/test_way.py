@@ -20,9 +20,8 @@ import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.analysis.volume import analyze
 from salientpp.nn import merge_partial
-from salientpp.store.exchange import HOST_SUMS
 from salientpp.store.fetch import Packed
-from salientpp.ways.sums.way import Partial
+from salientpp.ways.sums.way import Partial, SumsOfRows
 
 BATCH, WIDTH = 32, 12
 
@@ -97,7 +96,7 @@ def loader_of(root: str, **options: Any) -> NeighborLoader:
 def as_for_a_device(loader: NeighborLoader) -> NeighborLoader:
     """The same loader, which puts its batches together as for a device, and sums up for it what the host has; ``copied`` is what it copied."""
     loader.engine.producer.fetch.own = Packed(torch.device("cpu"))
-    loader.engine.producer.stages.sums_here = True
+    loader.engine.way(SumsOfRows).sums_here = True
     loader.copied = Counter()
     to_device = loader.engine.producer.fetch.to_device
 
@@ -200,7 +199,7 @@ def check_copies(with_sums: NeighborLoader, whole: NeighborLoader, seen: Counter
     ours, full = with_sums.stats(), whole.stats()
     seen["host sums"], seen["device rows"] = ours.rows_partial_cpu, ours.rows_gpu
     seen["copied"], seen["copied whole"] = ours.rows_cpu + ours.rows_cache, full.rows_cpu + full.rows_cache
-    assert with_sums.copied["rows"] == seen["copied"] and with_sums.copied[HOST_SUMS] == seen["host sums"]
+    assert with_sums.copied["rows"] == seen["copied"] and with_sums.copied["(sums of the host)"] == seen["host sums"]
     assert ours.rows_gpu == full.rows_gpu, "rows that the device has come whole"
 
 
