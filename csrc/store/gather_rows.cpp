@@ -112,8 +112,6 @@ void gather_joined_rows(const std::vector<Tensor>& sources, const Tensor& source
   check(!sources.empty(), "sources must have at least one tensor, got none");
   check_defined(out, "out");
   check_index_vector(source_index, "source_index");
-  const int64_t num_rows = source_index.numel();
-  const int64_t* target = check_places(num_rows, out, out_index);
   int64_t row_bytes = 0;
   std::vector<Piece> pieces;
   std::vector<int64_t> first_row{0};
@@ -128,6 +126,8 @@ void gather_joined_rows(const std::vector<Tensor>& sources, const Tensor& source
     origin.push_back(reinterpret_cast<uintptr_t>(from.from) - static_cast<uintptr_t>(first_row.back() * row_bytes));
     first_row.push_back(first_row.back() + source.size(0));
   }
+  const int64_t num_rows = source_index.numel();
+  const int64_t* target = check_places(num_rows, out, out_index);
   dispatch_index(source_index, [&](auto* index) {
     check_rows(index, num_rows, first_row.back(), target, out.size(0));
     if (row_bytes == 0) return;

@@ -242,6 +242,11 @@ def test_what_does_not_fit_together_is_refused_and_leaves_out_untouched(sources,
     assert torch.equal(out, torch.full((5, 2), -1.0))
 
 
+def test_an_output_without_dimensions_is_refused_in_words():
+    with pytest.raises(RuntimeError, match="source and out must have the same number of dimensions >= 1, got 2 and 0"):
+        ops.gather_joined_rows([torch.zeros(4, 2)], long(0), torch.tensor(0.0))
+
+
 def test_out_may_be_none_of_the_tensors_that_rows_come_from():
     memory = torch.zeros(8, 2)
     with pytest.raises(RuntimeError, match="out must not overlap source in memory"):
