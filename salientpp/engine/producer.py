@@ -14,6 +14,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from salientpp.batch.builder import BatchBuilder
 from salientpp.engine.basis import Basis
 from salientpp.engine.direct import BatchMaker, Direct, Made
+from salientpp.engine.huge_pages import ask_for_huge_pages
 from salientpp.engine.pipeline import Pipeline, Trace
 from salientpp.engine.stages import BatchStages, Finished, Request, Sampled
 from salientpp.engine.way import PlacesByType, Way
@@ -68,6 +69,7 @@ class Producer:
             raise ValueError(
                 f"one way may decide late where rows come from, got {len(late)} ({', '.join(late)}); leave the others out"
             )
+        ask_for_huge_pages(rows for of_type in tiers.values() for rows in of_type.home.rows.values())
         self.basis, self.ways = basis, list(ways)
         source, on_host, comm = basis.source, basis.on_host, basis.comm
         self.fetch = Fetch(

@@ -32,7 +32,7 @@ from salientpp.engine.stages import LAST_STAGE, Finished, Request
 from salientpp.engine.state import Disagreement, Point, Progress, Resume, first_point
 from salientpp.ops import join_key
 from salientpp.processes import Lock, lazy
-from salientpp.ranks.comm import RankFailure
+from salientpp.ranks.failure import RankFailure
 from salientpp.sampling.schedule import Turn
 
 

@@ -36,7 +36,7 @@ from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.product import Operand, halo_operand
 from salientpp.graph.quantiles import corrected
-from salientpp.ranks.comm import RankFailure
+from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: Edges from other ranks, of the rank with the most, up to which 'auto' looks for a cover. That many take about half a minute.

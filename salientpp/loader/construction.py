@@ -14,7 +14,8 @@ from salientpp.engine.engine import Engine
 from salientpp.engine.source import BatchSource
 from salientpp.engine.way import Way
 from salientpp.loader.options import Options
-from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm, go_astray
+from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.ranks.mistakes import go_astray
 from salientpp.sampling.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.ways.cache import Cache

@@ -14,7 +14,8 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from salientpp.arguments import as_integer
-from salientpp.ranks.comm import Comm, group_rank
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement
 from salientpp.ranks.shared_memory import sharing
 from salientpp.store.directory.manifest import parts_there

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import distributed
 import pytest
@@ -27,8 +28,7 @@ from graphs import random_data
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.ranks import comm
-from salientpp.ranks.comm import Comm
+from salientpp.ranks import failure, job_store, waiting
 
 FANOUTS, BATCH = [4, 3], 8
 
@@ -175,7 +175,7 @@ def test_a_rank_that_is_stopped_is_named_after_the_timeout(tmp_path, victim, dep
 
 def _fail_and_end(rank: int, root: str, culprit: int) -> None:
     """One rank fails; the last comes late to hear of it, and nobody stays for a given time."""
-    comm._STAY_SECONDS = comm._STORE_SECONDS = NEVER
+    failure._STAY_SECONDS = job_store._STORE_SECONDS = NEVER
 
     def fail(batch):
         if rank == culprit:
@@ -200,12 +200,12 @@ def _fail_unheard(rank: int, root: str, how: str) -> None:
     loader = _loader(root, timeout=NEVER)
     if rank == 0:
         if how == "killed":
-            comm._STAY_SECONDS = comm._STORE_SECONDS = NEVER
+            failure._STAY_SECONDS = job_store._STORE_SECONDS = NEVER
         loader.engine.basis.comm.report_failure("the user's mistake")
         raise LookupError("the user's mistake")
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    while loader.engine.basis.comm._reaches(0):
+    while loader.engine.basis.comm._groups.reaches(0):
         time.sleep(0.1)
 
 
@@ -218,7 +218,7 @@ def test_the_rank_that_hosts_the_store_ends_though_another_never_reads(tmp_path,
 
 
 def _end_well(rank: int, root: str) -> None:
-    comm._STAY_SECONDS = comm._STORE_SECONDS = NEVER
+    failure._STAY_SECONDS = job_store._STORE_SECONDS = NEVER
     for _ in _loader(root, timeout=NEVER):
         pass
 
@@ -245,14 +245,15 @@ def test_a_rank_that_makes_no_loader_is_named_after_the_timeout(tmp_path):
 
 def _ask_in_vain(rank: int, root: str) -> tuple[int, int, float, list[str]]:
     loader = _loader(root)
-    asked, ask = 0, loader.engine.basis.comm._ask_store
+    store = loader.engine.basis.comm._notes.store
+    asked, ask = 0, store.ask
 
     def counted(question):
         nonlocal asked
         asked += 1
         return ask(question)
 
-    loader.engine.basis.comm._ask_store = counted
+    store.ask = counted
     started = time.monotonic()
     batches = sum(1 for _ in range(20) for _ in loader)
     return asked, batches, time.monotonic() - started, [thread.name for thread in threading.enumerate()]
@@ -382,8 +383,9 @@ class _LateWork:
 
 def test_a_collective_that_ends_while_a_rank_looks_for_a_note_is_no_failure():
     work = _LateWork()
-    Comm(None, timedelta(seconds=HANG))._wait_in_slices(work)
-    assert work.waits == 2
+    groups = SimpleNamespace(check_process=lambda: None, broken=False, under_way={work})
+    waiting.wait_for(work, groups, failure.FailureNotes(None, "", ""), [0], timedelta(seconds=HANG))
+    assert work.waits == 2 and not groups.under_way
 
 
 # --- load -------------------------------------------------------------------------------------------------

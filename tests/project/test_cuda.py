@@ -21,7 +21,8 @@ from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.ranks.comm import Comm, Groups
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.groups import Groups
 from salientpp.store.assembly import assemble_rows
 from salientpp.store.fetch import Packed
 

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import torch.distributed as dist
 
 from salientpp.files import where_to_write
-from salientpp.ranks.comm import group_rank
+from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.description import part_folder
 from salientpp.store.directory.files import DatasetError, verify_file

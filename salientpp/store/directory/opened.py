@@ -21,7 +21,7 @@ from salientpp.graph.from_pyg import full_edge_type
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import as_tensor, check_range, first_outside
 from salientpp.processes import lazy
-from salientpp.ranks.comm import group_rank
+from salientpp.ranks.members import group_rank
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
 from salientpp.store.directory.description import (

@@ -1,0 +1,189 @@
+"""Tells ranks that another has failed, and why.
+
+A rank that fails in mid-epoch, or whose script ends with an error, leaves a note in the job's key-value store: who, where, why. The others
+look for it while they wait. They stop within a second and can say whose fault it was. A rank that has read the note says so in the store.
+Where the store ends with a rank's process, as with rank 0's without torchrun, the process of a rank that knows of a failure ends no sooner
+than all others have read the note, are gone, or had two seconds for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+
+from salientpp.ranks.groups import Groups
+from salientpp.ranks.job_store import PatientStore
+
+#: How long, after a failure, the process that hosts the store stays for the others to read of it, and how often it looks whether they have.
+_STAY_SECONDS = 2.0
+_STAY_PAUSE = 0.05
+
+#: How long gloo's thread may take to let go of a collective.
+_LET_GO_SECONDS = 0.05
+
+
+class RankFailure(RuntimeError):
+    """Another rank failed, left or stopped answering; the text says which, where and why."""
+
+
+class FailureNotes:
+    """Notes of failures among the ranks of a Comm, and of waits that take long.
+
+    Notes are a Comm's, not its groups': the Comm that has the groups next shall not find them.
+
+    Attributes:
+        rank: this rank's number, by which notes and texts name it.
+        of: text behind the number of a rank, which says what the number means.
+        store: where notes are; None where there is one rank.
+    """
+
+    living: ClassVar[weakref.WeakSet[FailureNotes]] = weakref.WeakSet()
+
+    def __init__(self, groups: Groups | None, prefix: str, of: str) -> None:
+        self._groups = groups
+        self.rank = 0 if groups is None else groups.rank
+        self.of = of
+        self.store = None if groups is None else PatientStore()
+        self._note, self._waiting = f"{prefix}/failure", f"{prefix}/waiting"
+        self._stays = False
+        if groups is not None:
+            self.living.add(self)
+
+    def report(self, text: str) -> None:
+        """Leave a note for the others; the first one counts. Never raises."""
+        if self._groups is not None:
+            self._groups.abandon()
+        self._leave(text)
+        self._stay(time.monotonic() + _STAY_SECONDS)
+
+    def failure(self) -> RankFailure | None:
+        """What another rank has reported, if any."""
+        note = None if self.store is None else self.store.ask(self._read)
+        if note is None or note["rank"] == self.rank:
+            return None
+        self._stay(time.monotonic() + _STAY_SECONDS)
+        return RankFailure(note["text"])
+
+    def check_script(self) -> None:
+        """Tell the others, and raise, if this rank's script has ended with an error while a thread still serves them.
+
+        Otherwise they might be waiting for this process to end (in a collective of their own) and it for them.
+        """
+        text = self._early_end()
+        if text is not None:
+            self.report(text)
+            raise RankFailure(text)
+
+    def note_waiting(self, waits: bool) -> None:
+        """Say that this rank waits for long, for whomever; or that it does no more."""
+        key = f"{self._waiting}/{self.rank}"
+        if self.store is not None:
+            self.store.ask(lambda store: store.set(key, "1") if waits else store.delete_key(key))
+
+    def silent(self) -> list[int] | None:
+        """The ranks that do not say that they wait; None: the store does not answer."""
+        if self._groups is None or self.store is None:
+            return None
+        others = self._groups.others
+        waiting = self.store.ask(lambda store: [store.check([f"{self._waiting}/{rank}"]) for rank in others])
+        return None if waiting is None else [rank for rank, waits in zip(others, waiting) if not waits]
+
+    @classmethod
+    def leave_at_exit(cls) -> None:
+        """If the script has ended with an error, tell those who do not know: their next epoch may have begun before this rank's answers ended."""
+        until = time.monotonic() + _STAY_SECONDS
+        told = []
+        for notes in list(cls.living):
+            groups = notes._groups
+            if groups is None or groups.is_inherited or groups.broken:
+                continue
+            text = notes._early_end()
+            if text is not None and any(map(groups.reaches, groups.others)):
+                notes._leave(text)
+                told.append(notes)
+        for notes in told:
+            notes._stay(until)
+
+    def _leave(self, text: str) -> None:
+        def leave(store: dist.Store) -> None:
+            store.compare_set(self._note, "", json.dumps({"rank": self.rank, "text": text}))
+            store.set(self._read_key(self.rank), "")
+
+        if self.store is not None:
+            self.store.ask(leave)
+
+    def _read(self, store: dist.Store) -> Any:
+        if not store.check([self._note]):
+            return None
+        note = json.loads(store.get(self._note))
+        store.set(self._read_key(self.rank), "")
+        return note
+
+    def _read_key(self, rank: int) -> str:
+        """There when that rank knows of the failure."""
+        return f"{self._note}/read/{rank}"
+
+    def _early_end(self) -> str | None:
+        words = None if threading.main_thread().is_alive() else _script_error()
+        return None if words is None else f"rank {self.rank} ended early: {words}"
+
+    def _stay(self, until: float) -> None:
+        """There is a note. If the store ends with this process, let it end only when the others have read the note, are gone, or had time to."""
+        if self._stays or self.store is None or not self.store.is_hosted_here:
+            return
+        self._stays = True
+        staying = threading.Thread(
+            target=self.store.ask, args=(lambda store: self._await_readers(store, until),), name="salientpp-stay"
+        )
+        if threading.main_thread().is_alive():
+            with contextlib.suppress(RuntimeError):  # no more threads
+                staying.start()  # the interpreter waits for it, also in processes of multiprocessing, which call no `atexit`
+        else:
+            staying.run()
+
+    def _await_readers(self, store: dist.Store, until: float) -> None:
+        groups = self._groups
+        others = [] if groups is None else groups.others
+        while groups is not None and others and time.monotonic() < until:
+            time.sleep(_STAY_PAUSE)
+            others = [rank for rank in others if not store.check([self._read_key(rank)]) and groups.reaches(rank)]
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
+
+
+def _script_error() -> str | None:
+    """How the main thread ended, if by an error."""
+    error = getattr(sys, "last_value", None)  # set when the interpreter has printed a traceback
+    if error is not None:
+        return f"{type(error).__name__}: {error}"
+    # multiprocessing prints, or hands to its parent, the traceback itself. It keeps only the exit code, in the frame in
+    # which the main thread now waits for the other threads.
+    main_thread = threading.main_thread().ident
+    frame = None if main_thread is None else sys._current_frames().get(main_thread)
+    while frame is not None:
+        if frame.f_code.co_name == "_bootstrap" and frame.f_globals.get("__name__") == "multiprocessing.process":
+            code = frame.f_locals.get("exitcode")
+            return f"its process ended with exit code {code}" if code else None
+        frame = frame.f_back
+    return None
+
+
+def _linger() -> None:
+    """Let others know of an error, and give gloo's threads time to let go of the last collectives, see ``Comm.all_to_all``."""
+    FailureNotes.leave_at_exit()
+    if Groups.made:
+        time.sleep(_LET_GO_SECONDS)
+
+
+atexit.register(_linger)  # on import, so that it runs after whatever users of Comm do at exit

@@ -1,0 +1,72 @@
+"""The job's key-value store, which rank 0 or torchrun hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import torch.distributed as dist
+
+from salientpp.processes import forks
+from salientpp.ranks.greeting import is_hosted_here
+
+#: How long a look into the store may take.
+_STORE_SECONDS = 5.0
+
+
+def job_store() -> dist.Store:
+    """The default group's key-value store."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def attempt(action: Callable[[], Any]) -> None:
+    """Do something with the store. If the store is gone, the other ranks find that out themselves."""
+    with contextlib.suppress(RuntimeError):
+        action()
+
+
+class PatientStore:
+    """Questions to the store, of which each ends within seconds.
+
+    The store may be gone with the rank that hosts it, or that rank may be stopped. A forked child asks nothing: the store is its parent's.
+    """
+
+    def __init__(self) -> None:
+        self._store: dist.Store | None = job_store()
+        self._forks = forks()
+
+    def ask(self, question: Callable[[dist.Store], Any]) -> Any:
+        """The answer, or None."""
+        if self._store is None or self._forks != forks():
+            return None
+        answer: Future[Any] = Future()
+        asking = threading.Thread(
+            target=_answer, args=(answer, question, self._store), name="salientpp-store", daemon=True
+        )
+        try:
+            asking.start()
+        except RuntimeError:  # the interpreter is exiting and starts no more threads
+            _answer(answer, question, self._store)
+        try:
+            return answer.result(_STORE_SECONDS)
+        except FutureTimeout:
+            self._store = None  # a stuck look-up holds the store's lock: ask no more
+        except Exception:
+            pass
+        return None
+
+    @property
+    def is_hosted_here(self) -> bool:
+        """Whether the store ends with this process."""
+        return self._store is not None and self._forks == forks() and is_hosted_here(self._store)
+
+
+def _answer(answer: Future[Any], question: Callable[[dist.Store], Any], store: dist.Store) -> None:
+    try:
+        answer.set_result(question(store))
+    except Exception as error:
+        answer.set_exception(error)

@@ -1,0 +1,80 @@
+"""Says which ranks a process group has, and whether this process may use it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+
+def group_rank(process_group: dist.ProcessGroup | None = None) -> tuple[int, int]:
+    """This process's number among the ranks of a group (None: the default group), and how many there are; 0 of 1 without any.
+
+    Raises:
+        ValueError: it is no process group, or this process is not in it.
+    """
+    ranks = members_of(process_group)
+    return (0 if len(ranks) == 1 else ranks.index(dist.get_rank())), len(ranks)
+
+
+def default_group() -> dist.ProcessGroup:
+    return dist.distributed_c10d._get_default_group()
+
+
+def members_of(process_group: Any) -> tuple[int, ...]:
+    """The ranks of a group, numbers of the default group, in the group's order; (0,) where torch.distributed is not initialised."""
+    is_initialized = dist.is_available() and dist.is_initialized()
+    if process_group is None:
+        return tuple(range(dist.get_world_size())) if is_initialized else (0,)
+    if not is_initialized:
+        raise ValueError("process_group= needs torch.distributed, which is not initialised (or no more)")
+    if process_group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"process_group must be a group that this rank is in, but rank {dist.get_rank()} is not in it; only its members call this"
+        )
+    if not isinstance(process_group, dist.ProcessGroup):
+        raise ValueError(f"process_group must be a torch.distributed.ProcessGroup or None, got {process_group!r}")
+    try:
+        ranks = tuple(dist.get_process_group_ranks(process_group))
+    except (KeyError, ValueError, RuntimeError):
+        raise ValueError(
+            "process_group must be a group of this job, got one that torch.distributed does not know (any more)"
+        ) from None
+    if dist.get_rank() not in ranks:
+        raise ValueError(
+            f"process_group must be a group that this rank is in, got ranks {list(ranks)} on rank {dist.get_rank()}"
+        )
+    return ranks
+
+
+# --- forked children --------------------------------------------------------------------------------------
+
+_parents_groups: list[dist.ProcessGroup] = []
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the groups are the parent's. Taking one down here would wait for its threads, which are not in this process."""
+    if dist.is_available() and dist.is_initialized():
+        _parents_groups.extend(dist.distributed_c10d._world.pg_map)
+        for group in _parents_groups:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def is_parents_group() -> bool:
+    """Whether the default group is that of the rank which this process was forked from."""
+    return bool(_parents_groups) and any(group is dist.group.WORLD for group in _parents_groups)
+
+
+def check_default_group() -> None:
+    """Raise in a process that was forked from a rank of several."""
+    if is_parents_group() and dist.get_world_size() > 1:
+        raise RuntimeError(
+            f"this process was forked from rank {dist.get_rank()}, whose process group it cannot use: loaders of a partitioned graph are made by the ranks "
+            "themselves; start this process with the 'spawn' method, or before torch.distributed is initialised"
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
