@@ -18,8 +18,9 @@ if _TYPE_CHECKING:
     from salientpp.loader.node_loader import NeighborLoader
     from salientpp.loader.statistics import LoaderStats
     from salientpp.sampling.neighbor_sampler import NeighborSampler
+    from salientpp.store.directory.load import load
     from salientpp.store.directory.local_copy import stage
-    from salientpp.store.directory.opened import PartitionedGraph, load
+    from salientpp.store.directory.opened import PartitionedGraph
     from salientpp.store.directory.writer import partition
     from salientpp.vip.inclusion import inclusion_probability
 
@@ -38,7 +39,7 @@ _MODULES = {
     "inclusion_probability": "vip.inclusion",
     "inference": "layerwise.inference",
     "init_process_group": "launch.rendezvous",
-    "load": "store.directory.opened",
+    "load": "store.directory.load",
     "partition": "store.directory.writer",
     "stage": "store.directory.local_copy",
 }

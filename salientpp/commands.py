@@ -50,9 +50,10 @@ from salientpp.launch.environment import detect
 from salientpp.partitioning.numbering import METHODS, REFINED
 from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.description import VertexType
+from salientpp.store.directory.load import load
 from salientpp.store.directory.local_copy import stage as copy_parts
 from salientpp.store.directory.manifest import parts_there
-from salientpp.store.directory.opened import PartitionedGraph, load
+from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.writer import partition as partition_graph
 from salientpp.vip.inclusion import check_fanouts
 

@@ -132,7 +132,7 @@ def test_imports_follow_the_table(path):
     [
         ("ops", "from salientpp.graph.csc import Graph"),
         ("pipeline", "import salientpp.ranks.comm"),
-        ("launch.sbatch", "from salientpp.store.directory.opened import load"),
+        ("launch.sbatch", "from salientpp.store.directory.load import load"),
         ("loader.batch_loader", "from salientpp.launch.environment import detect"),
         ("graph", "from salientpp import pipeline"),
         ("vip.inclusion", "def f():\n    from salientpp.store import tiers"),

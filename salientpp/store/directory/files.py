@@ -1,15 +1,18 @@
-"""Does a file of a dataset directory hold what its manifest says? Checksums, dtypes and memory maps."""
+"""Files of a dataset directory: checksums, dtypes and memory maps."""
 
 from __future__ import annotations
 
 import hashlib
 import mmap
+import weakref
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from salientpp.files import what_to_do
 
@@ -47,7 +50,7 @@ def describe_file(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path), "quick": quick_checksum(path)}
 
 
-def verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) -> None:
+def verify_file(root: Path, name: str, entry: Mapping[str, Any], *, full: bool) -> None:
     path = root / name
     try:
         size = path.stat().st_size
@@ -64,7 +67,7 @@ def verify_file(root: Path, name: str, entry: dict[str, Any], *, full: bool) -> 
         )
 
 
-def open_array(root: Path, name: str, entry: dict[str, Any]) -> tuple[np.ndarray, mmap.mmap | None]:
+def open_array(root: Path, name: str, entry: Mapping[str, Any]) -> tuple[np.ndarray, mmap.mmap | None]:
     """The array, and the memory map that it lies in; an empty one has none."""
     path = root / name
     try:
@@ -83,6 +86,53 @@ def open_array(root: Path, name: str, entry: dict[str, Any]) -> tuple[np.ndarray
         )
     # No copy, unless another tool wrote columns first.
     return np.ascontiguousarray(array), getattr(array, "_mmap", None)
+
+
+class Arrays:
+    """Opens the arrays of a dataset directory as memory maps. All views of a directory share one.
+
+    Attributes:
+        root: the directory.
+        files: name -> size, checksums, dtype and shape, as in the manifest.
+    """
+
+    def __init__(self, root: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+        self.root, self.files = root, files
+        self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = weakref.WeakKeyDictionary()  # in use -> its file
+
+    def open(self, name: str, dtype: str | None = None) -> Tensor:
+        """The array of a file.
+
+        Args:
+            dtype: torch's name of the dtype, where numpy lacks it.
+
+        Raises:
+            DatasetError: the file is not what the manifest says.
+        """
+        # Again, since the directory may have been overwritten after load: two of them must never be mixed.
+        verify_file(self.root, name, self.files[name], full=False)
+        array, map_ = open_array(self.root, name, self.files[name])
+        if map_ is not None:
+            self._maps[map_] = name
+        tensor = torch.from_numpy(array)
+        return tensor if dtype is None else tensor.view(getattr(torch, dtype))
+
+    def check_sizes(self) -> None:
+        """Check that the files behind the open memory maps are still as long as the maps.
+
+        Reading a map beyond the end of its file kills the process (SIGBUS). A file that was replaced by another, or deleted, is not cut short: the map
+        keeps the one that it was made of.
+
+        Raises:
+            DatasetError: one was cut short.
+        """
+        for map_, name in list(self._maps.items()):
+            size, expected = map_.size(), self.files[name]["bytes"]
+            if size < expected:
+                raise DatasetError(
+                    f"{self.root / name} was cut short while this process was reading it: it must have {expected} bytes, got {size}; copy it again, or "
+                    "partition again, and start anew from the last state"
+                )
 
 
 def sha256_of(path: Path) -> str:

@@ -1,0 +1,55 @@
+"""Reads the rows of vertex and edge attributes from the files of a dataset directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from salientpp.store.directory.description import EdgeType, VertexType, words_of_type
+from salientpp.store.directory.files import Arrays
+from salientpp.store.narrow import NarrowRows
+from salientpp.store.rows import JoinedRows, TensorRows
+
+
+def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int) -> Tensor:
+    """Rows [n, ...] of a part on disk, as they are stored."""
+    dtype = vertices.attributes[name]["dtype"] if vertices.narrow(name) is None else "uint8"
+    return arrays.open(vertices.rows_file(name, part_id), dtype)
+
+
+def edge_column(arrays: Arrays, edges: EdgeType, name: str) -> Tensor:
+    """Rows [E, ...] of all edges, in list order."""
+    return arrays.open(edges.rows_file(name), edges.attributes[name]["dtype"])
+
+
+def vertex_rows(
+    arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]
+) -> TensorRows | JoinedRows | NarrowRows:
+    """Rows of several parts on disk, one after another, that are decoded when they are taken; of a replicated type all rows."""
+    parts = range(1) if vertices.replicated else stored
+    pieces = [vertex_column(arrays, vertices, name, part) for part in parts]
+    rows = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
+    narrow = vertices.narrow(name)
+    return rows if narrow is None else NarrowRows(rows, narrow)
+
+
+def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tensor:
+    """Rows [n, ...] for global ids int64 [n] of any parts.
+
+    Raises:
+        ValueError: the type has no such attribute.
+    """
+    if name not in vertices.attributes:
+        known = ", ".join(vertices.attributes) or "none"
+        raise ValueError(f"{arrays.root} has the node attributes {known}{words_of_type(vertices.name)}, got {name!r}")
+    n_id, book = n_id.cpu(), vertices.row_book
+    owner = book.owner(n_id)
+    rows: Tensor | None = None
+    for part_id in owner.unique().tolist() or [0]:
+        own, at = vertex_column(arrays, vertices, name, part_id), owner == part_id
+        rows = own.new_empty((n_id.numel(), *own.shape[1:])) if rows is None else rows
+        rows[at] = own[n_id[at] - book.range_of(part_id)[0]]
+    assert rows is not None  # there is a part
+    narrow = vertices.narrow(name)
+    return rows if narrow is None else narrow.decode(rows)

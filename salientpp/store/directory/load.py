@@ -1,0 +1,143 @@
+"""Opens a dataset directory and checks that it holds what its manifest says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.ids import first_outside
+from salientpp.ranks.members import group_rank
+from salientpp.ranks.placement import Placement
+from salientpp.store.directory.description import part_folder, words_of_type
+from salientpp.store.directory.files import DatasetError, verify_file
+from salientpp.store.directory.manifest import check_is_there, parts_there, read_manifest
+from salientpp.store.directory.opened import PartitionedGraph
+
+
+def load(
+    root: str | Path,
+    *,
+    part_id: int | None = None,
+    verify: str = "quick",
+    process_group: dist.ProcessGroup | None = None,
+) -> PartitionedGraph:
+    """Open a dataset directory; every rank calls it.
+
+    Args:
+        root: a directory that :func:`partition` wrote.
+        part_id: the part to serve. None: rank r of an initialised process group serves part ``r // ranks_per_part``, or, where there are fewer ranks
+            than parts, its share of them as one (:mod:`salientpp.ranks.placement`); in a process of its own, part 0 if it is the only one.
+        verify: 'quick' checks the manifest, sizes, headers and sampled checksums; 'full' reads every byte, and checks that topology, ids, seeds
+            and probabilities are such.
+        process_group: the ranks that serve the parts, as given to the loaders; None: the default group.
+
+    Raises:
+        DatasetError: missing, half-written, truncated, altered, of a newer format, or a copy for one host without this part.
+        ValueError: the number of ranks does not fit the number of parts, or no such part; or this rank is not in the group.
+    """
+    if verify not in ("quick", "full"):
+        raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
+    root = Path(root)
+    manifest = read_manifest(root)
+    there = parts_there(root)
+    folders = None if there is None else {part_folder(part) for part in there}
+    for name, entry in manifest["files"].items():
+        folder, slash, _ = name.partition("/")
+        if folders is None or not slash or folder in folders:
+            verify_file(root, name, entry, full=verify == "full")
+    num_parts = manifest["num_parts"]
+    if part_id is not None and not 0 <= part_id < num_parts:
+        raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
+    part = PartitionedGraph(root, manifest, part_id)
+    rank, world_size = group_rank(process_group) if part_id is None else (0, 1)
+    if world_size > 1 or num_parts == 1:
+        try:
+            placement = Placement(rank, world_size, num_parts)
+        except ValueError as error:
+            raise ValueError(f"{root}: {error}") from None
+        part = PartitionedGraph(root, manifest, None).joined(placement.own_offsets, placement.own_part)
+    if part.part_id is not None:
+        for stored in range(*part.offsets[part.part_id : part.part_id + 2]):
+            check_is_there(root, stored)
+    if verify == "full":
+        _check_contents(part.whole, range(num_parts) if there is None else sorted(there & set(range(num_parts))))
+    return part
+
+
+def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
+    """Raise DatasetError unless the arrays hold what every step relies on: a graph, a renumbering, seeds of the parts, probabilities."""
+
+    def expect(holds: bool, name: str, words: str) -> None:
+        if not holds:
+            raise DatasetError(f"{part.root / name} must hold {words}; copy it again, or partition again")
+
+    described = part.description
+    for edges in described.edge_types:
+        try:
+            _check_lists(*part.lists[edges.name], described.vertices(edges.source).num_vertices)
+        except RuntimeError as error:
+            raise DatasetError(
+                f"{part.root} holds no graph{words_of_type(edges.name)}: {error}; copy {edges.indptr_file} and {edges.indices_file} again, or partition again"
+            ) from None
+        for part_id in part_ids:
+            own = part.edge_split("all", part_id, edges.name)
+            for split in edges.splits:
+                inside = _ascends_in(part.edge_split(split, part_id, edges.name), own)
+                expect(inside, edges.split_file(split, part_id), f"ascending ids in {_range_of(own)}")
+    for vertices in described.node_types:
+        name, size = vertices.name, vertices.num_vertices
+        original = part.original_id(torch.arange(size, device="cpu"), name)
+        expect(
+            torch.equal(original.sort().values, torch.arange(size, device="cpu")),
+            vertices.original_id_file,
+            f"each of 0 to {size - 1} once" if size else "nothing",
+        )
+        for part_id in part_ids:
+            own = part.split("all", part_id, name)
+            for split in vertices.splits:
+                inside = _ascends_in(part.split(split, part_id, name), own)
+                expect(inside, vertices.split_file(split, part_id), f"ascending ids in {_range_of(own)}")
+            vip = part.vip(part_id, name)
+            expect(bool(((vip >= 0) & (vip <= 1)).all()), vertices.vip_file(part_id), "probabilities")
+    if described.time_attr is not None:
+        for vertices in described.timed_vertices:
+            whole = part.arrays.open(vertices.time_file(described.time_attr))
+            for part_id in part_ids:
+                begin, end = vertices.row_book.range_of(0 if vertices.replicated else part_id)
+                same = torch.equal(whole[begin:end], part.arrays.open(vertices.rows_file(described.time_attr, part_id)))
+                expect(
+                    same,
+                    vertices.time_file(described.time_attr),
+                    f"what {vertices.rows_file(described.time_attr, part_id)} holds",
+                )
+        try:
+            part.typed_graph(described.time_attr)
+        except ValueError as error:
+            raise DatasetError(f"{error}; copy it again, or partition again") from None
+
+
+def _check_lists(indptr: Tensor, indices: Tensor, num_sources: int) -> None:
+    """Raise RuntimeError unless these are lists of ids in ``[0, num_sources)``."""
+    num_targets = indptr.numel() - 1
+    # The kernel knows one number of vertices, so there are as many lists as of the larger.
+    more = indptr[-1:].expand(max(0, num_sources - num_targets))
+    ops.check_csc(torch.cat([indptr, more]), indices)
+    at = first_outside(indices, num_sources)
+    if at is not None:
+        raise RuntimeError(f"indices[{at}] must be in [0, {num_sources}), got {int(indices[at])}")
+
+
+def _ascends_in(ids: Tensor, own: Tensor) -> bool:
+    """Whether ids ascend inside the range of ids that a part has."""
+    if not ids.numel():
+        return True
+    return own.numel() > 0 and bool(own[0] <= ids[0]) and bool(ids[-1] <= own[-1]) and bool((ids.diff() > 0).all())
+
+
+def _range_of(own: Tensor) -> str:
+    return f"[{int(own[0])}, {int(own[-1]) + 1})" if own.numel() else "[0, 0)"
