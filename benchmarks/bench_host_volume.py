@@ -26,7 +26,7 @@ from salientpp.analysis.host_volume import HostAnalysis, analyze_hosts
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.numbering import assign_for
-from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.given_splits import collect_splits
 
 FANOUTS, BATCH = [15, 10, 5], 64
 ALPHAS = [0, 0.16, 0.32]

@@ -19,7 +19,7 @@ from common import process_figures, write_results
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.numbering import REFINED, assign_for
-from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.given_splits import collect_splits
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability
 

@@ -23,7 +23,7 @@ from salientpp.analysis.volume import analyze
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.numbering import assign_for
-from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.given_splits import collect_splits
 
 FANOUTS = [[15, 10, 5], [20, 20, 20], [5, 5, 5]]
 BLOCK = 64

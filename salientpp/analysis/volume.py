@@ -34,7 +34,7 @@ from salientpp.graph.csc import Graph
 from salientpp.partitioning.numbering import assign_for, choose_method, lay_out, relabel
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.schedule import Schedule
-from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.given_splits import collect_splits
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import read_formats
 from salientpp.vip.accesses import count_accesses, shuffled_batches

@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.files import what_to_do
 from salientpp.ids import first_outside
 from salientpp.partitioning.undirected import symmetric_closure
-from salientpp.store.directory.contents import is_unlabelled, marks_unlabelled, warn_of_unlabelled
+from salientpp.store.directory.labels import is_unlabelled, marks_unlabelled, warn_of_unlabelled
 
 SPLITS = ("train", "val", "test")
 

@@ -23,7 +23,7 @@ from salientpp.sampling.neighbor_sampler import NeighborSampler, is_remote
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.seeds import scores_of_part
 from salientpp.sampling.union import disjoint_union
-from salientpp.store.directory.contents import OWN_NAMES
+from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange, Message
 from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows, read_formats

@@ -27,7 +27,7 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.loader.batch_loader import BatchLoader
-from salientpp.store.directory import contents
+from salientpp.store.directory import attributes as stored
 from salientpp.store.fetch import Packed
 
 N = 40
@@ -126,7 +126,7 @@ def assert_as_in_pyg(data: Data | HeteroData, seeds: Any, link: bool = False, **
 
 # --- names ------------------------------------------------------------------------------------------------
 
-NAMES = sorted(contents.OWN_NAMES - {"edge_index", "adj_t", "num_nodes"})
+NAMES = sorted(stored.OWN_NAMES - {"edge_index", "adj_t", "num_nodes"})
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -204,7 +204,7 @@ def test_types_and_relations_of_a_partitioned_graph_may_share_names(tmp_path, na
 
 
 def test_a_directory_that_was_written_with_such_a_name_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(contents, "OWN_NAMES", frozenset())
+    monkeypatch.setattr(stored, "OWN_NAMES", frozenset())
     part = salientpp.partition(graph(x=torch.rand(N, 2), n_id=torch.arange(N)), 1, tmp_path / "d", [2], 4)
     with pytest.raises(ValueError, match="names that batches use themselves .n_id.; rename them and partition again"):
         NeighborLoader(part, [2], "all")

@@ -13,7 +13,7 @@ from salientpp import Graph, inclusion_probability, ops
 from salientpp.partitioning.assign import loads_and_limits
 from salientpp.partitioning.numbering import assign_for
 from salientpp.partitioning.refine import _Hops, refine_by_vip
-from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.given_splits import collect_splits
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 
 

@@ -14,7 +14,7 @@ from salientpp.datasets.arrays import form
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.files import ArrayWriter, written
 from salientpp.datasets.converted.pieces import RowPiece, Rows, Split
-from salientpp.store.directory.contents import is_unlabelled, warn_of_unlabelled
+from salientpp.store.directory.labels import is_unlabelled, warn_of_unlabelled
 
 #: --dtype's names.
 DTYPES = {

@@ -25,8 +25,8 @@ from salientpp.datasets.converted.lists import write_lists
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.files import where_to_write
-from salientpp.store.directory.contents import marks_unlabelled
 from salientpp.store.directory.journal import JOURNAL, MANIFEST, RUNS, Journal, alone
+from salientpp.store.directory.labels import marks_unlabelled
 
 #: Given what a step does, how much there is of it and in what unit, tells it of how much is done.
 Track = Callable[[str, int, str], Callable[[int], None]]

@@ -23,7 +23,7 @@ from salientpp.datasets.ogb import listed, ogb_meta, provide_ogb_files
 from salientpp.datasets.own_objects import read_pyg
 from salientpp.datasets.spec import did_you_mean, with_spec
 from salientpp.datasets.torch_files import is_archive
-from salientpp.store.directory.contents import node_stores
+from salientpp.store.directory.attributes import node_stores
 
 _TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
 

@@ -33,11 +33,13 @@ from salientpp.graph.relation import Relation
 from salientpp.partitioning.assign import PartitionAssignment
 from salientpp.partitioning.numbering import Layout, Numbering, assign_for, choose_method, lay_out, relabeled_edges
 from salientpp.partitioning.typed import Fanouts, assign_types, check_typed_fanouts, lay_out_types
-from salientpp.store.directory.contents import Contents, check_types, describe, num_classes_of, read_contents
+from salientpp.store.directory.attributes import check_types
+from salientpp.store.directory.contents import Contents, describe, read_contents
 from salientpp.store.directory.description import Description, EdgeType, VertexType
 from salientpp.store.directory.files import STORED_AS, numpy_dtype
 from salientpp.store.directory.identity import identify
 from salientpp.store.directory.journal import JOURNAL, Journal, alone, has_steps, says_what_to_do
+from salientpp.store.directory.labels import num_classes_of
 from salientpp.store.directory.manifest import manifest_checksum, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import Narrow

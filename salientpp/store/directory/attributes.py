@@ -1,0 +1,172 @@
+"""Collects the node and edge attributes of a PyG ``Data`` or ``HeteroData`` that are stored."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import EdgeStorage, NodeStorage
+
+from salientpp.graph.from_pyg import positions_in, words_for
+from salientpp.graph.typed import TypedGraph
+from salientpp.ids import as_tensor
+from salientpp.store.directory.description import EdgeName
+from salientpp.store.directory.files import numpy_dtype
+
+#: What a batch calls its own: node and edge attributes cannot have these names beside them.
+OWN_NAMES = frozenset(
+    [
+        "n_id",
+        "e_id",
+        "batch",
+        "ptr",
+        "batch_size",
+        "input_id",
+        "seed_time",
+        "num_sampled_nodes",
+        "num_sampled_edges",
+        "num_nodes",
+        "edge_index",
+        "adj_t",
+    ]
+)
+
+#: By these names PyG knows what has an entry per vertex, and per edge.
+_OF_VERTICES, _OF_EDGES = ("x", "pos"), ("edge_attr", "edge_weight", "edge_type")
+
+#: The splits of the data, and its attributes that say which vertices are in one; of several the first counts.
+SPLIT_ATTRIBUTES = {
+    split: [f"{split}_{kind}" for kind in ("mask", "idx", "index")] for split in ("train", "val", "test")
+}
+
+
+def node_stores(data: Data | HeteroData) -> dict[str | None, Any]:
+    """PyG's storage of each node type."""
+    return {name: data[name] for name in data.node_types} if isinstance(data, HeteroData) else {None: data._store}
+
+
+def edge_stores(data: Data | HeteroData) -> dict[EdgeName, Any]:
+    """PyG's storage of each edge type."""
+    return {name: data[name] for name in data.edge_types} if isinstance(data, HeteroData) else {None: data._store}
+
+
+def check_types(data: HeteroData) -> None:
+    """Raise ValueError unless the names of types can be written and read back, and every vertex type says how many there are."""
+    if not data.node_types:
+        raise ValueError("data has no node types; a HeteroData to be partitioned needs at least one")
+    for name in (*data.node_types, *(part for edge_type in data.edge_types for part in edge_type)):
+        if not isinstance(name, str) or name.encode(errors="replace").decode() != name:
+            raise ValueError(f"the names of types must be text, got {name!a}; rename it")
+
+
+def collect_attributes(
+    data: Data | HeteroData, graph: TypedGraph
+) -> tuple[dict[str | None, dict[str, Tensor]], dict[EdgeName, dict[str, Tensor]]]:
+    """Node and edge attributes per type; what cannot be stored is refused rather than lost."""
+    node: dict[str | None, dict[str, Tensor]] = {}
+    edge: dict[EdgeName, dict[str, Tensor]] = {}
+    stores = edge_stores(data)
+    for name, relation in zip(graph.edge_types, graph.relations):
+        store, where = stores[name], place(name)
+        if store.get("edge_index") is not None and store.get("adj_t") is not None:
+            positions_in(
+                store["adj_t"], store["edge_index"], words_for(name, "the edges")
+            )  # only one of them is stored
+        if store.get("adj_t") is not None and _has_weights(store["adj_t"]):
+            raise ValueError(
+                f"{where}.adj_t has values other than 1, and only its topology is stored; give the graph as edge_index alone, and the "
+                "values as edge_attr or edge_weight"
+            )
+        edge[name] = _columns(store, where, num_edges=relation.indices.numel())
+    for type_, (store, size) in zip(graph.node_types, zip(node_stores(data).values(), graph.num_vertices)):
+        node[type_] = _columns(store, place(type_), num_vertices=size)
+    return node, edge
+
+
+def place(name: str | EdgeName) -> str:
+    """The user's words for the storage of a type."""
+    return "data" if name is None else f"data[{name!r}]"
+
+
+def _columns(
+    store: Any, where: str, *, num_vertices: int | None = None, num_edges: int | None = None
+) -> dict[str, Tensor]:
+    """The attributes of the vertices of one storage, or of its edges, whichever number is given."""
+    wants_nodes = num_vertices is not None
+    of, size = ("vertex", num_vertices) if wants_nodes else ("edge", num_edges)
+    columns, left_out = {}, []
+    for name, value in store.items():
+        if name in ("edge_index", "adj_t", "num_nodes") or any(name in names for names in SPLIT_ATTRIBUTES.values()):
+            continue
+        if isinstance(value, np.ndarray):
+            with contextlib.suppress(ValueError):  # it may be of the whole graph, which is left out
+                value = as_tensor(value, "")
+        # A storage of vertices has no edges, and one of a homogeneous graph has both.
+        is_node = isinstance(store, NodeStorage) and store.is_node_attr(name)
+        is_edge = isinstance(store, EdgeStorage) and store.is_edge_attr(name)
+        if not (is_node or is_edge):
+            if name in (_OF_VERTICES if wants_nodes else _OF_EDGES):
+                got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(
+                    f"{where}.{name} must be a tensor with one row per {of}, expected {size} rows, got {got}"
+                )
+            if isinstance(value, Tensor) and value.numel() > 1 and wants_nodes == isinstance(store, NodeStorage):
+                left_out.append(f"{where}.{name} ({str(value.dtype).removeprefix('torch.')} {list(value.shape)})")
+            continue  # a value of the whole graph belongs to no vertex and no batch
+        if is_node != wants_nodes:
+            continue
+        if name == "edge_label_index":
+            raise ValueError(
+                f"{where}.edge_label_index holds seeds of a LinkNeighborLoader, which are not stored; take it out before: "
+                f"pairs = {where}.edge_label_index; del {where}.edge_label_index. If the pairs are the graph's own edges, a LinkNeighborLoader of the "
+                "directory has them without being told, and their labels with edge_label='edge_label'; others are its edge_label_index as "
+                "part.directory_id(pairs)"
+            )
+        if name in OWN_NAMES:
+            raise ValueError(
+                f"{where}.{name} cannot be stored under its name, by which a batch has something of its own; rename it: "
+                f"{where}.my_{name} = {where}.{name}; del {where}.{name}"
+            )
+        if not isinstance(value, Tensor):
+            kind = f"a NumPy array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise ValueError(f"{where}.{name} must be a tensor to be stored, got {kind}; convert or delete it")
+        if value.size(0) != size:
+            raise ValueError(
+                f"{where}.{name} must have one row per {of} in dimension 0, expected {size}, got {value.size(0)}"
+            )
+        if value.is_meta:
+            raise ValueError(f"{where}.{name} is on the device meta, without values; give it some, or delete it")
+        if value.layout != torch.strided:
+            raise ValueError(f"{where}.{name} must be dense to be stored, got layout {value.layout}; call .to_dense()")
+        if "/" in name or "\0" in name or name.encode(errors="replace").decode() != name:
+            raise ValueError(
+                f"{where}[{name!r}] cannot be stored under its name, which has to be a file name; rename it"
+            )
+        try:
+            numpy_dtype(value.dtype)
+        except TypeError:
+            raise ValueError(
+                f"{where}.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it"
+            ) from None
+        columns[name] = value.detach().cpu().resolve_conj().resolve_neg()
+    if left_out:
+        or_edge = " or per edge" if wants_nodes and isinstance(store, EdgeStorage) else ""
+        warnings.warn(
+            f"{', '.join(left_out)} left out: only what has a row per {of} ({size}){or_edge} is stored, and splits (train_mask, train_idx or "
+            "train_index and so on, or split=)",
+            UserWarning,
+            stacklevel=5,
+        )
+    return columns
+
+
+def _has_weights(adj_t: Any) -> bool:
+    values = adj_t.values() if isinstance(adj_t, Tensor) else adj_t.storage.value()
+    if values is not None and values.stride() == (0,):  # one number for all of more edges than fit into memory
+        values = values[:1]
+    return values is not None and bool((values != 1).any())
