@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -12,8 +14,8 @@ from torch_geometric.data import Data
 from salientpp.datasets.arrays import SPLITS
 from salientpp.partitioning.undirected import sorted_unique, split_keys, symmetric_closure
 
-# Edges drawn (or rows written) at a time: large enough for NumPy, small enough to bound the temporaries.
-_CHUNK = 1 << 20
+# Edges drawn, and rows written, at a time: large enough for NumPy, small enough to bound the temporaries.
+_CHUNK, _ROWS = 1 << 20, 1 << 16
 # Pairs are coded as `source * N + target` in int64.
 _MOST_VERTICES = math.isqrt(2**63 - 1)
 # A graph with room for its edges needs 3 or 4 rounds; this many say that there is none.
@@ -40,20 +42,17 @@ def synthetic(
 ) -> Data:
     """Generate an undirected graph with hubs, communities and labels that a GNN can learn.
 
-    A degree-corrected stochastic block model (Karrer and Newman, Phys. Rev. E 83, 016107, 2011) with two
-    nested levels. Each vertex v has an expected degree w(v) from a power law; vertices form communities,
-    communities form classes. An edge takes its first end in proportion to w among all vertices, and its
-    second in proportion to w among the first one's community, class, or everything, by fixed shares; so
-    the expected degree of v is w(v) whatever the shares. Pairs that come up again and self-loops are
-    discarded and drawn anew until exactly `num_vertices * average_degree / 2` distinct pairs are there.
+    A degree-corrected stochastic block model (Karrer and Newman, Phys. Rev. E 83, 016107, 2011) with two nested levels. Each vertex v has an expected
+    degree w(v) from a power law; vertices form communities, communities form classes. An edge takes its first end in proportion to w among all vertices,
+    and its second in proportion to w among the first one's community, class, or everything, by fixed shares; so the expected degree of v is w(v) whatever
+    the shares. Pairs that come up again and self-loops are discarded and drawn anew until exactly `num_vertices * average_degree / 2` distinct pairs are
+    there.
 
-    The label is the class, with noise. Features are a point of the class in Gaussian noise, too much noise
-    to tell the class from one vertex; averaging over neighbours, most of whom share the class, takes the
-    noise away. Ids are shuffled: they say nothing about community or class.
+    The label is the class, with noise. Features are a point of the class in Gaussian noise, too much noise to tell the class from one vertex; averaging
+    over neighbours, most of whom share the class, takes the noise away. Ids are shuffled: they say nothing about community or class.
 
-    The default sizes are meant to let a 3-layer GraphSAGE with fanouts (15, 10, 5) train on two CPU
-    processes in minutes. `synthetic(num_vertices=2_400_000, average_degree=44, num_features=100)` comes
-    close to the size of ogbn-products.
+    The default sizes are meant to let a 3-layer GraphSAGE with fanouts (15, 10, 5) train on two CPU processes in minutes.
+    `synthetic(num_vertices=2_400_000, average_degree=44, num_features=100)` comes close to the size of ogbn-products.
 
     Args:
         num_vertices: N.
@@ -68,12 +67,9 @@ def synthetic(
             with given expected degrees has few repeated pairs (Chung and Lu, PNAS 99, 15879, 2002).
         signal: distance of a class's point from the origin, in standard deviations of the noise.
         label_noise: share of vertices whose label is drawn at random instead.
-        train_fraction: share of the vertices in the training split; the 8 % of ogbn-products.
-        val_fraction: as above. With 4000 vertices an accuracy has a standard error below 0.8 %.
-        test_fraction: as above. A fifth rather than the rest, so that a sampled evaluation costs about
-            as much as two epochs, not eleven.
-        seed: same seed, same arrays (with the same NumPy: NEP 19 lets a release change a stream). Graph,
-            features, labels and splits have streams of their own: other features leave the graph as it is.
+        train_fraction, val_fraction, test_fraction: shares of the vertices in the splits.
+        seed: same seed, same arrays (with the same NumPy: NEP 19 lets a release change a stream). Graph, features, labels and splits have streams of their
+            own: other features leave the graph as it is.
 
     Returns:
         `Data` with edge_index int64 [2, N * average_degree] (symmetric, sorted, no duplicates, no
@@ -82,97 +78,44 @@ def synthetic(
     Raises:
         ValueError: an argument is out of range, the graph has no room for so many distinct edges, or this machine has none for the graph.
     """
-    check_parameters(
-        num_vertices=num_vertices,
-        num_classes=num_classes,
-        num_features=num_features,
-        average_degree=average_degree,
-        exponent=exponent,
-        homophily=homophily,
-        locality=locality,
-        community_size=community_size,
-        signal=signal,
-        label_noise=label_noise,
-        train_fraction=train_fraction,
-        val_fraction=val_fraction,
-        test_fraction=test_fraction,
-        seed=seed,
-    )
-    if degree_cap is not None:
-        check_numbers(degree_cap=degree_cap)
+    check_parameters(**locals())
     if degree_cap is None:
         degree_cap = math.sqrt(num_vertices * average_degree)
-    elif not degree_cap > average_degree:
-        raise ValueError(f"degree_cap must be > average_degree = {average_degree}, got {degree_cap}")
-
     num_vertices = int(num_vertices)
     # The arrays that are returned and the keys they come from, at the least.
-    needed = 4 * num_features * (num_vertices + num_classes) + 32 * int(num_vertices * average_degree)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > memory:
-        raise ValueError(
-            f"{num_vertices} vertices of average degree {average_degree} with {num_features} features and {num_classes} classes need at least "
-            f"{needed / 1e9:,.0f} GB of memory, and this machine has {memory / 1e9:,.0f} GB; ask for a smaller graph"
-        )
-
-    graph_rng, feature_rng, label_rng, split_rng = (
-        np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(4)
+    check_memory(
+        f"{num_vertices} vertices of average degree {average_degree} with {num_features} features and {num_classes} classes",
+        4 * num_features * (num_vertices + num_classes) + 32 * int(num_vertices * average_degree),
     )
-
-    # "Position" below is a vertex's place before the ids are shuffled. By position, a community is a
-    # contiguous range, and so is a class.
-    community_start, class_of_community = nested_groups(graph_rng, num_vertices, num_classes, community_size)
+    graph_rng, feature_rng, label_rng, split_rng = random_streams(seed, 4)
+    groups = Groups.draw(graph_rng, num_vertices, num_classes, community_size, homophily, locality)
     weights = power_law_weights(graph_rng, num_vertices, average_degree, exponent, degree_cap)
     id_of_position = graph_rng.permutation(num_vertices)
-    pairs = draw_distinct_pairs(
-        graph_rng,
-        num_pairs=round(num_vertices * average_degree / 2),
-        weights=weights,
-        community_start=community_start,
-        class_of_community=class_of_community,
-        shares=(homophily * locality, homophily * (1 - locality)),
-        id_of_position=id_of_position,
-    )
-    ends = np.empty((2, pairs.size), dtype=np.int64)
-    split_keys(pairs, num_vertices, ends[0], ends[1])
-    del pairs
+    num_pairs = round(num_vertices * average_degree / 2)
+    ends = draw_distinct_pairs(graph_rng, num_pairs, weights, groups, id_of_position)
     edge_index = symmetric_closure(ends[0], ends[1], num_vertices)
     del ends
-
-    classes = np.empty(num_vertices, dtype=np.int64)
-    classes[id_of_position] = np.repeat(class_of_community, np.diff(community_start))
-
-    centres = feature_rng.standard_normal((num_classes, num_features), dtype=np.float32)
-    centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
-    x = feature_rng.standard_normal((num_vertices, num_features), dtype=np.float32)
-    for start in range(0, num_vertices, _CHUNK):  # in chunks: centres[classes] is as large as x
-        x[start : start + _CHUNK] += centres[classes[start : start + _CHUNK]]
-
+    classes = groups.class_of_ids(id_of_position)
+    x = features_of_classes(feature_rng, classes, num_classes, num_features, signal, np.float32)
     random_labels = label_rng.integers(num_classes, size=num_vertices)
     y = np.where(label_rng.random(num_vertices) < label_noise, random_labels, classes)
+    arrays = {"x": x, "edge_index": edge_index, "y": y}
+    arrays |= _draw_masks(split_rng, num_vertices, (train_fraction, val_fraction, test_fraction))
+    return Data(num_nodes=num_vertices, **{name: torch.from_numpy(array) for name, array in arrays.items()})
 
-    data = Data(
-        x=torch.from_numpy(x),
-        edge_index=torch.from_numpy(edge_index),
-        y=torch.from_numpy(y),
-        num_nodes=num_vertices,
-    )
-    order = torch.from_numpy(split_rng.permutation(num_vertices))
+
+def _draw_masks(
+    rng: np.random.Generator, num_vertices: int, fractions: tuple[float, float, float]
+) -> dict[str, np.ndarray]:
+    """The masks of disjoint splits, bool [N], by attribute."""
+    order = rng.permutation(num_vertices)
     # Cumulative, so that fractions that add up to one use every vertex despite the rounding.
-    bounds = [
-        round(num_vertices * fraction)
-        for fraction in (
-            0,
-            train_fraction,
-            train_fraction + val_fraction,
-            train_fraction + val_fraction + test_fraction,
-        )
-    ]
+    bounds = [0, *(round(num_vertices * fraction) for fraction in accumulate(fractions))]
+    masks = {}
     for split, start, end in zip(SPLITS, bounds, bounds[1:]):
-        mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
+        mask = masks[f"{split}_mask"] = np.zeros(num_vertices, dtype=bool)
         mask[order[start:end]] = True
-        data[f"{split}_mask"] = mask
-    return data
+    return masks
 
 
 #: The largest integers that parameters may be; of the rest there is no largest.
@@ -202,6 +145,7 @@ def check_parameters(
     val_fraction: float,
     test_fraction: float,
     seed: int,
+    degree_cap: float | None = None,
 ) -> None:
     """Raise ValueError if a generated graph cannot have these, see `synthetic`."""
     check_integers(
@@ -234,6 +178,10 @@ def check_parameters(
         raise ValueError(f"signal must be finite and >= 0, got {signal}")
     if signal > 1e30:
         raise ValueError(f"signal must be at most 1e30, since features are float32, got {signal}")
+    if degree_cap is not None:
+        check_numbers(degree_cap=degree_cap)
+        if not degree_cap > average_degree:
+            raise ValueError(f"degree_cap must be > average_degree = {average_degree}, got {degree_cap}")
 
 
 def check_integers(**parameters: tuple[object, int]) -> None:
@@ -261,17 +209,71 @@ def check_shares(**parameters: float) -> None:
             raise ValueError(f"{name} must be in [0, 1], got {share}")
 
 
-def nested_groups(
-    rng: np.random.Generator, num_vertices: int, num_classes: int, community_size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Communities as ranges of positions, int64 [C + 1], and the class of each, int64 [C], ascending."""
-    num_communities = max(num_classes, round(num_vertices / community_size))
-    # One vertex each, and the rest in proportion: no community is empty, so no class is.
-    sizes = rng.lognormal(sigma=0.5, size=num_communities)
-    ends = np.rint(np.cumsum(sizes) / sizes.sum() * (num_vertices - num_communities)).astype(np.int64)
-    start = np.concatenate([[0], ends + np.arange(1, num_communities + 1)])
-    others = rng.integers(num_classes, size=num_communities - num_classes)
-    return start, np.sort(np.concatenate([np.arange(num_classes), others]))
+def check_memory(what: str, needed: int) -> None:
+    """Raise ValueError if the machine has less memory than that many bytes."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise ValueError(
+            f"{what} need at least {needed / 1e9:,.0f} GB of memory, and this machine has {memory / 1e9:,.0f} GB; ask for a smaller graph"
+        )
+
+
+def random_streams(seed: int, number: int) -> list[np.random.Generator]:
+    """Independent generators."""
+    return [np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(number)]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Communities nested in classes. A vertex's position is its place before ids are shuffled; each group is a range of positions.
+
+    Attributes:
+        start: int64 [C + 1], the bounds of the communities.
+        class_of_community: int64 [C], ascending.
+        shares: of edges within a community, and of edges within a class; the rest lies anywhere.
+    """
+
+    start: np.ndarray
+    class_of_community: np.ndarray
+    shares: tuple[float, float]
+
+    @classmethod
+    def draw(
+        cls,
+        rng: np.random.Generator,
+        num_vertices: int,
+        num_classes: int,
+        community_size: int,
+        homophily: float,
+        locality: float,
+    ) -> Groups:
+        num_communities = max(num_classes, round(num_vertices / community_size))
+        # One vertex each, and the rest in proportion: no community is empty, so no class is.
+        sizes = rng.lognormal(sigma=0.5, size=num_communities)
+        ends = np.rint(np.cumsum(sizes) / sizes.sum() * (num_vertices - num_communities)).astype(np.int64)
+        start = np.concatenate([[0], ends + np.arange(1, num_communities + 1)])
+        others = rng.integers(num_classes, size=num_communities - num_classes)
+        classes = np.sort(np.concatenate([np.arange(num_classes), others]))
+        return cls(start, classes, (homophily * locality, homophily * (1 - locality)))
+
+    def class_of_ids(self, id_of_position: np.ndarray) -> np.ndarray:
+        """int64 [N]: the class of every vertex by id."""
+        classes = np.empty(id_of_position.size, dtype=np.int64)
+        classes[id_of_position] = np.repeat(self.class_of_community, np.diff(self.start))
+        return classes
+
+
+def features_of_classes(
+    rng: np.random.Generator, classes: np.ndarray, num_classes: int, num_features: int, signal: float, dtype: type
+) -> np.ndarray:
+    """[N, F]: the point of each vertex's class, at the distance `signal` from the origin, in Gaussian noise."""
+    centres = rng.standard_normal((num_classes, num_features), dtype=np.float32)
+    centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
+    x: np.ndarray = np.empty((classes.size, num_features), dtype=dtype)
+    for start in range(0, classes.size, _ROWS):
+        some = classes[start : start + _ROWS]
+        x[start : start + some.size] = rng.standard_normal((some.size, num_features), dtype=np.float32) + centres[some]
+    return x
 
 
 def power_law_weights(
@@ -288,26 +290,18 @@ def power_law_weights(
 
 
 def draw_distinct_pairs(
-    rng: np.random.Generator,
-    num_pairs: int,
-    weights: np.ndarray,
-    community_start: np.ndarray,
-    class_of_community: np.ndarray,
-    shares: tuple[float, float],
-    id_of_position: np.ndarray,
+    rng: np.random.Generator, num_pairs: int, weights: np.ndarray, groups: Groups, id_of_position: np.ndarray
 ) -> np.ndarray:
-    """Exactly `num_pairs` distinct pairs of two different vertices, as keys `smaller id * N + larger id`.
+    """Exactly `num_pairs` distinct pairs of two different vertices.
 
     Args:
         weights: float64 [N] by position.
-        community_start: int64 [C + 1], positions.
-        class_of_community: int64 [C], ascending.
-        shares: of pairs within a community, and of pairs within a class; the rest lies anywhere.
         id_of_position: int64 [N].
 
     Returns:
-        int64 [num_pairs], ascending.
+        int64 [2, num_pairs], the smaller and the larger id; pairs ascend.
     """
+    community_start, class_of_community, shares = groups.start, groups.class_of_community, groups.shares
     num_vertices = weights.size
     cumulative = np.concatenate([[0.0], np.cumsum(weights)])
     # Each community's own interval of the cumulative weight, and that of its class.
@@ -362,4 +356,6 @@ def draw_distinct_pairs(
         keep = np.ones(keys.size, dtype=bool)
         keep[rng.choice(keys.size, surplus, replace=False, shuffle=False)] = False
         keys = keys[keep]
-    return keys
+    ends = np.empty((2, keys.size), dtype=np.int64)
+    split_keys(keys, num_vertices, ends[0], ends[1])
+    return ends

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 
 import numpy as np
 import torch
@@ -11,14 +11,17 @@ from torch_geometric.data import HeteroData
 
 from salientpp.datasets.arrays import SPLITS
 from salientpp.datasets.generated import (
+    Groups,
     check_integers,
+    check_memory,
     check_numbers,
     check_shares,
     draw_distinct_pairs,
-    nested_groups,
+    features_of_classes,
     power_law_weights,
+    random_streams,
 )
-from salientpp.partitioning.undirected import sorted_unique, split_keys
+from salientpp.partitioning.undirected import sorted_unique
 
 #: Share of the papers of one year over those of the year before, and the years there are. MAG240M's splits go by year.
 _GROWTH, _FIRST_YEAR, _LAST_YEAR = 1.09, 1990, 2020
@@ -73,6 +76,54 @@ def synthetic_mag(
     Raises:
         ValueError: an argument is out of range, there is no room for so many distinct edges, or this machine has none for the graph.
     """
+    _check_parameters(**locals())
+    num_authors = max(1, round(num_papers * authors_per_paper / papers_per_author))
+    num_institutions = max(1, num_papers // papers_per_institution)
+    num_edges = num_papers * (citations_per_paper + authors_per_paper) + num_authors * institutions_per_author
+    check_memory(
+        f"{num_papers} papers with {num_features} features and {num_edges:.0f} edges",
+        6 * num_features * num_papers + 48 * int(num_edges),
+    )
+    graph_rng, feature_rng, label_rng = random_streams(seed, 3)
+    groups = Groups.draw(graph_rng, num_papers, num_classes, community_size, homophily, locality)
+    paper_id = graph_rng.permutation(num_papers)
+    cites, year = _draw_citations(graph_rng, groups, paper_id, citations_per_paper, exponent)
+    author_id, institution_id = graph_rng.permutation(num_authors), graph_rng.permutation(num_institutions)
+    cap = max(10.0, np.sqrt(num_papers))
+    weights = power_law_weights(graph_rng, num_authors, papers_per_author, exponent, cap)
+    writes = _draw_links(graph_rng, round(num_papers * authors_per_paper), weights, num_papers, groups)
+    num_links = round(num_authors * institutions_per_author)
+    affiliated = _draw_links(graph_rng, num_links, np.ones(num_authors), num_institutions, groups)
+
+    classes = groups.class_of_ids(paper_id)
+    x = features_of_classes(feature_rng, classes, num_classes, num_features, signal, np.float16)
+    y = np.where(label_rng.random(num_papers) < label_noise, label_rng.integers(num_classes, size=num_papers), classes)
+    y[label_rng.random(num_papers) >= labelled_fraction] = -1
+    edges = {
+        ("author", "writes", "paper"): (author_id[writes[0]], paper_id[writes[1]]),
+        ("author", "affiliated_with", "institution"): (author_id[affiliated[0]], institution_id[affiliated[1]]),
+        ("paper", "cites", "paper"): (cites[0], cites[1]),
+    }
+    sizes = {"paper": num_papers, "author": num_authors, "institution": num_institutions}
+    return _assemble(sizes, x, y, year, edges)
+
+
+def _check_parameters(
+    num_papers: int,
+    num_classes: int,
+    num_features: int,
+    community_size: int,
+    papers_per_institution: int,
+    homophily: float,
+    locality: float,
+    label_noise: float,
+    labelled_fraction: float,
+    exponent: float,
+    signal: float,
+    seed: int,
+    **averages: float,
+) -> None:
+    """Raise ValueError if a graph cannot have these; ``averages`` are the average numbers of edges."""
     check_integers(
         num_papers=(num_papers, 2),
         num_classes=(num_classes, 1),
@@ -81,12 +132,6 @@ def synthetic_mag(
         papers_per_institution=(papers_per_institution, 1),
         seed=(seed, 0),
     )
-    averages = {
-        "citations_per_paper": citations_per_paper,
-        "authors_per_paper": authors_per_paper,
-        "papers_per_author": papers_per_author,
-        "institutions_per_author": institutions_per_author,
-    }
     shares = {
         "homophily": homophily,
         "locality": locality,
@@ -100,86 +145,38 @@ def synthetic_mag(
             raise ValueError(f"{name} must be in (0, num_papers = {num_papers}), got {average}")
     if num_classes > num_papers:
         raise ValueError(f"num_classes must be <= num_papers = {num_papers}, got {num_classes}")
-    if not 2 < exponent < np.inf:
+    if not 2 < exponent < math.inf:
         raise ValueError(f"exponent must be > 2 and finite, got {exponent}")
     if not 0 <= signal <= 1000:
         raise ValueError(f"signal must be in [0, 1000], since features are float16, got {signal}")
+    authors_per_paper, papers_per_author = averages["authors_per_paper"], averages["papers_per_author"]
     # Sizes as they are divided and multiplied may be beyond any integer.
     if num_papers * authors_per_paper > papers_per_author * 2**31:
         raise ValueError(
             f"papers_per_author must be so large that there are at most 2^31 authors of {num_papers} papers, got {papers_per_author}"
         )
-    num_authors = max(1, round(num_papers * authors_per_paper / papers_per_author))
-    num_institutions = max(1, num_papers // papers_per_institution)
-    num_edges = num_papers * (citations_per_paper + authors_per_paper) + num_authors * institutions_per_author
-    needed = 6 * num_features * num_papers + 48 * int(num_edges)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > memory:
-        raise ValueError(
-            f"{num_papers} papers with {num_features} features and {num_edges:.0f} edges need at least {needed / 1e9:,.0f} GB of memory, and this "
-            f"machine has {memory / 1e9:,.0f} GB; ask for a smaller graph"
-        )
-    graph_rng, feature_rng, label_rng = (
-        np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(3)
-    )
 
-    # As in `synthetic`: by position a community is a range of papers, and so is a class; ids are shuffled.
-    start, class_of_community = nested_groups(graph_rng, num_papers, num_classes, community_size)
-    shares_of_edges = (homophily * locality, homophily * (1 - locality))
-    paper_id = graph_rng.permutation(num_papers)
-    weights = power_law_weights(
-        graph_rng, num_papers, 2 * citations_per_paper, exponent, np.sqrt(2 * num_papers * citations_per_paper)
-    )
-    pairs = draw_distinct_pairs(
-        graph_rng,
-        num_pairs=round(num_papers * citations_per_paper),
-        weights=weights,
-        community_start=start,
-        class_of_community=class_of_community,
-        shares=shares_of_edges,
-        id_of_position=paper_id,
-    )
-    year = _draw_years(graph_rng, num_papers)
-    ends = np.empty((2, pairs.size), dtype=np.int64)
-    split_keys(pairs, num_papers, ends[0], ends[1])
+
+def _draw_citations(
+    rng: np.random.Generator, groups: Groups, paper_id: np.ndarray, citations_per_paper: float, exponent: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Citing and cited papers, int64 [2, n] of ids; and the year of every paper, int64 [P]. The newer paper cites the older."""
+    num_papers = paper_id.size
+    cap = np.sqrt(2 * num_papers * citations_per_paper)
+    weights = power_law_weights(rng, num_papers, 2 * citations_per_paper, exponent, cap)
+    ends = draw_distinct_pairs(rng, round(num_papers * citations_per_paper), weights, groups, paper_id)
+    year = _draw_years(rng, num_papers)
     newer = year[ends[0]] > year[ends[1]]  # of one year, the higher id cites
-    cites = np.where(newer, ends, ends[::-1])
-    del pairs, ends
+    return np.where(newer, ends, ends[::-1]), year
 
-    class_start = start[np.searchsorted(class_of_community, np.arange(num_classes + 1))]
-    author_id, institution_id = graph_rng.permutation(num_authors), graph_rng.permutation(num_institutions)
-    writes = _draw_links(
-        graph_rng,
-        round(num_papers * authors_per_paper),
-        power_law_weights(graph_rng, num_authors, papers_per_author, exponent, max(10.0, np.sqrt(num_papers))),
-        num_papers,
-        (start, class_start),
-        shares_of_edges,
-    )
-    # Institutions have a place among the communities too, as wide as their share of all papers.
-    affiliated = _draw_links(
-        graph_rng,
-        round(num_authors * institutions_per_author),
-        np.ones(num_authors),
-        num_institutions,
-        tuple(_scaled(bounds, num_institutions) for bounds in (start, class_start)),
-        shares_of_edges,
-        homes=start,
-    )
 
-    classes = np.empty(num_papers, dtype=np.int64)
-    classes[paper_id] = np.repeat(class_of_community, np.diff(start))
-    centres = feature_rng.standard_normal((num_classes, num_features), dtype=np.float32)
-    centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
-    x = np.empty((num_papers, num_features), dtype=np.float16)
-    for begin in range(0, num_papers, 1 << 16):
-        some = classes[begin : begin + (1 << 16)]
-        x[begin : begin + some.size] = (
-            feature_rng.standard_normal((some.size, num_features), dtype=np.float32) + centres[some]
-        )
-    y = np.where(label_rng.random(num_papers) < label_noise, label_rng.integers(num_classes, size=num_papers), classes)
-    y[label_rng.random(num_papers) >= labelled_fraction] = -1
-
+def _assemble(
+    sizes: dict[str, int],
+    x: np.ndarray,
+    y: np.ndarray,
+    year: np.ndarray,
+    edges: dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]],
+) -> HeteroData:
     data = HeteroData()
     data["paper"].x = torch.from_numpy(x)
     data["paper"].y = torch.from_numpy(y)
@@ -187,24 +184,13 @@ def synthetic_mag(
     of_split = (year < _LAST_YEAR - 1, year == _LAST_YEAR - 1, year == _LAST_YEAR)
     for split, mask in zip(SPLITS, of_split):
         data["paper"][f"{split}_mask"] = torch.from_numpy(mask & (y >= 0))
-    data["paper"].num_nodes = num_papers
-    data["author"].num_nodes = num_authors
-    data["institution"].num_nodes = num_institutions
-    for source, relation, target, edge_index in (
-        ("author", "writes", "paper", np.stack([author_id[writes[0]], paper_id[writes[1]]])),
-        (
-            "author",
-            "affiliated_with",
-            "institution",
-            np.stack([author_id[affiliated[0]], institution_id[affiliated[1]]]),
-        ),
-        ("paper", "cites", "paper", cites),
-    ):
-        edges = _sorted_edges(edge_index, data[target].num_nodes)
-        data[source, relation, target].edge_index = edges
-        data[target, f"rev_{relation}", source].edge_index = _sorted_edges(
-            edges.flip(0).numpy(), data[source].num_nodes
-        )
+    for name, size in sizes.items():
+        data[name].num_nodes = size
+    for (source, relation, target), ends in edges.items():
+        edge_index = _sorted_edges(ends[0], ends[1], sizes[target])
+        data[source, relation, target].edge_index = edge_index
+        reverse = _sorted_edges(edge_index[1].numpy(), edge_index[0].numpy(), sizes[source])
+        data[target, f"rev_{relation}", source].edge_index = reverse
     return data
 
 
@@ -225,24 +211,23 @@ def _draw_links(
     num_links: int,
     weights: np.ndarray,
     num_targets: int,
-    ranges: tuple[np.ndarray, ...],
-    shares: tuple[float, float],
-    homes: np.ndarray | None = None,
+    groups: Groups,
 ) -> np.ndarray:
     """Exactly ``num_links`` distinct (source, target) by position, int64 [2, n]: sources in proportion to their weights, targets near them.
 
+    Sources and targets have a place among the communities where their position is, as a share of all.
+
     Args:
-        weights: float64 [S]; a source has its home where its position is, as a share of all.
-        ranges: the bounds of the communities and of the classes among the targets.
-        shares: of links within the home community, and within its class; the rest goes anywhere.
-        homes: the bounds of communities that homes are found by; None: those in ``ranges``.
+        weights: float64 [S].
     """
     num_sources = weights.size
     if num_links > num_sources * num_targets:
         raise ValueError(f"could not place {num_links} distinct edges between {num_sources} and {num_targets} vertices")
     cumulative = np.cumsum(weights)
-    communities, classes = ranges
-    homes = communities if homes is None else homes
+    homes, shares = groups.start, groups.shares
+    num_classes = int(groups.class_of_community[-1]) + 1
+    class_start = homes[np.searchsorted(groups.class_of_community, np.arange(num_classes + 1))]
+    communities, classes = (_scaled(bounds, num_targets) for bounds in (homes, class_start))
     class_of_community = np.searchsorted(classes, communities[:-1], side="right") - 1
     keys = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
@@ -272,8 +257,8 @@ def _draw_links(
     return np.stack([keys // num_targets, keys % num_targets])
 
 
-def _sorted_edges(edge_index: np.ndarray, num_targets: int) -> Tensor:
+def _sorted_edges(sources: np.ndarray, targets: np.ndarray, num_targets: int) -> Tensor:
     """int64 [2, E], sorted by source, then target."""
-    key = edge_index[0] * num_targets + edge_index[1]
+    key = sources * num_targets + targets
     key.sort()
     return torch.from_numpy(np.stack([key // num_targets, key % num_targets]))
