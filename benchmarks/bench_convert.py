@@ -2,7 +2,7 @@
 
     python benchmarks/bench_convert.py [--edges 1000000 ... 50000000] [--memory 1GB] [--folder DIR]
 
-For each size a process of its own generates a graph (``salientpp.datasets.generate``), from which raw files are made: an .npz archive with a shuffled edge
+For each size a process of its own generates a graph (``large_graph.generate``), from which raw files are made: an .npz archive with a shuffled edge
 list, each pair once, 64 float16 columns, labels and splits; and a text file with the same edges. Then, each in a process of its own: ``convert`` of the
 archive and of the text, with ``undirected=True``; and the way in memory, ``load_dataset`` of the archive and its neighbour lists (``Graph.from_data``). Time
 is that of the calls, without imports, on the clock and of the CPU. Memory is the largest resident set (VmHWM), and that less what the process had before.
@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from common import reset_peak, resident_bytes, write_results
+from large_graph import generate
 
-from salientpp.datasets import convert, generate, load_dataset
+from salientpp.datasets import convert, load_dataset
 from salientpp.graph.csc import Graph
 
 DEGREE, FEATURES = 20, 64

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_large.py [--vertices 125000 250000 ...] [--parts 8 16] [--folder DIR]
 
-None of these graphs is here, so what depends on their shape is measured on graphs of ``salientpp generate`` as they grow: of the average degree of each, and
+None of these graphs is here, so what depends on their shape is measured on graphs of ``large_graph.py`` as they grow: of the average degree of each, and
 with its share of training vertices, which are drawn at random. Batches are as much smaller than 1024 as the graph is than the one that it stands for, so that
 they cover as large a share of it, and of the seeds. KaMinPar partitions the graphs, without weights; VIP for fanouts 15,10,5 ranks what is cached. Of every
 part some batches are sampled, and the rows counted that are remote and not cached. A directory of each number of parts is written besides, to compare its
@@ -23,10 +23,11 @@ from typing import Any
 
 import torch
 from common import write_results
+from large_graph import generate
 from torch import Tensor
 
 from salientpp import ops, partition
-from salientpp.datasets import generate, load_dataset
+from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.assign import assign_parts
 from salientpp.vip.accesses import shuffled_batches

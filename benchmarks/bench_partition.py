@@ -23,8 +23,9 @@ from pathlib import Path
 
 import torch
 from common import children, process_figures, reset_peak, resident_bytes, write_results
+from large_graph import generate
 
-from salientpp.datasets import generate, load_dataset
+from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.numbering import assign_for
 from salientpp.vip.inclusion import inclusion_probability

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_scale.py [--vertices 500000 1000000 ...] [--graphs DIR ...] [--degree 20 ...] [--parts 8] [--folder DIR]
 
-For each size ``salientpp generate`` writes a graph with 128 float16 columns, and ``salientpp partition converted:`` partitions it for fanouts 15,10,5 and
+For each size ``large_graph.py`` writes a graph with 128 float16 columns, and ``salientpp partition converted:`` partitions it for fanouts 15,10,5 and
 batches of 1024, each in a process of its own with two threads. Meanwhile /proc is read 50 times a second: time on the clock and of the CPU, and the largest
 memory of each step, summed over the process and those that it started. *Anonymous* is what arrays take, and cannot be had back before they are freed;
 *resident* has the pages of libraries and mapped files besides, which are the page cache's too and give way where memory is short; pages that processes share
@@ -26,6 +26,9 @@ from pathlib import Path
 from common import children, process_figures, write_results
 
 FEATURES, FANOUTS, BATCH_SIZE, THREADS = 128, "15,10,5", 1024, 2
+
+GENERATOR = Path(__file__).with_name("large_graph.py")
+SALIENTPP = [sys.executable, "-c", "import sys; from salientpp.cli import main; sys.exit(main())"]
 
 BEFORE = "VIP weights, undirected graph, clusters"
 
@@ -62,10 +65,21 @@ def main() -> None:
                 graph = given
             else:
                 options = ["--num-vertices", given, "--average-degree", degree, "--num-features", FEATURES]
-                found += watch(["generate", graph, *options, "--memory", arguments.memory], folder, "generate")
+                found += watch(
+                    [sys.executable, GENERATOR, graph, *options, "--memory", arguments.memory], folder, "generate"
+                )
             workload = ["--fanouts", FANOUTS, "--batch-size", BATCH_SIZE, "--partition", arguments.partition]
             found += watch(
-                ["partition", f"converted:{graph}", folder / "parts", "--parts", arguments.parts, *workload], folder
+                [
+                    *SALIENTPP,
+                    "partition",
+                    f"converted:{graph}",
+                    folder / "parts",
+                    "--parts",
+                    arguments.parts,
+                    *workload,
+                ],
+                folder,
             )
             made = json.loads((graph / "manifest.json").read_text())
             size = {"vertices": made["node_types"][0]["num_vertices"], "edges": made["edge_types"][0]["num_edges"]}
@@ -88,10 +102,9 @@ def main() -> None:
 
 def watch(command: list, folder: Path, only: str | None = None) -> list[dict]:
     """Run the command; a row for each step."""
-    program = "import sys; from salientpp.cli import main; sys.exit(main())"
     variables = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "TMPDIR": str(folder)}
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, command)],
+        [*map(str, command)],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} had been written" if written else "nothing was written"
         left = {" stage": "the copy is not complete"}
-        goes_on = (" convert", " generate", *([] if written else [" partition"]))
+        goes_on = (" convert", *([] if written else [" partition"]))
         left |= dict.fromkeys(goes_on, "the same command goes on after the last step that was done")
         terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")
         return 130
@@ -304,30 +304,6 @@ def _parser() -> argparse.ArgumentParser:
         "--overwrite", action="store_true", help="replace a converted graph, or a conversion that was begun"
     )
     turn.set_defaults(run=_heavy("convert"))
-
-    make = commands.add_parser(
-        "generate",
-        help="generate a graph of any size as files that are mapped",
-        description="Generate an undirected graph with a power law of degrees, communities and labels that a GNN can learn, and write it as "
-        "`salientpp convert` does: converted:DIR. The same arguments give the same files, whatever memory there is.",
-    )
-    make.add_argument("root", type=Path, help="the directory to write")
-    make.add_argument("--num-vertices", type=int, required=True, metavar="N", help="number of vertices")
-    make.add_argument("--average-degree", type=float, default=20.0, metavar="D", help="directed edges per vertex (20)")
-    make.add_argument("--num-features", type=int, default=128, metavar="F", help="columns of x (128)")
-    make.add_argument("--num-classes", type=int, default=16, metavar="Q", help="labels (16)")
-    make.add_argument("--community-size", type=int, default=1000, metavar="S", help="vertices in a community (1000)")
-    make.add_argument("--homophily", type=float, default=0.8, help="share of edges within a class (0.8)")
-    make.add_argument("--locality", type=float, default=0.7, help="share of these within a community (0.7)")
-    make.add_argument("--exponent", type=float, default=2.5, help="of the power law (2.5)")
-    make.add_argument("--train-fraction", type=float, default=0.01, help="of the vertices (0.01)")
-    make.add_argument(
-        "--dtype", default="fp16", metavar="FORMAT", help="of the features: fp64, fp32, fp16, bf16 or fp8 (fp16)"
-    )
-    make.add_argument("--seed", type=int, default=0, help="of all that is drawn (0)")
-    make.add_argument("--memory", default="4GB", metavar="BYTES", help="to have resident at most, as in 512MiB (4GB)")
-    make.add_argument("--overwrite", action="store_true", help="replace a converted graph, or one that was begun")
-    make.set_defaults(run=_heavy("generate"))
 
     info = commands.add_parser(
         "info", help="describe a dataset directory", description="Describe a dataset directory and check its files."

@@ -40,7 +40,6 @@ from salientpp.analysis.volume import DEFAULT_POLICIES, Track, check_request
 from salientpp.analysis.volume import Draws as DrawsThatAgree
 from salientpp.analysis.volume import analyze as analyze_graph
 from salientpp.datasets import convert as convert_graph
-from salientpp.datasets import generate as generate_graph
 from salientpp.datasets import load_dataset, load_dgl_assignment
 from salientpp.datasets.converted.convert import Track as StepTrack
 from salientpp.datasets.converted.directory import read_converted
@@ -426,16 +425,6 @@ def convert(arguments: argparse.Namespace) -> int:
             overwrite=arguments.overwrite,
             track=track,
         )
-    _show_converted(arguments.root)
-    return 0
-
-
-def generate(arguments: argparse.Namespace) -> int:
-    """``salientpp generate``."""
-    names = ("num_vertices", "average_degree", "num_features", "num_classes", "community_size", "homophily", "locality")
-    more = ("exponent", "train_fraction", "dtype", "seed", "memory", "overwrite")
-    with _progress_of_steps() as track:
-        generate_graph(arguments.root, track=track, **{name: getattr(arguments, name) for name in (*names, *more)})
     _show_converted(arguments.root)
     return 0
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from graphs import random_data
 from one_process import BATCH, FANOUTS, TYPED_FANOUTS, check_batches, homogeneous, typed_data, whole
+from large_graph import generate
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
@@ -18,7 +19,7 @@ from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.analysis.typed_volume import analyze_typed
-from salientpp.datasets import generate, load_dataset
+from salientpp.datasets import load_dataset
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.vip.policies import cache_bytes, plan_cache, plan_caches
 

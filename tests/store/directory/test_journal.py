@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from graphs import random_data, random_hetero
+from large_graph import generate
 
 import salientpp
-from salientpp.datasets import generate, load_dataset
+from salientpp.datasets import load_dataset
 from salientpp.store.directory import writer
 from salientpp.store.directory.identity import identify
 from salientpp.store.directory.journal import JOURNAL, Journal, has_steps

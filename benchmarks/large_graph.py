@@ -1,4 +1,6 @@
-"""How is a graph generated that is larger than memory, the same whatever the size of the pieces?
+"""Generates graphs of any size as converted graphs, for the benchmarks of what outgrows memory.
+
+    python benchmarks/large_graph.py DIR --num-vertices N [--average-degree 20] [--num-features 128] [--memory 4GB]
 
 Everything about an edge or a vertex follows from the seed and its number alone, in blocks of a fixed size that have random streams of their own. No table
 over vertices is kept:
@@ -11,6 +13,7 @@ over vertices is kept:
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -60,23 +63,23 @@ def generate(
 ) -> Path:
     """Generate an undirected graph of any size as a converted graph: a power law, communities, and labels that a GNN can learn.
 
-    Like :func:`synthetic`, which keeps everything in memory, but drawn without tables over vertices. Same arguments, same files, whatever ``memory`` is. A run
-    that was stopped goes on where it was when it is called again.
+    Like :func:`salientpp.datasets.synthetic`, which keeps everything in memory, but drawn without tables over vertices. Same arguments, same files,
+    whatever ``memory`` is. A run that was stopped goes on where it was when it is called again.
 
     Args:
         root: the directory to write.
         num_vertices: N.
         average_degree: directed edges per vertex that are drawn; pairs that come up again are merged, so some fewer are there.
-        num_classes, num_features: as of :func:`synthetic`.
+        num_classes, num_features: as of ``synthetic``.
         community_size: vertices in a community, about.
         homophily: share of edges drawn within a class.
         locality: share of those that is drawn within a community.
         exponent: of the power law of degrees, above 2.
-        signal, label_noise: as of :func:`synthetic`.
+        signal, label_noise: as of ``synthetic``.
         train_fraction, val_fraction, test_fraction: the chance of a vertex to be in the split.
         dtype: of the features: fp64, fp32, fp16, bf16 or fp8.
         seed: >= 0.
-        memory, overwrite, track: as of :func:`convert`.
+        memory, overwrite, track: as of :func:`salientpp.datasets.convert`.
 
     Returns:
         ``root``.
@@ -286,3 +289,17 @@ class _Blocks:
                 piece = rows[first : first + most]
                 at = block * _BLOCK + first
                 yield RowPiece(piece, counted("generated row ", at), at + len(piece))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path, help="the directory to write")
+    parser.add_argument("--num-vertices", type=int, required=True)
+    parser.add_argument("--average-degree", type=float, default=20.0)
+    parser.add_argument("--num-features", type=int, default=128)
+    parser.add_argument("--memory", default="4GB")
+    generate(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
