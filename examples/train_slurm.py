@@ -1,6 +1,6 @@
 """Train on a cluster: under srun or torchrun, with a copy of the part on the host's own disk, and stopping and going on where SLURM says so.
 
-    salientpp slurm --parts 8 --gpus-per-node 1 --time 2:00:00 -- train_slurm.py parts-8 --stage > train.sbatch
+    salientpp slurm --parts 8 --gpus-per-node 1 --time 2:00:00 -- train_slurm.py parts-8 --copy-to-disk > train.sbatch
     sbatch train.sbatch
 
 On SIGUSR1 all ranks stop after the same batch, rank 0 saves the checkpoint, and the job goes back into the queue. When it starts again it goes
@@ -34,7 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("dataset", help="a dataset directory")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="on a disk that all hosts share")
     parser.add_argument(
-        "--stage",
+        "--copy-to-disk",
         nargs="?",
         const=tempfile.gettempdir(),
         metavar="DIR",
@@ -158,8 +158,8 @@ def report_epoch(
 def main() -> None:
     args = parse_arguments()
     launch = salientpp.init_process_group()
-    if args.stage is not None:
-        args.dataset = str(salientpp.stage(args.dataset, args.stage))
+    if args.copy_to_disk is not None:
+        args.dataset = str(salientpp.copy_to_disk(args.dataset, args.copy_to_disk))
     test = train(args, launch.device)
     if test is not None and launch.rank == 0:
         print(f"test={test:.4f}", flush=True)

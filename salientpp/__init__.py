@@ -19,7 +19,7 @@ if _TYPE_CHECKING:
     from salientpp.loader.statistics import LoaderStats
     from salientpp.sampling.neighbor_sampler import NeighborSampler
     from salientpp.store.directory.load import load
-    from salientpp.store.directory.local_copy import stage
+    from salientpp.store.directory.local_copy import copy_to_disk
     from salientpp.store.directory.opened import PartitionedGraph
     from salientpp.store.directory.writer import partition
     from salientpp.vip.inclusion import inclusion_probability
@@ -35,13 +35,13 @@ _MODULES = {
     "NeighborSampler": "sampling.neighbor_sampler",
     "PartitionedGraph": "store.directory.opened",
     "Preemption": "launch.preemption",
+    "copy_to_disk": "store.directory.local_copy",
     "distribute": "fullgraph.distribute",
     "inclusion_probability": "vip.inclusion",
     "inference": "layerwise.inference",
     "init_process_group": "launch.rendezvous",
     "load": "store.directory.load",
     "partition": "store.directory.writer",
-    "stage": "store.directory.local_copy",
 }
 
 __all__ = [
@@ -52,13 +52,13 @@ __all__ = [
     "NeighborSampler",
     "PartitionedGraph",
     "Preemption",
+    "copy_to_disk",
     "distribute",
     "inclusion_probability",
     "inference",
     "init_process_group",
     "load",
     "partition",
-    "stage",
 ]
 
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} had been written" if written else "nothing was written"
-        left = {" stage": "the copy is not complete"}
+        left = {" copy-to-disk": "the copy is not complete"}
         goes_on = (" convert", *([] if written else [" partition"]))
         left |= dict.fromkeys(goes_on, "the same command goes on after the last step that was done")
         terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")
@@ -313,7 +313,7 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_heavy("info"))
 
     copy = commands.add_parser(
-        "stage",
+        "copy-to-disk",
         help="copy what this host needs of a dataset directory to its own disk",
         description="Copy what this rank needs of a dataset directory (the topology and its own part) to a disk of its host, and verify the copy. "
         "Started on every rank of a job (srun, torchrun) it copies the parts of that rank; several ranks of a host may share a copy. "
@@ -334,7 +334,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="P",
         help="a part to copy, rather than this rank's; may be given several times",
     )
-    copy.set_defaults(run=_heavy("stage"))
+    copy.set_defaults(run=_heavy("copy_to_disk"))
 
     batch = commands.add_parser(
         "slurm",

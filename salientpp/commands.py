@@ -50,7 +50,7 @@ from salientpp.partitioning.numbering import METHODS, REFINED
 from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.description import VertexType
 from salientpp.store.directory.load import load
-from salientpp.store.directory.local_copy import stage as copy_parts
+from salientpp.store.directory.local_copy import copy_to_disk as copy_parts
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.writer import partition as partition_graph
@@ -499,15 +499,15 @@ def info(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def stage(arguments: argparse.Namespace) -> int:
-    """``salientpp stage``."""
+def copy_to_disk(arguments: argparse.Namespace) -> int:
+    """``salientpp copy-to-disk``."""
     root, parts = arguments.root, arguments.part
     if parts is None:
         launch, num_parts = detect(), load(root).num_parts
         if launch.launcher == "none" and num_parts > 1:
             raise ValueError(
                 f"{root} has {num_parts} parts, and this process is no rank of a job, which would say which of them to copy; "
-                "start it with `srun salientpp stage ...`, or name them with --part"
+                "start it with `srun salientpp copy-to-disk ...`, or name them with --part"
             )
         parts = parts_of(launch.rank, launch.world_size, num_parts)
     copy = copy_parts(root, arguments.to, parts=parts, on_step=lambda step: terminal.complain(f"copying {step}"))

@@ -235,7 +235,7 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
     for p in range(2):
         counts = [part.books["paper"].size_of(p), *(counts[p] for counts in paper.splits.values())]
         assert rows[9 + p][:5] == [str(p), *map(str, counts)]
-    code, path, _ = run(capsys, "stage", root, "--to", tmp_path / "to", "--part", 1)
+    code, path, _ = run(capsys, "copy-to-disk", root, "--to", tmp_path / "to", "--part", 1)
     assert code == 0
     code, info, _ = run(capsys, "info", path.strip(), "--verify")
     assert code == 0 and "part 1 of 2; the figures are of the whole" in info and "every byte matches" in info
@@ -527,7 +527,7 @@ def help_of(capsys, *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[], ["partition"], ["analyze"], ["info"], ["stage"], ["slurm"]])
+@pytest.mark.parametrize("command", [[], ["partition"], ["analyze"], ["info"], ["copy-to-disk"], ["slurm"]])
 def test_help_is_there_at_once(command):
     """It takes a few tenths of a second; torch and PyG take several, so they must not be imported for it."""
     code = (
@@ -740,7 +740,7 @@ def test_names_that_are_no_text_are_one_line_and_arrive_as_they_are(capsysbinary
     assert cli.main(["info", odd]) == 2
     err = capsysbinary.readouterr().err
     assert err.count(b"\n") == 1 and b"\x1b" not in err and rb"caf\udce9 \n \x1b[2J is not a dataset directory" in err
-    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path / odd), "--part", "0"]) == 0
+    assert cli.main(["copy-to-disk", str(dataset_dir), "--to", str(tmp_path / odd), "--part", "0"]) == 0
     assert capsysbinary.readouterr().out == os.fsencode(tmp_path / odd / "d") + b"\n"
     script = [
         ("slurm", "--parts", "1", "--time", "1", "--", odd),
@@ -795,13 +795,13 @@ KEYS = [*inspect.signature(synthetic).parameters, "no_such_key", ""]
 
 def odd_command(rng: random.Random) -> list[str]:
     """A command that is right, but for one to three of its arguments."""
-    name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "stage", "slurm"])
+    name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "copy-to-disk", "slurm"])
     of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--partition": rng.choice(["random", "metis", "metis-vip"])}
     values = {
         "partition": {"dataset": "npz:g.npz", "root": f"root-{rng.random()}", "--parts": "2", **of_graph},
         "analyze": {"dataset": "npz:g.npz", "--parts": "2", "--epochs": "1", **of_graph},
         "info": {"root": "d"},
-        "stage": {"root": "d", "--to": f"to-{rng.randrange(5)}", "--part": "0"},
+        "copy-to-disk": {"root": "d", "--to": f"to-{rng.randrange(5)}", "--part": "0"},
         "slurm": {"--parts": "2", "--time": "10", "script": "train.py"},
     }[name]
     flags = []

@@ -226,7 +226,7 @@ def _share_one_part(rank: int, root: str, ranks: list[int]) -> list[int] | None:
 def _stage(rank: int, root: str, to: str, members: list[list[int]]) -> list[int]:
     groups = [dist.new_group(ranks) for ranks in members]
     ours = next(index for index, ranks in enumerate(members) if rank in ranks)
-    copy = salientpp.stage(root, Path(to) / str(rank), process_group=groups[ours])
+    copy = salientpp.copy_to_disk(root, Path(to) / str(rank), process_group=groups[ours])
     part = salientpp.load(copy, process_group=groups[ours])
     loader = _loader(part, process_group=groups[ours])
     assert _batches(loader)
@@ -237,7 +237,7 @@ def test_a_rank_stages_what_it_serves_in_its_group(tmp_path):
     root = _partition(tmp_path / "parts", 2)
     out = distributed.run(_stage, 4, root, str(tmp_path / "copies"), [[0, 3], [1, 2]])
     assert [part for part, _ in out] == [0, 0, 1, 1]
-    assert all(staged in ([], [part]) for part, staged in out)
+    assert all(copied in ([], [part]) for part, copied in out)
 
 
 def _fail_in_group(rank: int, root: str, ranks: list[int]) -> str:

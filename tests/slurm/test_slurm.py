@@ -110,7 +110,7 @@ def test_a_script_trains_unedited_and_its_ranks_stage_at_once(
         *WORKLOAD,
         "--epochs",
         2,
-        "--stage",
+        "--copy-to-disk",
         folder / "local",
     )
     job = run(slurm, script)
@@ -141,7 +141,7 @@ def test_the_whole_graph_is_trained_on_as_by_one_process(slurm, datasets, folder
 
 
 def test_each_host_stages_its_own_parts(slurm, datasets, folder):
-    command = f'{sys.executable} -m salientpp.cli stage {datasets}/parts-4 --to "$PWD/$SLURMD_NODENAME"'
+    command = f'{sys.executable} -m salientpp.cli copy-to-disk {datasets}/parts-4 --to "$PWD/$SLURMD_NODENAME"'
     out = slurm.run(
         "srun", "--nodes=2", "--ntasks-per-node=2", "bash", "-c", command, cwd=folder, environment=ENVIRONMENT
     )

@@ -19,7 +19,7 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.analysis.volume import analyze
 from salientpp.store.directory.files import DatasetError
-from salientpp.store.directory.local_copy import stage
+from salientpp.store.directory.local_copy import copy_to_disk
 from salientpp.store.rows import JoinedRows, take_rows
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability, uniform_starts
 
@@ -229,14 +229,14 @@ def _with_options(rank: int, root: str, options: dict) -> dict:
 
 
 def _staged(rank: int, root: str, to: str) -> bool:
-    copied = stage(root, to)
+    copied = copy_to_disk(root, to)
     dist.barrier()
     return _epoch(rank, root)["batches"] == _epoch(rank, str(copied))["batches"]
 
 
 def test_ranks_stage_the_parts_that_they_serve(root, tmp_path):
     assert distributed.run(_staged, 2, str(root), str(tmp_path / "disk")) == [True, True]
-    copied = stage(root, tmp_path / "other", parts=[0, 1, 3, 4])
+    copied = copy_to_disk(root, tmp_path / "other", parts=[0, 1, 3, 4])
     with pytest.raises(DatasetError, match="is a copy without part 2"):
         salientpp.load(copied).joined((0, 2, 5), 1).split("train")
 

@@ -361,17 +361,17 @@ def test_own_sources_of_rows_turn_hosts_off(roots):
         assert "rank 0 has rows= of its own, which the other ranks of its host cannot read" in text
 
 
-def staged(rank: int, root: str, to: str, together: bool) -> Any:
+def copied(rank: int, root: str, to: str, together: bool) -> Any:
     where = Path(to) / ("all" if together else str(rank))
     if rank == 1:
         time.sleep(0.3)  # the first has its part and goes on
-    copy = salientpp.stage(root, where)
+    copy = salientpp.copy_to_disk(root, where)
     return under_torchrun(rank, str(copy), [2], {})[:2]
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_ranks_of_a_host_need_one_copy_of_the_dataset(roots, tmp_path, together):
-    for sizes, words in distributed.run(staged, 2, roots[2], str(tmp_path), together):
+    for sizes, words in distributed.run(copied, 2, roots[2], str(tmp_path), together):
         assert sizes == ((2,) if together else ())
         assert together or "rank 0 reads a copy without part 1, which another rank of its host serves" in words[0]
 

@@ -1,10 +1,10 @@
 """How does a host get a copy of what it needs of a dataset directory, on a disk of its own?
 
-A rank reads the topology, the edge attributes and the original ids in whole, and of the parts only its own. :func:`stage` copies that much: the files of
+A rank reads the topology, the edge attributes and the original ids in whole, and of the parts only its own. :func:`copy_to_disk` copies that much: the files of
 ``DIR`` become ``TO/<name of DIR>`` with the same manifest, and ``parts.json`` there lists the parts that have come along. Such a
 directory is opened with :func:`salientpp.load` like any other; the parts that are not there are missed only by those who ask for them.
 
-Every rank of a host may call it, for the same parts or others: one copies at a time (a lock on the file ``.<name>.staging`` beside the copy), the next
+Every rank of a host may call it, for the same parts or others: one copies at a time (a lock on the file ``.<name>.lock`` beside the copy), the next
 finds what is there and adds what it lacks. A file is copied under another name, read back and compared with its SHA-256, and renamed; the manifest comes
 last. So a copy that was broken off is never taken for a whole one, and the next call begins it again.
 
@@ -37,7 +37,7 @@ _TEMPORARY = ".copying"
 _COPY_BYTES = 16 * 2**20
 
 
-def stage(
+def copy_to_disk(
     root: str | Path,
     to: str | Path,
     *,
@@ -67,10 +67,10 @@ def stage(
     wanted = _wanted(root, parts, manifest["num_parts"], process_group)
     copy = to / root.resolve().name
     if copy.resolve() == root.resolve():
-        raise ValueError(f"{root} cannot be staged onto itself; choose another directory than {to}")
+        raise ValueError(f"{root} cannot be copied onto itself; choose another directory than {to}")
     try:
         to.mkdir(parents=True, exist_ok=True)
-        with _lock(to / f".{copy.name}.staging"):
+        with _lock(to / f".{copy.name}.lock"):
             _prepare(copy, manifest)
             have = parts_there(copy)
             if have is not None and not wanted <= have:
@@ -80,7 +80,7 @@ def stage(
     except OSError as error:
         raise type(error)(
             error.errno,
-            f"{root} cannot be staged to {to} ({error.strerror or error}); {where_to_write(error, 'choose another directory')}",
+            f"{root} cannot be copied to {to} ({error.strerror or error}); {where_to_write(error, 'choose another directory')}",
         ) from None
     return copy
 
@@ -93,7 +93,7 @@ def _wanted(
         in_group = dist.is_available() and dist.is_initialized()
         if not in_group and num_parts > 1:
             raise ValueError(
-                f"{root} has {num_parts} parts and this process serves none of them: initialise torch.distributed before staging, or name "
+                f"{root} has {num_parts} parts and this process serves none of them: initialise torch.distributed before copying, or name "
                 "them with parts="
             )
         parts = parts_of(rank, world_size, num_parts)
@@ -119,7 +119,7 @@ def _lock(path: Path) -> Iterator[None]:
     try:
         if descriptor is None or not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise DatasetError(
-                f"{path} is to be the lock of this copy, and is no regular file; remove it, or stage elsewhere"
+                f"{path} is to be the lock of this copy, and is no regular file; remove it, or copy elsewhere"
             )
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -133,14 +133,14 @@ def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
     if (copy / "manifest.json").exists():
         if fingerprint(read_manifest(copy)) != fingerprint(manifest):
             raise DatasetError(
-                f"{copy} is a copy of other contents, perhaps of before it was partitioned again; delete it, or stage elsewhere"
+                f"{copy} is a copy of other contents, perhaps of before it was partitioned again; delete it, or copy elsewhere"
             )
         return
     if copy.exists():
         found = set(os.listdir(copy))
         if PARTS_FILE not in found and not found <= {f"{PARTS_FILE}{_TEMPORARY}"}:  # the first file of every copy
             raise DatasetError(
-                f"{copy} exists and is no copy of a dataset directory, so nothing is written there; stage elsewhere"
+                f"{copy} exists and is no copy of a dataset directory, so nothing is written there; copy elsewhere"
             )
         # A copy that was broken off. The directory itself may be a link to a disk with more room.
         for path in copy.iterdir():
@@ -161,7 +161,7 @@ def _copy_files(
     need, free = sum(entry["bytes"] for entry in files.values()), shutil.disk_usage(copy).free
     if need > free:
         raise DatasetError(
-            f"{copy} needs {need / 1e6:,.1f} MB more, and its disk has {free / 1e6:,.1f} MB left; stage elsewhere, or use {root} itself"
+            f"{copy} needs {need / 1e6:,.1f} MB more, and its disk has {free / 1e6:,.1f} MB left; copy elsewhere, or use {root} itself"
         )
     for name, entry in files.items():
         on_step(f"{name}, {entry['bytes'] / 1e6:,.1f} MB")
@@ -170,7 +170,7 @@ def _copy_files(
         folder.mkdir(exist_ok=True)
         if folder != copy and folder.is_symlink():
             raise DatasetError(
-                f"{folder} is a symbolic link, and nothing is written through one; remove it, or stage elsewhere"
+                f"{folder} is a symbolic link, and nothing is written through one; remove it, or copy elsewhere"
             )
         try:
             source = (root / name).open("rb")

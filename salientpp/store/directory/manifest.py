@@ -228,9 +228,9 @@ def parts_there(root: Path) -> set[int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise cannot_be_read(path, error, "delete the directory and stage it again") from None
+        raise cannot_be_read(path, error, "delete the directory and copy it again") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DatasetError(f"{path} does not list parts ({error}); delete the directory and stage it again") from None
+        raise DatasetError(f"{path} does not list parts ({error}); delete the directory and copy it again") from None
     return set(parts)
 
 
@@ -238,7 +238,7 @@ def check_is_there(root: Path, part_id: int) -> None:
     there = parts_there(root)
     if there is not None and part_id not in there:
         raise DatasetError(
-            f"{root} is a copy without part {part_id}, its parts are {', '.join(map(str, sorted(there))) or 'none'}; stage that part too, "
+            f"{root} is a copy without part {part_id}, its parts are {', '.join(map(str, sorted(there))) or 'none'}; copy that part too, "
             "or open the directory that it was copied from"
         )
 

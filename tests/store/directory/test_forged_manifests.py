@@ -22,7 +22,7 @@ from graphs import random_data, random_hetero
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.store.directory.files import DatasetError
-from salientpp.store.directory.local_copy import stage
+from salientpp.store.directory.local_copy import copy_to_disk
 from salientpp.store.directory.manifest import manifest_checksum
 from salientpp.vip.policies import score
 
@@ -106,7 +106,7 @@ def use(root: Path, to: Path) -> None:
     if part.num_parts == 1 and part.manifest["version"] == 1:
         for batch in NeighborLoader(part, [2, 2], "all", batch_size=32, replication_factor=0.5):
             assert "x" not in part.manifest["node_attributes"] or batch.x.size(0) == batch.num_nodes
-    stage(root, to, parts=[0])
+    copy_to_disk(root, to, parts=[0])
     salientpp.load(to / root.name, part_id=0)
 
 
@@ -229,7 +229,7 @@ def check_it_is_named(whole, tmp_path, change, text) -> None:
     ):
         salientpp.load(root)
     with pytest.raises(DatasetError):
-        stage(root, tmp_path / "to", parts=[0])
+        copy_to_disk(root, tmp_path / "to", parts=[0])
 
 
 def test_a_forged_manifest_is_refused_in_words_or_works(roots, tmp_path):

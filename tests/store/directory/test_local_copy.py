@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import salientpp
-from salientpp import NeighborLoader, cli, stage
+from salientpp import NeighborLoader, cli, copy_to_disk
 from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.files import DatasetError
 
@@ -28,7 +28,7 @@ def dataset_dir(tmp_path_factory) -> Path:
     return salientpp.partition(
         random_data(edge_attributes=True),
         NUM_PARTS,
-        tmp_path_factory.mktemp("staging") / "parts",
+        tmp_path_factory.mktemp("copies") / "parts",
         [5, 3],
         8,
         method="random",
@@ -50,10 +50,10 @@ def files_of(root: Path) -> list[str]:
 
 def test_a_copy_has_the_topology_and_its_own_parts_and_grows(dataset_dir, tmp_path):
     own = [name for name in files_of(dataset_dir) if "/" not in name or name.startswith("part-00001/")]
-    copy = stage(dataset_dir, tmp_path / "new" / "disk", parts=[1])
+    copy = copy_to_disk(dataset_dir, tmp_path / "new" / "disk", parts=[1])
     assert copy == tmp_path / "new" / "disk" / "parts"
     assert files_of(copy) == sorted([*own, "parts.json"])
-    stage(dataset_dir, tmp_path / "new" / "disk", parts=[0])
+    copy_to_disk(dataset_dir, tmp_path / "new" / "disk", parts=[0])
     assert json.loads((copy / "parts.json").read_text()) == {"parts": [0, 1]}
     assert {path.name for path in copy.glob("part-*")} == {"part-00000", "part-00001"}
 
@@ -61,7 +61,7 @@ def test_a_copy_has_the_topology_and_its_own_parts_and_grows(dataset_dir, tmp_pa
 def test_a_copy_is_read_as_the_directory_is(dataset_dir, tmp_path):
     part, copy = (
         salientpp.load(root, part_id=1, verify="full")
-        for root in (dataset_dir, stage(dataset_dir, tmp_path, parts=[1]))
+        for root in (dataset_dir, copy_to_disk(dataset_dir, tmp_path, parts=[1]))
     )
     assert copy.fingerprint == part.fingerprint
     assert torch.equal(copy.graph.indices, part.graph.indices) and torch.equal(copy.graph.indptr, part.graph.indptr)
@@ -72,8 +72,8 @@ def test_a_copy_is_read_as_the_directory_is(dataset_dir, tmp_path):
 
 
 def test_a_part_that_was_not_copied_is_missed_by_name(dataset_dir, tmp_path):
-    copy = stage(dataset_dir, tmp_path, parts=[1, 2])
-    with pytest.raises(DatasetError, match=r"parts is a copy without part 0, its parts are 1, 2; stage that part too"):
+    copy = copy_to_disk(dataset_dir, tmp_path, parts=[1, 2])
+    with pytest.raises(DatasetError, match=r"parts is a copy without part 0, its parts are 1, 2; copy that part too"):
         salientpp.load(copy, part_id=0)
     with pytest.raises(DatasetError, match="is a copy without part 0"):
         salientpp.load(copy, part_id=1).node_rows(0)
@@ -99,9 +99,9 @@ def test_one_call_per_host_stages_what_all_ranks_of_the_host_serve(hosts, ranks_
 
 
 def _stage_and_load(rank, root, to):
-    staged = stage(root, to)
+    copied = copy_to_disk(root, to)
     batches = []
-    for place in (root, staged):
+    for place in (root, copied):
         loader = NeighborLoader(salientpp.load(place), [5, 3], "train", batch_size=8, shuffle=True, seed=3)
         batches.append([[batch.n_id.tolist(), batch.x.tolist(), batch.y.tolist()] for batch in loader])
     return batches[0] == batches[1] and len(batches[0]) > 0, loader.state_dict()["fingerprint"]["dataset"]
@@ -120,12 +120,12 @@ def test_ranks_of_a_host_stage_at_once_and_get_the_same_batches(dataset_dir, tmp
 def test_a_copy_that_was_broken_off_is_no_dataset_and_is_begun_again(dataset_dir, altered, tmp_path):
     (altered / "part-00002" / "node_x.npy").unlink()
     with pytest.raises(DatasetError, match=r"part-00002/node_x.npy is missing"):
-        stage(altered, tmp_path, parts=[2])
+        copy_to_disk(altered, tmp_path, parts=[2])
     copy = tmp_path / "parts"
     with pytest.raises(DatasetError, match="it has no manifest.json"):
         salientpp.load(copy)
     (copy / "indices.npy").write_bytes(b"of another version")
-    stage(dataset_dir, tmp_path, parts=[2])
+    copy_to_disk(dataset_dir, tmp_path, parts=[2])
     salientpp.load(copy, part_id=2, verify="full")
 
 
@@ -135,9 +135,9 @@ def test_a_copy_that_was_broken_off_in_its_first_file_is_begun_again(dataset_dir
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", killed)
-        stage(dataset_dir, tmp_path, parts=[1])
+        copy_to_disk(dataset_dir, tmp_path, parts=[1])
     assert files_of(tmp_path / "parts") == ["parts.json.copying"]
-    salientpp.load(stage(dataset_dir, tmp_path, parts=[1]), part_id=1, verify="full")
+    salientpp.load(copy_to_disk(dataset_dir, tmp_path, parts=[1]), part_id=1, verify="full")
 
 
 def test_a_damaged_file_is_found_and_its_place_named(altered, tmp_path):
@@ -146,18 +146,18 @@ def test_a_damaged_file_is_found_and_its_place_named(altered, tmp_path):
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(DatasetError, match=r"altered/parts/part-00001/node_x.npy was altered"):
-        stage(altered, tmp_path, parts=[1])
+        copy_to_disk(altered, tmp_path, parts=[1])
     assert not (tmp_path / "parts" / "manifest.json").exists()
-    stage(altered, tmp_path, parts=[0])
+    copy_to_disk(altered, tmp_path, parts=[0])
 
 
 def test_a_copy_damaged_on_its_way_is_not_used(dataset_dir, tmp_path, monkeypatch):
     whole = shutil.copyfileobj
     monkeypatch.setattr(shutil, "copyfileobj", lambda source, target, length: target.write(source.read()[:-1]))
     with pytest.raises(DatasetError, match=r"parts/.*npy.copying must have \d+ bytes"):
-        stage(dataset_dir, tmp_path, parts=[1])
+        copy_to_disk(dataset_dir, tmp_path, parts=[1])
     monkeypatch.setattr(shutil, "copyfileobj", whole)
-    salientpp.load(stage(dataset_dir, tmp_path, parts=[1]), part_id=1, verify="full")
+    salientpp.load(copy_to_disk(dataset_dir, tmp_path, parts=[1]), part_id=1, verify="full")
 
 
 # --- what is refused --------------------------------------------------------------------------------------
@@ -167,37 +167,37 @@ def test_a_place_that_is_taken_is_left_alone(dataset_dir, tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "mine.txt").write_text("mine")
     with pytest.raises(DatasetError, match="is no copy of a dataset directory, so nothing is written there"):
-        stage(dataset_dir, tmp_path, parts=[0])
+        copy_to_disk(dataset_dir, tmp_path, parts=[0])
     assert files_of(tmp_path / "parts") == ["mine.txt"]
-    with pytest.raises(ValueError, match="cannot be staged onto itself"):
-        stage(dataset_dir, dataset_dir.parent, parts=[0])
+    with pytest.raises(ValueError, match="cannot be copied onto itself"):
+        copy_to_disk(dataset_dir, dataset_dir.parent, parts=[0])
 
 
 def test_a_copy_of_other_contents_is_not_mixed_with_this(dataset_dir, tmp_path):
     other = salientpp.partition(
         random_data(seed=1), NUM_PARTS, tmp_path / "other" / "parts", [5, 3], 8, method="random"
     ).root
-    stage(other, tmp_path, parts=[0])
+    copy_to_disk(other, tmp_path, parts=[0])
     with pytest.raises(DatasetError, match="is a copy of other contents"):
-        stage(dataset_dir, tmp_path, parts=[0])
+        copy_to_disk(dataset_dir, tmp_path, parts=[0])
 
 
 def test_a_disk_without_room_is_said_before_anything_is_copied(dataset_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(DatasetError, match=r"needs \d+\.\d MB more, and its disk has 0.0 MB left"):
-        stage(dataset_dir, tmp_path, parts=[0])
+        copy_to_disk(dataset_dir, tmp_path, parts=[0])
     assert files_of(tmp_path / "parts") == ["parts.json"]
 
 
 def test_which_part_must_be_clear_and_exist(dataset_dir, tmp_path):
     with pytest.raises(ValueError, match="has 3 parts and this process serves none of them"):
-        stage(dataset_dir, tmp_path)
+        copy_to_disk(dataset_dir, tmp_path)
     with pytest.raises(ValueError, match=r"parts must be in \[0, 3\), got 3"):
-        stage(dataset_dir, tmp_path, parts=[3])
+        copy_to_disk(dataset_dir, tmp_path, parts=[3])
     with pytest.raises(ValueError, match=r"parts must be in \[0, 3\), got none"):
-        stage(dataset_dir, tmp_path, parts=[])
+        copy_to_disk(dataset_dir, tmp_path, parts=[])
     with pytest.raises(DatasetError, match="is not a dataset directory"):
-        stage(tmp_path, tmp_path / "there", parts=[0])
+        copy_to_disk(tmp_path, tmp_path / "there", parts=[0])
 
 
 # --- a directory that others can write to -------------------------------------------------------------------
@@ -207,15 +207,15 @@ def test_a_lock_that_is_a_link_does_not_empty_what_it_leads_to(dataset_dir, tmp_
     victim = tmp_path / "thesis.tex"
     victim.write_text("years of work")
     (tmp_path / "disk").mkdir()
-    (tmp_path / "disk" / ".parts.staging").symlink_to(victim)
-    with pytest.raises(DatasetError, match=r"\.parts\.staging is to be the lock of this copy, and is no regular file"):
-        stage(dataset_dir, tmp_path / "disk", parts=[0])
+    (tmp_path / "disk" / ".parts.lock").symlink_to(victim)
+    with pytest.raises(DatasetError, match=r"\.parts\.lock is to be the lock of this copy, and is no regular file"):
+        copy_to_disk(dataset_dir, tmp_path / "disk", parts=[0])
     assert victim.read_text() == "years of work" and not (tmp_path / "disk" / "parts").exists()
 
 
 @pytest.mark.parametrize("kind", ["text", "hard link", "pipe", "socket", "folder"])
 def test_a_lock_that_was_there_before_is_neither_emptied_nor_waited_for(dataset_dir, tmp_path, kind):
-    lock, victim = tmp_path / ".parts.staging", tmp_path / "victim"
+    lock, victim = tmp_path / ".parts.lock", tmp_path / "victim"
     victim.write_text("kept")
     if kind == "text":
         lock.write_text("kept")
@@ -228,15 +228,15 @@ def test_a_lock_that_was_there_before_is_neither_emptied_nor_waited_for(dataset_
     else:
         lock.mkdir()
     if kind in ("text", "hard link"):
-        salientpp.load(stage(dataset_dir, tmp_path, parts=[0]), part_id=0, verify="full")
+        salientpp.load(copy_to_disk(dataset_dir, tmp_path, parts=[0]), part_id=0, verify="full")
         assert lock.read_text() == "kept" and victim.read_text() == "kept"
     else:
         with pytest.raises(DatasetError, match="is no regular file"):
-            stage(dataset_dir, tmp_path, parts=[0])
+            copy_to_disk(dataset_dir, tmp_path, parts=[0])
 
 
 def test_nothing_is_written_through_a_link_planted_in_a_copy(dataset_dir, tmp_path):
-    copy = stage(dataset_dir, tmp_path / "disk", parts=[0])
+    copy = copy_to_disk(dataset_dir, tmp_path / "disk", parts=[0])
     victim, elsewhere = tmp_path / "victim", tmp_path / "elsewhere"
     victim.write_text("kept")
     elsewhere.mkdir()
@@ -244,9 +244,9 @@ def test_nothing_is_written_through_a_link_planted_in_a_copy(dataset_dir, tmp_pa
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).symlink_to(victim)
     (copy / "part-00002").symlink_to(elsewhere)
-    salientpp.load(stage(dataset_dir, tmp_path / "disk", parts=[1]), part_id=1, verify="full")
+    salientpp.load(copy_to_disk(dataset_dir, tmp_path / "disk", parts=[1]), part_id=1, verify="full")
     with pytest.raises(DatasetError, match="part-00002 is a symbolic link, and nothing is written through one"):
-        stage(dataset_dir, tmp_path / "disk", parts=[2])
+        copy_to_disk(dataset_dir, tmp_path / "disk", parts=[2])
     assert victim.read_text() == "kept" and list(elsewhere.iterdir()) == []
 
 
@@ -254,7 +254,7 @@ def test_a_copy_may_be_a_link_to_another_disk(dataset_dir, tmp_path):
     (tmp_path / "large" / "folder").mkdir(parents=True)
     (tmp_path / "parts").symlink_to(tmp_path / "large" / "folder")
     for _ in range(2):
-        copy = stage(dataset_dir, tmp_path, parts=[2])
+        copy = copy_to_disk(dataset_dir, tmp_path, parts=[2])
         assert copy.is_symlink() and (tmp_path / "large" / "folder" / "manifest.json").is_file()
         salientpp.load(copy, part_id=2, verify="full")
         (copy / "manifest.json").unlink()  # and the next call begins again
@@ -265,7 +265,7 @@ def test_a_copy_may_be_a_link_to_another_disk(dataset_dir, tmp_path):
 
 def test_the_command_prints_the_copys_path_and_info_describes_it(dataset_dir, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path), "--part", "0", "--part", "2"]) == 0
+    assert cli.main(["copy-to-disk", str(dataset_dir), "--to", str(tmp_path), "--part", "0", "--part", "2"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'parts'}\n" and "copying part-00002/node_x.npy" in err and "part-00001" not in err
     assert cli.main(["info", "--verify", str(tmp_path / "parts")]) == 0
@@ -273,7 +273,7 @@ def test_the_command_prints_the_copys_path_and_info_describes_it(dataset_dir, tm
 
 
 def test_the_command_takes_the_part_from_the_launcher(dataset_dir, tmp_path, capsys, monkeypatch):
-    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path)]) == 2
+    assert cli.main(["copy-to-disk", str(dataset_dir), "--to", str(tmp_path)]) == 2
     assert "this process is no rank of a job" in capsys.readouterr().err
     for name, value in {
         "RANK": 1,
@@ -284,8 +284,8 @@ def test_the_command_takes_the_part_from_the_launcher(dataset_dir, tmp_path, cap
         "MASTER_PORT": 1,
     }.items():
         monkeypatch.setenv(name, str(value))
-    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path)]) == 0
+    assert cli.main(["copy-to-disk", str(dataset_dir), "--to", str(tmp_path)]) == 0
     assert json.loads((tmp_path / "parts" / "parts.json").read_text()) == {"parts": [1]}
     monkeypatch.delenv("RANK")
-    assert cli.main(["stage", str(dataset_dir), "--to", str(tmp_path)]) == 2
+    assert cli.main(["copy-to-disk", str(dataset_dir), "--to", str(tmp_path)]) == 2
     assert "RANK is missing" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from salientpp.datasets import synthetic_mag
 from salientpp.graph.typed import TypedGraph
 from salientpp.store.directory import contents as contents_of
 from salientpp.store.directory.files import DatasetError
-from salientpp.store.directory.local_copy import stage
+from salientpp.store.directory.local_copy import copy_to_disk
 from salientpp.vip.inclusion import typed_inclusion_probability, uniform_starts
 
 BATCH_SIZE = 8
@@ -568,7 +568,7 @@ def root(pristine, tmp_path) -> Path:
 
 def test_a_copy_for_one_host_has_what_its_ranks_read(root, tmp_path):
     whole = salientpp.load(root)
-    copy = stage(root, tmp_path / "to", parts=[1])
+    copy = copy_to_disk(root, tmp_path / "to", parts=[1])
     part = salientpp.load(copy, part_id=1, verify="full")
     assert part.fingerprint == whole.fingerprint
     assert not (copy / "part-00000").exists()
@@ -586,7 +586,7 @@ def test_a_copy_for_one_host_has_what_its_ranks_read(root, tmp_path):
 def test_a_copy_lacks_times_of_vertices_that_were_not_stored_whole(tmp_path):
     data = hetero(16)
     write(data, 2, tmp_path / "d")
-    part = salientpp.load(stage(tmp_path / "d", tmp_path / "to", parts=[1]), part_id=1)
+    part = salientpp.load(copy_to_disk(tmp_path / "d", tmp_path / "to", parts=[1]), part_id=1)
     text = (
         "to/d is a copy without part 0, whose vertices of 'paper' have times 'time' that every rank needs in order to draw; partition with "
         "time_attr='time', which stores them whole, or open the directory"
@@ -594,12 +594,12 @@ def test_a_copy_lacks_times_of_vertices_that_were_not_stored_whole(tmp_path):
     with pytest.raises(DatasetError, match=text):
         part.typed_graph("time")
     part.typed_graph("edge_time")
-    stage(tmp_path / "d", tmp_path / "to", parts=[0])
+    copy_to_disk(tmp_path / "d", tmp_path / "to", parts=[0])
     assert salientpp.load(tmp_path / "to" / "d", part_id=1).typed_graph("time").node_time[0] is not None
 
 
 def test_a_copy_of_a_directory_whose_types_have_other_names_is_another_one(root, tmp_path):
-    stage(root, tmp_path / "to", parts=[0])
+    copy_to_disk(root, tmp_path / "to", parts=[0])
     edit_manifest(
         root,
         lambda m: (
@@ -610,7 +610,7 @@ def test_a_copy_of_a_directory_whose_types_have_other_names_is_another_one(root,
     )
     assert salientpp.load(root).node_types[4] == "somebody"
     with pytest.raises(DatasetError, match="is a copy of other contents"):
-        stage(root, tmp_path / "to", parts=[1])
+        copy_to_disk(root, tmp_path / "to", parts=[1])
 
 
 def test_every_file_of_every_type_is_checked_when_opened(root):
