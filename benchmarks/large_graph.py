@@ -26,9 +26,10 @@ from salientpp.datasets.arrays import SPLITS
 from salientpp.datasets.converted.buckets import MOST_VERTICES
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES
-from salientpp.datasets.converted.convert import Options, Track, untracked, write_converted
+from salientpp.datasets.converted.convert import Options, write_converted
 from salientpp.datasets.converted.pieces import EdgePiece, RowPiece, Source, Split, Vertices, counted
 from salientpp.datasets.generated import check_parameters
+from salientpp.progress import Progress
 
 #: Edges, and vertices, that share a random stream.
 _EDGE_BLOCK, _BLOCK = 2**16, 2**12
@@ -59,7 +60,7 @@ def generate(
     seed: int = 0,
     memory: int | str = "4GB",
     overwrite: bool = False,
-    track: Track = untracked,
+    progress: Progress | None = None,
 ) -> Path:
     """Generate an undirected graph of any size as a converted graph: a power law, communities, and labels that a GNN can learn.
 
@@ -79,7 +80,7 @@ def generate(
         train_fraction, val_fraction, test_fraction: the chance of a vertex to be in the split.
         dtype: of the features: fp64, fp32, fp16, bf16 or fp8.
         seed: >= 0.
-        memory, overwrite, track: as of :func:`salientpp.datasets.convert`.
+        memory, overwrite, progress: as of :func:`salientpp.datasets.convert`.
 
     Returns:
         ``root``.
@@ -128,7 +129,7 @@ def generate(
         Budget.of(memory),
         Options(False, {"x": dtype}, False),
         overwrite=overwrite,
-        track=track,
+        progress=progress,
     )
 
 

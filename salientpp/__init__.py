@@ -17,6 +17,7 @@ if _TYPE_CHECKING:
     from salientpp.loader.link_loader import LinkNeighborLoader
     from salientpp.loader.node_loader import NeighborLoader
     from salientpp.loader.statistics import LoaderStats
+    from salientpp.progress import Progress
     from salientpp.sampling.neighbor_sampler import NeighborSampler
     from salientpp.store.directory.load import load
     from salientpp.store.directory.local_copy import copy_to_disk
@@ -35,6 +36,7 @@ _MODULES = {
     "NeighborSampler": "sampling.neighbor_sampler",
     "PartitionedGraph": "store.directory.opened",
     "Preemption": "launch.preemption",
+    "Progress": "progress",
     "copy_to_disk": "store.directory.local_copy",
     "distribute": "fullgraph.distribute",
     "inclusion_probability": "vip.inclusion",
@@ -52,6 +54,7 @@ __all__ = [
     "NeighborSampler",
     "PartitionedGraph",
     "Preemption",
+    "Progress",
     "copy_to_disk",
     "distribute",
     "inclusion_probability",

@@ -21,14 +21,13 @@ from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bar
 from rich.table import Table
-from rich.text import Text
 from torch_geometric.data import HeteroData
 from torch_geometric.sampler import NegativeSampling
 
@@ -41,12 +40,12 @@ from salientpp.analysis.volume import Draws as DrawsThatAgree
 from salientpp.analysis.volume import analyze as analyze_graph
 from salientpp.datasets import convert as convert_graph
 from salientpp.datasets import load_dataset, load_dgl_assignment
-from salientpp.datasets.converted.convert import Track as StepTrack
 from salientpp.datasets.converted.directory import read_converted
 from salientpp.datasets.load import is_partition, load_given
 from salientpp.files import write_whole
 from salientpp.launch.environment import detect
 from salientpp.partitioning.numbering import METHODS, REFINED
+from salientpp.progress import Progress
 from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.description import VertexType
 from salientpp.store.directory.load import load
@@ -59,21 +58,14 @@ from salientpp.vip.inclusion import check_fanouts
 
 def partition(arguments: argparse.Namespace) -> int:
     """``salientpp partition``."""
-    console = Console(stderr=True)
     if arguments.root.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.fanouts)
     if arguments.replicate and arguments.replicate_none:
         raise ValueError("--replicate and --replicate-none contradict each other; leave one out")
     method: Any = _method(arguments.partition, arguments.dataset)
-    started = time.perf_counter()
-    with _warnings_in_lines("partition"), console.status("") as status:
-
-        def on_step(step: str) -> None:
-            terminal.complain(f"{time.perf_counter() - started:7.1f} s  {step}")
-            status.update(Text(terminal.printable(step)))
-
-        on_step(f"loading {arguments.dataset}")
+    with _warnings_in_lines("partition"), _show_progress() as progress:
+        progress.begin(f"loading {arguments.dataset}")
         data, method = _graph(arguments, method)
         part = partition_graph(
             data,
@@ -89,10 +81,10 @@ def partition(arguments: argparse.Namespace) -> int:
             tolerance=arguments.tolerance,
             seed=arguments.seed,
             overwrite=arguments.overwrite,
-            on_step=on_step,
+            progress=progress,
         )
         arguments.written.append(arguments.root)
-        on_step("done")
+        progress.begin("done")
     terminal.show(*_description(part))
     return 0
 
@@ -228,7 +220,7 @@ def _warnings_in_lines(command: str) -> Iterator[None]:
 def _progress() -> Iterator[Track]:
     """A bar on the screen, and what starts it anew for every step."""
     screen = Console(stderr=True)
-    with Progress(
+    with Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -412,7 +404,7 @@ def convert(arguments: argparse.Namespace) -> int:
     """``salientpp convert``."""
     if len(dict(arguments.dtype)) != len(arguments.dtype):
         raise ValueError("--dtype names an attribute twice")
-    with _warnings_in_lines("convert"), _progress_of_steps() as track:
+    with _warnings_in_lines("convert"), _show_progress() as progress:
         convert_graph(
             arguments.source,
             arguments.root,
@@ -423,43 +415,49 @@ def convert(arguments: argparse.Namespace) -> int:
             finite=arguments.finite,
             data=arguments.data,
             overwrite=arguments.overwrite,
-            track=track,
+            progress=progress,
         )
     _show_converted(arguments.root)
     return 0
 
 
+class _Shown(Progress):
+    """Shows each step in a line on stderr, and on a terminal a bar for the present one with its rate and the time left."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", amount="")
+        self._started = time.perf_counter()
+
+    def begin(self, step: str, total: int = 0, unit: str = "") -> None:
+        super().begin(step, total, unit)
+        self._begun = time.perf_counter()
+        terminal.complain(f"{self._begun - self._started:7.1f} s  {step}")
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(terminal.printable(step), total=total or None, amount="")
+
+    def reach(self, done: int) -> None:
+        super().reach(done)
+        seconds = max(1e-9, time.perf_counter() - self._begun)
+        self._bar.update(self._task, completed=done, amount=f"{done / seconds / 1e6:.1f} M {self.unit}/s")
+
+
 @contextlib.contextmanager
-def _progress_of_steps() -> Iterator[StepTrack]:
-    """A bar for every step, with rate and time left, and a line when it begins where stderr is no terminal."""
+def _show_progress() -> Iterator[Progress]:
     screen = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
+    with Bar(
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
-        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
         console=screen,
         transient=True,
         disable=not screen.is_terminal,
-    ) as progress:
-        bar = progress.add_task("", rate="")
-        started = time.perf_counter()
-
-        def track(step: str, total: int, unit: str) -> Callable[[int], None]:
-            begun = time.perf_counter()
-            terminal.complain(f"{begun - started:7.1f} s  {step}")
-            progress.reset(bar, description=terminal.printable(step), total=max(1, total), rate="")
-
-            def on_done(done: int) -> None:
-                seconds = max(1e-9, time.perf_counter() - begun)
-                progress.update(bar, completed=done, rate=f"{done / seconds / 1e6:.1f} M {unit}/s")
-
-            return on_done
-
-        yield track
+    ) as bar:
+        yield _Shown(bar)
 
 
 def _show_converted(root: Path) -> None:
@@ -510,7 +508,8 @@ def copy_to_disk(arguments: argparse.Namespace) -> int:
                 "start it with `srun salientpp copy-to-disk ...`, or name them with --part"
             )
         parts = parts_of(launch.rank, launch.world_size, num_parts)
-    copy = copy_parts(root, arguments.to, parts=parts, on_step=lambda step: terminal.complain(f"copying {step}"))
+    with _show_progress() as progress:
+        copy = copy_parts(root, arguments.to, parts=parts, progress=progress)
     terminal.print_whole(os.fsencode(f"{copy}\n"))  # as it is on disk, for a script that reads it
     return 0
 

@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # The table of section 2 of the architecture. A part is a module or folder directly inside salientpp/; it may always
 # import from itself. `ranks.greeting` stands for that module alone.
-BOTTOM = {"ids", "arguments", "files", "processes", "ops", "graph"}
+BOTTOM = {"ids", "arguments", "files", "processes", "progress", "ops", "graph"}
 PLANNING = BOTTOM | {"ranks", "vip"}
 ROWS = PLANNING | {"store"}
 ENGINE = ROWS | {"sampling", "batch", "engine"}
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "arguments": set(),
     "files": set(),
     "processes": set(),
+    "progress": set(),
     "versions": set(),
     "terminal": {"files"},
     "ops": set(),

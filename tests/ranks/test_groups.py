@@ -223,7 +223,7 @@ def _share_one_part(rank: int, root: str, ranks: list[int]) -> list[int] | None:
     return [seed for batch in loader for seed in batch.input_id.tolist()]
 
 
-def _stage(rank: int, root: str, to: str, members: list[list[int]]) -> list[int]:
+def _copy(rank: int, root: str, to: str, members: list[list[int]]) -> list[int]:
     groups = [dist.new_group(ranks) for ranks in members]
     ours = next(index for index, ranks in enumerate(members) if rank in ranks)
     copy = salientpp.copy_to_disk(root, Path(to) / str(rank), process_group=groups[ours])
@@ -233,9 +233,9 @@ def _stage(rank: int, root: str, to: str, members: list[list[int]]) -> list[int]
     return [part.part_id, sorted(int(path.name.rpartition("-")[2]) for path in copy.glob("part-*"))]
 
 
-def test_a_rank_stages_what_it_serves_in_its_group(tmp_path):
+def test_a_rank_copies_what_it_serves_in_its_group(tmp_path):
     root = _partition(tmp_path / "parts", 2)
-    out = distributed.run(_stage, 4, root, str(tmp_path / "copies"), [[0, 3], [1, 2]])
+    out = distributed.run(_copy, 4, root, str(tmp_path / "copies"), [[0, 3], [1, 2]])
     assert [part for part, _ in out] == [0, 0, 1, 1]
     assert all(copied in ([], [part]) for part, copied in out)
 

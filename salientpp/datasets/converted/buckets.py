@@ -9,7 +9,7 @@ Edges into a vertex keep the order in which they came, as :func:`salientpp.ops.c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 from salientpp.datasets.converted.files import written
 from salientpp.datasets.converted.pieces import EdgePiece
 from salientpp.partitioning.undirected import first_of_equals
+from salientpp.progress import Progress
 
 #: Targets and sources share a word, half each.
 MOST_VERTICES = 2**32
@@ -72,7 +73,7 @@ def edge_words(
     num_sources: int,
     num_targets: int,
     both_directions: bool,
-    on_read: Callable[[int], None],
+    progress: Progress,
 ) -> Iterator[np.ndarray]:
     """The edges as words, uint64 [n], each edge's opposite right behind it if asked for.
 
@@ -87,7 +88,7 @@ def edge_words(
         _join(piece.target, piece.source, word[:: 1 + both_directions])
         if both_directions:
             _join(piece.source, piece.target, word[1::2])
-        on_read(piece.done)
+        progress.reach(piece.done)
         yield word
 
 

@@ -14,6 +14,7 @@ from salientpp.datasets.arrays import form
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.files import ArrayWriter, written
 from salientpp.datasets.converted.pieces import RowPiece, Rows, Split
+from salientpp.progress import Progress
 from salientpp.store.directory.labels import is_unlabelled, warn_of_unlabelled
 
 #: --dtype's names.
@@ -38,7 +39,7 @@ def write_column(
     *,
     dtype: str | None,
     finite: bool,
-    on_read: Callable[[int], None],
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write the rows of an attribute in their order.
 
@@ -67,7 +68,7 @@ def write_column(
                     f"{piece.where(num_rows - writer.num_rows)}: {name} must have one row per vertex, {num_rows}, and has more"
                 )
             writer.write(values)
-            on_read(piece.done)
+            progress.reach(piece.done)
         assert writer is not None  # there is at least one piece
         if num_rows is not None and writer.num_rows != num_rows:
             raise ValueError(
@@ -111,7 +112,7 @@ def write_mask(
     labels: Callable[[int], Iterator[Tensor]] | None,
     path: Path,
     budget: Budget,
-    on_read: Callable[[int], None],
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write the mask of a split, bool [N], without unlabelled vertices. A warning says how many are left out.
 
@@ -152,7 +153,7 @@ def write_mask(
                 )
             mask[torch.from_numpy(ids.astype(np.int64, copy=False))] = True
         first += len(values)
-        on_read(piece.done)
+        progress.reach(piece.done)
     if split.is_mask and first != num_vertices:
         raise ValueError(
             f"{piece.where(len(values))}: the mask of {name!r} must have {num_vertices} entries, and has {first}"

@@ -7,7 +7,7 @@ passes of :mod:`salientpp.datasets.converted.buckets`. The result depends on the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,16 +25,9 @@ from salientpp.datasets.converted.lists import write_lists
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.files import where_to_write
+from salientpp.progress import Progress
 from salientpp.store.directory.journal import JOURNAL, MANIFEST, RUNS, Journal, alone
 from salientpp.store.directory.labels import marks_unlabelled
-
-#: Given what a step does, how much there is of it and in what unit, tells it of how much is done.
-Track = Callable[[str, int, str], Callable[[int], None]]
-
-
-def untracked(step: str, total: int, unit: str) -> Callable[[int], None]:
-    """Nobody looks."""
-    return lambda done: None
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ def convert(
     finite: bool = False,
     data: str | Path = "data",
     overwrite: bool = False,
-    track: Track = untracked,
+    progress: Progress | None = None,
 ) -> Path:
     """Write a graph as a converted graph, files that :func:`load_dataset` maps, in bounded memory.
 
@@ -75,7 +68,7 @@ def convert(
         finite: refuse NaN and infinity in attributes.
         data: where OGB datasets are.
         overwrite: replace a converted graph there, or a conversion that was begun.
-        track: called for every step, see ``Track``.
+        progress: told every step, and how much of it is done.
 
     Returns:
         ``root``.
@@ -91,7 +84,7 @@ def convert(
         Budget.of(memory),
         Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite)),
         overwrite=overwrite,
-        track=track,
+        progress=progress,
     )
 
 
@@ -120,7 +113,7 @@ def write_converted(
     options: Options,
     *,
     overwrite: bool = False,
-    track: Track = untracked,
+    progress: Progress | None = None,
 ) -> Path:
     """Write a source that has been opened; see :func:`convert`."""
     if source.left_out:
@@ -157,7 +150,7 @@ def write_converted(
                 f"{root} exists and is no converted graph, so it is not replaced; choose another directory"
             )
         journal = Journal.open(root, "conversion", task, overwrite=overwrite, complete=complete)
-        conversion = _Conversion(source, journal, budget, options, track)
+        conversion = _Conversion(source, journal, budget, options, progress or Progress())
         journal.finish(manifest_text(conversion.run()))
         (root / JOURNAL).unlink()
     return root
@@ -166,8 +159,9 @@ def write_converted(
 class _Conversion:
     """The steps of one conversion; each is passed over where the journal knows it."""
 
-    def __init__(self, source: Source, journal: Journal, budget: Budget, options: Options, track: Track) -> None:
-        self.source, self.journal, self.budget, self.options, self.track = source, journal, budget, options, track
+    def __init__(self, source: Source, journal: Journal, budget: Budget, options: Options, progress: Progress) -> None:
+        self.source, self.journal, self.budget, self.options = source, journal, budget, options
+        self.progress = progress
         self.sizes: dict[str | None, int] = {}
 
     def run(self) -> dict[str, Any]:
@@ -203,7 +197,7 @@ class _Conversion:
             step = f"n{number}.{name}"
             facts = self.journal.facts(step)
             if facts is None:
-                on_read = self.track(f"reading {_of(name, type_)}", rows.total, rows.unit)
+                self.progress.begin(f"reading {_of(name, type_)}", rows.total, rows.unit)
                 file = f"{step}.npy"
                 entry = write_column(
                     name,
@@ -213,7 +207,7 @@ class _Conversion:
                     self.budget,
                     dtype=self.options.dtype.get(name),
                     finite=self.options.finite,
-                    on_read=on_read,
+                    progress=self.progress,
                 )
                 facts = self.journal.note(step, {file: entry}, {"num_rows": entry["shape"][0]})
             num_vertices = facts["num_rows"]
@@ -227,9 +221,11 @@ class _Conversion:
         for name, split in vertices.splits.items():
             step = f"n{number}.{name}_mask"
             if self.journal.facts(step) is None:
-                on_read = self.track(f"reading the split {_of(name, type_)}", split.rows.total, split.rows.unit)
+                self.progress.begin(f"reading the split {_of(name, type_)}", split.rows.total, split.rows.unit)
                 file = f"{step}.npy"
-                entry = write_mask(name, split, num_vertices, labels, self.journal.work / file, self.budget, on_read)
+                entry = write_mask(
+                    name, split, num_vertices, labels, self.journal.work / file, self.budget, self.progress
+                )
                 self.journal.note(step, {file: entry}, {})
         return num_vertices
 
@@ -251,12 +247,12 @@ class _Conversion:
         if facts is None:
             most = 0
             for name, edges in self.source.edges.items():
-                on_read = self.track(f"counting the vertices of {name or 'the edges'}", edges.total, edges.unit)
+                self.progress.begin(f"counting the vertices of {name or 'the edges'}", edges.total, edges.unit)
                 for piece in edges.pieces(self._edges_at_once()):
                     for is_end, ids in ((0, piece.source), (2, piece.target)):
                         if ids.size and (name is None or name[is_end] == type_):
                             most = max(most, int(ids.max()) + 1)
-                    on_read(piece.done)
+                    self.progress.reach(piece.done)
             facts = self.journal.note(step, {}, {"num_vertices": most})
         return facts["num_vertices"]
 
@@ -282,7 +278,7 @@ class _Conversion:
         if facts is None:
             runs = self._spread(spread, name, edges, num_sources, num_targets)
             indptr, indices = f"e{number}.indptr.npy", f"e{number}.indices.npy"
-            total = int(runs.sizes.sum())
+            self.progress.begin(f"sorting {_edges_of(name)}", int(runs.sizes.sum()), "edges")
             entries = write_lists(
                 buckets.in_order(
                     runs, self._capacity, self.source.undirected or self.options.deduplicate, self.journal.work
@@ -291,7 +287,7 @@ class _Conversion:
                 num_targets,
                 self.journal.work / indptr,
                 self.journal.work / indices,
-                self.track(f"sorting {_edges_of(name)}", total, "edges"),
+                self.progress,
             )
             facts = self.journal.note(
                 step, dict(zip((indptr, indices), entries)), {"num_edges": entries[1]["shape"][0]}
@@ -310,9 +306,9 @@ class _Conversion:
             # Where each bucket of each run ends takes a quarter at most. Buckets that are too large for that are spread again.
             most_entries = self.budget.working // (4 * buckets.TABLE_BYTES)
             num_buckets = max(1, min(num_buckets, most_entries // (1 + most_edges // self._edges_at_once())))
-            on_read = self.track(f"reading {_edges_of(name)}", edges.total, edges.unit)
+            self.progress.begin(f"reading {_edges_of(name)}", edges.total, edges.unit)
             words = buckets.edge_words(
-                edges.pieces(self._edges_at_once()), num_sources, num_targets, self._doubles, on_read
+                edges.pieces(self._edges_at_once()), num_sources, num_targets, self._doubles, self.progress
             )
             runs = buckets.spread(words, self.journal.work / file, 0, max(1, num_targets) << 32, num_buckets, 32)
             np.save(self.journal.work / ends, runs.ends)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from salientpp.datasets.converted.buckets import sources_of, targets_of
 from salientpp.datasets.converted.files import ArrayWriter, written
+from salientpp.progress import Progress
 
 #: Offsets are written so many at a time.
 _OFFSETS_AT_ONCE = 2**17
@@ -22,7 +23,7 @@ def write_lists(
     num_targets: int,
     indptr_path: Path,
     indices_path: Path,
-    on_sorted: Callable[[int], None],
+    progress: Progress,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write ``indptr`` int64 [N + 1] and ``indices`` [E] of words by target; what a manifest says of each."""
     dtype = torch.int32 if num_sources < 2**31 else torch.int64
@@ -42,6 +43,6 @@ def write_lists(
             offsets_up_to(int(targets[-1]), targets, done)
             indices.write(sources_of(word, numpy_dtype))
             done += word.size
-            on_sorted(done)
+            progress.reach(done)
         offsets_up_to(num_targets, np.empty(0, dtype=np.int64), done)
         return indptr.finish(), indices.finish()

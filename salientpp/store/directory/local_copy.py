@@ -20,13 +20,14 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch.distributed as dist
 
 from salientpp.files import where_to_write
+from salientpp.progress import Progress
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.description import part_folder
@@ -42,7 +43,7 @@ def copy_to_disk(
     to: str | Path,
     *,
     parts: Iterable[int] | None = None,
-    on_step: Callable[[str], None] = lambda step: None,
+    progress: Progress | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Copy what this rank needs of a dataset directory to a disk nearby, and verify the copy; safe when several ranks of a host call it.
@@ -51,7 +52,7 @@ def copy_to_disk(
         root: a directory that :func:`salientpp.partition` wrote.
         to: a directory of this host, such as the value of ``TMPDIR``; it is made if need be.
         parts: the parts to copy. None: that of this rank of the initialised process group; without one, part 0 if it is the only one.
-        on_step: called with a short description before each step.
+        progress: told of every file, and how many of its bytes are copied.
         process_group: the ranks that serve the parts, as given to the loaders; None: the default group.
 
     Returns:
@@ -74,7 +75,7 @@ def copy_to_disk(
             _prepare(copy, manifest)
             have = parts_there(copy)
             if have is not None and not wanted <= have:
-                _copy_files(root, copy, manifest, wanted, on_step)
+                _copy_files(root, copy, manifest, wanted, progress or Progress())
                 _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | wanted)}) + "\n")
                 _write(copy / "manifest.json", (root / "manifest.json").read_text())
     except OSError as error:
@@ -149,9 +150,7 @@ def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
     _write(copy / PARTS_FILE, json.dumps({"parts": []}) + "\n")
 
 
-def _copy_files(
-    root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], on_step: Callable[[str], None]
-) -> None:
+def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], progress: Progress) -> None:
     folders = {"", *(part_folder(part) for part in parts)}
     files = {
         name: entry
@@ -164,7 +163,7 @@ def _copy_files(
             f"{copy} needs {need / 1e6:,.1f} MB more, and its disk has {free / 1e6:,.1f} MB left; copy elsewhere, or use {root} itself"
         )
     for name, entry in files.items():
-        on_step(f"{name}, {entry['bytes'] / 1e6:,.1f} MB")
+        progress.begin(f"copying {name}, {entry['bytes'] / 1e6:,.1f} MB", entry["bytes"], "bytes")
         temporary = f"{name}{_TEMPORARY}"
         folder = (copy / name).parent
         folder.mkdir(exist_ok=True)
@@ -177,7 +176,9 @@ def _copy_files(
         except FileNotFoundError:
             raise DatasetError(f"{root / name} is missing; copy the directory again, or partition again") from None
         with source, _open_new(copy / temporary) as file:
-            shutil.copyfileobj(source, file, _COPY_BYTES)
+            while block := source.read(_COPY_BYTES):
+                file.write(block)
+                progress.reach(file.tell())
         try:
             verify_file(copy, temporary, entry, full=True)
         except DatasetError:

@@ -33,6 +33,7 @@ from salientpp.graph.relation import Relation
 from salientpp.partitioning.assign import PartitionAssignment
 from salientpp.partitioning.numbering import Layout, Numbering, assign_for, choose_method, lay_out, relabeled_edges
 from salientpp.partitioning.typed import Fanouts, assign_types, check_typed_fanouts, lay_out_types
+from salientpp.progress import Progress
 from salientpp.store.directory.attributes import check_types
 from salientpp.store.directory.contents import Contents, describe, read_contents
 from salientpp.store.directory.description import Description, EdgeType, VertexType
@@ -72,7 +73,7 @@ def partition(
     tolerance: float = 0.05,
     seed: int = 0,
     overwrite: bool = False,
-    on_step: Callable[[str], None] = lambda step: None,
+    progress: Progress | None = None,
 ) -> PartitionedGraph:
     """Partition a graph, order each part by VIP, and write the dataset directory ``root``.
 
@@ -106,7 +107,7 @@ def partition(
         tolerance: allowed excess of a part over the mean, per balanced quantity.
         seed: of METIS or of the random assignment.
         overwrite: replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
-        on_step: called with a short description before each step that is not done.
+        progress: told of every step that is not done.
 
     Returns:
         The directory, opened.
@@ -115,7 +116,7 @@ def partition(
         ValueError: an argument or the data is wrong; ``root`` exists, or was begun with others.
         OSError: ``root`` cannot be written. An existing directory is then left as it was, and what was done stays for the next run.
     """
-    root = Path(root)
+    root, progress = Path(root), progress or Progress()
     if isinstance(data, HeteroData):
         data = with_sizes(data)
         check_types(data)
@@ -123,7 +124,7 @@ def partition(
     batch_size = check_batch_size(batch_size)
     _check_root_is_free(root, overwrite)
     with _folder_beside(root) as folder:
-        on_step("reading the topology")
+        progress.begin("reading the topology")
         contents = read_contents(
             data,
             split=split,
@@ -158,12 +159,12 @@ def partition(
 
         def assign() -> PartitionAssignment:
             by = f" by {method}" if isinstance(method, str) else ""
-            on_step(f"assigning {sum(contents.graph.num_vertices)} vertices to {num_parts} parts{by}")
+            progress.begin(f"assigning {sum(contents.graph.num_vertices)} vertices to {num_parts} parts{by}")
             return _assign(contents, num_parts, method, fanouts, batch_size, tolerance, seed)
 
         def plan() -> dict[str, Any]:
             assigned = _assigned(writer, num_parts, assign)
-            on_step("computing inclusion probabilities")
+            progress.begin("computing inclusion probabilities")
             layouts = _lay_out(contents, assigned, fanouts, batch_size, folder)
             described = _describe(contents, layouts, assigned, time_attr, fanouts, batch_size)
             for vertices in described.node_types:
@@ -172,7 +173,7 @@ def partition(
 
         manifest = dict(writer.step("layout", plan))
         journal.drop("assignment")
-        on_step("writing")
+        progress.begin("writing")
         described = Description.of(manifest)
         numberings = {
             vertices.name: Numbering(torch.from_numpy(np.load(folder / vertices.original_id_file)), vertices.book)

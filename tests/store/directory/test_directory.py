@@ -40,6 +40,7 @@ from directories import (
 )
 from forked_python import python
 from graphs import identity_features, random_data, random_hetero
+from steps import Told
 from torch import Tensor
 from torch_geometric.data import Data, Dataset
 from torch_geometric.transforms import RandomLinkSplit
@@ -268,7 +269,7 @@ def test_by_itself_a_large_graph_is_left_to_kaminpar_where_it_is_installed(
     torch.set_num_threads(1)  # with several, KaMinPar's parts vary
     try:
         for name, options in {"a": {}, "b": {"method": "auto"}, "c": {"method": named}}.items():
-            salientpp.partition(data, 2, tmp_path / name, [3, 2], 8, on_step=steps.append, **options)
+            salientpp.partition(data, 2, tmp_path / name, [3, 2], 8, progress=Told(steps.append), **options)
     finally:
         torch.set_num_threads(threads)
     assert sum(step.endswith(f" to 2 parts by {named}") for step in steps) == 3
@@ -715,7 +716,7 @@ def test_a_dtype_that_npy_cannot_hold_is_refused_before_any_work(tmp_path):
     with pytest.raises(
         ValueError, match="data.half has dtype torch.complex32, which .npy files cannot hold; convert or delete it"
     ):
-        write(data, 2, tmp_path / "d", on_step=steps.append)
+        write(data, 2, tmp_path / "d", progress=Told(steps.append))
     assert steps == ["reading the topology"]
 
 
@@ -760,12 +761,12 @@ def test_what_appears_while_writing_is_not_replaced_either(tmp_path, overwrite):
             (root / "thesis.tex").write_text("precious")
 
     with pytest.raises(ValueError, match="d exists"):
-        write(hostile_data(), 2, root, on_step=on_step, overwrite=overwrite)
+        write(hostile_data(), 2, root, progress=Told(on_step), overwrite=overwrite)
     assert contents(root) == {"thesis.tex": b"precious"}
     assert names_in(tmp_path) == [".d.writing", "d"]
     root.rename(tmp_path / "moved")
     steps = []
-    write(hostile_data(), 2, root, on_step=steps.append, overwrite=overwrite)
+    write(hostile_data(), 2, root, progress=Told(steps.append), overwrite=overwrite)
     assert steps == [STEPS[0], STEPS[-1]], "what was done is not lost"
     assert names_in(tmp_path) == ["d", "moved"]
 
@@ -797,14 +798,14 @@ def test_a_failure_at_any_step_leaves_the_old_directory_and_what_can_be_gone_on_
 
     for root in (tmp_path / "d", tmp_path / "new"):
         with pytest.raises(error, match="injected"):
-            write(hostile_data(1), 3, root, overwrite=True, on_step=on_step)
+            write(hostile_data(1), 3, root, overwrite=True, progress=Told(on_step))
     assert len(steps) == 2 * (1 + STEPS.index(failing))
     assert contents(tmp_path / "d") == before
     num_done = max(0, STEPS.index(failing) - 1)
     assert names_in(tmp_path) == ([".d.writing", ".new.writing", "d"] if num_done else ["d"])
     for root in (tmp_path / "d", tmp_path / "new"):
         steps.clear()
-        write(hostile_data(1), 3, root, overwrite=True, on_step=steps.append)
+        write(hostile_data(1), 3, root, overwrite=True, progress=Told(steps.append))
         assert [step.split(" ")[0] for step in steps] == [
             step.split(" ")[0] for i, step in enumerate(STEPS) if not 1 <= i <= num_done
         ]
@@ -858,7 +859,7 @@ def test_a_failing_rename_puts_the_old_directory_back(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert contents(tmp_path / "d") == before
     steps = []
-    write(hostile_data(1), 2, tmp_path / "d", overwrite=True, on_step=steps.append)
+    write(hostile_data(1), 2, tmp_path / "d", overwrite=True, progress=Told(steps.append))
     assert steps == [STEPS[0], STEPS[-1]]
     assert names_in(tmp_path) == ["d"]
 
@@ -963,7 +964,7 @@ def test_parents_made_for_a_run_that_did_nothing_go_with_it_and_others_stay(tmp_
             raise RuntimeError("injected")
 
     with pytest.raises(RuntimeError, match="injected"):
-        write(hostile_data(), 2, tmp_path / "mine" / "a" / "b" / "d", on_step=on_step)
+        write(hostile_data(), 2, tmp_path / "mine" / "a" / "b" / "d", progress=Told(on_step))
     kept = ["b"] if STEPS.index(failing) > 1 else []
     assert names_in(tmp_path / "mine" / "a") == [*kept, "others"], "what is not empty is not this run's to remove"
     (tmp_path / "mine" / "a" / "others").rmdir()
@@ -1015,7 +1016,11 @@ def _write_and_die(rank: int, root: str, place: str) -> None:
         rename = Path.rename
         Path.rename = lambda path, target: die() if path.name.endswith(".writing") else rename(path, target)
     write(
-        hostile_data(1), 3, Path(root), overwrite=True, on_step=lambda step: die() if step.startswith(place) else None
+        hostile_data(1),
+        3,
+        Path(root),
+        overwrite=True,
+        progress=Told(lambda step: die() if step.startswith(place) else None),
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from graphs import random_data, random_hetero
 from large_graph import generate
+from steps import Told
 
 import salientpp
 from salientpp.datasets import load_dataset
@@ -38,7 +39,7 @@ torch.set_num_threads(1)  # KaMinPar's parts vary with more
 def run(root):
     typed = {"seeds": ("paper", "train"), "replicate": ("institution",)} if dataset.startswith("synthetic-mag") else {}
     on_step = lambda step: print(step, flush=True)
-    salientpp.partition(load_dataset(dataset), 3, root, [4, 3], 16, method=method, store_as={"x": "int8"}, on_step=on_step, **typed)
+    salientpp.partition(load_dataset(dataset), 3, root, [4, 3], 16, method=method, store_as={"x": "int8"}, progress=Told(on_step), **typed)
 
 points = [(journal.Journal, "_save", 1, False), (writer, "_assign", 1, True), (journal.os, "replace", 2, False), (journal.Journal, "note", 1, True),
           (writer, "_lay_out", 1, True), (writer._Writer, "write", 2, True), (journal.os, "replace", 3, True), (journal.Journal, "note", 1, True),
@@ -102,7 +103,7 @@ def test_a_disk_without_room_for_the_probabilities_is_an_error_that_the_same_com
         ):
             salientpp.partition(data, 2, root, [3, 2], 8)
     steps = []
-    salientpp.partition(data, 2, root, [3, 2], 8, on_step=steps.append)
+    salientpp.partition(data, 2, root, [3, 2], 8, progress=Told(steps.append))
     assert not [step for step in steps if "assigning" in step]
     assert contents(root) == contents(salientpp.partition(data, 2, tmp_path / "whole", [3, 2], 8).root)
 
@@ -195,7 +196,7 @@ def test_a_mapped_source_is_known_by_its_files(tmp_path, begun):
     assert len(identify(data.x)) == 6 and identify(data.x) == identify(load_dataset(f"converted:{graph}").x)
     begun(data)
     steps = []
-    salientpp.partition(load_dataset(f"converted:{graph}"), 2, tmp_path / "d", [3, 2], 8, on_step=steps.append)
+    salientpp.partition(load_dataset(f"converted:{graph}"), 2, tmp_path / "d", [3, 2], 8, progress=Told(steps.append))
     assert len(steps) == 2
     begun(data, tmp_path / "e")
     os.utime(graph / "n0.x.npy", (1, 1))
