@@ -17,7 +17,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.csc import runs_of_vertices
 from salientpp.graph.mapped import releaser
-from salientpp.partitioning.kaminpar import Lists, write_parhip
+from salientpp.partitioning.parhip import Lists, write_parhip
 
 #: Larger graphs are coarsened, and again until no more clusters are left than the second number.
 MOST_VERTICES = 2**22
@@ -46,7 +46,7 @@ def coarsen(
     """Write a graph of clusters, unless this one is small or does not get smaller.
 
     Args:
-        path: where the graph is written, as by :func:`~salientpp.partitioning.kaminpar.write_parhip`. Files of the same name, but for what is after
+        path: where the graph is written, as by :func:`~salientpp.partitioning.parhip.write_parhip`. Files of the same name, but for what is after
             the dot, are made
             beside it.
         lists: its ``indptr`` int64 [N + 1], ``indices`` and weights int32 (None: alike); undirected, without loops.

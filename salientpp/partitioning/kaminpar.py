@@ -17,30 +17,21 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from salientpp import ops
-from salientpp.graph.csc import Graph, runs_of_vertices
+from salientpp.graph.csc import Graph
+from salientpp.graph.mapped import releaser
+from salientpp.partitioning.balance import VertexLoads, rebalanced, weight_of_vertices
+from salientpp.partitioning.coarsen import coarsen
 from salientpp.partitioning.errors import PartitionerError, names_memory
-from salientpp.partitioning.undirected import first_of_equals, split_keys
-
-#: Edge ends that are merged, and entries that are written, at a time.
-_PIECE = 2**20
-_HEADER_BYTES = 24
-_MOST_NARROW = 2**31 - 1
-
-#: First and last vertex of a run, the lengths of its lists, the lists, and the weights of their entries (None: alike).
-Lists = tuple[int, int, np.ndarray, np.ndarray, "np.ndarray | None"]
+from salientpp.partitioning.parhip import write_undirected
 
 #: What the other process runs. It ends with this one, and finds the package where this one does.
 _PROGRAM = """
@@ -62,6 +53,41 @@ def has_kaminpar() -> bool:
     return importlib.util.find_spec("kaminpar") is not None
 
 
+def partition_with_kaminpar(
+    graph: Graph,
+    num_parts: int,
+    loads: VertexLoads,
+    edge_weights: Tensor | None,
+    weight_of_each: Tensor | None,
+    tolerance: float,
+    seed: int,
+) -> Tensor:
+    """Parts of the vertices, int64 [N], within the limits of all loads.
+
+    Raises:
+        ImportError: kaminpar is not there.
+        PartitionerError: KaMinPar failed, or memory ran out.
+    """
+    check_kaminpar()
+    with (
+        memory_of_kaminpar(graph.num_vertices, 2 * graph.num_edges),
+        tempfile.TemporaryDirectory(prefix="salientpp-") as folder,
+    ):
+        path = Path(folder) / "graph.parhip"
+        vertex_weights = weight_of_vertices(graph)
+        symmetric = write_undirected(path, graph, edge_weights, weight_of_each, vertex_weights)
+        releaser(graph.indices)()  # not needed until it is done
+        cluster = None
+        if symmetric[1].dtype == torch.int32:
+            cluster, path = coarsen(path, symmetric, vertex_weights, num_parts, seed)
+        del vertex_weights
+        # Half of the tolerance, as for METIS.
+        assignment = _run_kaminpar(path, num_parts, tolerance / 2, seed)
+        if cluster is not None:
+            assignment = assignment.index_select(0, cluster)
+        return rebalanced(assignment, *symmetric, loads, num_parts, tolerance)
+
+
 def memory_of_kaminpar(num_vertices: int, num_ends: int) -> contextlib.AbstractContextManager[None]:
     """Turns memory that runs out while KaMinPar's graph is written or its parts are read into an error that says what it needs."""
     what = f"{num_vertices} vertices and up to {num_ends} edge ends"
@@ -76,7 +102,7 @@ def check_kaminpar() -> None:
         )
 
 
-def partition_with_kaminpar(path: Path, num_parts: int, tolerance: float, seed: int) -> Tensor:
+def _run_kaminpar(path: Path, num_parts: int, tolerance: float, seed: int) -> Tensor:
     """Parts of the vertices, int64 [N]. With one of torch's threads the same file and arguments give the same parts; with several they vary.
 
     Args:
@@ -105,133 +131,3 @@ def partition_with_kaminpar(path: Path, num_parts: int, tolerance: float, seed: 
             "use method='random', a machine with more memory, or give an assignment"
         )
     return torch.from_numpy(np.fromfile(parts, dtype=np.int32)).long()
-
-
-# --- the undirected graph in a file ------------------------------------------------------------------------
-
-
-def write_undirected(
-    path: Path, graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None, vertex_weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Write the undirected graph without loops that partitioners want: as :func:`salientpp.ops.symmetrise` has it, whose words these are.
-
-    Args:
-        edge_weights: int64 [N], of the edges into each vertex; None: 1 each. In memory are then the graph's edges turned round, and a piece of the result.
-        weight_of_each: instead, int32 or int64 [E]; the result is then made in memory.
-        vertex_weights: int64 [N], each >= 1.
-
-    Returns:
-        ``indptr`` int64 [N + 1], ``indices`` and weights (None: all alike), of which the latter two lie in the file, mapped: int32, or int64
-        where they do not fit.
-
-    Raises:
-        OSError: the folder does not hold the graph.
-        ValueError: the weights sum to more than 2^60.
-    """
-    num_vertices = graph.num_vertices
-    if weight_of_each is not None or num_vertices > _MOST_NARROW:
-        lists = [array.numpy() for array in ops.symmetrise(graph.indptr, graph.indices, edge_weights, weight_of_each)]
-        whole: Lists = (0, num_vertices, np.diff(lists[0]), lists[1], lists[2] if lists[2].size else None)
-        most = int(lists[2].max(initial=1))
-        return write_parhip(path, num_vertices, [whole], vertex_weights, most, lists[2].size > 0)
-    transposed = Graph.trusted(graph.indptr, graph.indices).transpose()  # of a graph of its own, so that it is not kept
-    ends = graph.indptr + transposed.indptr
-    largest = 1 if edge_weights is None else int(edge_weights.max())
-    if edge_weights is not None and float(edge_weights.double() @ graph.indptr.diff().double()) > 2**60:
-        raise ValueError("edge_weights sum to more than 2^60 over the edges; scale them down")
-    most = largest * int(ends.diff().max())
-    pieces = _merged(graph, transposed, ends, edge_weights)
-    return write_parhip(path, num_vertices, pieces, vertex_weights, most, edge_weights is not None)
-
-
-def _merged(graph: Graph, transposed: Graph, ends: Tensor, edge_weights: Tensor | None) -> Iterator[Lists]:
-    """Of runs of vertices, the lists of all neighbours, ascending."""
-    num_vertices = graph.num_vertices
-    weight_of = None if edge_weights is None else edge_weights.numpy()
-    for first, last in runs_of_vertices(ends, _PIECE):
-        halves = []
-        # An edge end is one integer: the vertex whose list it is in, the neighbour, and whether the edge goes out.
-        for direction, lists in enumerate((graph, transposed)):
-            begin, end = int(lists.indptr[first]), int(lists.indptr[last])
-            key = np.repeat(np.arange(last - first), lists.indptr[first : last + 1].diff().numpy())
-            key *= num_vertices
-            key += lists.indices[begin:end].numpy()
-            key *= 2
-            key += direction
-            halves.append(key)
-        key = np.concatenate(halves)
-        del halves
-        key.sort()
-        goes_out = (key & 1).astype(bool)
-        key >>= 1
-        start = np.flatnonzero(first_of_equals(key)) if key.size else np.empty(0, dtype=np.int64)
-        major, minor = np.empty_like(key), np.empty_like(key)
-        split_keys(key, num_vertices, major, minor)
-        if weight_of is None:
-            weight = np.diff(start, append=key.size)
-        else:
-            weight = np.add.reduceat(weight_of[np.where(goes_out, minor, major + first)], start) if key.size else key
-        major, minor = major[start], minor[start]
-        kept = major + first != minor
-        length = np.bincount(major[kept], minlength=last - first)
-        yield first, last, length, minor[kept], weight[kept]
-
-
-def write_parhip(
-    path: Path, num_vertices: int, lists: Iterable[Lists], vertex_weights: Tensor, most_weight: int, weighted: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A header (which arrays are there, and the sizes), where in the file each list begins, the lists, weights of vertices, weights of edges.
-
-    Args:
-        lists: of all vertices, run by run.
-        vertex_weights: int64 [N].
-        most_weight: no edge weighs more.
-        weighted: write weights of edges even where all are alike.
-
-    Returns:
-        As :func:`write_undirected`.
-    """
-    # One width for all, so that all are aligned.
-    narrow = max(num_vertices, most_weight, int(vertex_weights.max())) <= _MOST_NARROW
-    width = np.dtype(np.int32 if narrow else np.int64)
-    position = _HEADER_BYTES + 8 * (num_vertices + 1)
-    indptr = np.zeros(num_vertices + 1, dtype=np.int64)
-    least, most = most_weight, 0
-    with path.open("wb") as file, tempfile.TemporaryFile(dir=path.parent) as of_edges:
-        file.seek(position)
-        for first, last, length, indices, weight in lists:
-            indptr[first + 1 : last + 1] = length
-            _write(file, indices, width)
-            if weight is not None:
-                _write(of_edges, weight, width)
-                least, most = min(least, int(weight.min(initial=least))), max(most, int(weight.max(initial=most)))
-        np.cumsum(indptr, out=indptr)
-        weighted = weighted or least < most
-        _write(file, vertex_weights.numpy(), width)
-        if weighted:
-            of_edges.seek(0)
-            shutil.copyfileobj(of_edges, file, 8 * _PIECE)
-        file.seek(0)
-        # A set bit says what is not there, or not 64 bits wide: weights of edges, of vertices; starts, ids, weights of vertices, of edges.
-        absent = (not weighted) | (0b111000 if narrow else 0)
-        file.write(np.array([absent, num_vertices, indptr[-1]], dtype=np.uint64).tobytes())
-        _write(file, indptr, np.dtype(np.int64), width.itemsize, position)
-    num_entries = int(indptr[-1])
-    return (
-        torch.from_numpy(indptr),
-        _mapped(path, width, position, num_entries),
-        _mapped(path, width, position + width.itemsize * (num_entries + num_vertices), num_entries)
-        if weighted
-        else None,
-    )
-
-
-def _write(file: BinaryIO | Any, array: np.ndarray, width: np.dtype, times: int = 1, plus: int = 0) -> None:
-    for begin in range(0, array.size, _PIECE):
-        piece = array[begin : begin + _PIECE]
-        file.write(np.ascontiguousarray(piece * times + plus if times > 1 else piece, dtype=width).data)
-
-
-def _mapped(path: Path, width: np.dtype, offset: int, size: int) -> Tensor:
-    # Copy-on-write, since torch has no arrays that cannot be written to. An empty map there is not.
-    return torch.from_numpy(np.memmap(path, width, "c", offset, size) if size else np.empty(0, dtype=width))

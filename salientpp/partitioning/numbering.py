@@ -15,7 +15,8 @@ from torch import Tensor
 
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.graph.relation import Relation
-from salientpp.partitioning.assign import PartitionAssignment, assign_parts, check_num_parts, loads_and_limits
+from salientpp.partitioning.assign import PartitionAssignment, assign_parts, check_num_parts
+from salientpp.partitioning.balance import loads_and_limits
 from salientpp.partitioning.kaminpar import has_kaminpar
 from salientpp.partitioning.refine import refine_by_vip
 from salientpp.ranks.partition_book import PartitionBook

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph
-from salientpp.partitioning import assign as partition
-from salientpp.partitioning import kaminpar as parhip
+from salientpp.partitioning import assign, balance, kaminpar, metis, parhip
 from salientpp.partitioning.assign import assign_parts
 from salientpp.partitioning.errors import PartitionerError
 
@@ -33,7 +32,7 @@ def make_graph(pairs: list[tuple[int, int]], num_vertices: int) -> Graph:
 
 
 def symmetric(graph: Graph) -> tuple[Tensor, Tensor, Tensor | None]:
-    return partition._symmetrise(graph, None)
+    return metis.symmetrise(graph, None)
 
 
 def worst_overload(assignment: Tensor, weights: Tensor, limits: Tensor, num_parts: int) -> float:
@@ -94,12 +93,12 @@ def test_the_parts_do_not_depend_on_the_width_of_indices():
 
 def test_the_symmetrised_graph_counts_each_pair_with_its_multiplicity():
     # 0 -> 1 twice and back once, 2 -> 1 once, a loop at 3, 4 isolated.
-    indptr, indices, weight = partition._symmetrise(make_graph([(0, 1), (0, 1), (1, 0), (2, 1), (3, 3)], 5), None)
+    indptr, indices, weight = metis.symmetrise(make_graph([(0, 1), (0, 1), (1, 0), (2, 1), (3, 3)], 5), None)
     assert indptr.tolist() == [0, 1, 3, 4, 4, 4]
     assert indices.tolist() == [1, 0, 2, 1]
     assert weight.tolist() == [3, 3, 1, 1]
     edge_weights = torch.ones(5, dtype=torch.int64)
-    same = partition._symmetrise(make_graph([(0, 1), (0, 1), (1, 0), (2, 1), (3, 3)], 5), edge_weights)
+    same = metis.symmetrise(make_graph([(0, 1), (0, 1), (1, 0), (2, 1), (3, 3)], 5), edge_weights)
     assert [part.tolist() for part in same] == [indptr.tolist(), indices.tolist(), weight.tolist()]
 
 
@@ -107,7 +106,7 @@ def test_the_weight_of_an_undirected_edge_is_what_its_directed_edges_cost_at_the
     # 0 -> 1 twice (7 each) and back once (5), 2 -> 1 once (7).
     graph = make_graph([(0, 1), (0, 1), (1, 0), (2, 1), (3, 3)], 4)
     for scale in (1, 2**40):
-        indptr, indices, weight = partition._symmetrise(graph, torch.tensor([5, 7, 11, 13]) * scale)
+        indptr, indices, weight = metis.symmetrise(graph, torch.tensor([5, 7, 11, 13]) * scale)
         assert (indptr.tolist(), indices.tolist()) == ([0, 1, 3, 4, 4], [1, 0, 2, 1])
         assert weight.tolist() == [19 * scale, 19 * scale, 7 * scale, 7 * scale]
 
@@ -168,7 +167,7 @@ def test_weights_that_cannot_be_summed_are_refused(change, words):
 
 
 def test_edges_of_one_weight_need_no_weights():
-    indptr, indices, weight = partition._symmetrise(make_graph([(0, 1), (1, 0), (1, 2), (2, 1)], 3), None)
+    indptr, indices, weight = metis.symmetrise(make_graph([(0, 1), (1, 0), (1, 2), (2, 1)], 3), None)
     assert (indptr.tolist(), indices.tolist(), weight) == ([0, 1, 3, 4], [1, 0, 2, 1], None)
 
 
@@ -220,21 +219,21 @@ def test_a_thinned_graph_is_parted_as_well_and_within_the_limits(monkeypatch):
     graph, _ = make_communities(4, size=300, inside=12_000, across=3000, seed=10)
     whole = assign_parts(graph, 4)
     kept = []
-    monkeypatch.setattr(partition, "_EDGES_KEPT", 8)
-    monkeypatch.setattr(partition, "_MOST_EDGE_ENDS", graph.num_edges // 4)
-    original = partition._thin
+    monkeypatch.setattr(metis, "_EDGES_KEPT", 8)
+    monkeypatch.setattr(metis, "_MOST_EDGE_ENDS", graph.num_edges // 4)
+    original = metis._thin
 
     def counting(indptr, indices, weight):
         thin = original(indptr, indices, weight)
         kept.append(thin[1].numel() / indices.numel())
         return thin
 
-    monkeypatch.setattr(partition, "_thin", counting)
+    monkeypatch.setattr(metis, "_thin", counting)
     thinned = assign_parts(graph, 4)
     assert len(kept) == 1 and 0.2 < kept[0] < 0.8
     assert thinned.edge_cut <= 1.01 * whole.edge_cut
     assert max(thinned.balance.values()) <= 1.05
-    monkeypatch.setattr(partition, "_MOST_EDGE_ENDS", graph.num_edges)
+    monkeypatch.setattr(metis, "_MOST_EDGE_ENDS", graph.num_edges)
     assert assign_parts(graph, 4).edge_cut == whole.edge_cut and len(kept) == 1, (
         "graphs within the bound are left whole"
     )
@@ -306,7 +305,7 @@ def test_a_given_assignment_is_measured_and_never_changed():
 
 
 def test_quality_agrees_with_counting_by_hand(monkeypatch):
-    monkeypatch.setattr(partition, "_EDGES_AT_ONCE", 7)  # so that the count takes several steps
+    monkeypatch.setattr(assign, "_EDGES_AT_ONCE", 7)  # so that the count takes several steps
     rng = np.random.default_rng(7)
     graph = Graph.from_edge_index(torch.from_numpy(rng.integers(0, 30, (2, 90))), 30)
     assignment = torch.from_numpy(rng.integers(0, 3, 30))
@@ -361,9 +360,9 @@ def test_rebalancing_never_increases_the_worst_overload(seed):
 def test_rebalancing_meets_limits_that_leave_room(seed):
     graph, seed_sets = make_skewed(seed)
     indptr, indices, weight = symmetric(graph)
-    adds = partition._constraint_weights(graph, seed_sets)
-    weights, limits = adds.table, partition._load_limits(adds, 4, 0.05)
-    aim = partition._load_limits(adds, 4, 0.045)
+    adds = balance.vertex_loads(graph, seed_sets)
+    weights, limits = adds.table, balance._load_limits(adds, 4, 0.05)
+    aim = balance._load_limits(adds, 4, 0.045)
     everything_in_one = torch.zeros(graph.num_vertices, dtype=torch.int64)
     result = ops.rebalance_parts(indptr, indices, everything_in_one, weights, aim, 4, 2, weight)
     assert worst_overload(result, weights, limits, 4) == 0.0
@@ -502,23 +501,25 @@ def _exhausted(error):
     ],
 )
 @pytest.mark.parametrize(
-    ("method", "where"), [("metis", "_symmetrise"), ("metis", "_rebalanced"), ("kaminpar", "write_undirected")]
+    ("method", "where"), [(metis, "symmetrise"), (metis, "rebalanced"), (kaminpar, "write_undirected")]
 )
 def test_memory_that_runs_out_is_an_error_that_names_the_memory_and_the_methods_that_need_less(
     monkeypatch, error, method, where
 ):
-    monkeypatch.setattr(partition, "check_kaminpar", lambda: None)
-    monkeypatch.setattr(partition, where, _exhausted(error))
+    monkeypatch.setattr(kaminpar, "check_kaminpar", lambda: None)
+    monkeypatch.setattr(method, where, _exhausted(error))
     words = r"(METIS|KaMinPar) ran out of memory for 300 vertices and up to \d+ edge ends: it needs about 0\.\d GB .*'random'.*give an assignment"
     with pytest.raises(PartitionerError, match=words):
-        assign_parts(make_graph([(v, (v + 1) % 300) for v in range(300)], 300), 2, method=method)
+        assign_parts(
+            make_graph([(v, (v + 1) % 300) for v in range(300)], 300), 2, method=method.__name__.rpartition(".")[2]
+        )
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("odd"), RuntimeError("indptr must not decrease"), OSError(errno.ENOSPC, "full")]
 )
 def test_other_errors_stay_what_they_are(monkeypatch, error):
-    monkeypatch.setattr(partition, "_symmetrise", _exhausted(error))
+    monkeypatch.setattr(metis, "symmetrise", _exhausted(error))
     with pytest.raises(type(error)) as raised:
         assign_parts(make_graph([(0, 1), (1, 0)], 2), 2)
     assert raised.value is error
@@ -528,9 +529,9 @@ _TOO_LITTLE_FOR_METIS = """
 import re, resource, sys
 from pathlib import Path
 from salientpp import cli
-from salientpp.partitioning import assign as partition
+from salientpp.partitioning import metis
 
-whole = partition._symmetrise
+whole = metis.symmetrise
 
 def limited(*arguments):
     found = whole(*arguments)
@@ -538,7 +539,7 @@ def limited(*arguments):
     resource.setrlimit(resource.RLIMIT_AS, (now + 2**24, now + 2**24))
     return found
 
-partition._symmetrise = limited
+metis.symmetrise = limited
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -576,13 +577,13 @@ def test_a_command_whose_metis_runs_out_of_memory_says_what_it_needs_and_ends_wi
 def test_a_kaminpar_that_fails_says_why_and_what_to_do(tmp_path):
     pytest.importorskip("kaminpar")
     with pytest.raises(PartitionerError, match=r"KaMinPar failed .*memory.*use method='random'"):
-        parhip.partition_with_kaminpar(tmp_path / "nothing.parhip", 2, 0.05, 0)
+        kaminpar._run_kaminpar(tmp_path / "nothing.parhip", 2, 0.05, 0)
 
 
 def test_a_kaminpar_that_is_killed_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(parhip, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(kaminpar, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(PartitionerError, match=r"KaMinPar was ended by signal 9, most often for want of memory"):
-        parhip.partition_with_kaminpar(tmp_path / "g.parhip", 2, 0.05, 0)
+        kaminpar._run_kaminpar(tmp_path / "g.parhip", 2, 0.05, 0)
 
 
 @given(
@@ -599,7 +600,7 @@ def test_the_undirected_graph_in_a_file_is_the_one_in_memory(pairs, kind, seed, 
         of_target = torch.randint(1, 9 if kind == "by target" else 2**40, (7,), generator=rng)
     elif kind == "of each":
         of_each = torch.randint(1, 9, (len(pairs),), generator=rng)
-    expected = partition._symmetrise(graph, of_target, of_each)
+    expected = metis.symmetrise(graph, of_target, of_each)
     before, parhip._PIECE = parhip._PIECE, piece
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph
-from salientpp.partitioning import assign as partition
-from salientpp.partitioning import coarsen
-from salientpp.partitioning.kaminpar import write_parhip
+from salientpp.partitioning import coarsen, metis
+from salientpp.partitioning.assign import assign_parts
+from salientpp.partitioning.parhip import write_parhip
 
 
 def undirected(pairs: list[tuple[int, int]], num_vertices: int) -> tuple[Tensor, Tensor]:
@@ -172,7 +172,7 @@ def test_a_graph_is_coarsened_until_it_is_small(tmp_path, monkeypatch, whole, mo
     graph, _ = make_communities(32, 250, 60_000, 6000, seed=1)
     vertex_weights = graph.indptr.diff().clamp_(min=1)
     path = tmp_path / "graph.parhip"
-    indptr, indices, weights = partition._symmetrise(graph, None)
+    indptr, indices, weights = metis.symmetrise(graph, None)
     owner_of_all = np.repeat(np.arange(8000), np.diff(indptr.numpy()))
     lists = write_parhip(
         path,
@@ -232,7 +232,7 @@ def test_parts_of_a_coarsened_graph_are_within_the_limits_and_about_as_good(monk
     for most in (2**20, 500):
         monkeypatch.setattr(coarsen, "MOST_VERTICES", most)
         monkeypatch.setattr(coarsen, "MOST_CLUSTERS", most)
-        found = [partition.assign_parts(graph, 4, method="kaminpar", seed_sets=seed_sets, seed=s) for s in range(3)]
+        found = [assign_parts(graph, 4, method="kaminpar", seed_sets=seed_sets, seed=s) for s in range(3)]
         assert all(max(parts.balance.values()) <= 1.06 for parts in found)
         assert all(parts.edge_cut == count_cut(graph, parts.assignment) for parts in found)
         cut[most] = min(parts.edge_cut for parts in found)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import salientpp
 from salientpp import Graph, inclusion_probability, ops
-from salientpp.partitioning.assign import loads_and_limits
+from salientpp.partitioning.balance import loads_and_limits
 from salientpp.partitioning.numbering import assign_for
 from salientpp.partitioning.refine import _Hops, refine_by_vip
 from salientpp.store.directory.given_splits import collect_splits

@@ -1,0 +1,137 @@
+"""Computes what every vertex adds to the loads of its part, how large a load may be, and moves vertices until no load is larger.
+
+The loads are 'vertices', 'edges' (in-degrees) and one per seed set. :func:`rebalanced` calls the kernel ``rebalance_parts``
+(csrc/partitioning/rebalance_parts.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.graph.csc import Graph
+from salientpp.ids import first_outside
+
+#: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
+_SWEEPS = 8
+
+#: Balancing aims below the limits by a tenth of the tolerance: it ends in parts that are exactly full, which
+#: would leave refinement no room, and where single moves cannot quite meet a limit the margin absorbs the rest.
+_BALANCING_SHARE = 0.9
+
+#: What is balanced beside the seed sets: a vertex counts once, and with its in-degree.
+_LOADS = ("vertices", "edges")
+
+
+@dataclass(eq=False)
+class VertexLoads:
+    """What each vertex adds to the loads of its part.
+
+    Attributes:
+        loads: name to int64 [N].
+        seed_sets: name to int64 ids; a vertex adds as often as it is listed.
+    """
+
+    graph: Graph
+    loads: Mapping[str, Tensor] | None
+    seed_sets: Mapping[str, Tensor]
+
+    @property
+    def names(self) -> list[str]:
+        return [*(_LOADS if self.loads is None else self.loads), *self.seed_sets]
+
+    @cached_property
+    def table(self) -> Tensor:
+        """int64 [N, C], made when it is first asked for: partitioners can do with the memory."""
+        table = torch.ones((self.graph.num_vertices, len(self.names)), dtype=torch.int64, device="cpu")
+        for column, name in zip(table.unbind(1), self.names):
+            if name in self.seed_sets:
+                column.copy_(torch.bincount(self.seed_sets[name], minlength=len(table)))
+            elif self.loads is not None:
+                column.copy_(self.loads[name])
+            elif name == "edges":
+                column.copy_(self.graph.indptr.diff())
+        return table
+
+    def columns(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.table.unbind(1)))
+
+
+def vertex_loads(
+    graph: Graph, seed_sets: Mapping[str, Tensor], loads: Mapping[str, Tensor] | None = None
+) -> VertexLoads:
+    """What a vertex adds to its part, under each constraint. Empty seed sets are left out."""
+    for name, load in (loads or {}).items():
+        if (load.dtype, list(load.shape)) != (torch.int64, [graph.num_vertices]) or bool((load < 0).any()):
+            raise ValueError(
+                f"loads[{name!r}] must be int64 [{graph.num_vertices}] of numbers >= 0, got {load.dtype} {list(load.shape)}"
+            )
+    checked = {}
+    for name, ids in seed_sets.items():
+        if name in (_LOADS if loads is None else loads):
+            raise ValueError(f"a seed set may not be called {name!r}: that load is always balanced; rename it")
+        if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+            got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+            raise ValueError(
+                f"seed_sets[{name!r}] must be a 1-D int64 tensor of vertex ids, got {got}; "
+                "for a mask give mask.nonzero().view(-1)"
+            )
+        ids = ids.to("cpu", torch.int64)
+        i = first_outside(ids, graph.num_vertices)
+        if i is not None:
+            raise ValueError(f"seed_sets[{name!r}][{i}] must be in [0, {graph.num_vertices}), got {int(ids[i])}")
+        if ids.numel():
+            checked[name] = ids
+    return VertexLoads(graph, loads, checked)
+
+
+def _load_limits(weights: VertexLoads, num_parts: int, tolerance: float) -> Tensor:
+    """int64 [C]: the largest load allowed under each constraint."""
+    limits = []
+    for weight in weights.table.unbind(1):
+        total = int(weight.sum())
+        # Whole vertices cannot do better than ceil(mean), nor than the heaviest of them.
+        limits.append(max(int((1 + tolerance) * total / num_parts), -(-total // num_parts), int(weight.max())))
+    return torch.tensor(limits, dtype=torch.int64, device="cpu")
+
+
+def loads_and_limits(
+    graph: Graph, num_parts: int, seed_sets: Mapping[str, Tensor], tolerance: float
+) -> tuple[Tensor, Tensor]:
+    """What every vertex adds to its part, int64 [N, C], and how much of each a part may hold, int64 [C], of partitions of vertices, edges and seeds."""
+    weights = vertex_loads(graph, seed_sets)
+    return weights.table, _load_limits(weights, num_parts, min(tolerance, num_parts))
+
+
+def weight_of_vertices(graph: Graph) -> Tensor:
+    """In-degrees, and 1 for vertices without in-edges, lest a partitioner take them for nothing."""
+    return graph.indptr.diff().clamp_(min=1)
+
+
+def rebalanced(
+    assignment: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    symmetric_weights: Tensor | None,
+    weights: VertexLoads,
+    num_parts: int,
+    tolerance: float,
+) -> Tensor:
+    """The third step: within all limits, and then with a smaller cut."""
+    for share, sweeps in ((_BALANCING_SHARE, 0), (1.0, _SWEEPS)):
+        assignment = ops.rebalance_parts(
+            indptr,
+            indices,
+            assignment,
+            weights.table,
+            _load_limits(weights, num_parts, share * tolerance),
+            num_parts,
+            sweeps,
+            symmetric_weights,
+        )
+    return assignment
