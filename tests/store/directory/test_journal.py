@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 import salientpp
 from killed import killed_at
+from steps import Told
 from salientpp.datasets import load_dataset
 from salientpp.store.directory import journal, writer
 
