@@ -7,14 +7,30 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # Where it names a folder, its wheels (pyg-lib, torch_sparse, torch_scatter) are installed before tests, which then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-faults test-slurm test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
+.PHONY: demo test test-quick test-faults test-slurm test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
 
 demo: build
 	$(BIN)/python examples/demo.py
 
-# In as many processes as there are cores; each test has its own files and ports.
+# In as many processes as there are cores; each test has its own files and ports. A test that fails runs once more, alone (tests/run.py).
 test: build peers
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m tests.run -n logical --maxprocesses 8 --dist worksteal
+
+# Some tests of each folder, in less than a minute: the sampler and inclusion probabilities against their references, the digests of batches on 1, 2 and
+# 4 ranks, loaders on one rank, and the counts of communication and the death of a rank on two.
+QUICK := project/test_architecture.py::test_imports_follow_the_table project/test_architecture.py::test_no_files_import_each_other_in_a_circle \
+	ops/test_ops.py::test_operators_leave_their_inputs_alone graph/test_graph.py ranks/test_partition_book.py ranks/test_placement.py \
+	vip/test_inclusion.py partitioning/test_refine.py::test_rows_never_rise_and_no_load_passes_its_limit \
+	store/test_tiers.py store/directory/test_directory.py::test_a_given_split_replaces_the_masks_as_ids_or_masks \
+	sampling/test_neighbor_sampler.py sampling/test_schedule.py batch/test_template.py::test_a_single_batch_takes_positions_or_a_mask_of_the_seeds \
+	engine/test_pipeline.py engine/test_same_batches.py ways/lookahead/test_planner.py::test_it_keeps_what_is_needed_next ways/sums/test_plan.py \
+	loader/test_loader.py loader/test_ranks.py::test_measured_communication_is_the_sum_of_distinct_remote_uncached_vertices \
+	loader/test_ranks.py::test_a_killed_rank_ends_the_others_without_the_timeout layerwise/test_inference.py::test_rows_are_those_of_the_whole_graph \
+	fullgraph/test_layouts.py::test_a_minimum_cover_covers_and_is_as_large_as_a_maximum_matching \
+	analysis/test_volume.py::test_csv_has_a_line_for_every_result launch/test_launch.py::test_a_rank_is_the_same_to_torchrun_and_to_srun \
+	datasets/test_datasets.py::test_an_npz_file_is_taken_as_stored cli/test_cli.py::test_info_says_what_the_directory_holds
+test-quick: build
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist worksteal $(addprefix tests/,$(QUICK))
 
 # Random faults and load, for a quarter of an hour; `make test` runs short versions.
 test-faults: build peers

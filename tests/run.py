@@ -1,0 +1,59 @@
+"""Runs pytest, and each test that failed once more, alone: ``python -m tests.run [arguments of pytest]``.
+
+A test that passes the second time is flaky. The last lines of the output name such tests. The exit code is 0 if every failed test is flaky and they are
+at most ``MOST_FLAKY``, 1 otherwise. Where pytest ends for another reason than failed tests, or more than ``MOST_FAILED`` fail, nothing runs again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MOST_FLAKY = 2
+MOST_FAILED = 20
+
+
+class Failures:
+    """A plugin of pytest that notes which tests fail, also those of xdist's workers."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self.folder = Path()
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        self.folder = config.rootpath
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.names[report.nodeid] = None
+
+
+def passes_alone(name: str, folder: Path) -> bool:
+    """Whether the test passes in a pytest of its own, whatever its markers."""
+    return subprocess.run([sys.executable, "-m", "pytest", "-m", "", name], cwd=folder).returncode == 0
+
+
+def main(arguments: list[str]) -> int:
+    failures = Failures()
+    code = int(pytest.main(arguments, plugins=[failures]))
+    if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failures.names) <= MOST_FAILED:
+        return code
+    flaky, failed = [], []
+    for name in failures.names:
+        print(f"\nfailed, and runs once more, alone: {name}", flush=True)
+        (flaky if passes_alone(name, failures.folder) else failed).append(name)
+    print()
+    for name in failed:
+        print(f"failed twice: {name}")
+    for name in flaky:
+        print(f"flaky: failed, and passed alone: {name}")
+    if len(flaky) > MOST_FLAKY:
+        print(f"{len(flaky)} tests are flaky; more than {MOST_FLAKY} fail the run")
+    return int(bool(failed) or len(flaky) > MOST_FLAKY)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
