@@ -14,11 +14,11 @@ from graphs import random_data, random_hetero, real_data
 from torch_geometric.sampler import NegativeSampling
 
 import salientpp
-from salientpp import NeighborLoader, commands
+from salientpp import NeighborLoader
 from salientpp.analysis.report import csv_text
 from salientpp.analysis.typed_volume import analyze_typed
 from salientpp.analysis.volume import analyze
-from salientpp.cli import main
+from salientpp.cli import given_graph, main
 from salientpp.files import write_whole
 from salientpp.vip.policies import POLICIES, Workload, expected_remote_rows, plan_cache, score
 
@@ -257,20 +257,20 @@ def test_the_command_draws_a_plot(tmp_path):
     ],
 )
 def test_the_command_refuses_in_one_line_before_it_loads_anything(extra, text, capsys, monkeypatch):
-    monkeypatch.setattr(commands, "load_dataset", None)
+    monkeypatch.setattr(given_graph, "load_dataset", None)
     assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", *extra]) == 2
     error = capsys.readouterr().err
     assert error.startswith("salientpp analyze: ") and text in error and error.count("\n") == 1
 
 
 def test_a_graph_that_is_not_partitioned_needs_a_number_of_parts(capsys, monkeypatch):
-    monkeypatch.setattr(commands, "load_dataset", None)
+    monkeypatch.setattr(given_graph, "load_dataset", None)
     assert main(["analyze", "synthetic:num_vertices=1000"]) == 2
     assert "--parts is needed: synthetic:num_vertices=1000 is not a dataset directory" in capsys.readouterr().err
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(commands, "load_dataset", None)
+    monkeypatch.setattr(given_graph, "load_dataset", None)
     for module in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--plot", str(tmp_path / "p.png")]) == 2

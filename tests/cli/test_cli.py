@@ -29,7 +29,10 @@ from distributed import HANG
 from torch_geometric.data import Data
 
 import salientpp
-from salientpp import cli, commands, files, terminal
+from salientpp import cli, files
+from salientpp.cli import terminal
+from salientpp.cli.analyze import POLICY_NAMES
+from salientpp.cli.main import _parser
 from salientpp.datasets import load_dataset, synthetic
 from salientpp.vip.policies import POLICIES
 
@@ -460,7 +463,7 @@ def test_a_bug_is_not_disguised_as_a_mistake(monkeypatch, dataset_dir):
     def broken(*args, **kwargs):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(commands, "load", broken)
+    monkeypatch.setattr(salientpp.store.directory.opened, "load", broken)
     with pytest.raises(KeyError, match="a bug"):
         cli.main(["info", str(dataset_dir)])
 
@@ -516,7 +519,7 @@ def test_a_malformed_command_ends_in_2_with_usage(capsys, arguments, text):
 
 
 def subcommands() -> dict[str, argparse.ArgumentParser]:
-    actions = cli._parser()._actions
+    actions = _parser()._actions
     return next(action.choices for action in actions if isinstance(action, argparse._SubParsersAction))
 
 
@@ -542,7 +545,7 @@ def test_help_is_there_at_once(command):
 
 
 def test_the_policies_that_help_names_are_those_that_there_are():
-    assert sorted(POLICIES) == list(cli.POLICY_NAMES)
+    assert sorted(POLICIES) == list(POLICY_NAMES)
 
 
 def test_the_help_names_every_subcommand(capsys):
@@ -779,7 +782,7 @@ def test_too_little_memory_is_one_line(capsys, monkeypatch, dataset_dir):
         raise MemoryError("Unable to allocate 1.2 TiB for an array")
 
     for broken in (numpy_fails, lambda *args, **kwargs: torch.empty(2**55)):
-        monkeypatch.setattr(commands, "load", broken)
+        monkeypatch.setattr(salientpp.store.directory.opened, "load", broken)
         assert mistake(capsys, "info", dataset_dir).startswith("salientpp info: not enough memory (")
 
 

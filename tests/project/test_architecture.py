@@ -35,7 +35,6 @@ MAY_IMPORT = {
     "processes": set(),
     "progress": set(),
     "versions": set(),
-    "terminal": {"files"},
     "ops": set(),
     "graph": {"ids", "ops", "processes"},
     "ranks": {"ids", "ops", "processes", "versions"},
@@ -56,7 +55,7 @@ MAY_IMPORT = {
     "fullgraph": ROWS,
     "datasets": ROWS | {"partitioning", "sampling"},
 }
-MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli", "commands"}
+MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli"}
 COMPILED = "_C"  # the extension; ops.library alone loads it
 
 
@@ -341,7 +340,7 @@ print(json.dumps({
     seen = json.loads(done.stdout)
     assert not (HEAVY | {"rich", "scipy", "IPython"}) & {name.partition(".")[0] for name in seen["modules"]}
     assert "salientpp.loader.node_loader" in seen["modules"]
-    rare = ("salientpp.analysis", "salientpp.cli", "salientpp.commands", "salientpp.datasets", "salientpp.lightning")
+    rare = ("salientpp.analysis", "salientpp.cli", "salientpp.datasets", "salientpp.lightning")
     assert [name for name in seen["modules"] if name.startswith(rare)] == []
     assert seen["searched"] < 20, (
         "inspect has resolved the file of every loaded module, which takes longer than all else"

@@ -16,7 +16,9 @@ import torch_geometric.loader
 import torch_geometric.nn
 
 import salientpp.analysis.host_volume
-import salientpp.commands
+import salientpp.cli.description
+import salientpp.cli.given_graph
+import salientpp.cli.progress
 import salientpp.datasets
 import salientpp.fullgraph
 import salientpp.layerwise.inference

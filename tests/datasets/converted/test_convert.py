@@ -744,11 +744,11 @@ def test_the_command_converts_and_the_others_take_what_it_wrote(tmp_path, capsys
 
 
 def test_ctrl_c_is_followed_by_what_to_do(tmp_path, capsys, monkeypatch):
-    from salientpp import commands
+    from salientpp import datasets
 
     def stopped(*arguments, **named):
         raise KeyboardInterrupt  # a signal would be ignored where the tests run in the background of a shell
 
-    monkeypatch.setattr(commands, "convert_graph", stopped)
+    monkeypatch.setattr(datasets, "convert", stopped)
     assert cli.main(["convert", "npz:x", str(tmp_path / "c")]) == 130
     assert "interrupted; the same command goes on after the last step that was done" in capsys.readouterr().err

@@ -1,0 +1,8 @@
+"""Runs ``python -m salientpp.cli``."""
+
+import sys
+
+from salientpp.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,471 @@
+"""``salientpp analyze``: counts the rows that batches fetch, and what a cache would save."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from salientpp.cli import terminal
+from salientpp.cli.shared_arguments import (
+    DATASETS,
+    add_data,
+    add_partition,
+    add_seed,
+    fanouts_of,
+    format_of_attribute,
+    numbers_of,
+)
+from salientpp.files import write_whole
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from salientpp.analysis.volume import Analysis, Draws
+    from salientpp.store.directory.opened import PartitionedGraph
+
+#: What --policies may name beside the oracle: the keys of salientpp.vip.policies.POLICIES, which takes seconds to import.
+POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
+
+HELP = "what would a cache save on this graph?"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "A graph of N vertices is spread over K machines; a batch fetches the feature rows that its machine lacks. Count "
+        "them for every policy of choosing rows to cache and every replication factor α (each machine caches α N / K rows of others), "
+        "forecast them by vertex inclusion probability (VIP), and advise on α and on the GPU fraction β (the share of its own rows "
+        "that a machine keeps in GPU memory). One machine without a GPU is enough."
+    )
+    parser.add_argument("dataset", help=f"a dataset directory, {DATASETS}")
+    parser.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
+    add_partition(parser, "; a dataset directory is partitioned already")
+    parser.add_argument(
+        "--fanouts",
+        type=fanouts_of,
+        action="append",
+        metavar="F,F,...",
+        help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (those of the dataset directory, or 15,10,5); may be given "
+        "several times",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="B",
+        help="seeds per batch and machine (that of the dataset directory, or 1024)",
+    )
+    parser.add_argument(
+        "--replication-factors",
+        type=numbers_of,
+        default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1],
+        metavar="α,α,...",
+        help="sizes of the cache to try; 0 is none, K - 1 would hold everything (0,.01,.05,.1,.2,.5,1)",
+    )
+    parser.add_argument(
+        "--policies",
+        type=lambda text: text.split(","),
+        metavar="P,P,...",
+        help=f"among {', '.join(POLICY_NAMES)}, and oracle, which no policy beats (all but vip-hop)",
+    )
+    parser.add_argument("--epochs", type=int, default=10, help="epochs to count (10)")
+    parser.add_argument(
+        "--seeds",
+        metavar="[TYPE:]SPLIT",
+        help="the split that batches start from: train, val, test or all (that of the dataset directory, or train); of several types of "
+        "vertices TYPE:SPLIT, with --link the split of edges (all)",
+    )
+    _add_hosts(parser)
+    _add_known_batches(parser)
+    parser.add_argument(
+        "--send-as",
+        type=format_of_attribute,
+        action="append",
+        metavar="[TYPE:]x=FORMAT",
+        help="count bytes and caches of rows that travel in this format, as the loaders' send_as (what a directory stores narrower travels so in any case)",
+    )
+    _add_ways_to_draw(parser)
+    parser.add_argument(
+        "--predict-only",
+        action="store_true",
+        help="no sampling: VIP's forecast alone; METIS still takes its minutes on a large graph that is not partitioned yet",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the first table, a line per cell")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the rows over α, .png or .svg (needs matplotlib)"
+    )
+    add_seed(parser, "batches and partition")
+    add_data(parser)
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    hosts = parser.add_argument_group(
+        "hosts with several ranks, ranks with several parts",
+        "With one of these, rows from other hosts are counted for the policy vip: with private caches, with one cache per host, and with each row fetched "
+        "once per host and step.",
+    )
+    hosts.add_argument("--ranks-per-host", type=int, metavar="R", help="ranks of a host (1)")
+    hosts.add_argument(
+        "--ranks-per-part", type=int, metavar="G", help="ranks that share a part and split its seeds (1)"
+    )
+    hosts.add_argument("--parts-per-rank", type=int, metavar="M", help="parts that a rank serves as one, at most (1)")
+
+
+def _add_known_batches(parser: argparse.ArgumentParser) -> None:
+    ahead = parser.add_argument_group(
+        "batches that are known, draws that agree, and sums in the place of rows",
+        "As the loaders' arguments of these names; for uniform draws from one type of vertices.",
+    )
+    ahead.add_argument(
+        "--lookahead",
+        type=_lookahead,
+        metavar="W",
+        help="count also the rows that ranks fetch which know their next W batches, a number or auto (auto is forecast in any case)",
+    )
+    ahead.add_argument("--shared-draws", metavar="HOW", help="batch: the vertices of a batch draw alike")
+    ahead.add_argument(
+        "--partial",
+        action="store_true",
+        default=None,
+        help="count also the rows and sums that machines fetch whose loaders have partial_aggregation: owners sum up neighbours of the last hop",
+    )
+    ahead.add_argument("--draw-block", type=int, metavar="B", help="so many batches of a machine draw alike (1)")
+
+
+def _add_ways_to_draw(parser: argparse.ArgumentParser) -> None:
+    ways = parser.add_argument_group(
+        "ways to draw, on a dataset directory",
+        "As the loaders' arguments of these names. With one of them, or with several types of vertices, rows are counted type by type, for the "
+        "policies vip, vip-hop, degree, random and oracle.",
+    )
+    ways.add_argument(
+        "--link",
+        nargs="?",
+        const="",
+        metavar="EDGE_TYPE",
+        help="batches start from edges; of several types those of one, as in --link author,writes,paper",
+    )
+    ways.add_argument("--negatives", metavar="MODE[:AMOUNT]", help="negative examples of --link: binary or triplet")
+    ways.add_argument("--time-attr", metavar="NAME", help="times of vertices or edges")
+    ways.add_argument("--edge-label-time", metavar="NAME", help="with --link, the edge attribute with the seeds' times")
+    ways.add_argument("--last", action="store_true", help="of the neighbours that may be seen, the latest")
+    ways.add_argument("--weight-attr", metavar="NAME", help="weights of edges")
+    ways.add_argument("--disjoint", action="store_true", help="every seed grows a tree of its own")
+    ways.add_argument("--replace", action="store_true", help="neighbours are drawn with replacement")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from salientpp.analysis.volume import Draws
+    from salientpp.cli.given_graph import method_of
+    from salientpp.cli.progress import warnings_in_lines
+    from salientpp.store.directory.load import load
+
+    with warnings_in_lines("analyze"):
+        # Whatever can be wrong is said before the minutes of work.
+        _check_files(arguments)
+        method = method_of(arguments.partition, arguments.dataset)
+        is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
+        if arguments.parts is None and not is_directory:
+            raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
+        draws = Draws(
+            arguments.shared_draws, 1 if arguments.draw_block is None else arguments.draw_block, arguments.lookahead
+        ).checked()
+        hosts, agreeing, ways = _hosts(arguments), _agreeing(arguments), _draws(arguments)
+        if agreeing and (hosts or ways):
+            raise ValueError(
+                f"{', '.join(agreeing)}: counted for plain draws and a rank per machine; leave out {', '.join([*hosts, *ways])}"
+            )
+        if hosts:
+            return _analyze_hosts(arguments, method, is_directory)
+        if is_directory:
+            part = load(arguments.dataset)
+            if part.is_hetero and agreeing:
+                raise ValueError(
+                    f"{', '.join(agreeing)}: counted for one type of vertices, and {arguments.dataset} has several; leave it out, and see what "
+                    "a loader with it fetches: loader.stats().by_type after an epoch, on as many ranks as there are parts, which may all be on this machine"
+                )
+            if part.is_hetero or ways:
+                return _analyze_typed(arguments, part)
+        elif ways:
+            raise ValueError(
+                f"{', '.join(ways)}: such batches are counted on a dataset directory; write one with `salientpp partition` first"
+            )
+        return _analyze_volume(arguments, method, is_directory, draws)
+
+
+def _files(arguments: argparse.Namespace) -> dict[str, Path]:
+    """The files to write, by the name of their option."""
+    return {option: path for option in ("json", "csv", "plot") if (path := getattr(arguments, option)) is not None}
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    terminal.check_outputs({f"--{option}": path for option, path in _files(arguments).items()})
+    if arguments.plot is not None:
+        from salientpp.analysis.report import check_matplotlib
+
+        if arguments.plot.suffix.lower() not in (".png", ".svg"):
+            raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
+        check_matplotlib()
+
+
+def _analyze_volume(arguments: argparse.Namespace, method: Any, is_directory: bool, draws: Draws) -> int:
+    """Count plain draws from one type of vertices."""
+    from salientpp.analysis import report
+    from salientpp.analysis.volume import DEFAULT_POLICIES, analyze, check_request
+    from salientpp.cli.progress import progress
+
+    policies = list(DEFAULT_POLICIES) if arguments.policies is None else arguments.policies
+    check_request(
+        arguments.fanouts or [[1]],
+        1 if arguments.batch_size is None else arguments.batch_size,
+        arguments.replication_factors,
+        policies,
+        arguments.epochs,
+        arguments.predict_only,
+    )
+    with progress() as track:
+        graph = _graph(arguments, method, is_directory)
+        analysis = analyze(
+            # No name for it here: the analysis frees what it does not need.
+            graph.pop(0),
+            arguments.parts,
+            name=arguments.dataset,
+            method=graph.pop(),
+            fanouts=arguments.fanouts,
+            batch_size=arguments.batch_size,
+            replication_factors=arguments.replication_factors,
+            policies=policies,
+            epochs=arguments.epochs,
+            seeds=arguments.seeds,
+            seed=arguments.seed,
+            predict_only=arguments.predict_only,
+            shared_draws=draws.shared_draws,
+            draw_block=draws.draw_block,
+            lookahead=draws.lookahead,
+            send_as=_formats(arguments.send_as),
+            partial=bool(arguments.partial),
+            track=track,
+        )
+    return _show_analysis(
+        arguments,
+        {
+            "json": lambda path: _write_json(path, analysis.to_dict()),
+            "csv": lambda path: write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
+            "plot": lambda path: report.plot(analysis, path),
+        },
+        _lines(analysis),
+    )
+
+
+def _lines(analysis: Analysis) -> list[RenderableType]:
+    from salientpp.analysis import report
+
+    lines: list[RenderableType] = [
+        f"{analysis.num_vertices:,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, "
+        f"{analysis.row_bytes:,} bytes per row" + (f" sent as {analysis.send_as}" if analysis.send_as else "")
+    ]
+    for fanouts in dict.fromkeys(volume.fanouts for volume in analysis.results):
+        lines += [
+            report.volume_table(analysis, fanouts),
+            report.lookahead_table(analysis, fanouts),
+            *([report.partial_table(analysis, fanouts)] if analysis.partial else []),
+            report.device_table(analysis, fanouts),
+            *([report.partial_copies_table(analysis, fanouts)] if analysis.partial else []),
+        ]
+    if len(analysis.recommendations) > 1:
+        lines.append(report.mean_table(analysis))
+    lines += map(str, analysis.recommendations)
+    lines += report.lookahead_advice(analysis)
+    lines += report.partial_advice(analysis)
+    return lines
+
+
+def _graph(arguments: argparse.Namespace, method: Any, is_directory: bool) -> list[Any]:
+    """The dataset directory or the graph, and the method."""
+    from salientpp.cli.given_graph import homogeneous_graph_of
+    from salientpp.store.directory.load import load
+
+    return [load(arguments.dataset), "auto"] if is_directory else homogeneous_graph_of(arguments, method)
+
+
+def _write_json(path: Path, figures: dict[str, Any]) -> None:
+    write_whole(path, lambda file: file.write((json.dumps(figures, indent=1) + "\n").encode()))
+
+
+def _show_analysis(
+    arguments: argparse.Namespace,
+    write: Mapping[str, Callable[[Path], None]],
+    lines: Sequence[RenderableType],
+) -> int:
+    """Write what was asked for, and show the rest; what fails keeps nothing else from being written."""
+    failed = []
+    for option, path in _files(arguments).items():
+        try:
+            write[option](path)
+            arguments.written.append(path)
+        except OSError as error:
+            failed.append(f"--{option}: {error}")
+    try:
+        terminal.show(*lines)
+    except OSError as error:
+        failed.append(str(error))
+    if failed:
+        raise OSError("; ".join(failed))
+    return 0
+
+
+def _draws(arguments: argparse.Namespace) -> list[str]:
+    """The options that were given of those that say how to draw."""
+    names = ("link", "negatives", "time_attr", "edge_label_time", "last", "weight_attr", "disjoint", "replace")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, False)]
+
+
+def _agreeing(arguments: argparse.Namespace) -> list[str]:
+    """The options that were given of those about batches that are known, draws that agree, and sums."""
+    names = ("lookahead", "shared_draws", "draw_block", "partial")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+
+
+def _formats(given: Sequence[tuple[Any, str]] | None) -> dict[Any, str] | None:
+    """Attributes to the formats that --store-as or --send-as name."""
+    return dict(given) if given else None
+
+
+def _hosts(arguments: argparse.Namespace) -> list[str]:
+    """The options that were given of those about hosts."""
+    names = ("ranks_per_host", "ranks_per_part", "parts_per_rank")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+
+
+def _analyze_hosts(arguments: argparse.Namespace, method: Any, is_directory: bool) -> int:
+    """Count rows from other hosts."""
+    from salientpp.analysis.host_volume import analyze_hosts
+    from salientpp.analysis.report import host_table
+    from salientpp.cli.progress import progress
+
+    given = " and ".join(_hosts(arguments))
+    if _draws(arguments):
+        raise ValueError(
+            f"{given}: counted for plain draws from one type of vertices; leave out {', '.join(_draws(arguments))}"
+        )
+    if arguments.plot is not None:
+        raise ValueError(f"{given}: there is no --plot of this; --json and --csv have all figures")
+    if arguments.policies not in (None, ["vip"]):
+        raise ValueError(f"{given}: counted for --policies vip alone, got {','.join(arguments.policies)}")
+    if len(arguments.fanouts or ()) > 1:
+        raise ValueError(f"{given}: --fanouts must be given once, got {len(arguments.fanouts)} lists")
+    for option in _hosts(arguments):
+        value = getattr(arguments, option[2:].replace("-", "_"))
+        if value < 1:
+            raise ValueError(f"{option} must be >= 1, got {value}")
+    per_part, per_rank = arguments.ranks_per_part or 1, arguments.parts_per_rank or 1
+    if per_part > 1 and per_rank > 1:
+        raise ValueError(
+            f"either several ranks share a part or a rank has several, got --ranks-per-part {per_part} and --parts-per-rank {per_rank}"
+        )
+    with progress() as track:
+        graph = _graph(arguments, method, is_directory)
+        num_parts = graph[0].num_parts if is_directory else arguments.parts
+        counted = analyze_hosts(
+            graph.pop(0),
+            arguments.parts,
+            ranks=num_parts * per_part if per_part > 1 else -(-num_parts // per_rank),
+            ranks_per_host=arguments.ranks_per_host or 1,
+            name=arguments.dataset,
+            method=graph.pop(),
+            fanouts=arguments.fanouts[0] if arguments.fanouts else None,
+            batch_size=arguments.batch_size,
+            replication_factors=arguments.replication_factors,
+            epochs=arguments.epochs,
+            seeds=arguments.seeds,
+            seed=arguments.seed,
+            predict_only=arguments.predict_only,
+            send_as=_formats(arguments.send_as),
+            track=track,
+        )
+    return _show_analysis(
+        arguments,
+        {
+            "json": lambda path: _write_json(path, counted.to_dict()),
+            "csv": lambda path: write_whole(path, lambda file: file.write(counted.to_csv().encode())),
+        },
+        [host_table(counted)],
+    )
+
+
+def _analyze_typed(arguments: argparse.Namespace, part: PartitionedGraph) -> int:
+    """Count rows type by type."""
+    from torch_geometric.sampler import NegativeSampling
+
+    from salientpp.analysis.typed_volume import analyze_typed, typed_csv, typed_table
+    from salientpp.cli.progress import progress
+
+    if arguments.plot is not None:
+        raise ValueError(
+            "--plot draws uniform draws from one type of vertices; leave it out, --json and --csv have all figures"
+        )
+    if len(arguments.fanouts or ()) > 1:
+        raise ValueError(f"--fanouts must be given once for such batches, got {len(arguments.fanouts)} lists")
+    is_link = arguments.link is not None
+    if not is_link and (arguments.negatives or arguments.edge_label_time):
+        raise ValueError("--negatives and --edge-label-time belong to --link; pass it too")
+    stored = part.description
+    type_, colon, split = (arguments.seeds or "").rpartition(":")
+    seeds: Any
+    if is_link:
+        edge_type = tuple(arguments.link.split(",")) if arguments.link else None
+        seeds = split or "all" if edge_type is None else (edge_type, split or None)
+    elif part.is_hetero:
+        seeds = (type_ if colon else stored.seeds[0], split or stored.seeds[1])
+    else:
+        seeds = split or stored.seeds[1]
+    fanouts: Any = arguments.fanouts[0] if arguments.fanouts else dict(zip(part.edge_types, stored.num_neighbors))
+    negatives = None
+    if arguments.negatives:
+        mode, _, amount = arguments.negatives.partition(":")
+        try:
+            negatives = NegativeSampling(mode, float(amount) if amount else 1)
+        except ValueError as error:
+            raise ValueError(f"--negatives must be binary or triplet, and an amount after a colon ({error})") from None
+    with progress() as track:
+        counted = analyze_typed(
+            part,
+            fanouts if part.is_hetero or arguments.fanouts else stored.num_neighbors[0],
+            name=arguments.dataset,
+            batch_size=stored.batch_size if arguments.batch_size is None else arguments.batch_size,
+            replication_factors=arguments.replication_factors,
+            policies=["vip", "degree", "random", "oracle"] if arguments.policies is None else arguments.policies,
+            epochs=arguments.epochs,
+            seeds=seeds,
+            link=is_link,
+            neg_sampling=negatives,
+            seed=arguments.seed,
+            predict_only=arguments.predict_only,
+            send_as=_formats(arguments.send_as),
+            track=track,
+            time_attr=arguments.time_attr,
+            weight_attr=arguments.weight_attr,
+            disjoint=arguments.disjoint,
+            replace=arguments.replace,
+            temporal_strategy="last" if arguments.last else "uniform",
+            edge_label_time=arguments.edge_label_time,
+        )
+    return _show_analysis(
+        arguments,
+        {
+            "json": lambda path: _write_json(path, counted.to_dict()),
+            "csv": lambda path: write_whole(path, lambda file: file.write(typed_csv(counted).encode())),
+        },
+        [typed_table(counted)],
+    )
+
+
+def _lookahead(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of batches or auto, got {text!r}") from None

@@ -1,0 +1,138 @@
+"""Tables that describe a dataset directory and a converted graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from salientpp.cli import terminal
+from salientpp.datasets.converted.directory import read_converted
+from salientpp.store.directory.description import VertexType
+from salientpp.store.directory.manifest import parts_there
+from salientpp.store.directory.opened import PartitionedGraph
+
+
+def describe(part: PartitionedGraph) -> list[RenderableType]:
+    described = part.description
+    total = sum(entry["bytes"] for entry in part.manifest["files"].values())
+    there = parts_there(part.root)
+    facts = [("directory", f"{part.root}, {total / 1e6:,.1f} MB, format version {described.version}")]
+    if there is not None:
+        parts = ", ".join(map(str, sorted(there)))
+        facts.append(("copy with", f"part {parts} of {part.num_parts}; the figures are of the whole"))
+    facts.append(("graph", f"{part.num_vertices:,} vertices, {part.num_edges:,} edges"))
+    if not part.is_hetero:
+        columns = [*described.node_types[0].attributes.items(), *described.edge_types[0].attributes.items()]
+        facts.append(("attributes", _columns(columns)))
+    facts += [
+        (f"{'' if type_.name is None else f'{type_.name} '}{name}", _narrower(type_, name))
+        for type_ in described.node_types
+        for name, entry in type_.attributes.items()
+        if "stored_as" in entry
+    ]
+    if described.time_attr is not None:
+        facts.append(("lists ascend by", repr(described.time_attr)))
+    facts += [
+        ("ordered for", _workload(part)),
+        ("edge cut", f"{described.quality['edge_cut']:,} edges, {described.quality['edge_cut_fraction']:.1%}"),
+        (
+            "largest part / mean",
+            ", ".join(f"{name} {ratio:.3f}" for name, ratio in described.quality["balance"].items()),
+        ),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        grid.add_row(name, terminal.printable(value))
+    if not part.is_hetero:
+        return [grid, _table_of_parts(part)]
+    vertices = Table("vertices", "number", "rows", "attributes")
+    for type_ in described.node_types:
+        rows = "none" if not type_.attributes else "in every part" if type_.replicated else "by part"
+        columns = list(type_.attributes.items())
+        vertices.add_row(
+            terminal.printable(str(type_.name)), f"{type_.num_vertices:,}", rows, terminal.printable(_columns(columns))
+        )
+    edges = Table("edges", "number", "attributes", "splits")
+    for relation in described.edge_types:
+        splits = ", ".join(f"{name} {sum(counts):,}" for name, counts in relation.splits.items())
+        name = " ".join(relation.name or ())
+        columns = list(relation.attributes.items())
+        edges.add_row(
+            terminal.printable(name), f"{relation.num_edges:,}", terminal.printable(_columns(columns)), splits or "none"
+        )
+    return [grid, vertices, edges, _table_of_parts(part)]
+
+
+def _narrower(type_: VertexType, name: str) -> str:
+    """How the rows of an attribute are stored narrower."""
+    narrow, stored = type_.narrow(name), type_.attributes[name]["stored_as"]
+    assert narrow is not None  # the manifest says so
+    return (
+        f"stored as {narrow.format}: {narrow.row_bytes:,} bytes a row, not {narrow.wide_bytes:,}; largest error {stored['largest_error']:.3g}, "
+        f"root mean square {stored['relative_rms_error']:.2%} of the values'"
+    )
+
+
+def _columns(columns: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    shown = [
+        f"{name} {entry['dtype']} {entry['row_shape']}" if entry["row_shape"] else f"{name} {entry['dtype']}"
+        for name, entry in columns
+    ]
+    return ", ".join(shown) or "none"
+
+
+def _workload(part: PartitionedGraph) -> str:
+    described = part.description
+    type_, split = described.seeds
+    alike = [fanouts for fanouts in described.num_neighbors if fanouts == described.num_neighbors[0]]
+    if len(alike) == len(described.num_neighbors):
+        fanouts = f"{alike[0] if alike else 'none'}"
+    else:
+        names = [" ".join(relation.name or ()) for relation in described.edge_types]
+        fanouts = ", ".join(f"{per_hop} of {name}" for name, per_hop in zip(names, described.num_neighbors))
+    of = f" of {type_!r}" if type_ is not None else ""
+    return f"fanouts {fanouts}, batch size {described.batch_size}, seeds {split!r}{of}"
+
+
+def _table_of_parts(part: PartitionedGraph) -> Table:
+    """What each part owns of every type, and of every split of it."""
+    columns: dict[str, list[int]] = {}
+    for type_ in part.description.node_types:
+        name = "" if type_.name is None else f"{terminal.printable(type_.name)} "
+        columns[name.strip() or "vertices"] = [type_.book.size_of(part_id) for part_id in range(part.num_parts)]
+        columns |= {f"{name}{split}": counts for split, counts in type_.splits.items()}
+    table = Table("part", *columns)
+    for column in table.columns:
+        column.justify = "right"
+    for part_id in range(part.num_parts):
+        table.add_row(str(part_id), *(f"{counts[part_id]:,}" for counts in columns.values()))
+    return table
+
+
+def describe_converted(root: Path) -> Table:
+    manifest = read_converted(root)
+    total = sum(entry["bytes"] for entry in manifest["files"].values())
+    grid = Table.grid(padding=(0, 2))
+    facts = [("converted graph", f"{root}, {total / 1e6:,.1f} MB; its name as a dataset is converted:{root}")]
+    for number, vertices in enumerate(manifest["node_types"]):
+        columns = []
+        for name in vertices["columns"]:
+            entry = manifest["files"][f"n{number}.{name}.npy"]
+            shape = entry["shape"][1:]
+            columns.append(f"{name} {entry['torch_dtype']}{f' {shape}' if shape else ''}")
+        facts.append(
+            (
+                "vertices" if vertices["name"] is None else f"vertices {vertices['name']}",
+                f"{vertices['num_vertices']:,}; {', '.join(columns) or 'no attributes'}",
+            )
+        )
+    for edges in manifest["edge_types"]:
+        name = "edges" if edges["name"] is None else f"edges {' '.join(edges['name'])}"
+        facts.append((name, f"{edges['num_edges']:,}"))
+    for name, value in facts:
+        grid.add_row(terminal.printable(name), terminal.printable(value))
+    return grid

@@ -1,0 +1,92 @@
+"""Entry point of the ``salientpp`` command: the subcommands, their errors and exit codes.
+
+A subcommand is a module of this folder with ``HELP``, ``add_arguments(parser)`` and ``run(arguments)``, named in ``SUBCOMMANDS``.
+``run`` returns the exit code: 0; 2 where something was refused or could not be read or written, with one line on stderr that says what;
+130 after Ctrl-C. Anything else is a bug and shows its traceback. ``run`` imports torch and PyG itself, so that help is there at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from salientpp import __version__
+from salientpp.cli import terminal
+from salientpp.launch.environment import LaunchError
+from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
+from salientpp.versions import check_versions
+
+SUBCOMMANDS = ("partition", "analyze", "convert", "info", "copy-to-disk", "slurm")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with contextlib.suppress(AttributeError, ValueError):  # no stdout, a closed one, or one that is no file
+        # An α on a terminal that has none. Not every stdout is a TextIOWrapper: see above.
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    command = ""
+    written: list[Path] = []
+    try:
+        parser = _parser()
+        _refuse_dashes_as_values(parser, words)
+        try:
+            parsed = parser.parse_args(words, argparse.Namespace(words=words, written=written))
+        except SystemExit as end:
+            if not end.code:  # help or the version was asked for
+                terminal.print_whole("")
+            raise
+        command = f" {parsed.command}"
+        subcommand = _subcommand(parsed.command)
+        if getattr(subcommand, "NEEDS_TORCH", True):
+            check_versions()
+        return subcommand.run(parsed)
+    except (ValueError, OSError, ImportError, NotImplementedError, LaunchError, PartitionerError) as error:
+        terminal.complain(f"salientpp{command}: {error}")
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        terminal.complain(
+            f"salientpp{command}: not enough memory ({str(error).splitlines()[0] if str(error) else 'no more is known'})"
+        )
+        return 2
+    except KeyboardInterrupt:
+        done = f"{', '.join(map(str, written))} had been written" if written else "nothing was written"
+        left = {" copy-to-disk": "the copy is not complete"}
+        goes_on = (" convert", *([] if written else [" partition"]))
+        left |= dict.fromkeys(goes_on, "the same command goes on after the last step that was done")
+        terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")
+        return 130
+
+
+def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """argparse takes the dashes of ``--parts=--`` out, and then fails over the value that is missing."""
+    for word in words:
+        if word == "--":
+            return
+        if match := re.fullmatch(r"(--[^=]+)=--", word):
+            parser.error(f"argument {match[1]}: expected a value, got '--'")
+
+
+def _subcommand(name: str) -> ModuleType:
+    return importlib.import_module(f"salientpp.cli.{name.replace('-', '_')}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="salientpp",
+        description="Train graph neural networks on graphs that outgrow one machine: offline tools.",
+        epilog="Exit status: 0; 2 where something was refused or could not be read or written, which one line on stderr says; 130 after Ctrl-C.",
+    )
+    parser.add_argument("--version", action="version", version=f"salientpp {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in SUBCOMMANDS:
+        subcommand = _subcommand(name)
+        subcommand.add_arguments(subparsers.add_parser(name, help=subcommand.HELP))
+    return parser

@@ -1,0 +1,60 @@
+"""Arguments that several subcommands take, and the forms of values that they accept."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+PARTITIONS = (
+    "metis-vip, metis, kaminpar-vip, kaminpar (an extra), random, or auto (default): kaminpar-vip for more than 2^26 edges where it is installed, else "
+    "metis-vip; with -refined behind it to move vertices until fewer rows travel; given (that of pyg-partition: or glt-partition:, their default); an .npy "
+    "file of part ids; or the .json of DGL's partition_graph, with ,original_id=FILE.npy where DGL has numbered the vertices of your data anew"
+)
+DATASETS = (
+    "synthetic[:num_vertices=N,...], synthetic-mag[:num_papers=P,...] (several types), npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save "
+    "wrote), python:MODULE:FUNCTION (a function of yours that returns one), converted:DIR (what `salientpp convert` wrote), pyg-partition:DIR or "
+    "glt-partition:DIR[,y=FILE,train=FILE,...] (what PyG's or GLT's partitioner wrote), or a name of the Open Graph Benchmark"
+)
+
+
+def add_partition(parser: argparse.ArgumentParser, more: str) -> None:
+    parser.add_argument("--partition", metavar="HOW", help=f"{PARTITIONS}{more}")
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, default=Path("data"), metavar="DIR", help="where OGB datasets are (data)")
+
+
+def add_seed(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--seed", type=int, default=0, help=f"of {what} (0)")
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--memory", default="4GB", metavar="BYTES", help="to have resident at most, as in 512MiB (4GB)")
+
+
+def fanouts_of(text: str) -> list[int]:
+    try:
+        return [int(entry) for entry in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected integers separated by commas such as 15,10,5, got {text!r}"
+        ) from None
+
+
+def numbers_of(text: str) -> list[float]:
+    try:
+        return [float(entry) for entry in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected numbers separated by commas such as 0,.1,.5, got {text!r}"
+        ) from None
+
+
+def format_of_attribute(text: str) -> tuple[str | tuple[str, str], str]:
+    """An attribute, or (type, attribute), and a format."""
+    name, equals, format = text.rpartition("=")
+    if not equals or not name or not format:
+        raise argparse.ArgumentTypeError(f"expected an attribute and a format such as x=int8, got {text!r}")
+    type_, colon, attribute = name.rpartition(":")
+    return ((type_, attribute) if colon else name), format
