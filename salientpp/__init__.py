@@ -17,7 +17,7 @@ if _TYPE_CHECKING:
     from salientpp.loader.link_loader import LinkNeighborLoader
     from salientpp.loader.node_loader import NeighborLoader
     from salientpp.loader.statistics import LoaderStats
-    from salientpp.progress import Progress
+    from salientpp.progress import Progress, ProgressBar
     from salientpp.sampling.neighbor_sampler import NeighborSampler
     from salientpp.store.directory.load import load
     from salientpp.store.directory.local_copy import copy_to_disk
@@ -37,6 +37,7 @@ _MODULES = {
     "PartitionedGraph": "store.directory.opened",
     "Preemption": "launch.preemption",
     "Progress": "progress",
+    "ProgressBar": "progress",
     "copy_to_disk": "store.directory.local_copy",
     "distribute": "fullgraph.distribute",
     "inclusion_probability": "vip.inclusion",
@@ -55,6 +56,7 @@ __all__ = [
     "PartitionedGraph",
     "Preemption",
     "Progress",
+    "ProgressBar",
     "copy_to_disk",
     "distribute",
     "inclusion_probability",

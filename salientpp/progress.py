@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class Progress:
     """Receives what a long operation tells. This class keeps it and shows nothing; a subclass overrides :meth:`begin` and :meth:`reach`.
@@ -31,3 +33,23 @@ class Progress:
     def advance(self) -> None:
         """One unit more of the step is done."""
         self.reach(self.done + 1)
+
+
+class ProgressBar(Progress):
+    """Shows a bar of the present step on stderr, by tqdm."""
+
+    _bar: Any = None
+
+    def begin(self, step: str, total: int = 0, unit: str = "") -> None:
+        from tqdm import tqdm  # PyG needs it, so it is there
+
+        super().begin(step, total, unit)
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = tqdm(total=total or None, desc=step, unit=f" {unit}")
+
+    def reach(self, done: int) -> None:
+        super().reach(done)
+        self._bar.update(done - self._bar.n)
+        if done == self.total:
+            self._bar.close()

@@ -11,7 +11,6 @@ The layer runs on every finished batch: what fails there fails on every rank, in
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
-from tqdm import tqdm  # PyG needs it, so it is there
 
 from salientpp.arguments import as_integer
 from salientpp.batch.template import PartitionTemplate, add_node_attributes
@@ -37,13 +35,14 @@ from salientpp.engine.run import Epoch
 from salientpp.engine.source import BatchSource, Seeds, connect_part, open_data, open_partition
 from salientpp.files import check_output, write_whole
 from salientpp.graph.csc import Graph, runs_of_vertices
-from salientpp.layerwise.layers import Network, RowShape, device_of, digests_of, evaluating, network_of, try_out
-from salientpp.layerwise.normalisation import Edges, Normalisation
+from salientpp.layerwise.layers import RowShape, device_of, digests_of, evaluating, network_of, try_out
+from salientpp.layerwise.normalisation import Normalisation
+from salientpp.layerwise.steps import ROWS, Steps
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
 from salientpp.loader.options import Options
 from salientpp.loader.statistics import LoaderStats
+from salientpp.progress import Progress
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
-from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import Schedule, Turns
 from salientpp.sampling.seeds import part_nodes
@@ -51,11 +50,6 @@ from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.accesses import count_accesses
 from salientpp.vip.inclusion import uniform_start
 from salientpp.vip.policies import Workload
-
-#: How engines call the rows that go through the layers.
-_ROWS = (None, "x")
-
-_NO_ROWS = torch.empty(0, device="cpu")
 
 
 def inference(
@@ -74,7 +68,7 @@ def inference(
     process_group: Any = None,
     timeout: float | timedelta = DEFAULT_TIMEOUT,
     out: str | os.PathLike[str] | None = None,
-    progress: bool = False,
+    progress: Progress | None = None,
 ) -> Tensor:
     """What a model says of every vertex, computed layer by layer from all neighbours; on a partitioned graph each rank gets its part's.
 
@@ -95,7 +89,7 @@ def inference(
         dtype: that ``x`` is converted to, batch by batch; None: as stored.
         num_workers, depth, process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
         out: a folder, made if need be; the rows of part k go to ``part-<k in five digits>.npy`` in it, once all are there.
-        progress: show a progress bar on rank 0.
+        progress: told on rank 0 how many batches of all layers are done, such as a :class:`~salientpp.ProgressBar`.
 
     Returns:
         [n, ...] on the CPU. Of a ``Data``, row i is vertex i's. Of a partitioned graph, the rows of this rank's part, in the order of
@@ -116,7 +110,7 @@ def inference(
     }  # fmt: skip
     names = {"edge_weight": edge_weight, "edge_attr": edge_attr}
     return Inference(
-        model, data, batch_edges, names, dtype, None if out is None else Path(out), progress, options
+        model, data, batch_edges, names, dtype, None if out is None else Path(out), progress or Progress(), options
     ).run()
 
 
@@ -138,7 +132,7 @@ class Inference:
     names: Mapping[str, str | None]
     dtype: torch.dtype | None
     out: Path | None
-    progress: bool
+    progress: Progress
     options: Mapping[str, Any]
     steps: Steps = field(init=False)
     stats: list[LoaderStats] = field(default_factory=list)
@@ -146,15 +140,14 @@ class Inference:
     def run(self) -> Tensor:
         """The final rows of this rank's part."""
         sampler = _sampler(self.data)
-        with evaluating(self.model), contextlib.ExitStack() as stack:
+        with evaluating(self.model):
             while not self.stats or not self.steps.are_done:
                 layer = LayerRun(self, sampler)
                 if not self.stats:
                     total = len(layer) * len(self.steps.network.layers)
-                    hidden = not (self.progress and layer.rank == 0)
-                    self.steps.bar = stack.enter_context(
-                        tqdm(total=total, desc="inference", unit="batch", disable=hidden)
-                    )
+                    if layer.rank == 0:
+                        self.steps.progress = self.progress
+                    self.steps.progress.begin("inference", total, "batches")
                 layer.run()
                 self.stats.append(LoaderStats.of(layer.engine))
                 del layer  # it holds the rows of before
@@ -163,7 +156,7 @@ class Inference:
     @property
     def rows(self) -> dict[str, Tensor] | None:
         """What the next layer begins with; None: the part's ``x``."""
-        return {_ROWS[1]: self.steps.present} if self.stats else _features(self.data)
+        return {ROWS[1]: self.steps.present} if self.stats else _features(self.data)
 
     def count_uses(self, workload: Workload) -> Tensor:
         """[N]: how often a row less travels if it is cached, a cache policy: once for each batch of this rank that needs it, but for the first."""
@@ -182,7 +175,7 @@ class Inference:
         """
         batch_size = _positive("batch_size", self.options["batch_size"], "vertices of a batch")
         batch_edges = _positive("batch_edges", self.batch_edges, "edges into the vertices of a batch")
-        if _ROWS[1] not in source.rows[None]:
+        if ROWS[1] not in source.rows[None]:
             raise ValueError(
                 "inference begins with x, which the data does not have; give it one before it is partitioned"
             )
@@ -194,7 +187,7 @@ class Inference:
                 raise ValueError(
                     f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
                 )
-        x = RowShape.of(source.delivered(_ROWS))
+        x = RowShape.of(source.delivered(ROWS))
         if self.dtype is not None:
             x = dataclasses.replace(x, dtype=self.dtype)
         weight, attr = (RowShape.of(edges[name]) if name in edges else None for name in ("edge_weight", "edge_attr"))
@@ -238,84 +231,6 @@ class Inference:
                 f"{', '.join(known) or 'none'}"
             )
         return value.detach().cpu().contiguous()
-
-
-@dataclass(eq=False)
-class Steps:
-    """The layers on one rank, and how far it is. Called with a batch, it computes the next rows of the batch's targets.
-
-    Attributes:
-        network: all layers.
-        shapes: of the rows that each layer gives.
-        edge_rows: ``edge_weight`` and ``edge_attr``, if given: [E, ...].
-        normalisation: of the graph.
-        begin: the first global id of the part.
-        ranges: the batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
-        placement: of this rank.
-        same: what all ranks must have the same.
-        number: the present layer's.
-        present: rows of the part, made by the layer before; none before the first.
-        following: rows of the part, by this layer.
-        kept: of the part, by all layers that are done, where they are joined.
-        bar: the progress bar.
-        uses: see :meth:`Inference.count_uses`.
-    """
-
-    network: Network
-    shapes: Sequence[RowShape]
-    edge_rows: Mapping[str, Tensor]
-    normalisation: Normalisation
-    begin: int
-    ranges: Sequence[tuple[int, int]]
-    placement: Placement
-    same: Mapping[str, Any]
-    number: int = 0
-    present: Tensor = _NO_ROWS
-    following: Tensor = _NO_ROWS
-    kept: list[Tensor] = field(default_factory=list)
-    bar: Any = None
-    uses: Tensor | None = None
-
-    @property
-    def own_ranges(self) -> Sequence[tuple[int, int]]:
-        """The batches of this rank."""
-        return self.ranges[self.placement.place :: self.placement.ranks_per_part]
-
-    @property
-    def are_done(self) -> bool:
-        return self.number == len(self.network.layers)
-
-    @property
-    def is_last(self) -> bool:
-        return self.number + 1 == len(self.network.layers)
-
-    def begin_layer(self) -> None:
-        """Make room for the next rows."""
-        size = self.ranges[-1][1] if self.ranges else 0
-        shape = self.shapes[self.number]
-        self.following = torch.empty((size, *shape.shape), dtype=shape.dtype, device="cpu")
-
-    def end_layer(self) -> None:
-        if self.network.join is not None:
-            self.kept.append(self.following)
-        self.present, self.following = self.following, _NO_ROWS
-        self.number += 1
-
-    @torch.no_grad()
-    def __call__(self, batch: Data) -> None:
-        edges = Edges(batch.edge_index, batch.n_id, batch.batch_size, batch.get("edge_weight"), batch.get("edge_attr"))
-        rows = self.network.layers[self.number](batch.x, edges, self.normalisation)
-        first = int(batch.n_id[0]) - self.begin
-        here = slice(first, first + batch.batch_size)
-        if self.is_last and self.network.join is not None:
-            rows = self.network.join([*(kept[here].to(rows.device) for kept in self.kept), rows])
-        if rows.dtype != self.following.dtype or rows.shape != self.following[here].shape:
-            raise ValueError(
-                f"layer {self.number} ({self.network.layers[self.number]}) must give rows as it did on trial, expected {self.following.dtype} "
-                f"{list(self.following[here].shape)}, got {rows.dtype} {list(rows.shape)}"
-            )
-        self.following[here] = rows.to("cpu")
-        self.bar.update(1)
 
 
 class LayerRun:
@@ -373,8 +288,8 @@ class LayerRun:
         source = dataclasses.replace(
             source,
             template=PartitionTemplate({None: call.steps.edge_rows}),
-            rows={None: {_ROWS[1]: source.rows_of(_ROWS)}},
-            exchanged=[_ROWS],
+            rows={None: {ROWS[1]: source.rows_of(ROWS)}},
+            exchanged=[ROWS],
             seed_columns=[],
         )
         # What the ranks count is batches, each its own: they differ in size.
@@ -393,7 +308,7 @@ class LayerRun:
         sampler = NeighborSampler.of(data.graph, [-1])
         inputs, _ = part_nodes(connected.own, connected.own_part, "all", None, None)
         seeds = _seeds(sampler, inputs)
-        return open_partition(connected, sampler, seeds, gather=(_ROWS[1],), rows=options.rows, custom_cls=None)
+        return open_partition(connected, sampler, seeds, gather=(ROWS[1],), rows=options.rows, custom_cls=None)
 
     # --- the layer ------------------------------------------------------------------------------------------
 
@@ -488,12 +403,30 @@ def _count(value: Any) -> int | None:
     return None if number is None or number < 0 else number
 
 
+def _file_of(folder: Path, part_id: int) -> Path:
+    return folder / f"part-{part_id:05d}.npy"
+
+
+def _check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
+    try:
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
+    except TypeError:
+        raise ValueError(
+            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts them"
+        ) from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from None
+    check_output(_file_of(folder, part_id))
+
+
 def _features(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
     """``x`` of a ``Data``, where a loader can read it; a part has its own."""
     if not isinstance(data, Data) or not isinstance(data.get("x"), Tensor):
         return None
     x = data.x.detach().cpu()
-    return {_ROWS[1]: x.contiguous() if x.layout == torch.strided else x}
+    return {ROWS[1]: x.contiguous() if x.layout == torch.strided else x}
 
 
 def _sampler(data: PartitionedGraph | Data) -> NeighborSampler | None:
@@ -515,21 +448,3 @@ def _positive(name: str, value: Any, words: str) -> int:
     if number is None or number < 1:
         raise ValueError(f"{name} must be an integer >= 1 ({words}), got {value!r}")
     return number
-
-
-def _file_of(folder: Path, part_id: int) -> Path:
-    return folder / f"part-{part_id:05d}.npy"
-
-
-def _check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
-    try:
-        torch.empty(0, dtype=dtype, device="cpu").numpy()
-    except TypeError:
-        raise ValueError(
-            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts them"
-        ) from None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from None
-    check_output(_file_of(folder, part_id))

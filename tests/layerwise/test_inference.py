@@ -387,7 +387,7 @@ def test_a_progress_bar_counts_batches_of_all_layers(capsys):
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     salientpp.inference(model, data, batch_size=100)
     assert capsys.readouterr().err == ""
-    salientpp.inference(model, data, batch_size=100, progress=True)
+    salientpp.inference(model, data, batch_size=100, progress=salientpp.ProgressBar())
     assert "inference: 100%" in (shown := capsys.readouterr().err) and "9/9" in shown
 
 
@@ -610,7 +610,9 @@ def _watch(rank: int, root: str) -> tuple[int, int, str]:
 
     part, shown = salientpp.load(root), io.StringIO()
     with contextlib.redirect_stderr(shown), Largest():
-        salientpp.inference(made(MODELS["GraphSAGE"][0]), part, batch_size=4, batch_edges=64, progress=True)
+        salientpp.inference(
+            made(MODELS["GraphSAGE"][0]), part, batch_size=4, batch_edges=64, progress=salientpp.ProgressBar()
+        )
     return Largest.rows, part.book.size_of(part.part_id), shown.getvalue()
 
 
