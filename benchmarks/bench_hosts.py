@@ -1,9 +1,9 @@
-"""What does it save over a network that the ranks of a host share a cache and their requests? Writes results/hosts.json. As root, with iproute2.
+"""What does it save over a network that the ranks of a host share a cache? Writes results/hosts.json. As root, with iproute2.
 
     python benchmarks/bench_hosts.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
 
 2 hosts of 2 ranks, emulated by network namespaces (benchmarks/cluster.py) with links of a set rate; ranks of a host talk past the link. The same
-batches in turns: private caches, one cache of the same memory per host, and that with each row fetched once a step. An epoch is timed twice: batches alone,
+batches in turns: private caches, and one cache of the same memory per host. An epoch is timed twice: batches alone,
 and with a GraphSAGE that is trained on them. Bytes are those of the hosts' links, with all headers; rows from other hosts are counted by simulation
 where caches are private, since loaders count those of neighbours on the host too.
 
@@ -35,8 +35,7 @@ FANOUTS, BATCH = [15, 10, 5], 64
 ALPHAS = [0.0, 0.16, 0.32]
 WAYS: dict[str, dict[str, Any]] = {
     "private": {"ranks_per_host": 1},
-    "shared": {"ranks_per_host": PER_HOST, "fetch_once": False},
-    "once": {"ranks_per_host": PER_HOST, "fetch_once": True},
+    "shared": {"ranks_per_host": PER_HOST},
 }
 
 
@@ -132,7 +131,7 @@ def measure(rank: int, root: str, turns: int, hidden: int) -> list[dict[str, Any
                 before, started = bytes_received(), time.perf_counter()
                 for _ in loader:
                     pass
-                fetched = loader.stats().rows_fetched
+                fetched = loader.stats().rows_remote
                 dist.barrier()
                 seconds, received = time.perf_counter() - started, bytes_received() - before
                 loader.set_epoch(0)

@@ -742,7 +742,7 @@ def draw_second_level(result: dict) -> str:
 
 def draw_hosts(result: dict) -> str:
     """Live, over emulated hosts: rows and seconds of an epoch by the way in which a host's ranks share."""
-    ways = {"private": "private caches", "shared": "one per host", "once": "fetched once"}
+    ways = {"private": "private caches", "shared": "one per host"}
     found = {(row["graph"], row["alpha"], row["way"]): row for row in result["rows"]}
     lines = []
     for graph, alpha in dict.fromkeys(key[:2] for key in found):

@@ -50,7 +50,7 @@ class HostVolume:
     Attributes:
         replication_factor: α; ``cache_bytes`` is what cached rows may take on a host.
         private_rows, shared_rows, fetched_once_rows: over all hosts, mean over epochs; None if only predicted.
-        shared_by_rank, fetched_once_by_rank: the same by rank: in ``stats()`` of its loader ``rows_remote``, and ``rows_fetched``.
+        shared_by_rank, fetched_once_by_rank: the same by rank: in ``stats()`` of its loader ``rows_remote``; loaders do not fetch once.
         predicted_private_rows, predicted_shared_rows, predicted_fetched_once_rows: the forecasts.
     """
 
