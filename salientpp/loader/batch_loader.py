@@ -29,9 +29,10 @@ from salientpp.engine.source import BatchSource, Seeds
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
 from salientpp.loader.fingerprint import fingerprint_of, order_is_known, settings_of
-from salientpp.loader.options import Options, SamplingOptions, check_order, normalise_numbers
+from salientpp.loader.options import Options
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import Padding, check_padding, padding_of
+from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.samplers import OfLoader, OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.shares import Shares, check_units, seeds_by_part, seeds_of_parts
 from salientpp.loader.statistics import LoaderStats
@@ -127,9 +128,10 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                     f"{name}= is for a NeighborLoader; {type(self).__name__} gives batches of edges, without sums; leave it out"
                 )
         options = options.checked(self.device)
+        self._own_ways = options.own_ways
         # Each argument is an attribute; these may differ from what was given, and are set elsewhere.
         elsewhere = ("device", "seed", "cache", "timeout")
-        self.__dict__.update({name: value for name, value in vars(options).items() if name not in elsewhere})
+        self.__dict__.update({name: value for name, value in options.by_name.items() if name not in elsewhere})
         normalise_numbers(kwargs)
         partitioned = isinstance(self.data, PartitionedGraph)
         source = self._open_source(comm, sampling)

@@ -112,7 +112,7 @@ def ways_of(options: Options, everyone: Sequence[Facts], ranks_by_host: Sequence
         ways.append(kind(options.replication_factor, options.policy, options.gpu_cache_bytes, fill, options.cache))
     if options.partial_aggregation is not None:
         ways.append(SumsOfRows(options.partial_aggregation, options.partial_weight))
-    return [*ways, *options.ways]
+    return [*ways, *options.own_ways]
 
 
 def facts_of(
@@ -139,19 +139,10 @@ def facts_of(
         fills_cache=options.replication_factor > 0,
         same={
             "dataset": source.fingerprint,
-            "send_as": {str(key): str(format) for key, format in (options.send_as or {}).items()},
             "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
             "input_nodes": source.seeds.split or "ids or a mask",
             "shared_draws": None,
             **{name: bool(value) if name == "replace" else value for name, value in draws.items()},
-            "draw_block": options.draw_block,
-            "slots": options.slots,
-            "join_slots": options.join_slots,
-            "depth": options.depth,
-            "partial_aggregation": options.partial_aggregation,
-            "partial_weight": options.partial_weight,
-            "ways": [way.name for way in options.ways],
-            "dtype": str(options.dtype),
             **settings,
             "gather": [
                 [
@@ -162,15 +153,6 @@ def facts_of(
                 ]
                 for column in source.exchanged
             ],
-            **(_of_hosts(options) if ranks_by_host else {}),
+            **options.facts(of_host=bool(ranks_by_host)),
         },
     )
-
-
-def _of_hosts(options: Options) -> dict[str, Any]:
-    """In what all ranks must agree where some share a host."""
-    policy = options.policy
-    return {
-        "policy": policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
-        "replication_factor": options.replication_factor,
-    }

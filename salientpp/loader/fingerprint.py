@@ -54,8 +54,7 @@ def fingerprint_of(
         "input_nodes": _seeds_digest(source, seeds) if partitioned else inputs_digest(source.seeds.inputs),
         **(sampler.settings() if ours else {"neighbor_sampler": type(sampler).__name__}),
         **settings,
-        # States of loaders without it do not name it.
-        **({"draw_block": options.draw_block} if options.draw_block != 1 else {}),
+        **options.fingerprint(),
         **({"rows": _describe(source, options.rows, 1 if partitioned else 0)} if options.rows else {}),
         # Of an object in memory the digest knows times and weights; a directory has several attributes that may be meant.
         **{name: value for name, value in attributes.items() if partitioned and value},

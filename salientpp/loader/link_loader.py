@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch_geometric.data import Data, GraphStore, HeteroData
 from torch_geometric.loader.utils import get_edge_label_index
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling
 from torch_geometric.sampler.base import SubgraphType
+from typing_extensions import Unpack
 
 from salientpp.batch.template import add_link_attributes
 from salientpp.engine.agreement import Facts
@@ -30,20 +30,18 @@ from salientpp.engine.source import (
     open_partition,
 )
 from salientpp.engine.state import digest
-from salientpp.engine.way import Way
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
-from salientpp.loader.options import Options, Pad, SamplingOptions, Uneven
-from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
-from salientpp.sampling.neighbor_sampler import SharedDraws, is_remote
+from salientpp.loader.options import LoaderOptions, Options, Sums
+from salientpp.loader.pyg_arguments import SamplingOptions
+from salientpp.loader.signature import divided, with_options
+from salientpp.ranks.comm import Comm
+from salientpp.sampling.neighbor_sampler import is_remote
 from salientpp.sampling.seeds import checked_ends, edge_start, part_edges
-from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.rows import RowSource
-from salientpp.vip.policies import Policy
-from salientpp.ways.lookahead.planner import Window
 
 
+@with_options(but=(Sums,))
 class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader):
     """Mini-batches of the neighbourhoods of edges, with negative examples, as PyG's ``LinkNeighborLoader`` gives them, which it is an instance of.
 
@@ -61,9 +59,10 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' random
             destinations for every edge.
         neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
-        replication_factor, policy, cache, gather, gpu_fraction, gpu_cache_bytes, zero_copy, dtype, rows, device, depth, seed, uneven,
-            process_group, timeout, share, pad: as in :class:`~salientpp.NeighborLoader`, as are all others. Batches of a ``draw_block`` have
-            negative examples of their own.
+        <options>
+        input_id, custom_cls: as in PyG's ``LinkLoader``.
+
+    All other arguments are those of :class:`~salientpp.NeighborLoader`. Batches of a ``draw_block`` have negative examples of their own.
 
     Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG. On a
     partitioned graph they are drawn from the vertices of all parts, as one process would draw them: most of their rows are remote, and no
@@ -98,34 +97,9 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         neighbor_sampler: BaseSampler | None = None,
         directed: bool = True,
         *,
-        replication_factor: float = 0.0,
-        gpu_fraction: float = 0.0,
-        gpu_cache_bytes: int = 0,
-        zero_copy: bool = False,
-        dtype: torch.dtype | None = None,
-        policy: Policy = "vip",
-        cache: FeatureCache | TypedFeatureCache | None = None,
-        rows: Mapping[Any, Tensor | RowSource] | None = None,
-        gather: Iterable[Any] = ("x",),
-        device: torch.device | str | None = None,
-        depth: int = 10,
-        seed: int | None = None,
-        uneven: Uneven = None,
-        process_group: Any = None,
-        timeout: float | timedelta = DEFAULT_TIMEOUT,
-        share: tuple[int, int] | None = None,
-        pad: Pad = None,
-        ranks_per_host: int | Sequence[int] | None = None,
-        slots: int | None = None,
-        join_slots: bool = False,
-        shared_draws: SharedDraws = None,
-        draw_block: int = 1,
-        lookahead: Window = 0,
-        ways: Sequence[Way] = (),
-        send_as: Mapping[Any, str] | None = None,
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
-        **kwargs: Any,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         # Each argument is an attribute, see NeighborLoader.
         self.edge_label_index = edge_label_index
@@ -133,21 +107,16 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         self.edge_label_time = edge_label_time
         self.input_id = input_id
         self.custom_cls = custom_cls
-        self.gather = gather
         self.filter_per_worker = filter_per_worker
         self._negatives_given = neg_sampling, neg_sampling_ratio
+        own, kwargs = divided(options, but=(Sums,))
+        given = Options(transform=transform, transform_sampler_output=transform_sampler_output, **own)
         sampling = SamplingOptions(
             num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
             time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
-            shared_draws=shared_draws,
+            shared_draws=given.shared_draws,
         )  # fmt: skip
-        options = Options(
-            transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
-            gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
-            device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share, pad=pad,
-            ranks_per_host=ranks_per_host, slots=slots, join_slots=join_slots, draw_block=draw_block, lookahead=lookahead, send_as=send_as, ways=ways,
-        )  # fmt: skip
-        super().__init__(data, sampling, options, kwargs)
+        super().__init__(data, sampling, given, kwargs)
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         kind, ratio = self._negatives_given
@@ -162,7 +131,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             )
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         if isinstance(self.data, PartitionedGraph):
-            messages = [message for way in self.ways for message in way.messages]
+            messages = [message for way in self._own_ways for message in way.messages]
             connected = connect_part(self.data, comm, self.slots, self._hosts, messages)
             of_part = sampling.sampler_of_part(self.data)
             stored = part_edges(connected.own, connected.own_part, self.edge_label_index)

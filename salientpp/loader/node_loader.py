@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 from torch_geometric.sampler.base import SubgraphType
+from typing_extensions import Unpack
 
 from salientpp.batch.template import add_node_attributes
 from salientpp.engine.source import (
@@ -26,23 +26,19 @@ from salientpp.engine.source import (
     open_data,
     open_partition,
 )
-from salientpp.engine.way import Way
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
-from salientpp.loader.options import Options, Pad, SamplingOptions, Uneven
-from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
-from salientpp.sampling.neighbor_sampler import SharedDraws
+from salientpp.loader.options import NeighborLoaderOptions, Options
+from salientpp.loader.pyg_arguments import SamplingOptions
+from salientpp.loader.signature import divided, with_options
+from salientpp.ranks.comm import Comm
 from salientpp.sampling.seeds import check_one_per_seed, part_nodes, read_seeds, split_type
-from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.rows import RowSource
 from salientpp.vip.inclusion import uniform_start
-from salientpp.vip.policies import Policy
-from salientpp.ways.lookahead.planner import Window
-from salientpp.ways.sums.plan import PartialAggregation
 from salientpp.ways.sums.way import messages_of
 
 
+@with_options()
 class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     """Mini-batches of sampled neighbourhoods, as PyG's ``NeighborLoader`` gives them, which it is an instance of.
 
@@ -65,58 +61,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
             persistent_workers: as in torch's ``DataLoader``, except that workers are threads that sample ahead (0: the caller's), and
             ``generator`` only seeds the loader.
-        replication_factor: α >= 0; each rank, or each host's ranks together, cache ``floor(α N / K)`` remote rows, where K is how many ranks or hosts
-            have rows that others do not. With several types of vertices as many as take
-            ``α / K`` of the bytes of all rows that may travel.
-        gpu_fraction: β in [0, 1]; this fraction of the part's rows, the hottest, is kept on ``device``.
-        gpu_cache_bytes: as many of the cached rows as fit into this, the hottest, are kept on ``device`` too.
-        zero_copy: on a CUDA device, keep the part's rows and the cached ones in page-locked host memory and let the device read them there,
-            instead of gathering them in staging buffers; takes host memory for all of them, and needs Triton.
-        dtype: of delivered ``x``, which may be stored narrower: converted on ``device``, a plain cast. None: as stored.
-        policy: how cached rows are chosen: a name in :data:`salientpp.vip.policies.POLICIES`, or a function that scores the vertices of a
-            :class:`~salientpp.vip.policies.Workload`, float [N], the higher the sooner cached, 0 never. With several types of vertices, or by
-            weights, a name in :data:`salientpp.vip.policies.TYPED_POLICIES`, or a function of a :class:`~salientpp.vip.policies.TypedWorkload`.
-        cache: the ``cache`` of another loader, instead of one of its own.
-        rows: name -> where the rows of that vertex attribute come from, instead of the data: a tensor, or an object with ``shape``, ``dtype`` and
-            ``take`` (a :class:`~salientpp.store.rows.RowSource`). Row i is vertex i's; on a partitioned graph that of the part's i-th vertex.
-            Of a ``HeteroData``, (node type, name) -> rows.
-        gather: on a partitioned graph, the attributes that every sampled vertex gets, each named once or more; others come for the
-            seeds. Without any, no row travels. With several types a name means this attribute of every type that has it, and
-            (node type, name) that of one.
-        device: where batches are delivered; None: the CPU.
-        depth: batches in flight, 1 to 10. 1 turns the pipeline off. Without other ranks or another device there is none.
-        seed: of everything random; None draws one from ``generator`` or torch's global generator (rank 0's counts).
-        uneven: 'wrap', 'drop', 'exact' or 'error', see :mod:`salientpp.sampling.schedule`; None: 'wrap' with ``shuffle``, without it 'exact'.
-        process_group: the ranks that serve the parts; None: the default group. The package makes its own group from it.
-        timeout: longest wait for another rank, seconds or ``timedelta``; 0: the default.
-        share: (rank, number of ranks): of a ``Data`` or ``HeteroData`` that every process holds, visit this process's share of the seeds.
-            All processes pass the same ``seed``, which ``shuffle`` requires; nobody talks to anybody.
-        pad: 'bucket': fill batches up to few sizes, for compiled models, see :mod:`salientpp.loader.padding`.
-        ranks_per_host: on a partitioned graph, how many ranks each host has, a number or a list with one for every host. They hold the rows of their parts
-            once and share one cache; α then counts per host. None: what torchrun or SLURM says, or 1 where neither speaks or
-            memory cannot be shared. See :mod:`salientpp.ranks.placement`.
-        slots: how many share an epoch's batches, from the number of ranks to 16,384; any number of ranks gives the same batches of each. None: the
-            number of ranks.
-        join_slots: give the batches that a rank's slots have in a round as one, their MFGs side by side; each remote row is fetched once.
-        shared_draws: None: every vertex draws its neighbours by itself. 'batch': every vertex t has one number r_t in a batch, the same for all hops, and
-            whoever lists t among more neighbours than its fanout takes those with the smallest r (LABOR-0), so that a batch has fewer vertices. Lists of
-            more than 1,000 draw by themselves. Not with ``replace`` or ``weight_attr``.
-        draw_block: so many batches of a slot that follow one another draw alike: a vertex that two of them expand at the same hop (with ``shared_draws``,
-            at any) draws the same neighbours in both. Whose own sampler draws has none.
-        lookahead: on a partitioned graph, how many of its next batches a rank knows, 0 to 8,192, or 'auto': as many as are worth their memory. The cache then
-            follows them: batches stay the same, and fewer rows travel. It takes the memory that ``replication_factor`` gives, ids of the batches to come
-            included, and neighbours are drawn twice. Every rank has a cache of its own, also where ranks share a host. Not with another policy than 'vip'
-            or 'vip-hop', nor with ``cache``, ``zero_copy``, ``gpu_cache_bytes`` or ``transform_sampler_output``.
-        send_as: on a partitioned graph, name of an attribute that every sampled vertex gets -> the format that its rows travel in and are cached in,
-            ``{"x": "int8"}``, see :mod:`salientpp.store.narrow`. Each row is delivered as it would be read from such a message, wherever it comes from, so
-            batches do not depend on who has which rows. For a directory that was partitioned with ``store_as`` leave it out.
-        partial_aggregation: on a partitioned graph with one type of vertices: neighbours in the last hop that another rank has come as their 'sum', 'mean' or
-            'max', in one row for each vertex that they are neighbours of, where that is fewer bytes than their rows. They and their edges are not in the batch,
-            which has ``partial`` instead (:class:`~salientpp.ways.sums.way.Partial`); :func:`salientpp.nn.merge_partial` makes the model's first
-            layer add it. 'auto': 'mean', where a trial of this rank's first epoch gains 3 % or more.
-        partial_weight: with ``partial_aggregation``, the edge attribute that the first layer is given as ``edge_weight``: rows are multiplied by the weights of
-            their edges before they are summed. Weights travel with the request. None: rows are summed as they are.
-        ways: further methods that move fewer bytes for the same batches, as objects of :class:`~salientpp.engine.way.Way`; the same on all ranks.
+        <options>
         input_id, custom_cls: as in PyG's ``NodeLoader``.
 
     Raises:
@@ -145,57 +90,24 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         neighbor_sampler: BaseSampler | None = None,
         directed: bool = True,
         *,
-        replication_factor: float = 0.0,
-        gpu_fraction: float = 0.0,
-        gpu_cache_bytes: int = 0,
-        zero_copy: bool = False,
-        dtype: torch.dtype | None = None,
-        policy: Policy = "vip",
-        cache: FeatureCache | TypedFeatureCache | None = None,
-        rows: Mapping[Any, Tensor | RowSource] | None = None,
-        gather: Iterable[str] = ("x",),
-        device: torch.device | str | None = None,
-        depth: int = 10,
-        seed: int | None = None,
-        uneven: Uneven = None,
-        process_group: Any = None,
-        timeout: float | timedelta = DEFAULT_TIMEOUT,
-        share: tuple[int, int] | None = None,
-        pad: Pad = None,
-        ranks_per_host: int | Sequence[int] | None = None,
-        slots: int | None = None,
-        join_slots: bool = False,
-        shared_draws: SharedDraws = None,
-        draw_block: int = 1,
-        lookahead: Window = 0,
-        send_as: Mapping[Any, str] | None = None,
-        partial_aggregation: PartialAggregation = None,
-        partial_weight: str | None = None,
-        ways: Sequence[Way] = (),
         input_id: Tensor | None = None,
         custom_cls: type | None = None,
-        **kwargs: Any,
+        **options: Unpack[NeighborLoaderOptions],
     ) -> None:
         # Lightning makes a loader anew from its attributes, to put another sampler into it: each argument is one.
         self.input_nodes = input_nodes
         self.input_time = input_time
         self.input_id = input_id
         self.custom_cls = custom_cls
-        self.gather = gather
         self.filter_per_worker = filter_per_worker
+        own, kwargs = divided(options)
+        given = Options(transform=transform, transform_sampler_output=transform_sampler_output, **own)
         sampling = SamplingOptions(
             num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
             time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
-            shared_draws=shared_draws,
+            shared_draws=given.shared_draws,
         )  # fmt: skip
-        options = Options(
-            transform=transform, transform_sampler_output=transform_sampler_output, replication_factor=replication_factor,
-            gpu_fraction=gpu_fraction, gpu_cache_bytes=gpu_cache_bytes, zero_copy=zero_copy, dtype=dtype, policy=policy, cache=cache, rows=rows,
-            device=device, depth=depth, seed=seed, uneven=uneven, process_group=process_group, timeout=timeout, share=share,
-            pad=pad, ranks_per_host=ranks_per_host, slots=slots, join_slots=join_slots, draw_block=draw_block,
-            lookahead=lookahead, send_as=send_as, partial_aggregation=partial_aggregation, partial_weight=partial_weight, ways=ways,
-        )  # fmt: skip
-        super().__init__(data, sampling, options, kwargs)
+        super().__init__(data, sampling, given, kwargs)
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         data = self.data
@@ -224,7 +136,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             self._hosts,
             [
                 *messages_of(self.partial_aggregation, self.partial_weight),
-                *(message for way in self.ways for message in way.messages),
+                *(message for way in self._own_ways for message in way.messages),
             ],
         )
         inputs, split = part_nodes(connected.own, connected.own_part, self.input_nodes, self.input_time, self.input_id)

@@ -1,31 +1,29 @@
-"""Which arguments does a loader take beside PyG's and torch's, and which values may they have?
+"""The package's own options of the loaders, each declared once.
 
-:class:`Options` holds the package's own arguments, first as the user gave them. They are checked in two steps: where and how long
-(:meth:`Options.checked_device`, :meth:`Options.checked_timeout`) before ranks are connected, which cannot be done without, and everything else
-(:meth:`Options.checked`) after, so that a mistake on one rank reaches the others. :class:`SamplingOptions` holds what a sampler is made with.
+:data:`OPTIONS` has them by name. They are checked in two steps: where and how long (:meth:`Options.checked_device`, :meth:`Options.checked_timeout`) before
+ranks are connected, which cannot be done without, and everything else (:meth:`Options.checked`) after, so that a mistake on one rank reaches the others.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import torch
-from torch_geometric.sampler import BaseSampler
-from torch_geometric.sampler.base import SubgraphType
+from torch import Tensor
 
 from salientpp.arguments import as_integer, as_real
+from salientpp.engine.option import Option, Values, declared_in, flag, fraction, integer
 from salientpp.engine.way import Way
+from salientpp.loader.pyg_arguments import TorchArguments
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
-from salientpp.sampling.neighbor_sampler import NeighborSampler, SharedDraws
+from salientpp.sampling.neighbor_sampler import SharedDraws
 from salientpp.sampling.schedule import UNEVEN
 from salientpp.store.assembly import has_kernel
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
-from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.rows import RowSource
 from salientpp.vip.policies import PROBABILITIES, Policy, check_policy, check_replication_factor
 from salientpp.ways.lookahead.planner import Window, check_lookahead
 from salientpp.ways.sums.plan import REDUCTIONS, PartialAggregation
@@ -38,37 +36,394 @@ Uneven = Literal["wrap", "drop", "exact", "error"] | None
 Pad = Literal["bucket"] | None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Options:
-    """The package's own arguments of a loader, by the names and with the meanings that :class:`~salientpp.NeighborLoader` gives them."""
+def _check_policy(name: str, value: Any) -> Policy:
+    check_policy(value)
+    return value
 
-    transform: Callable[[Any], Any] | None = None
-    transform_sampler_output: Callable[[Any], Any] | None = None
-    replication_factor: float = 0.0
-    gpu_fraction: float = 0.0
-    gpu_cache_bytes: int = 0
-    zero_copy: bool = False
-    dtype: torch.dtype | None = None
-    policy: Policy = "vip"
-    cache: FeatureCache | TypedFeatureCache | None = None
-    rows: Mapping[Any, Any] | None = None
-    device: torch.device | str | int | None = None
-    depth: int = 10
-    seed: int | None = None
-    uneven: Uneven = None
-    process_group: Any = None
-    timeout: float | timedelta = DEFAULT_TIMEOUT
-    share: tuple[int, int] | None = None
-    pad: Pad = None
-    ranks_per_host: int | Sequence[int] | None = None
-    slots: int | None = None
-    join_slots: bool = False
-    draw_block: int = 1
-    send_as: Mapping[Any, str] | None = None
-    lookahead: Window = 0
-    partial_aggregation: PartialAggregation = None
-    partial_weight: str | None = None
-    ways: Sequence[Way] = ()
+
+def _check_cache(name: str, value: Any) -> FeatureCache | TypedFeatureCache | None:
+    if value is not None and not isinstance(value, (FeatureCache, TypedFeatureCache)):
+        raise TypeError(f"{name} must be the cache of another loader (loader.cache), got {type(value).__name__}")
+    return value
+
+
+def _check_dtype(name: str, value: Any) -> torch.dtype | None:
+    if value is not None and not isinstance(value, torch.dtype):
+        raise ValueError(f"{name} must be a torch.dtype (of delivered x) or None, got {value!r}")
+    return value
+
+
+def _check_pad(name: str, value: Any) -> Pad:
+    if value not in (None, "bucket"):
+        raise ValueError(f"{name} must be 'bucket' or None, got {value!r}")
+    return value
+
+
+def _check_seed(name: str, value: Any) -> int | None:
+    if value is not None and as_integer(value) is None:
+        raise ValueError(f"{name} must be an integer or None, got {value!r}")
+    return None if value is None else as_integer(value)
+
+
+def _check_uneven(name: str, value: Any) -> Any:
+    if value is not None and (not isinstance(value, str) or value not in UNEVEN):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, UNEVEN))}, got {value!r}")
+    return value
+
+
+def _check_ways(name: str, value: Any) -> Sequence[Way]:
+    wrong = next((way for way in value if not isinstance(way, Way)), None)
+    if wrong is not None:
+        raise TypeError(f"{name} must be objects of salientpp.engine.way.Way, got {type(wrong).__name__}")
+    return value
+
+
+def _name_of_policy(policy: Policy) -> str:
+    return policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function")
+
+
+def _formats(send_as: Mapping[Any, str] | None) -> dict[str, str]:
+    return {str(key): str(format) for key, format in (send_as or {}).items()}
+
+
+def _names_of_ways(ways: Sequence[Way]) -> list[str]:
+    return [way.name for way in ways]
+
+
+class Memory(TypedDict, total=False):
+    """Where rows are kept."""
+
+    replication_factor: Annotated[
+        float,
+        Option(
+            default=0.0,
+            check=lambda name, value: check_replication_factor(value),
+            agree="hosts",
+            help="α ≥ 0: each rank caches `floor(α N / K)` remote rows; with [several ranks on a host](concepts.md#hosts-with-several-ranks) α counts per "
+            "host, and K is the number of hosts that differ in their parts. No effect on a `Data`",
+        ),
+    ]
+
+    policy: Annotated[
+        Policy,
+        Option(
+            default="vip",
+            check=_check_policy,
+            agree="hosts",
+            plain=_name_of_policy,
+            help="how cached rows are chosen: `vip`, `vip-hop`, `degree`, `halo`, `wpr`, `paths`, `simulation`, `random`, or [a "
+            "function](#a-cache-policy-of-your-own)",
+        ),
+    ]
+
+    cache: Annotated[
+        FeatureCache | TypedFeatureCache | None,
+        Option(default=None, check=_check_cache, help="another loader's `cache`, instead of one of its own"),
+    ]
+
+    gpu_fraction: Annotated[
+        float,
+        Option(
+            default=0.0,
+            check=fraction("the part of a part's rows kept on the device"),
+            help="β in [0, 1]: this fraction of the part's rows (of each type's), the hottest, is kept on `device`. No effect on stores; refused with a "
+            "`neighbor_sampler` of another class",
+        ),
+    ]
+
+    gpu_cache_bytes: Annotated[
+        int,
+        Option(
+            default=0,
+            check=integer("device memory for cached rows", 0),
+            help="as many of the cached rows as fit into this, the hottest, are kept on `device` too",
+        ),
+    ]
+
+    zero_copy: Annotated[
+        bool,
+        Option(
+            default=False,
+            check=flag,
+            help="on a CUDA device: keep the rows of the host in pinned memory and let the device read them there, see [cuda.md](cuda.md). No effect on "
+            "the CPU",
+        ),
+    ]
+
+
+class Columns(TypedDict, total=False):
+    """What batches hold."""
+
+    gather: Annotated[
+        Iterable[Any],
+        Option(
+            default=("x",),
+            agree="yes",
+            plain=None,
+            help="on a partitioned graph, the node attributes that every sampled vertex gets, of all types that have them, or `(type, name)`; refused on "
+            "a `Data`, where all attributes come",
+        ),
+    ]
+
+    rows: Annotated[
+        Mapping[Any, Tensor | RowSource] | None,
+        Option(
+            default=None,
+            identifies=True,
+            plain=None,
+            help="attribute name → where its rows come from, see [rows from another storage](#rows-from-another-storage). Refused on stores",
+        ),
+    ]
+
+    dtype: Annotated[
+        torch.dtype | None,
+        Option(
+            default=None,
+            check=_check_dtype,
+            agree="yes",
+            plain=str,
+            help="of delivered `x`, which may be stored narrower; a plain cast on `device`. `None`: as stored, or as it was before `store_as` or "
+            "`send_as` made it [narrower](concepts.md#narrower-rows)",
+        ),
+    ]
+
+    pad: Annotated[
+        Pad,
+        Option(
+            default=None,
+            check=_check_pad,
+            help="`'bucket'`: fill batches up to few sizes, for [compiled models](#compiled-models)",
+        ),
+    ]
+
+
+class Sampling(TypedDict, total=False):
+    """How batches are drawn."""
+
+    seed: Annotated[
+        int | None,
+        Option(
+            default=None,
+            check=_check_seed,
+            agree="yes",
+            identifies=True,
+            plain=None,
+            help="of everything random. `None` draws one from `generator` or torch's global generator; rank 0's counts. `loader.seed` shows it",
+        ),
+    ]
+
+    shared_draws: Annotated[
+        SharedDraws,
+        Option(
+            default=None,
+            agree="yes",
+            identifies=True,
+            plain=None,
+            help="`'batch'`: the vertices of a batch agree on which neighbours to draw, so it has fewer vertices, see "
+            "[concepts.md](concepts.md#draws-that-agree). `None`: each draws by itself. Refused with `replace` and `weight_attr`. `NeighborSampler` "
+            "takes it too",
+        ),
+    ]
+
+    draw_block: Annotated[
+        int,
+        Option(
+            default=1,
+            check=integer("batches that draw alike", 1),
+            agree="yes",
+            identifies=True,
+            help="so many batches of a slot that follow one another draw alike, see [concepts.md](concepts.md#draws-that-agree). 1: each has draws of its "
+            "own. Refused with a `neighbor_sampler` of another class",
+        ),
+    ]
+
+    uneven: Annotated[
+        Uneven,
+        Option(
+            default=None,
+            check=_check_uneven,
+            agree="yes",
+            identifies=True,
+            plain=None,
+            help="`'wrap'`, `'drop'`, `'exact'` or `'error'`, see [concepts.md](concepts.md#ranks-with-different-numbers-of-batches). `None`: `'wrap'` "
+            "with `shuffle=True`, else `'exact'`",
+        ),
+    ]
+
+    share: Annotated[
+        tuple[int, int] | None,
+        Option(
+            default=None,
+            help="(rank, number of ranks): of a `Data` that every process holds, visit this process's share of the seeds, with the same `seed` on all "
+            "(required with `shuffle`); `uneven` applies. No rank talks to another",
+        ),
+    ]
+
+
+class Pipeline(TypedDict, total=False):
+    """How batches are made ahead."""
+
+    device: Annotated[
+        torch.device | str | int | None,
+        Option(default=None, help="where batches are delivered; `None` is the CPU"),
+    ]
+
+    depth: Annotated[
+        int,
+        Option(
+            default=10,
+            check=integer("batches in flight", 1),
+            agree="yes",
+            help="batches in flight, from 1 (pipeline off); more than 10 counts as 10; equal on all ranks. No effect on one process's data on the CPU, "
+            "where a batch is made in one call",
+        ),
+    ]
+
+
+class Ranks(TypedDict, total=False):
+    """Which ranks make batches together."""
+
+    process_group: Annotated[
+        Any,
+        Option(
+            default=None,
+            help="the ranks that serve the parts; `None` is the default group. See [below](#rules-on-several-ranks)",
+        ),
+    ]
+
+    timeout: Annotated[
+        float | timedelta,
+        Option(
+            default=DEFAULT_TIMEOUT,
+            shown="300 s",
+            help="longest wait for another rank, seconds or `timedelta` (not `DataLoader`'s `timeout`)",
+        ),
+    ]
+
+    ranks_per_host: Annotated[
+        int | Sequence[int] | None,
+        Option(
+            default=None,
+            agree="yes",
+            plain=None,
+            help="on a partitioned graph, how many ranks each host has: a number, or a list with one for every host. They share rows and a cache, see "
+            "[concepts.md](concepts.md#hosts-with-several-ranks). `None`: what torchrun (`LOCAL_WORLD_SIZE`) or SLURM says, 1 where neither speaks; "
+            "1 shares nothing",
+        ),
+    ]
+
+    slots: Annotated[
+        int | None,
+        Option(
+            default=None,
+            check=integer("that share an epoch's batches", 1, none=True),
+            agree="yes",
+            help="on a partitioned graph: how many share an epoch's batches, at most 16,384; any number of ranks up to that gives the same batches, see "
+            "[concepts.md](concepts.md#slots-the-same-batches-on-any-number-of-ranks). `None`: as many as ranks",
+        ),
+    ]
+
+    join_slots: Annotated[
+        bool,
+        Option(
+            default=False,
+            check=flag,
+            agree="yes",
+            help="give what a rank's slots have in a round as one batch: their MFGs side by side, hop by hop; a remote row is fetched once",
+        ),
+    ]
+
+
+class FewerBytes(TypedDict, total=False):
+    """Ways to move fewer bytes."""
+
+    send_as: Annotated[
+        Mapping[Any, str] | None,
+        Option(
+            default=None,
+            agree="yes",
+            plain=_formats,
+            help='on a partitioned graph, attribute → the format that its rows travel in and are cached in: `{"x": "int8"}`, see '
+            "[concepts.md](concepts.md#narrower-rows). Of the attributes in `gather`; refused for those that the directory stores narrower already",
+        ),
+    ]
+
+    lookahead: Annotated[
+        Window,
+        Option(
+            default=0,
+            check=lambda name, value: check_lookahead(value),
+            help="on a partitioned graph: how many of its next batches a rank knows, a number or `'auto'`. The cache follows them, so fewer rows travel, "
+            "in the same memory; batches stay the same. See [concepts.md](concepts.md#a-cache-that-knows-the-next-batches). Every rank has a cache "
+            "of its own, also where ranks share a host. Without other ranks, or with α = 0, it does nothing. Refused with a `policy` other than "
+            "`'vip'` and `'vip-hop'`, `cache`, `zero_copy`, `gpu_cache_bytes`, `transform_sampler_output` and `ranks_per_host` > 1",
+        ),
+    ]
+
+    ways: Annotated[
+        Sequence[Way],
+        Option(
+            default=(),
+            check=_check_ways,
+            agree="yes",
+            plain=_names_of_ways,
+            help="further methods that move fewer bytes for the same batches, as objects of `salientpp.engine.way.Way`; the same on all ranks",
+        ),
+    ]
+
+
+class Sums(TypedDict, total=False):
+    """Ways to move fewer bytes, of `NeighborLoader` alone."""
+
+    partial_aggregation: Annotated[
+        PartialAggregation,
+        Option(
+            default=None,
+            agree="yes",
+            help="on a partitioned graph with one type of vertices: `'sum'`, `'mean'` or `'max'` of what other ranks have of a vertex's neighbours in the "
+            "last hop come in place of their rows, where that is fewer bytes, and for a `device` also of what its host has; `'auto'`: `'mean'`, "
+            "where it is worth it. Batches have `partial`, and the model's first layers add it after `salientpp.nn.merge_partial(model)`: see "
+            "[concepts.md](concepts.md#sums-in-the-place-of-rows). `NeighborLoader` only. Refused with `disjoint`, `time_attr`, another "
+            "`subgraph_type` than `'directional'`, several names in `gather`, rows that are not floats or travel narrower, `lookahead`, "
+            "`join_slots`, `pad` and `transform_sampler_output`",
+        ),
+    ]
+
+    partial_weight: Annotated[
+        str | None,
+        Option(
+            default=None,
+            agree="yes",
+            help="with `partial_aggregation`: the name of the edge attribute, one real number per edge, that the first layer is given as `edge_weight`. "
+            "Rows are multiplied by it before they are summed; it [travels with the request](concepts.md#sums-in-the-place-of-rows)",
+        ),
+    ]
+
+
+class LoaderOptions(Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, TorchArguments, total=False):
+    """What both loaders take beside PyG's arguments, for editors and type checkers."""
+
+
+class NeighborLoaderOptions(LoaderOptions, Sums, total=False):
+    """What :class:`~salientpp.NeighborLoader` takes beside PyG's arguments."""
+
+
+#: The groups of options; the first line of a group's docstring says what it is for. Those of ``Sums`` are NeighborLoader's alone.
+GROUPS: list[type] = [Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, Sums]
+
+#: Name -> declaration.
+OPTIONS: dict[str, Option] = {name: option for group in GROUPS for name, (_, option) in declared_in(group).items()}
+
+
+class Options(Values):
+    """The values of the package's options of one loader, first as the user gave them, and PyG's ``transform`` and ``transform_sampler_output``.
+
+    Args:
+        **given: what the user gave.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(OPTIONS, {"transform": None, "transform_sampler_output": None, **given})
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -76,82 +431,28 @@ class Options:
         Raises:
             ValueError, TypeError: an argument is wrong, whatever the data is.
         """
-        gpu_fraction, gpu_cache_bytes, depth = (
-            as_real(self.gpu_fraction),
-            as_integer(self.gpu_cache_bytes),
-            as_integer(self.depth),
-        )
-        if gpu_fraction is None or not 0 <= gpu_fraction <= 1:
-            raise ValueError(
-                f"gpu_fraction must be in [0, 1] (the part of a part's rows kept on the device), got {self.gpu_fraction!r}"
-            )
-        replication_factor = check_replication_factor(self.replication_factor)
-        check_policy(self.policy)
-        if self.cache is not None and not isinstance(self.cache, (FeatureCache, TypedFeatureCache)):
-            raise TypeError(
-                f"cache must be the cache of another loader (loader.cache), got {type(self.cache).__name__}"
-            )
-        if self.cache is not None and replication_factor > 0:
+        found = self.checked_alone()
+        if found.cache is not None and found.replication_factor > 0:
             raise ValueError(
                 "pass either cache= or replication_factor=, not both: the size of a given cache is its maker's"
             )
-        if gpu_cache_bytes is None or gpu_cache_bytes < 0:
-            raise ValueError(
-                f"gpu_cache_bytes must be an integer >= 0 (device memory for cached rows), got {self.gpu_cache_bytes!r}"
-            )
-        if self.cache is not None and gpu_cache_bytes:
+        if found.cache is not None and found.gpu_cache_bytes:
             raise ValueError(
                 "gpu_cache_bytes is for a cache that the loader makes; a given cache has its device rows from its maker"
             )
-        if not isinstance(self.zero_copy, bool):
-            raise ValueError(f"zero_copy must be True or False, got {self.zero_copy!r}")
-        if self.zero_copy and device.type == "cuda" and not has_kernel():
+        if found.zero_copy and device.type == "cuda" and not has_kernel():
             raise ValueError(
                 "zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out"
             )
-        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
-            raise ValueError(f"dtype must be a torch.dtype (of delivered x) or None, got {self.dtype!r}")
-        if depth is None or depth < 1:
-            raise ValueError(f"depth must be an integer >= 1 (batches in flight), got {self.depth!r}")
-        if self.seed is not None and as_integer(self.seed) is None:
-            raise ValueError(f"seed must be an integer or None, got {self.seed!r}")
-        if self.uneven is not None and (not isinstance(self.uneven, str) or self.uneven not in UNEVEN):
-            raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
-        if self.pad not in (None, "bucket"):
-            raise ValueError(f"pad must be 'bucket' or None, got {self.pad!r}")
-        wrong = next((way for way in self.ways if not isinstance(way, Way)), None)
-        if wrong is not None:
-            raise TypeError(f"ways must be objects of salientpp.engine.way.Way, got {type(wrong).__name__}")
-        slots = as_integer(self.slots)
-        if self.slots is not None and (slots is None or slots < 1):
+        if found.lookahead:
+            found._check_goes_with_lookahead()
+        if found.partial_aggregation is not None:
+            found._check_goes_with_partial()
+        elif found.partial_weight is not None:
             raise ValueError(
-                f"slots must be an integer >= 1 (that share an epoch's batches) or None, got {self.slots!r}"
+                f"partial_weight={found.partial_weight!r} is for sums of rows; pass partial_aggregation= too, or leave it out"
             )
-        if not isinstance(self.join_slots, bool):
-            raise ValueError(f"join_slots must be True or False, got {self.join_slots!r}")
-        draw_block = as_integer(self.draw_block)
-        if draw_block is None or not 1 <= draw_block < 2**63:
-            raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {self.draw_block!r}")
-        lookahead = check_lookahead(self.lookahead)
-        if lookahead:
-            self._check_goes_with_lookahead()
-        if self.partial_aggregation is not None:
-            self._check_goes_with_partial()
-        elif self.partial_weight is not None:
-            raise ValueError(
-                f"partial_weight={self.partial_weight!r} is for sums of rows; pass partial_aggregation= too, or leave it out"
-            )
-        return dataclasses.replace(
-            self,
-            lookahead=lookahead,
-            slots=slots,
-            draw_block=draw_block,
-            replication_factor=replication_factor,
-            gpu_fraction=gpu_fraction,
-            gpu_cache_bytes=gpu_cache_bytes,
-            depth=depth,
-            seed=None if self.seed is None else as_integer(self.seed),
-        )
+        return found
 
     def checked_device(self) -> torch.device:
         """The CPU or a CUDA device that is there, with its number."""
@@ -272,97 +573,3 @@ class Options:
                 "same seed= (or a generator= in the same state) in all of them"
             )
         return share[0], share[1]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SamplingOptions:
-    """How batches are drawn: the arguments that PyG's loaders of vertices and of edges share, and the sampler that they make."""
-
-    num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]]
-    replace: bool
-    subgraph_type: SubgraphType | str
-    disjoint: bool
-    temporal_strategy: str
-    time_attr: str | None
-    weight_attr: str | None
-    is_sorted: bool
-    directed: bool
-    neighbor_sampler: BaseSampler | None
-    shared_draws: SharedDraws = None
-
-    def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
-        """A sampler over the topology of a partitioned graph, which every rank has whole.
-
-        Raises:
-            ValueError: the arguments do not fit the graph, or a sampler is given: the cache is planned by knowing how batches are drawn.
-        """
-        if self.neighbor_sampler is not None:
-            raise ValueError(
-                "neighbor_sampler= is for data in one process: on a partitioned graph the cache and the order of rows follow from how this "
-                "package's sampler draws; leave it out, and say how to draw with the loader's own arguments"
-            )
-        needs_types = part.is_hetero or self.time_attr is not None or self.weight_attr is not None
-        return NeighborSampler.of(
-            part.typed_graph(self.time_attr, self.weight_attr) if needs_types else part.graph,
-            self.num_neighbors,
-            subgraph_type=self.subgraph_type if self.directed else SubgraphType.induced,
-            replace=self.replace,
-            disjoint=self.disjoint,
-            temporal_strategy=self.temporal_strategy,
-            shared_draws=self.shared_draws,
-        )
-
-    def sampler(self, data: Any, method: str) -> BaseSampler:
-        """The user's own sampler, which must have ``method``, or one over ``data``."""
-        own: Any = self.neighbor_sampler
-        if own is not None and not callable(getattr(own, method, None)):
-            raise TypeError(
-                f"neighbor_sampler must be a torch_geometric.sampler.BaseSampler with {method}, got {type(own).__name__}"
-            )
-        if own is not None:
-            return own
-        return NeighborSampler(
-            data,
-            self.num_neighbors,
-            replace=self.replace,
-            subgraph_type=self.subgraph_type,
-            disjoint=self.disjoint,
-            temporal_strategy=self.temporal_strategy,
-            time_attr=self.time_attr,
-            weight_attr=self.weight_attr,
-            is_sorted=self.is_sorted,
-            directed=self.directed,
-            shared_draws=self.shared_draws,
-        )
-
-
-def normalise_numbers(kwargs: dict[str, Any]) -> None:
-    """Numbers for torch's ``DataLoader`` become Python's, in place."""
-    for name in ("batch_size", "num_workers", "prefetch_factor"):
-        number = as_integer(kwargs.get(name))
-        if number is not None:
-            kwargs[name] = number
-        elif kwargs.get(name) is not None and name != "batch_size":
-            raise ValueError(f"{name} must be an integer, got {kwargs[name]!r}")
-
-
-def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
-    """Whether the loader orders its seeds itself, and no ``sampler`` or ``batch_sampler`` of the user's does.
-
-    Raises:
-        ValueError: there is one, on a partitioned graph or without a length.
-    """
-    name = next((name for name in ("sampler", "batch_sampler") if kwargs.get(name) is not None), None)
-    if name is None:
-        return True
-    if partitioned:
-        raise ValueError(
-            f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds. Lightning puts "
-            "one into loaders on ranks unless told Trainer(use_distributed_sampler=False), and into those of trainer.predict in any case: use "
-            "salientpp.lightning.LightningNodeData"
-        )
-    if not hasattr(kwargs[name], "__len__"):
-        raise ValueError(
-            f"{name} must have a length (how much it gives in an epoch), got {type(kwargs[name]).__name__} without __len__"
-        )
-    return False

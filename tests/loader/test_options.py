@@ -1,0 +1,109 @@
+"""Laws of the options: each is declared once, and signature, docstring, docs, facts and fingerprint are made of the declaration."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from graphs import random_data
+
+from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.engine.option import declared_in
+from salientpp.loader.options import GROUPS, OPTIONS, Options, Sums
+from salientpp.loader.signature import tables_of_options
+
+ROOT = Path(__file__).parents[2]
+
+#: A file that adds an option, with a way that it leads to, to the loaders.
+NEW_FILE = '''
+from typing import Annotated, TypedDict
+from salientpp.engine.option import Option, flag
+from salientpp.engine.way import Way
+from salientpp.loader.signature import declare
+
+class Counting(Way):
+    name = "counting"
+    needs_stages = True
+    delivered = 0
+
+    def deliver(self, batch, note):
+        Counting.delivered += 1
+
+class Counts(TypedDict, total=False):
+    """What is counted."""
+
+    count_batches: Annotated[bool, Option(
+        default=False, check=flag, agree="yes", identifies=True, help="count the batches, see [docs](x.md)", way=lambda value: Counting(),
+    )]
+
+declare(Counts)
+'''
+
+USE = """
+import inspect, pytest, salientpp, torch, new_file
+from salientpp.loader.options import Options
+from salientpp.loader.signature import declare, tables_of_options
+from torch_geometric.data import Data
+
+data = Data(x=torch.arange(20.0).view(-1, 1), edge_index=torch.randint(20, (2, 60)))
+make = lambda **options: salientpp.NeighborLoader(data, [3], batch_size=5, seed=1, **options)
+for class_ in (salientpp.NeighborLoader, salientpp.LinkNeighborLoader):
+    assert inspect.signature(class_).parameters["count_batches"].default is False
+    assert "count_batches: count the batches, see docs\\n" in class_.__doc__
+assert "**What is counted**" in tables_of_options()
+assert "| `count_batches` | `False` | alike | count the batches, see [docs](x.md) |" in tables_of_options()
+assert Options(count_batches=True).facts(of_host=False)["count_batches"] is True
+plain, counting = make(), make(count_batches=True)
+assert plain.count_batches is False and counting.count_batches is True
+assert "count_batches" not in plain.state_dict()["fingerprint"]
+assert counting.state_dict()["fingerprint"]["count_batches"] is True
+assert all(torch.equal(a.x, b.x) for a, b in zip(plain, counting, strict=True))
+assert new_file.Counting.delivered == len(counting) == 4
+with pytest.raises(ValueError, match="count_batches must be True or False, got 3"):
+    make(count_batches=3)
+with pytest.raises(ValueError, match="Counts declares count_batches, which the loaders have already"):
+    declare(new_file.Counts)
+"""
+
+
+def test_one_new_file_adds_an_option(tmp_path):
+    (tmp_path / "new_file.py").write_text(NEW_FILE)
+    path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    done = subprocess.run([sys.executable, "-c", path + USE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_tables_in_the_docs_are_those_of_the_declarations():
+    page = (ROOT / "docs" / "loader.md").read_text()
+    found = page.split("<!-- options -->\n\n")[1].split("\n<!-- /options -->")[0]
+    assert found == tables_of_options(), "run `python docs/write_options.py`"
+
+
+@pytest.mark.parametrize("class_", [NeighborLoader, LinkNeighborLoader])
+def test_signature_and_docstring_have_every_option(class_):
+    parameters = inspect.signature(class_).parameters
+    for group in GROUPS:
+        for name, (_, option) in declared_in(group).items():
+            if group is Sums and class_ is LinkNeighborLoader:
+                assert name not in parameters
+            else:
+                assert parameters[name].default == option.default and f"        {name}: " in class_.__doc__
+    assert "<options>" not in class_.__doc__
+
+
+def test_every_option_is_an_attribute_so_that_lightning_can_make_the_loader_anew():
+    loader = NeighborLoader(random_data(), [3])
+    assert not [
+        name for name in inspect.signature(NeighborLoader).parameters if name != "kwargs" and not hasattr(loader, name)
+    ]
+
+
+def test_every_option_has_help_and_no_default_is_refused():
+    assert all(option.help and not option.help.endswith(".") for option in OPTIONS.values())
+    checked = Options().checked_alone()
+    assert {name: getattr(checked, name) for name in OPTIONS} == {
+        name: option.default for name, option in OPTIONS.items()
+    }
