@@ -152,10 +152,10 @@ def time_epochs(data: Data, arguments: argparse.Namespace, device: torch.device)
     for name, options in {
         "beta 0": {},
         "beta 0, zero copy": {"zero_copy": True},
-        "beta 0.1": {"gpu_fraction": 0.1},
-        "beta 0.1, zero copy": {"gpu_fraction": 0.1, "zero_copy": True},
-        "beta 0.1, depth 1": {"gpu_fraction": 0.1, "depth": 1},
-        "beta 1": {"gpu_fraction": 1.0},
+        "beta 0.1": {"device_rows": 0.1},
+        "beta 0.1, zero copy": {"device_rows": 0.1, "zero_copy": True},
+        "beta 0.1, depth 1": {"device_rows": 0.1, "depth": 1},
+        "beta 1": {"device_rows": 1.0},
     }.items():
         made = loader(device=device, **options)
         candidates[name] = lambda made=made: made
@@ -199,7 +199,7 @@ def time_tiers(data: Data, arguments: argparse.Namespace, device: torch.device) 
     for order in ("VIP", "random"):
         for beta in (0.0, 0.05, 0.1, 0.25, 0.5, 1.0):
             options = {
-                "gpu_fraction": beta,
+                "device_rows": beta,
                 "device": device,
                 "num_workers": arguments.workers,
                 "batch_size": arguments.batch_size,

@@ -268,7 +268,7 @@ def count_device_rows(rank: int, root: str, betas: list[float]) -> list[tuple[in
     in_vip_order = []
     for beta in betas:
         loader = NeighborLoader(
-            part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, gpu_fraction=beta
+            part, FANOUTS, "train", batch_size=BATCH_SIZE, shuffle=True, seed=SEED, device_rows=beta
         )
         accesses.zero_()
         for batch in loader:

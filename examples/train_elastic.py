@@ -56,7 +56,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
     part = salientpp.load(args.dataset)
     slots = args.slots or part.whole.num_parts
     options = dict(num_neighbors=args.fanouts, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth)
-    options |= dict(seed=args.seed, device=device, gpu_fraction=args.beta)
+    options |= dict(seed=args.seed, device=device, device_rows=args.beta)
     options |= dict(slots=slots)
     loader = NeighborLoader(part, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
     # No dropout: its draws would be those of a rank, and not of a slot.

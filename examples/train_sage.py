@@ -55,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
 def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, NeighborLoader], int, int]:
     """Loaders by split, the number of features and the number of classes."""
     options = dict(num_neighbors=args.fanouts, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth)
-    options |= dict(seed=args.seed, device=device, gpu_fraction=args.beta)
+    options |= dict(seed=args.seed, device=device, device_rows=args.beta)
     if Path(args.dataset).is_dir():
         data = salientpp.load(args.dataset)
         options["ranks_per_host"] = args.ranks_per_host

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import re
 from typing import Any
 
 from torch import Tensor
@@ -39,3 +40,31 @@ def as_real(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+_UNITS = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+
+
+def as_amount(value: Any) -> float | int | None:
+    """An amount of memory: a float in [0, 1] is a fraction, an int is bytes; None for anything else.
+
+    Args:
+        value: a number in [0, 1] for a fraction, an integer from 2 on for bytes, or text such as ``"2GiB"``, ``"500 MB"`` or ``"0B"`` for bytes.
+    """
+    if isinstance(value, str):
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", value)
+        return int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
+    number = as_real(value)
+    if number is None or number < 0:
+        return None
+    return number if number <= 1 else as_integer(value)

@@ -192,7 +192,7 @@ class _GraphData(pyg.LightningDataModule):
             kwargs.setdefault("device", trainer.strategy.root_device)
         if partitioned and self._cache is not None and kwargs.get("cache") is None and kwargs.get("replication_factor"):
             kwargs = {
-                name: value for name, value in kwargs.items() if name not in ("replication_factor", "gpu_cache_bytes")
+                name: value for name, value in kwargs.items() if name not in ("replication_factor", "device_cache")
             }
             kwargs["cache"] = self._cache
         if not partitioned:

@@ -11,11 +11,11 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from typing_extensions import Self
 
-from salientpp.arguments import as_integer, as_real
+from salientpp.arguments import as_amount, as_integer
 from salientpp.engine.way import Way
 
 #: Takes the name of an option and what was given for it; gives the value, with Python's numbers, or raises ValueError or TypeError.
@@ -76,17 +76,18 @@ class Values:
     """The values of the options of one loader; each is an attribute.
 
     Args:
-        declared: name -> declaration.
         given: what the user gave. A name that is not declared is an attribute too: an argument of PyG's that is used beside the options.
 
     Attributes:
+        declared: name -> declaration.
         own_ways: the ways that the user added, by ``ways=`` or by options that make one; after :meth:`checked_alone`.
     """
 
-    def __init__(self, declared: Mapping[str, Option], given: Mapping[str, Any]) -> None:
-        self._declared = declared
+    declared: ClassVar[Mapping[str, Option]] = {}
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
         self.own_ways: Sequence[Way] = ()
-        self.__dict__.update({name: option.default for name, option in declared.items()})
+        self.__dict__.update({name: option.default for name, option in self.declared.items()})
         self.__dict__.update(given)
 
     if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Values:
     @property
     def by_name(self) -> dict[str, Any]:
         """The values, those of PyG's arguments included."""
-        return {name: value for name, value in vars(self).items() if name not in ("_declared", "own_ways")}
+        return {name: value for name, value in vars(self).items() if name != "own_ways"}
 
     def checked_alone(self) -> Self:
         """These options with the values that their checks give.
@@ -105,11 +106,11 @@ class Values:
             ValueError, TypeError: a value is wrong, whatever the data and the other values are.
         """
         found = copy.copy(self)
-        for name, option in self._declared.items():
+        for name, option in self.declared.items():
             setattr(found, name, option.check(name, getattr(self, name)))
         made = (
             option.way(getattr(found, name))
-            for name, option in self._declared.items()
+            for name, option in self.declared.items()
             if option.way is not None and getattr(found, name) != option.default
         )
         found.own_ways = [*found.by_name.get("ways", ()), *made]
@@ -124,7 +125,7 @@ class Values:
         kinds = ("yes", "hosts") if of_host else ("yes",)
         return {
             name: option.plain(getattr(self, name))
-            for name, option in self._declared.items()
+            for name, option in self.declared.items()
             if option.agree in kinds and option.plain is not None
         }
 
@@ -132,7 +133,7 @@ class Values:
         """What batches depend on, as JSON values, without options that have their default."""
         return {
             name: option.plain(getattr(self, name))
-            for name, option in self._declared.items()
+            for name, option in self.declared.items()
             if option.identifies and option.plain is not None and getattr(self, name) != option.default
         }
 
@@ -157,13 +158,15 @@ def _integer(meaning: str, least: int, most: int, none: bool, name: str, value: 
     return number
 
 
-def fraction(meaning: str) -> Check:
-    """A check for real numbers of [0, 1]; ``meaning`` is for the error."""
-    return functools.partial(_fraction, meaning)
+def amount(whole: str) -> Check:
+    """A check for amounts of memory, see :func:`salientpp.arguments.as_amount`; ``whole`` says for the error what fractions are of."""
+    return functools.partial(_amount, whole)
 
 
-def _fraction(meaning: str, name: str, value: Any) -> float:
-    number = as_real(value)
-    if number is None or not 0 <= number <= 1:
-        raise ValueError(f"{name} must be in [0, 1] ({meaning}), got {value!r}")
-    return number
+def _amount(whole: str, name: str, value: Any) -> float | int:
+    found = as_amount(value)
+    if found is None:
+        raise ValueError(
+            f"{name} must be a fraction in [0, 1] of {whole}, or bytes, such as 2_000_000 or '2GiB', got {value!r}"
+        )
+    return found

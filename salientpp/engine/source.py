@@ -436,8 +436,8 @@ def access_probability(
     """
     if not isinstance(sampler, NeighborSampler):
         raise ValueError(
-            f"gpu_fraction needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
-            "pass a salientpp.NeighborSampler, or gpu_fraction=0"
+            f"device_rows needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
+            "pass a salientpp.NeighborSampler, or device_rows=0"
         )
     if sampler.graph is not None and seeds is not None and sampler.fanouts[0]:
         return {

@@ -102,14 +102,14 @@ def engine_together(basis: Basis, ways: Sequence[Way], action: str) -> Engine:
 def ways_of(options: Options, everyone: Sequence[Facts], ranks_by_host: Sequence[int]) -> list[Way]:
     """The ways that these options ask for, in the order in which they act."""
     ways: list[Way] = []
-    if options.gpu_fraction:
-        ways.append(DeviceRows(options.gpu_fraction))
+    if options.device_rows:
+        ways.append(DeviceRows(options.device_rows))
     fill = any(facts.fills_cache for facts in everyone)
     if options.lookahead and not ranks_by_host:
         ways.append(Lookahead(options.lookahead, options.replication_factor, options.policy, fill))
     elif fill or options.cache is not None:
         kind = HostCache if ranks_by_host else Cache
-        ways.append(kind(options.replication_factor, options.policy, options.gpu_cache_bytes, fill, options.cache))
+        ways.append(kind(options.replication_factor, options.policy, options.device_cache, fill, options.cache))
     if options.partial_aggregation is not None:
         ways.append(SumsOfRows(options.partial_aggregation, options.partial_weight))
     return [*ways, *options.own_ways]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from salientpp.arguments import as_integer, as_real
-from salientpp.engine.option import Option, Values, declared_in, flag, fraction, integer
+from salientpp.engine.option import Option, Values, amount, declared_in, flag, integer
 from salientpp.engine.way import Way
 from salientpp.loader.pyg_arguments import TorchArguments
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
@@ -121,22 +121,22 @@ class Memory(TypedDict, total=False):
         Option(default=None, check=_check_cache, help="another loader's `cache`, instead of one of its own"),
     ]
 
-    gpu_fraction: Annotated[
-        float,
+    device_rows: Annotated[
+        float | int | str,
         Option(
             default=0.0,
-            check=fraction("the part of a part's rows kept on the device"),
-            help="β in [0, 1]: this fraction of the part's rows (of each type's), the hottest, is kept on `device`. No effect on stores; refused with a "
-            "`neighbor_sampler` of another class",
+            check=amount("the part's rows"),
+            help="the hottest rows of the part, of each type, that are kept on `device` too: β in [0, 1] as a fraction of them, or "
+            "[bytes](#amounts-of-memory). No effect on stores; refused with a `neighbor_sampler` of another class",
         ),
     ]
 
-    gpu_cache_bytes: Annotated[
-        int,
+    device_cache: Annotated[
+        float | int | str,
         Option(
-            default=0,
-            check=integer("device memory for cached rows", 0),
-            help="as many of the cached rows as fit into this, the hottest, are kept on `device` too",
+            default=0.0,
+            check=amount("the cached rows"),
+            help="the hottest of the cached rows that are kept on `device` too: a fraction of them, or [bytes](#amounts-of-memory)",
         ),
     ]
 
@@ -356,7 +356,7 @@ class FewerBytes(TypedDict, total=False):
             help="on a partitioned graph: how many of its next batches a rank knows, a number or `'auto'`. The cache follows them, so fewer rows travel, "
             "in the same memory; batches stay the same. See [concepts.md](concepts.md#a-cache-that-knows-the-next-batches). Every rank has a cache "
             "of its own, also where ranks share a host. Without other ranks, or with α = 0, it does nothing. Refused with a `policy` other than "
-            "`'vip'` and `'vip-hop'`, `cache`, `zero_copy`, `gpu_cache_bytes`, `transform_sampler_output` and `ranks_per_host` > 1",
+            "`'vip'` and `'vip-hop'`, `cache`, `zero_copy`, `device_cache`, `transform_sampler_output` and `ranks_per_host` > 1",
         ),
     ]
 
@@ -422,8 +422,10 @@ class Options(Values):
         **given: what the user gave.
     """
 
+    declared = OPTIONS
+
     def __init__(self, **given: Any) -> None:
-        super().__init__(OPTIONS, {"transform": None, "transform_sampler_output": None, **given})
+        super().__init__({"transform": None, "transform_sampler_output": None, **given})
 
     def checked(self, device: torch.device) -> Options:
         """These options with Python's numbers; ``device`` is the checked one.
@@ -436,9 +438,9 @@ class Options(Values):
             raise ValueError(
                 "pass either cache= or replication_factor=, not both: the size of a given cache is its maker's"
             )
-        if found.cache is not None and found.gpu_cache_bytes:
+        if found.cache is not None and found.device_cache:
             raise ValueError(
-                "gpu_cache_bytes is for a cache that the loader makes; a given cache has its device rows from its maker"
+                "device_cache is for a cache that the loader makes; a given cache has its device rows from its maker"
             )
         if found.zero_copy and device.type == "cuda" and not has_kernel():
             raise ValueError(
@@ -500,7 +502,7 @@ class Options(Values):
                 f"{lookahead} expects rows by their inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, got {self.policy!r}; "
                 "leave one of them out"
             )
-        for name in ("cache", "zero_copy", "gpu_cache_bytes"):
+        for name in ("cache", "zero_copy", "device_cache"):
             if getattr(self, name):
                 raise ValueError(
                     f"{lookahead} excludes {name}=: rows of a cache that looks ahead change from batch to batch, in this loader's own memory on the host; "

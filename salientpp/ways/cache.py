@@ -23,7 +23,7 @@ class Cache(Way):
     Args:
         replication_factor: α; this rank caches ``floor(α N / K)`` remote rows.
         policy: which rows.
-        device_bytes: as many of the cached rows as fit into this have a second copy on the device.
+        on_device: the cached rows that have a second copy on the device: a fraction of them as a float, or as many as fit into bytes as an int.
         fill: some rank has rows to cache, so all take part in fetching.
         given: the cache of another loader, in place of one of its own.
 
@@ -37,11 +37,11 @@ class Cache(Way):
         self,
         replication_factor: float,
         policy: Policy,
-        device_bytes: int = 0,
+        on_device: float | int = 0.0,
         fill: bool = True,
         given: FeatureCache | TypedFeatureCache | None = None,
     ) -> None:
-        self._factor, self._policy, self._device_bytes = replication_factor, policy, device_bytes
+        self._factor, self._policy, self._on_device = replication_factor, policy, on_device
         self._fill, self._given = fill, given
         self.cache: FeatureCache | TypedFeatureCache = FeatureCache.empty()
 
@@ -78,8 +78,10 @@ class Cache(Way):
         caches = {
             type_: dataclasses.replace(cache, owner=owner) for type_, cache in self._fetch(basis, home, members).items()
         }
-        if scores is not None and self._device_bytes:
-            caches = on_device(caches, scores, self._device_bytes, basis.device)
+        if scores is not None and self._on_device:
+            whole = sum(cache.row_bytes * len(cache) for cache in caches.values())
+            num_bytes = int(self._on_device * whole) if isinstance(self._on_device, float) else self._on_device
+            caches = on_device(caches, scores, num_bytes, basis.device)
         return caches[None] if None in caches else TypedFeatureCache(caches, owner)
 
     def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:

@@ -9,21 +9,20 @@ from salientpp.engine.way import TiersByType, Way
 
 
 class DeviceRows(Way):
-    """A copy on the device of a fraction of the part's rows.
+    """A copy on the device of some of the part's rows.
 
     Args:
-        fraction: β in [0, 1], of the rows of each vertex type.
+        amount: β in [0, 1], a fraction of the rows of each vertex type; or bytes, as an int, which types share by the bytes of their rows.
     """
 
     name = "device"
 
-    def __init__(self, fraction: float) -> None:
-        self._fraction = fraction
+    def __init__(self, amount: float | int) -> None:
+        self._amount = amount
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
-        number = {
-            type_: int(self._fraction * of_type.book.size_of(of_type.part_id)) for type_, of_type in tiers.items()
-        }
+        fraction = self._fraction(basis, tiers)
+        number = {type_: int(fraction * of_type.book.size_of(of_type.part_id)) for type_, of_type in tiers.items()}
         if not any(number.values()):
             return tiers
         hottest = {type_: torch.arange(of_type, device="cpu") for type_, of_type in number.items()}
@@ -37,3 +36,10 @@ class DeviceRows(Way):
             type_: of_type.with_near(hottest[type_], basis.device, basis.seeds_only(type_))
             for type_, of_type in tiers.items()
         }
+
+    def _fraction(self, basis: Basis, tiers: TiersByType) -> float:
+        if isinstance(self._amount, float):
+            return self._amount
+        row_bytes = basis.source.row_bytes
+        whole = sum(row_bytes[type_] * of_type.book.size_of(of_type.part_id) for type_, of_type in tiers.items())
+        return min(1.0, self._amount / max(1, whole))

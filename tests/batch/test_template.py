@@ -109,7 +109,7 @@ def result_of(make: Callable[[], Any]) -> tuple[list[Any] | None, Exception | No
 def assert_as_in_pyg(data: Data | HeteroData, seeds: Any, link: bool = False, **options: Any) -> bool:
     """Whether there were batches; else both have refused."""
     peer, ours = (LinkLoader, LinkNeighborLoader) if link else (NodeLoader, NeighborLoader)
-    own = {name: options.pop(name) for name in ("depth", "gpu_fraction", "num_workers") if name in options}
+    own = {name: options.pop(name) for name in ("depth", "device_rows", "num_workers") if name in options}
     theirs, refusal = result_of(lambda: peer(data, NeighborSampler(data, [-1, -1]), seeds, batch_size=4, **options))
     batches, error = result_of(lambda: ours(data, [-1, -1], seeds, batch_size=4, **options, **own))
     if "meta tensor" in str(refusal):  # beside an attribute without values PyG can cut no other
@@ -370,11 +370,11 @@ LOADERS = {
     "default": {},
     "depth 1": {"depth": 1},
     "workers": {"num_workers": 2},
-    "rows on the device": {"gpu_fraction": 0.5},
-    "workers, device rows": {"gpu_fraction": 1.0, "num_workers": 1},
+    "rows on the device": {"device_rows": 0.5},
+    "workers, device rows": {"device_rows": 1.0, "num_workers": 1},
     "zero copy": {"zero_copy": True},
     **(
-        {"cuda": {"device": "cuda"}, "cuda, rows there": {"device": "cuda", "gpu_fraction": 0.5, "num_workers": 1}}
+        {"cuda": {"device": "cuda"}, "cuda, rows there": {"device": "cuda", "device_rows": 0.5, "num_workers": 1}}
         if torch.cuda.is_available()
         else {}
     ),
@@ -509,7 +509,7 @@ def extended(data: Data | HeteroData) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2}, {"num_workers": 1, "gpu_fraction": 0.5}], ids=["one call", "threads", "stages"]
+    "options", [{}, {"num_workers": 2}, {"num_workers": 1, "device_rows": 0.5}], ids=["one call", "threads", "stages"]
 )
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize("change", [deleted, no_more_of_the_vertices, extended])
@@ -593,7 +593,7 @@ def test_features_that_become_learnable_are_learnable_in_the_next_batch():
 
 def test_features_that_are_replaced_between_epochs_are_gathered_ahead_again():
     data = known(False)
-    loader = NeighborLoader(data, [2], batch_size=16, gpu_fraction=0.3)
+    loader = NeighborLoader(data, [2], batch_size=16, device_rows=0.3)
     list(loader)
     data.x, data.extra = torch.rand(300, 5).bfloat16(), torch.arange(300)
     built = loader.engine.producer.builder.build_anew
@@ -609,7 +609,7 @@ def test_features_that_are_replaced_between_epochs_are_gathered_ahead_again():
 
 def test_several_iterators_of_one_loader_hold_the_data_as_it_is():
     data = known(False)
-    loader = NeighborLoader(data, [3, 2], batch_size=16, gpu_fraction=0.5)
+    loader = NeighborLoader(data, [3, 2], batch_size=16, device_rows=0.5)
     first, step = iter(loader), 0
     for _ in range(3):
         assert_is_current(next(first), data)
@@ -645,7 +645,7 @@ def test_the_way_of_inference_loops_that_trim_the_data_of_a_loader():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize("options", [{}, {"gpu_fraction": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"device_rows": 0.5}])
 def test_data_that_is_moved_to_shared_memory_has_not_changed(typed, options):
     """As torch does with what is sent to another process."""
     data, expected = (random_hetero() if typed else random_data() for _ in range(2))
@@ -849,7 +849,7 @@ def test_attributes_of_any_kind_are_cut_as_in_pyg_or_refused_as_there(kind, plac
     assert has_batches != (kind in ODD)
 
 
-@pytest.mark.parametrize("options", [{}, {"gpu_fraction": 0.5}, {"depth": 1}])
+@pytest.mark.parametrize("options", [{}, {"device_rows": 0.5}, {"depth": 1}])
 def test_types_may_have_attributes_that_the_first_type_lacks(options):
     data = typed_graph()
     data["b"].y, data["b"].z = torch.arange(30), torch.rand(30, 2)
@@ -902,7 +902,7 @@ def odd_object(number: int) -> tuple[Data | HeteroData, Any, bool, dict[str, Any
     options = {
         "depth": draw.choice([1, 3, 10]),
         "num_workers": draw.choice([0, 0, 1, 2]),
-        "gpu_fraction": draw.choice([0.0, 0.0, 0.5, 1.0]),
+        "device_rows": draw.choice([0.0, 0.0, 0.5, 1.0]),
     }
     return data, seeds, link, options
 

@@ -163,7 +163,7 @@ def of_links(on_device: bool = False, **options: Any) -> str:
 
 ALONE: dict[str, Callable[[], str]] = {
     f"{name}, beta {beta}{', on device' if on_device else ''}{', half' if dtype else ''}": lambda of=of, beta=beta, on_device=on_device, dtype=dtype: (
-        of(on_device, gpu_fraction=beta, dtype=dtype)
+        of(on_device, device_rows=beta, dtype=dtype)
     )
     for name, of in {"data": of_data, "types": of_types, "links": of_links}.items()
     for beta in (0, 0.3)
@@ -171,7 +171,7 @@ ALONE: dict[str, Callable[[], str]] = {
     for dtype in (None, torch.float16)
     if dtype is None or beta
 }
-ALONE["data, zero-copy"] = lambda: of_data(True, gpu_fraction=0.3, zero_copy=True)
+ALONE["data, zero-copy"] = lambda: of_data(True, device_rows=0.3, zero_copy=True)
 ALONE["data, induced"] = lambda: of_data(subgraph_type="induced")
 ALONE["data, workers"] = lambda: of_data(num_workers=2, depth=4)
 
@@ -181,7 +181,7 @@ ALONE["data, workers"] = lambda: of_data(num_workers=2, depth=4)
 #: Options, whether rows are put together as on a device.
 SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
     f"alpha {alpha}, beta {beta}{', on device' if on_device else ''}": (
-        {"replication_factor": alpha, "gpu_fraction": beta, "gpu_cache_bytes": 84 if on_device else 0},
+        {"replication_factor": alpha, "device_rows": beta, "device_cache": 84 if on_device else 0},
         on_device,
     )
     for alpha in (0, 0.3)
@@ -189,15 +189,15 @@ SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
     for on_device in (False, True)
 }
 SETTINGS["all gathered"] = (
-    {"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "gpu_fraction": 0.3},
+    {"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "device_rows": 0.3},
     False,
 )
 SETTINGS["all gathered, on device"] = (
-    {"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "gpu_fraction": 0.3},
+    {"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "device_rows": 0.3},
     True,
 )
 SETTINGS["half"] = ({"dtype": torch.float16, "replication_factor": 0.3}, False)
-SETTINGS["zero-copy"] = ({"zero_copy": True, "replication_factor": 0.3, "gpu_fraction": 0.3}, True)
+SETTINGS["zero-copy"] = ({"zero_copy": True, "replication_factor": 0.3, "device_rows": 0.3}, True)
 SETTINGS["exact"] = ({"uneven": "exact", "policy": "degree", "replication_factor": 0.1}, False)
 
 

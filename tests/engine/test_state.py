@@ -72,7 +72,7 @@ def test_a_run_stopped_after_any_batch_goes_on_bit_for_bit(data, epoch, form):
             {"num_workers": 2},
             {"depth": 1},
             {"depth": 3, "num_workers": 1},
-            {"gpu_fraction": 0.5, "prefetch_factor": None},
+            {"device_rows": 0.5, "prefetch_factor": None},
         ]
     )
     for stop in range(len(whole[0]) + 1):
@@ -358,7 +358,7 @@ def _resume(rank: int, root: str, options: dict, states: list[dict]) -> tuple[li
 OTHERS = [
     {"num_workers": 2, "depth": 3},
     {"replication_factor": 0.3, "depth": 1},
-    {"gpu_fraction": 0.5, "policy": "degree", "replication_factor": 0.1, "num_workers": 1},
+    {"device_rows": 0.5, "policy": "degree", "replication_factor": 0.1, "num_workers": 1},
     {},
 ]
 

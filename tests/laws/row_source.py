@@ -79,14 +79,14 @@ class RowSourceLaws:
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(take, range(40)))
 
-    @pytest.mark.parametrize("gpu_fraction", [0, 0.4])
+    @pytest.mark.parametrize("device_rows", [0, 0.4])
     @pytest.mark.parametrize("way", ["in place", "packed"])
-    def test_batches_have_its_rows(self, source, expected, way, gpu_fraction):
+    def test_batches_have_its_rows(self, source, expected, way, device_rows):
         size = len(expected)
         ring = torch.arange(size)
         data = Data(edge_index=torch.stack([ring, ring.roll(3)]), num_nodes=size)
         loader = NeighborLoader(
-            data, [1, 1], batch_size=7, num_workers=2, seed=0, rows={"x": source}, gpu_fraction=gpu_fraction
+            data, [1, 1], batch_size=7, num_workers=2, seed=0, rows={"x": source}, device_rows=device_rows
         )
         loader.engine.producer.fetch.own = InPlace() if way == "in place" else Packed(loader.device)
         batches = list(loader)

@@ -52,7 +52,7 @@ def same_batch(a: Data | HeteroData, b: Data | HeteroData) -> bool:
 LOADERS: dict[str, Callable[..., Any]] = {
     "data": lambda **options: NeighborLoader(random_data(), [4, 2], batch_size=40, shuffle=True, **options),
     "device rows": lambda **options: NeighborLoader(
-        random_data(), [4, 2], batch_size=40, shuffle=True, gpu_fraction=0.3, **options
+        random_data(), [4, 2], batch_size=40, shuffle=True, device_rows=0.3, **options
     ),
     "types": lambda **options: NeighborLoader(
         random_hetero(), [3, 2], input_nodes="paper", batch_size=9, shuffle=True, **options

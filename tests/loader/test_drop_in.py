@@ -698,8 +698,8 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(kind):
     epochs = [list(reference) for _ in range(2)]
     assert all(differences(a, b) for a, b in zip(*epochs)), "another epoch, other batches"
     tiers = [0, 0.5] if kind != "stores" else [0]
-    for num_workers, depth, gpu_fraction in itertools.product([0, 2], [1, 10], tiers):
-        loader = make(num_workers=num_workers, depth=depth, gpu_fraction=gpu_fraction)
+    for num_workers, depth, device_rows in itertools.product([0, 2], [1, 10], tiers):
+        loader = make(num_workers=num_workers, depth=depth, device_rows=device_rows)
         for want in epochs:
             for a, b in zip(loader, want, strict=True):
                 assert differences(a, b) == []
@@ -707,9 +707,9 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(kind):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("depth", [1, 10])
-@pytest.mark.parametrize("gpu_fraction", [0, 0.5, 1.0])
-def test_every_vertex_and_edge_of_every_type_knows_who_it_is(gpu_fraction, depth, num_workers):
-    options = {"gpu_fraction": gpu_fraction, "depth": depth, "num_workers": num_workers}
+@pytest.mark.parametrize("device_rows", [0, 0.5, 1.0])
+def test_every_vertex_and_edge_of_every_type_knows_who_it_is(device_rows, depth, num_workers):
+    options = {"device_rows": device_rows, "depth": depth, "num_workers": num_workers}
     for kind in ("hetero", "times", "hetero edges"):
         for batch in SEEDED[kind](**options):
             for number, store in enumerate(batch.node_stores):
@@ -1089,9 +1089,9 @@ def test_a_sampler_of_the_users_own_is_taken():
         assert differences(a, b) == []
         assert torch.equal(a.n_id[a.edge_index], data.edge_index[:, a.e_id])
     with pytest.raises(
-        ValueError, match="gpu_fraction needs to know how batches are drawn, which a FirstNeighbours does not tell"
+        ValueError, match="device_rows needs to know how batches are drawn, which a FirstNeighbours does not tell"
     ):
-        NeighborLoader(data, [2], TEN, neighbor_sampler=FirstNeighbours(data), gpu_fraction=0.5)
+        NeighborLoader(data, [2], TEN, neighbor_sampler=FirstNeighbours(data), device_rows=0.5)
     with pytest.raises(
         TypeError,
         match="neighbor_sampler must be a torch_geometric.sampler.BaseSampler with sample_from_nodes, got int",
@@ -1312,24 +1312,24 @@ def test_the_state_of_another_loader_is_refused_in_words(one, other, text):
         loader.load_state_dict(SEEDED[one]().state_dict())
 
 
-@pytest.mark.parametrize("gpu_fraction", [0, 0.5, 1.0])
-def test_statistics_and_memory_add_up_over_types(gpu_fraction):
+@pytest.mark.parametrize("device_rows", [0, 0.5, 1.0])
+def test_statistics_and_memory_add_up_over_types(device_rows):
     data = hetero()
-    loader = NeighborLoader(data, [3, 2], ("paper", TEN), batch_size=4, gpu_fraction=gpu_fraction, seed=1)
+    loader = NeighborLoader(data, [3, 2], ("paper", TEN), batch_size=4, device_rows=device_rows, seed=1)
     rows = sum(batch.num_nodes for batch in loader)
     stats_ = loader.stats()
     assert stats_.batches == 3 and stats_.rows == stats_.rows_gpu + stats_.rows_cpu == rows
-    assert (stats_.rows_gpu > 0) == (gpu_fraction > 0) and (stats_.rows_cpu > 0) == (gpu_fraction < 1)
+    assert (stats_.rows_gpu > 0) == (device_rows > 0) and (stats_.rows_cpu > 0) == (device_rows < 1)
     memory = loader.memory()
     row_bytes = 2 * 4 + 8  # x and time
     assert memory["cpu"] == row_bytes * data.num_nodes and memory["cache"] == 0
-    assert memory["gpu"] >= row_bytes * sum(int(gpu_fraction * data[name].num_nodes) for name in data.node_types)
+    assert memory["gpu"] >= row_bytes * sum(int(device_rows * data[name].num_nodes) for name in data.node_types)
     assert memory["graph"] == NeighborSampler(data, [1]).nbytes > 0
 
 
 @pytest.mark.parametrize("kind", ["hetero", "edges", "hetero edges"])
 def test_the_hottest_rows_are_kept_on_the_device(kind):
-    loader = SEEDED[kind](gpu_fraction=0.25)
+    loader = SEEDED[kind](device_rows=0.25)
     for _ in range(3):
         list(loader)
     stats_ = loader.stats()

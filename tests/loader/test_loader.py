@@ -65,9 +65,9 @@ def typed(tmp_path_factory) -> tuple[HeteroData, salientpp.PartitionedGraph]:
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("depth", [1, 3, 10, 99])
-@pytest.mark.parametrize("gpu_fraction", [0, 0.3, 1.0])
-def test_features_know_who_they_are(data, part, gpu_fraction, depth, num_workers):
-    options = {"gpu_fraction": gpu_fraction, "depth": depth, "num_workers": num_workers}
+@pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
+def test_features_know_who_they_are(data, part, device_rows, depth, num_workers):
+    options = {"device_rows": device_rows, "depth": depth, "num_workers": num_workers}
     for batch in make(data, **options):
         for name in ["x", "y", *in_every_dtype()]:
             assert torch.equal(batch[name], data[name][batch.n_id]), name
@@ -138,13 +138,13 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(data, part, source):
     graph = {"data": data, "part": part}[source]
     reference = make(graph)
     epochs = [list(reference) for _ in range(3)]
-    for depth, num_workers, gpu_fraction in itertools.product([1, 2, 10, 99], [0, 1, 3], [0, 0.4]):
+    for depth, num_workers, device_rows in itertools.product([1, 2, 10, 99], [0, 1, 3], [0, 0.4]):
         loader = make(
             graph,
             depth=depth,
             num_workers=num_workers,
             prefetch_factor=7 if num_workers else None,
-            gpu_fraction=gpu_fraction,
+            device_rows=device_rows,
         )
         assert_same_batches(list(loader), epochs[0])
         loader.set_epoch(2)
@@ -244,8 +244,8 @@ GRAPH_LEVEL = {
 }
 
 
-@pytest.mark.parametrize("gpu_fraction", [0, 0.5])
-def test_a_batch_is_what_pyg_makes_of_the_same_sample(gpu_fraction):
+@pytest.mark.parametrize("device_rows", [0, 0.5])
+def test_a_batch_is_what_pyg_makes_of_the_same_sample(device_rows):
     generator = torch.Generator().manual_seed(4)
     print("seed 4")
     data = known_data(
@@ -264,7 +264,7 @@ def test_a_batch_is_what_pyg_makes_of_the_same_sample(gpu_fraction):
     data.edge_array = data.edge_weight.numpy()
     data.edge_pair_index = torch.stack([data.edge_weight, -data.edge_weight])
     data.edge_strided = torch.rand(data.num_edges, 4, generator=generator)[:, 1::2]
-    batches = assert_batches_are_pygs(data, gpu_fraction=gpu_fraction, input_nodes=data.train_mask)
+    batches = assert_batches_are_pygs(data, device_rows=device_rows, input_nodes=data.train_mask)
     for batch in batches:
         ids = batch.n_id - 1000
         assert torch.equal(batch.x[:, 0].long(), ids), "an n_id of the user's own goes with its vertices"
@@ -356,7 +356,7 @@ def test_seeds_of_a_partitioned_graph_are_named_or_given(data, part):
 def test_gather_says_which_attributes_every_vertex_gets(data, part):
     others = {"y", *in_every_dtype()}
     for gather, every_vertex in ((("x",), {"x"}), ("y", {"y"}), (["x", "y"], {"x", "y"}), ((), set())):
-        for batch in make(part, gather=gather, gpu_fraction=0.5):
+        for batch in make(part, gather=gather, device_rows=0.5):
             original = part.original_id(batch.n_id)
             for name in {"x"} | others:
                 ids = original if name in every_vertex else original[: batch.batch_size]
@@ -619,10 +619,10 @@ def test_an_exhausted_or_closed_epoch_stays_so(data):
     assert list(epoch) == []
 
 
-@pytest.mark.parametrize("gpu_fraction", [0, 0.3, 1.0])
+@pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
 @pytest.mark.parametrize("source", ["data", "part"])
-def test_batches_that_are_kept_stay_what_they_were(data, part, source, gpu_fraction):
-    loader = make({"data": data, "part": part}[source], gpu_fraction=gpu_fraction, num_workers=2)
+def test_batches_that_are_kept_stay_what_they_were(data, part, source, device_rows):
+    loader = make({"data": data, "part": part}[source], device_rows=device_rows, num_workers=2)
     kept, copies = [], []
     for batch in itertools.chain(loader, loader):
         kept.append(batch)
@@ -630,14 +630,14 @@ def test_batches_that_are_kept_stay_what_they_were(data, part, source, gpu_fract
     assert_same_batches(kept, copies)
 
 
-@pytest.mark.parametrize("gpu_fraction", [0, 0.3, 1.0])
+@pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
 @pytest.mark.parametrize("source", ["data", "part"])
-def test_writing_into_a_batch_changes_neither_data_nor_later_batches(data, part, source, gpu_fraction):
+def test_writing_into_a_batch_changes_neither_data_nor_later_batches(data, part, source, device_rows):
     graph = {"data": data, "part": part}[source]
     before = data.clone()
     for nodes, batch_size in itertools.product((None, torch.arange(N)), (32, N)):
         expected = list(make(graph, input_nodes=nodes, batch_size=batch_size))
-        loader = make(graph, input_nodes=nodes, batch_size=batch_size, gpu_fraction=gpu_fraction, num_workers=2)
+        loader = make(graph, input_nodes=nodes, batch_size=batch_size, device_rows=device_rows, num_workers=2)
         for _ in range(2):
             loader.set_epoch(0)
             for batch, untouched in zip(loader, expected, strict=True):
@@ -699,28 +699,28 @@ def test_pygs_trimming_to_the_hop_changes_no_seed(data):
 
 
 @pytest.mark.parametrize("source", ["data", "part"])
-@pytest.mark.parametrize("gpu_fraction", [0, 0.1, 0.5, 1.0])
-def test_the_hottest_rows_are_kept_on_the_device(data, part, source, gpu_fraction):
-    num_hot = int(gpu_fraction * N)
+@pytest.mark.parametrize("device_rows", [0, 0.1, 0.5, 1.0])
+def test_the_hottest_rows_are_kept_on_the_device(data, part, source, device_rows):
+    num_hot = int(device_rows * N)
     if source == "data":
         seeds = data.train_mask.nonzero().flatten()
         graph = salientpp.Graph.from_data(data)
         vip = salientpp.inclusion_probability(graph, seeds, [4, 3], 16, include_seeds=True)
         hot = torch.sort(vip, descending=True, stable=True).indices[:num_hot]
-        loader = make(data, input_nodes=data.train_mask, batch_size=16, gpu_fraction=gpu_fraction)
+        loader = make(data, input_nodes=data.train_mask, batch_size=16, device_rows=device_rows)
     else:
         hot = torch.arange(num_hot)
-        loader = make(part, input_nodes="train", batch_size=16, gpu_fraction=gpu_fraction)
+        loader = make(part, input_nodes="train", batch_size=16, device_rows=device_rows)
     rows = torch.cat([batch.n_id for _ in range(3) for batch in loader])
     stats = loader.stats()
     assert stats.rows_gpu == int(torch.isin(rows, hot).sum())
     assert stats.rows_gpu + stats.rows_cpu == rows.numel()
-    if 0 < gpu_fraction < 1:
-        assert stats.rows_gpu > 1.2 * gpu_fraction * rows.numel(), "hot rows are asked for more often than others"
+    if 0 < device_rows < 1:
+        assert stats.rows_gpu > 1.2 * device_rows * rows.numel(), "hot rows are asked for more often than others"
 
 
 def test_stats_add_up(data):
-    loader = make(data, gpu_fraction=0.3, num_workers=1)
+    loader = make(data, device_rows=0.3, num_workers=1)
     assert loader.stats().batches == loader.stats().rows == 0
     started = time.perf_counter()
     rows = sum(batch.n_id.numel() for _ in range(2) for batch in loader)
@@ -755,15 +755,15 @@ def test_stats_add_up(data):
     assert spent == {"sample", "gather_host_rows", "assemble"}, "nothing is exchanged and nothing copied"
 
 
-@pytest.mark.parametrize("gpu_fraction", [0, 0.3, 1.0])
-def test_memory_adds_up(gpu_fraction):
+@pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
+def test_memory_adds_up(device_rows):
     data = Data(edge_index=random_data(N, 1500).edge_index, x=torch.zeros(N, 16), y=torch.zeros(N, dtype=torch.int64))
-    memory = make(data, gpu_fraction=gpu_fraction).memory()
+    memory = make(data, device_rows=device_rows).memory()
     row_bytes = 16 * 4 + 8
     assert memory["cpu"] == N * row_bytes
     assert memory["cache"] == 0
     assert memory["graph"] == salientpp.Graph.from_data(data).nbytes
-    num_hot = int(gpu_fraction * N)
+    num_hot = int(device_rows * N)
     packed_set = memory["gpu"] - num_hot * row_bytes
     assert 0 < packed_set <= 8 * (N // 32 + 1) if num_hot else packed_set == 0
 
@@ -817,10 +817,10 @@ def test_a_loader_that_is_let_go_takes_its_threads_with_it(data, ending):
         ({"device": "nonsense"}, ValueError, "device must be the CPU.*, got 'nonsense'"),
         ({"device": "meta"}, ValueError, "device must be the CPU.*, got 'meta'"),
         ({"device": "cuda:99"}, ValueError, "device must be the CPU.*, got 'cuda:99'"),
-        ({"gpu_fraction": 1.5}, ValueError, r"gpu_fraction must be in \[0, 1\] .*, got 1.5"),
-        ({"gpu_fraction": -0.1}, ValueError, r"gpu_fraction must be in \[0, 1\] .*, got -0.1"),
-        ({"gpu_fraction": float("nan")}, ValueError, r"gpu_fraction must be in \[0, 1\] .*, got nan"),
-        ({"gpu_fraction": "half"}, ValueError, r"gpu_fraction must be in \[0, 1\] .*, got 'half'"),
+        ({"device_rows": 1.5}, ValueError, r"device_rows must be a fraction in \[0, 1\] of the part.s rows, or bytes, .*, got 1.5"),
+        ({"device_rows": -0.1}, ValueError, r"device_rows must be a fraction in \[0, 1\] of the part.s rows, or bytes, .*, got -0.1"),
+        ({"device_rows": float("nan")}, ValueError, r"device_rows must be a fraction in \[0, 1\] of the part.s rows, or bytes, .*, got nan"),
+        ({"device_rows": "half"}, ValueError, r"device_rows must be a fraction in \[0, 1\] of the part.s rows, or bytes, .*, got 'half'"),
         ({"depth": 0}, ValueError, "depth must be an integer >= 1 .*, got 0"),
         ({"depth": 2.5}, ValueError, "depth must be an integer >= 1 .*, got 2.5"),
         ({"depth": True}, ValueError, "depth must be an integer >= 1 .*, got True"),

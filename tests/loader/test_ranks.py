@@ -84,7 +84,7 @@ def _check_identity(rank: int, root: str, grid: list[dict]) -> list:
 def test_x_is_the_row_of_n_id_and_tiers_workers_and_depth_change_nothing(tmp_path, num_parts, world_size):
     root = _partition(tmp_path / "parts", num_parts)
     grid = [
-        {"replication_factor": alpha, "gpu_fraction": beta, "policy": policy, "depth": depth, "num_workers": workers}
+        {"replication_factor": alpha, "device_rows": beta, "policy": policy, "depth": depth, "num_workers": workers}
         for alpha, beta, policy, depth, workers in [
             (0.0, 0.0, "vip", 10, 0),
             (0.3, 0.0, "vip", 10, 2),
@@ -106,7 +106,7 @@ def test_rows_of_any_dtype_are_exchanged(tmp_path, dtype):
 
 
 def _check_dtype(rank: int, root: str, dtype: torch.dtype) -> None:
-    _check_identity(rank, root, [{"replication_factor": 0.2, "gpu_fraction": 0.2}])
+    _check_identity(rank, root, [{"replication_factor": 0.2, "device_rows": 0.2}])
     loader = _loader(root)
     assert next(iter(loader)).x.dtype == dtype
     loader.reset_stats()
@@ -706,8 +706,8 @@ _DIFFERENT = {
     "is_sorted": (False, True, None),
     "filter_per_worker": (None, True, None),
     "replication_factor": (0.0, 0.3, None),
-    "gpu_fraction": (0.0, 0.5, None),
-    "gpu_cache_bytes": (0, 1000, None),
+    "device_rows": (0.0, 0.5, None),
+    "device_cache": (0, 1000, None),
     "zero_copy": (False, True, None),
     "policy": ("vip", "degree", None),
     "timeout": (20, 60, None),
@@ -835,9 +835,9 @@ def test_a_seed_that_some_ranks_give_must_be_that_of_rank_0(tmp_path):
 
 _NUMBERS = {
     "replication_factor": ([0.25, 1], "real"),
-    "gpu_fraction": ([0.5, 1], "real"),
+    "device_rows": ([0.5, 1], "real"),
     "timeout": ([30, 20.5], "real"),
-    "gpu_cache_bytes": ([1000], "whole"),
+    "device_cache": ([1000], "whole"),
     "depth": ([3], "whole"),
     "seed": ([7], "whole"),
     "batch_size": ([16], "whole"),
@@ -890,7 +890,7 @@ def _give_numbers(rank: int, root: str) -> int:
     return made
 
 
-_OWN = {"depth", "seed", "gpu_cache_bytes", "batch_size", "num_workers"}
+_OWN = {"depth", "seed", "device_cache", "batch_size", "num_workers"}
 
 
 def test_numbers_of_numpy_and_torch_are_numbers(tmp_path):
@@ -906,8 +906,8 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path):
 )
 def test_other_things_are_no_numbers(value):
     data = random_data()
-    for name in ("depth", "replication_factor", "gpu_fraction", "gpu_cache_bytes"):
-        if name in ("depth", "gpu_cache_bytes") and isinstance(value, int) and value > 1:
+    for name in ("depth", "replication_factor", "device_rows", "device_cache"):
+        if name in ("depth", "device_cache") and isinstance(value, int) and value > 1:
             continue
         with pytest.raises(ValueError, match=f"{name} must be "):
             NeighborLoader(data, FANOUTS, **{name: value})

@@ -107,7 +107,7 @@ def check_converted(rank: int, root: str, graph: str, fanouts: list[int], batch_
             shuffle=True,
             seed=3,
             replication_factor=alpha,
-            gpu_fraction=0,
+            device_rows=0,
         )
         remote = check_batches(loader, one, data, "sample_from_nodes")
         stats = loader.stats()
@@ -343,7 +343,7 @@ def check_tiers_and_states(rank: int, root: str) -> None:
     options = dict(input_nodes=("paper", "train"), batch_size=4, shuffle=True, seed=3)
     cache = None
     for more in [
-        {"replication_factor": 0.4, "gpu_cache_bytes": 200, "gpu_fraction": 0.5, "depth": 1},
+        {"replication_factor": 0.4, "device_cache": 200, "device_rows": 0.5, "depth": 1},
         {"replication_factor": 0.4, "policy": "degree", "zero_copy": True, "depth": 3, "num_workers": 2},
         {"replication_factor": 9.0, "policy": "random"},
         {"cache": True, "gather": ["x"]},
@@ -360,7 +360,7 @@ def check_tiers_and_states(rank: int, root: str) -> None:
             continue
         check_batches(loader, one, data, "sample_from_nodes")
         stats = loader.stats()
-        if more.get("gpu_fraction"):
+        if more.get("device_rows"):
             cache = loader.cache
             assert stats.rows_gpu > 0 and cache.num_device_rows > 0
             assert sum(len(of_type) for of_type in cache.by_type.values()) == len(cache) > 0

@@ -128,7 +128,7 @@ def test_a_loader_with_many_workers_gives_the_batches_of_one_without():
         return [(batch.n_id, batch.edge_index, batch.e_id, batch.x, batch.y) for _ in range(2) for batch in loader]
 
     plain = batches(0, depth=1)
-    for options in ({}, {"gpu_fraction": 0.3}, {"depth": 3}):
+    for options in ({}, {"device_rows": 0.3}, {"depth": 3}):
         for batch, expected in zip(batches(4, **options), plain, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True)), options
 

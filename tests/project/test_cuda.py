@@ -74,14 +74,14 @@ def test_the_kernel_puts_rows_of_device_and_pinned_memory_in_their_places(dtype,
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
-@pytest.mark.parametrize("gpu_fraction", [0, 0.3, 1.0])
+@pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
 @pytest.mark.parametrize("source", ["data", "part"])
-def test_batches_on_the_device_are_those_of_the_cpu(data, part, source, gpu_fraction, zero_copy):
+def test_batches_on_the_device_are_those_of_the_cpu(data, part, source, device_rows, zero_copy):
     graph, nodes = (data, data.train_mask) if source == "data" else (part, "train")
     want = list(make(graph, input_nodes=nodes))
     for depth, num_workers in [(1, 0), (4, 1), (10, 3)]:
         options = {
-            "gpu_fraction": gpu_fraction,
+            "device_rows": device_rows,
             "depth": depth,
             "num_workers": num_workers,
             "zero_copy": zero_copy,
@@ -102,7 +102,7 @@ def test_batches_of_several_types_and_of_links_are_those_of_the_cpu(data):
         "input_nodes": "paper",
         "batch_size": 8,
         "seed": 1,
-        "gpu_fraction": 0.4,
+        "device_rows": 0.4,
     }
     for one, other in zip(
         NeighborLoader(graph, **options), on_cpu(NeighborLoader(graph, device=CUDA, **options)), strict=True
@@ -112,7 +112,7 @@ def test_batches_of_several_types_and_of_links_are_those_of_the_cpu(data):
                 assert torch.equal(value, same[name]) if isinstance(value, torch.Tensor) else value == same[name], name
     links = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
     assert_same_batches(
-        on_cpu(LinkNeighborLoader(data, device=CUDA, gpu_fraction=0.2, **links)),
+        on_cpu(LinkNeighborLoader(data, device=CUDA, device_rows=0.2, **links)),
         list(LinkNeighborLoader(data, **links)),
     )
 
@@ -121,7 +121,7 @@ def test_batches_of_several_types_and_of_links_are_those_of_the_cpu(data):
 def test_x_is_converted_on_the_device(stored):
     data = random_data(100, 600)
     data.x = data.x.to(stored)
-    for one, other in zip(make(data), make(data, dtype=torch.float32, gpu_fraction=0.5, device=CUDA), strict=True):
+    for one, other in zip(make(data), make(data, dtype=torch.float32, device_rows=0.5, device=CUDA), strict=True):
         assert other.x.dtype == torch.float32 and torch.equal(one.x.float(), other.x.cpu())
 
 
@@ -135,8 +135,8 @@ def test_attributes_that_already_are_on_the_device_come_along(large):
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
-@pytest.mark.parametrize("gpu_fraction", [0, 0.3])
-def test_batches_are_whole_however_late_the_device_is(large, gpu_fraction, zero_copy):
+@pytest.mark.parametrize("device_rows", [0, 0.3])
+def test_batches_are_whole_however_late_the_device_is(large, device_rows, zero_copy):
     # Memory that is freed in Python is still in use on some stream; a missing event or record would show as other rows.
     loader = make(
         large,
@@ -144,7 +144,7 @@ def test_batches_are_whole_however_late_the_device_is(large, gpu_fraction, zero_
         batch_size=1024,
         num_workers=2,
         device=CUDA,
-        gpu_fraction=gpu_fraction,
+        device_rows=device_rows,
         zero_copy=zero_copy,
     )
     side, wrong, last = torch.cuda.Stream(), torch.zeros((), device=CUDA), []
@@ -172,7 +172,7 @@ def test_the_host_never_waits_for_the_device(large, zero_copy):
         batch_size=96,
         num_workers=2,
         device=CUDA,
-        gpu_fraction=0.3,
+        device_rows=0.3,
         zero_copy=zero_copy,
     )
     model = GraphSAGE(100, 16, num_layers=2, out_channels=7).to(CUDA)
@@ -194,7 +194,7 @@ def test_memory_is_bounded_as_stated(large):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        loader = make(large, input_nodes=large.train_mask, batch_size=1024, device=CUDA, gpu_fraction=0.3, depth=depth)
+        loader = make(large, input_nodes=large.train_mask, batch_size=1024, device=CUDA, device_rows=0.3, depth=depth)
         for batch in loader:  # noqa: B007  (kept until the memory is read)
             torch.cuda.synchronize()
         stated = loader.memory()
@@ -222,15 +222,15 @@ def _compare_on_one_gpu(rank: int, root: str) -> int:
     part = salientpp.load(root)
     common = {"batch_size": 16, "shuffle": True, "seed": 3, "replication_factor": 0.3}
     want, compared = list(NeighborLoader(part, [4, 3], "train", **common)), 0
-    for depth, gpu_fraction, gpu_cache_bytes, zero_copy in [
+    for depth, device_rows, device_cache, zero_copy in [
         (1, 0, 0, False),
         (10, 0.3, 100, False),
         (10, 0.5, 10**6, True),
     ]:
         options = {
             "depth": depth,
-            "gpu_fraction": gpu_fraction,
-            "gpu_cache_bytes": gpu_cache_bytes,
+            "device_rows": device_rows,
+            "device_cache": device_cache,
             "zero_copy": zero_copy,
             "device": CUDA,
         }
@@ -251,7 +251,7 @@ def _over_nccl(rank: int, root: str) -> list[float]:
     rows = torch.arange(12.0, device=CUDA).view(4, 3)
     pending = comm.all_to_all(rows, [4], [4])
     Comm.create = classmethod(lambda cls, *_: comm)  # of one rank it would need no group
-    loader = NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1, device=CUDA, gpu_fraction=0.3)
+    loader = NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1, device=CUDA, device_rows=0.3)
     assert isinstance(loader.engine.producer.fetch.served, Packed)
     assert_same_batches(
         on_cpu(loader), list(NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1))

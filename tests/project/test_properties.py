@@ -427,7 +427,7 @@ def whole_data(draw, least: int = 0) -> Data:
 
 
 @given(st.data(), few_fanouts, st.integers(1, 9), st.booleans(), st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
-def test_any_data_gives_right_batches(data, fanouts, batch_size, replace, gpu_fraction, shuffle):
+def test_any_data_gives_right_batches(data, fanouts, batch_size, replace, device_rows, shuffle):
     whole = data.draw(whole_data())
     before = whole.clone()
     seeds = data.draw(st.one_of(st.none(), ids_below(whole.num_nodes)))
@@ -448,7 +448,7 @@ def test_any_data_gives_right_batches(data, fanouts, batch_size, replace, gpu_fr
         batch_size=batch_size,
         shuffle=shuffle,
         seed=data.draw(keys),
-        gpu_fraction=gpu_fraction,
+        device_rows=device_rows,
         num_workers=data.draw(st.sampled_from([0, 0, 2])),
         depth=data.draw(st.sampled_from([1, 2, 10])),
     )
@@ -620,7 +620,7 @@ def test_on_any_number_of_ranks_features_know_who_they_are_and_caches_change_not
             "shuffle": True,
             "seed": 3,
             "replication_factor": alpha,
-            "gpu_fraction": data.draw(st.sampled_from([0.0, 0.4, 1.0])),
+            "device_rows": data.draw(st.sampled_from([0.0, 0.4, 1.0])),
             "depth": data.draw(st.sampled_from([1, 3, 10])),
             "policy": data.draw(st.sampled_from(["vip", "degree", "random", "halo"])),
             "num_workers": data.draw(st.integers(0, 2)),

@@ -60,7 +60,7 @@ def assert_rows_are_those_of(batch: Data, ids: Tensor, names: list[str], data: D
 @pytest.mark.parametrize("way", ["in place", "packed", "device rows"])
 def test_batches_of_a_data_object(way):
     data = colourful([*STORABLE, torch.complex32])
-    loader = NeighborLoader(data, [3, 2], batch_size=16, gpu_fraction=0.4 if way == "device rows" else 0.0)
+    loader = NeighborLoader(data, [3, 2], batch_size=16, device_rows=0.4 if way == "device rows" else 0.0)
     for batch in packed(loader) if way == "packed" else loader:
         assert_rows_are_those_of(batch, batch.n_id, list(columns(STORABLE)), data)
         assert_rows_are_those_of(batch, batch.e_id, [f"edge_{str(dtype)[6:]}" for dtype in STORABLE], data)
@@ -81,7 +81,7 @@ def _check_part(rank: int, root: str, num_parts: int) -> tuple[int, int]:
             seed=1,
             gather=names,
             replication_factor=alpha,
-            gpu_fraction=beta,
+            device_rows=beta,
             uneven="exact",
         )
         for batch in packed(loader, serves=True) if is_packed else loader:

@@ -53,8 +53,7 @@ def _exchanged(rank: int, root: str) -> tuple[dict, dict, list, list[str]]:
     one = {name: shown(gather(), replication_factor=0.1) for name, gather in WAYS.items()}
     both = {name: shown(gather(), replication_factor=0.1) for name, gather in BOTH.items()}
     none = [
-        shown((), **options)
-        for options in ({}, {"replication_factor": 0.3}, {"gpu_fraction": 0.5}, {"is_packed": True})
+        shown((), **options) for options in ({}, {"replication_factor": 0.3}, {"device_rows": 0.5}, {"is_packed": True})
     ]
     batches = [len(NeighborLoader(part, [4, 2], "train", batch_size=16, uneven="exact"))]
     return one, both, none, batches

@@ -164,7 +164,7 @@ def test_what_was_kept_of_another_dataset_is_not_taken(root):
 def test_one_process_draws_from_all_parts(root):
     part = salientpp.load(root)
     assert part.part_id is None and part.num_parts == 5
-    loader = NeighborLoader(part, FANOUTS, "train", batch_size=BATCH, shuffle=True, seed=0, gpu_fraction=0.2)
+    loader = NeighborLoader(part, FANOUTS, "train", batch_size=BATCH, shuffle=True, seed=0, device_rows=0.2)
     seen = []
     for batch in loader:
         assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
@@ -215,13 +215,13 @@ def test_caches_and_tiers_change_no_batch_and_counts_are_those_of_the_analysis(r
     assert [each["remote"] for each in bare] == counted[0.0]
     for options in (
         {"replication_factor": 0.3, "depth": 1},
-        {"replication_factor": 0.3, "gpu_fraction": 0.25, "zero_copy": True},
+        {"replication_factor": 0.3, "device_rows": 0.25, "zero_copy": True},
     ):
         cached = distributed.run(_with_options, world, str(root), options)
         assert [each["batches"] for each in cached] == [each["batches"] for each in bare]
         assert [each["remote"] for each in cached] == counted[0.3]
         assert all(0 < each["cache"] <= int(0.3 * 300 / world) for each in cached)
-        assert all((each["gpu"] > 0) == ("gpu_fraction" in options) for each in cached)
+        assert all((each["gpu"] > 0) == ("device_rows" in options) for each in cached)
 
 
 def _with_options(rank: int, root: str, options: dict) -> dict:

@@ -62,13 +62,13 @@ def assert_same(ours: Any, theirs: Any, but: set[str] = frozenset()) -> None:
 TIERS = [
     ({}, False, False),
     ({"replication_factor": 0.3}, False, False),
-    ({"replication_factor": 0.3, "gpu_fraction": 0.4, "gpu_cache_bytes": 700}, False, False),
-    ({"replication_factor": 0.3, "gpu_fraction": 0.4, "gpu_cache_bytes": 700, "depth": 3}, True, True),
-    ({"gpu_fraction": 1.0, "num_workers": 2, "zero_copy": True, "depth": 1}, True, False),
+    ({"replication_factor": 0.3, "device_rows": 0.4, "device_cache": 700}, False, False),
+    ({"replication_factor": 0.3, "device_rows": 0.4, "device_cache": 700, "depth": 3}, True, True),
+    ({"device_rows": 1.0, "num_workers": 2, "zero_copy": True, "depth": 1}, True, False),
     ({"zero_copy": True, "replication_factor": 2.0}, True, True),
     ({"zero_copy": True, "replication_factor": 0.2}, False, False),
     ({"replication_factor": 0.6, "lookahead": 1}, False, False),
-    ({"replication_factor": 0.6, "lookahead": 1, "gpu_fraction": 0.4}, True, True),
+    ({"replication_factor": 0.6, "lookahead": 1, "device_rows": 0.4}, True, True),
 ]
 
 
@@ -177,7 +177,7 @@ def _typed(rank: int, wide: str, narrow: str) -> int:
     parts = salientpp.load(wide), salientpp.load(narrow)
     formats = {"paper": "int8", "author": "int4"}
     for options, (part, sent, venues) in itertools.product(
-        [{}, {"replication_factor": 0.3, "gpu_fraction": 0.3}],
+        [{}, {"replication_factor": 0.3, "device_rows": 0.3}],
         [(parts[1], None, "int8"), (parts[0], {"x": "int8", ("author", "x"): "int4"}, None)],
     ):
         loader = NeighborLoader(part, TYPED_FANOUTS, ("paper", "train"), batch_size=8, seed=1, send_as=sent, **options)

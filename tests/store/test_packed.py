@@ -20,6 +20,7 @@ from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.arguments import as_amount
 
 N = 250
 
@@ -37,25 +38,25 @@ def part(data, tmp_path_factory) -> salientpp.PartitionedGraph:
 # --- laws 1 to 3 ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gpu_fraction", [0, 0.3, 1.0])
+@pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
 @pytest.mark.parametrize("source", ["data", "part"])
-def test_packed_batches_are_those_of_the_cpu(data, part, source, gpu_fraction):
+def test_packed_batches_are_those_of_the_cpu(data, part, source, device_rows):
     graph, nodes = (data, data.train_mask) if source == "data" else (part, "train")
     want = list(make(graph, input_nodes=nodes))
     for depth, num_workers, zero_copy in itertools.product([1, 4, 10], [0, 2], [False, True]):
-        options = {"gpu_fraction": gpu_fraction, "depth": depth, "num_workers": num_workers, "zero_copy": zero_copy}
+        options = {"device_rows": device_rows, "depth": depth, "num_workers": num_workers, "zero_copy": zero_copy}
         assert_same_batches(list(packed(make(graph, input_nodes=nodes, **options))), want)
 
 
-@pytest.mark.parametrize("gpu_fraction", [0, 0.4])
-def test_packed_batches_of_several_types_are_those_of_the_cpu(gpu_fraction):
+@pytest.mark.parametrize("device_rows", [0, 0.4])
+def test_packed_batches_of_several_types_are_those_of_the_cpu(device_rows):
     graph = random_hetero(paper=60, author=40, venue=5)
     options = {
         "num_neighbors": dict.fromkeys(RELATIONS, [3, 2]),
         "input_nodes": "paper",
         "batch_size": 8,
         "seed": 1,
-        "gpu_fraction": gpu_fraction,
+        "device_rows": device_rows,
     }
     for one, other in zip(NeighborLoader(graph, **options), packed(NeighborLoader(graph, **options)), strict=True):
         assert one.to_dict().keys() == other.to_dict().keys()
@@ -68,8 +69,8 @@ def test_packed_batches_of_several_types_are_those_of_the_cpu(gpu_fraction):
 def test_packed_batches_of_links_are_those_of_the_cpu(data):
     options = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
     loaders = (
-        LinkNeighborLoader(data, gpu_fraction=0.2, **options),
-        packed(LinkNeighborLoader(data, gpu_fraction=0.2, **options)),
+        LinkNeighborLoader(data, device_rows=0.2, **options),
+        packed(LinkNeighborLoader(data, device_rows=0.2, **options)),
     )
     assert_same_batches(*map(list, loaders))
 
@@ -95,7 +96,7 @@ def _compare_on_ranks(rank: int, root: str, grid: list[dict]) -> int:
 def test_packed_batches_of_several_ranks_are_those_of_the_cpu(tmp_path, world_size):
     salientpp.partition(random_data(), world_size, tmp_path / "d", [4, 3], 16)
     row_bytes = 3 * 4
-    keys = "depth", "gpu_fraction", "gpu_cache_bytes", "zero_copy", "serves"
+    keys = "depth", "device_rows", "device_cache", "zero_copy", "serves"
     grid = [
         dict(zip(keys, values))
         for values in [
@@ -127,7 +128,7 @@ def test_x_may_be_stored_narrower_than_it_is_delivered(stored, delivered, on_dev
     data = random_data(100, 600)
     data.x, data.other = data.x.to(stored), data.x.to(torch.float64)
     want = list(make(data))
-    loader = make(data, dtype=delivered, gpu_fraction=0.5)
+    loader = make(data, dtype=delivered, device_rows=0.5)
     got = list(packed(loader) if on_device else loader)
     for one, other in zip(want, got, strict=True):
         assert other.x.dtype == delivered and torch.equal(one.x.to(delivered), other.x)
@@ -138,8 +139,11 @@ def test_x_may_be_stored_narrower_than_it_is_delivered(stored, delivered, on_dev
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"gpu_cache_bytes": -1}, r"gpu_cache_bytes must be an integer >= 0 .*, got -1"),
-        ({"gpu_cache_bytes": 1e9}, r"gpu_cache_bytes must be an integer >= 0 .*, got 1000000000.0"),
+        ({"device_cache": -1}, r"device_cache must be a fraction in \[0, 1\] of the cached rows, or bytes, .*, got -1"),
+        (
+            {"device_cache": 1e9},
+            r"device_cache must be a fraction in \[0, 1\] of the cached rows, or bytes, .*, got 1000000000.0",
+        ),
         ({"zero_copy": "yes"}, r"zero_copy must be True or False, got 'yes'"),
         ({"dtype": "half"}, r"dtype must be a torch.dtype .*, got 'half'"),
     ],
@@ -152,13 +156,13 @@ def test_wrong_arguments_are_refused_in_words(data, options, message):
 def _share_a_cache(rank: int, root: str) -> None:
     part = salientpp.load(root)
     make_loader = lambda **options: NeighborLoader(part, [4, 3], "train", batch_size=16, seed=3, **options)  # noqa: E731
-    owner = make_loader(replication_factor=0.5, gpu_cache_bytes=120)
+    owner = make_loader(replication_factor=0.5, device_cache=120)
     assert owner.memory()["gpu"] == 120 and owner.cache.num_device_rows == 10
     other = packed(make_loader(cache=owner.cache))
     assert other.cache.device_rows is owner.cache.device_rows
     assert_same_batches(list(other), list(owner))
-    with pytest.raises(ValueError, match="gpu_cache_bytes is for a cache that the loader makes"):
-        make_loader(cache=owner.cache, gpu_cache_bytes=5)
+    with pytest.raises(ValueError, match="device_cache is for a cache that the loader makes"):
+        make_loader(cache=owner.cache, device_cache=5)
 
 
 def test_a_shared_cache_brings_its_device_rows(tmp_path):
@@ -190,7 +194,7 @@ def test_only_what_travels_is_pinned_unless_rows_are_read_in_place(data, monkeyp
 def test_batches_under_way_are_counted_and_bounded(data):
     data = Data(x=torch.zeros(N, 16), edge_index=data.edge_index)
     for depth, most in [(1, 2), (3, 3), (10, 6)]:
-        loader = packed(make(data, depth=depth, gpu_fraction=0.5))
+        loader = packed(make(data, depth=depth, device_rows=0.5))
         assert loader.memory()["batches"] == 0
         sizes = [batch.x.nbytes + batch.edge_index.nbytes + batch.n_id.nbytes + batch.e_id.nbytes for batch in loader]
         # A batch, what it was made from (packed rows, places), and its other attributes.
@@ -266,3 +270,29 @@ def test_a_sharded_model_trains_on_batches(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "d", [4, 3], 16)
     losses = distributed.run(_train_sharded, 2, str(tmp_path / "d"))
     assert len(losses[0]) == len(losses[1]) > 2 and all(0 < loss < 10 for loss in losses[0] + losses[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "amount"),
+    [(0, 0.0), (1, 1.0), (0.25, 0.25), (2, 2), (2_000_000, 2_000_000), ("2GiB", 2**31), ("1.5 kB", 1500), ("0B", 0)],
+)
+def test_an_amount_of_memory_is_a_fraction_or_bytes(given, amount):
+    found = as_amount(given)
+    assert found == amount and type(found) is type(amount)
+
+
+@pytest.mark.parametrize("given", [-1, 1.5, 1e9, float("nan"), True, "half", "2", "2 parsecs", None])
+def test_what_is_no_amount_of_memory_is_none(given):
+    assert as_amount(given) is None
+
+
+def test_device_memory_is_a_fraction_or_bytes():
+    part = NeighborLoader(random_data(), [3], batch_size=8)
+    whole = NeighborLoader(random_data(), [3], batch_size=8, device_rows=1).memory()["gpu"]
+    assert part.memory()["gpu"] == 0 < whole
+    row_bytes = part.engine.basis.source.row_bytes[None]
+    for given in (0.25, 100 * row_bytes, f"{100 * row_bytes}B"):
+        loader = NeighborLoader(random_data(), [3], batch_size=8, device_rows=given)
+        list(loader)
+        (near,) = loader.engine.producer.fetch.tiers[None].near
+        assert near.num_rows == 100

@@ -190,7 +190,7 @@ def _compare_on_ranks(rank: int, folder: str) -> tuple[int, int]:
     rows["new"] = own["y"] + 1
     for options in (
         {},
-        {"replication_factor": 0.3, "gpu_fraction": 0.3},
+        {"replication_factor": 0.3, "device_rows": 0.3},
         {"gather": ["x", "new"], "replication_factor": 0.1, "num_workers": 2},
     ):
         for on_device in (False, True):

@@ -302,7 +302,7 @@ def _without_hops(rank: int, root: str) -> list[tuple[int, int]]:
     for options in (
         {"replication_factor": 0.5},
         {"replication_factor": 0.5, "policy": "degree"},
-        {"gpu_fraction": 0.5},
+        {"device_rows": 0.5},
     ):
         loader = NeighborLoader(part, [], "train", batch_size=16, uneven="exact", **options)
         for batch in loader:
@@ -321,13 +321,13 @@ def test_seeds_alone_need_no_cache_and_no_rows_of_others(tmp_path):
 @pytest.mark.parametrize(
     "options", [{}, {"disjoint": True}, {"subgraph_type": "induced"}, {"shuffle": True}, {"edges": False}], ids=str
 )
-@pytest.mark.parametrize("gpu_fraction", [0.1, 0.5, 1.0])
-def test_without_hops_the_seeds_are_the_rows_to_keep_on_the_device(options, gpu_fraction):
+@pytest.mark.parametrize("device_rows", [0.1, 0.5, 1.0])
+def test_without_hops_the_seeds_are_the_rows_to_keep_on_the_device(options, device_rows):
     data = random_data(200, 900)
     if not options.pop("edges", True):
         del data.edge_index
     seeds = torch.arange(50, 150)
-    loader = NeighborLoader(data, [], seeds, batch_size=16, gpu_fraction=gpu_fraction, **options)
+    loader = NeighborLoader(data, [], seeds, batch_size=16, device_rows=device_rows, **options)
     for batch in loader:
         assert torch.equal(batch.x[:, 0].long(), batch.n_id)
-    assert loader.stats().rows_gpu == min(len(seeds), int(200 * gpu_fraction))
+    assert loader.stats().rows_gpu == min(len(seeds), int(200 * device_rows))

@@ -76,7 +76,7 @@ def epoch_of(loader: Any, part: salientpp.PartitionedGraph) -> list[tuple]:
 def compare(rank: int, root: str, hosts: list[int]) -> list[dict]:
     part = salientpp.load(root)
     found = []
-    for options in ({}, {"replication_factor": 0.3}, {"replication_factor": 0.3, "depth": 1, "gpu_fraction": 0.3}):
+    for options in ({}, {"replication_factor": 0.3}, {"replication_factor": 0.3, "depth": 1, "device_rows": 0.3}):
         shared = loader_of(part, hosts, **options)
         batches = epoch_of(shared, part)
         alone = loader_of(part, 1, **options)
@@ -162,7 +162,7 @@ def compare_kinds(rank: int, root: str, typed: bool) -> int:
         paper, edges = {"input_nodes": ("paper", "train")}, {"edge_label_index": ("author", "writes", "paper")}
         cases = [
             (NeighborLoader, {**paper, "gather": ("x", "time")}),
-            (NeighborLoader, {**paper, "time_attr": "time", "uneven": "exact", "gpu_cache_bytes": 200}),
+            (NeighborLoader, {**paper, "time_attr": "time", "uneven": "exact", "device_cache": 200}),
             (NeighborLoader, {"input_nodes": ("author", "train"), "disjoint": True, "uneven": "exact"}),
             (LinkNeighborLoader, {**edges, "neg_sampling": "binary", "uneven": "exact"}),
         ]

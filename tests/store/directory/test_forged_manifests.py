@@ -369,7 +369,7 @@ def test_arrays_that_lie_are_found_by_full_verification_and_crash_nothing(roots,
     with pytest.raises(DatasetError, match=f"{text}.*; copy (it|indptr.npy and indices.npy) again, or partition again"):
         salientpp.load(root, verify="full")
     part = salientpp.load(root)
-    for options in ({}, {"replace": True}, {"subgraph_type": "induced"}, {"gpu_fraction": 0.5, "num_workers": 1}):
+    for options in ({}, {"replace": True}, {"subgraph_type": "induced"}, {"device_rows": 0.5, "num_workers": 1}):
         for nodes in ("train", "all"):
             try:
                 for batch in NeighborLoader(part, [3, -1], nodes, batch_size=8, **options):

@@ -72,7 +72,7 @@ def _epochs(rank: int, root: str, options: dict[str, Any], epochs: int) -> tuple
     "options",
     [
         {"depth": 1}, {"depth": 2}, {"depth": 10, "num_workers": 2}, {"lookahead": 1}, {"lookahead": 40, "replication_factor": 0.8},
-        {"lookahead": "auto"}, {"replication_factor": 0.05, "lookahead": 2}, {"gpu_fraction": 0.3},
+        {"lookahead": "auto"}, {"replication_factor": 0.05, "lookahead": 2}, {"device_rows": 0.3},
     ],
     ids=str,
 )  # fmt: skip
@@ -358,7 +358,7 @@ def test_after_a_failure_there_is_an_error_for_ever(root):
     [
         ({"lookahead": -2}, "lookahead must be an integer in"),
         ({"policy": "degree"}, "policy must be 'vip' or 'vip-hop', got 'degree'"),
-        ({"gpu_cache_bytes": 100}, "lookahead=5 excludes gpu_cache_bytes="),
+        ({"device_cache": 100}, "lookahead=5 excludes device_cache="),
         ({"zero_copy": True}, "lookahead=5 excludes zero_copy="),
         ({"transform_sampler_output": id}, "lookahead=5 excludes transform_sampler_output="),
         ({"lookahead": 200, "replication_factor": 0.05}, "lookahead=200 needs .* bytes for ids, more than half"),
@@ -399,7 +399,7 @@ def test_kept_rows_are_put_in_their_places_on_a_device(root):
 def _packed(rank: int, root: str) -> bool:
     """As on a device, with the CPU in its place."""
     part = salientpp.load(root)
-    loader = _loader(part, gpu_fraction=0.2)
+    loader = _loader(part, device_rows=0.2)
     loader.engine.producer.fetch.own = loader.engine.producer.fetch.served = Packed(torch.device("cpu"))
     for _ in range(2):
         for batch in loader:

@@ -224,7 +224,7 @@ def test_the_first_layer_and_its_gradients_are_those_of_whole_batches(roots, par
     "options",
     [
         {"replication_factor": 0.2, "num_workers": 2}, {"replace": True, "depth": 1}, {"num_neighbors": [9]}, {"num_neighbors": [4, 3, 3]},
-        {"shared_draws": "batch", "draw_block": 4}, {"num_neighbors": [-1, 2], "gpu_fraction": 0.3}, {"num_neighbors": [5, 0]},
+        {"shared_draws": "batch", "draw_block": 4}, {"num_neighbors": [-1, 2], "device_rows": 0.3}, {"num_neighbors": [5, 0]},
         {"weight_attr": "weight"}, {"partial_weight": "w", "replace": True, "num_workers": 2, "replication_factor": 0.2},
     ],
     ids=str,
@@ -257,7 +257,7 @@ def test_ranks_may_share_a_part_or_a_host(roots, parts, options):
 @pytest.mark.parametrize("parts", [1, 2, 4])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gpu_fraction": 0.3, "replication_factor": 0.2, "num_workers": 2}, {"partial_weight": "w", "replication_factor": 0.2}, {"replace": True}],
+    [{}, {"device_rows": 0.3, "replication_factor": 0.2, "num_workers": 2}, {"partial_weight": "w", "replication_factor": 0.2}, {"replace": True}],
     ids=str,
 )  # fmt: skip
 def test_the_host_sums_up_for_its_device_what_it_would_copy(roots, parts, options):
@@ -267,7 +267,7 @@ def test_the_host_sums_up_for_its_device_what_it_would_copy(roots, parts, option
         assert found["batches"] > 2 and found["host sums"] > 0
         assert found["copied"] + found["host sums"] < found["copied whole"]
         assert all(found[kind] > 0 for kind in ("sums", "both", "only_sums", "neither"))
-        assert (found["device rows"] > 0) == ("gpu_fraction" in options)
+        assert (found["device rows"] > 0) == ("device_rows" in options)
 
 
 def check_evaluation(rank: int, root: str) -> float:
@@ -392,8 +392,8 @@ def test_what_is_fetched_is_what_the_analysis_counts(roots, parts, options):
 
 
 def check_copied(rank: int, root: str, beta: float) -> tuple[int, ...]:
-    whole = loader_of(root, partial_aggregation="auto", gpu_fraction=beta)
-    ours = as_for_a_device(loader_of(root, partial_aggregation="auto", gpu_fraction=beta))
+    whole = loader_of(root, partial_aggregation="auto", device_rows=beta)
+    ours = as_for_a_device(loader_of(root, partial_aggregation="auto", device_rows=beta))
     sources = 0
     for _ in range(2):
         for batch, full in zip(ours, whole, strict=True):
@@ -407,11 +407,11 @@ def test_what_is_copied_to_devices_is_what_the_analysis_counts(roots, parts):
         salientpp.load(roots[parts]), replication_factors=[0], policies=["vip"], epochs=2, seed=3, fanouts=[[5, 4]], batch_size=BATCH, partial=True
     )  # fmt: skip
     for copies in analysis.partial_copies:
-        found = distributed.run(check_copied, parts, roots[parts], copies.gpu_fraction)
+        found = distributed.run(check_copied, parts, roots[parts], copies.device_rows)
         counted = copies.rows_without, copies.rows_per_epoch, copies.sums_per_epoch, copies.sources_per_epoch
         assert [sum(of_rank) for of_rank in zip(*found)] == [2 * count for count in counted]
         assert copies.auto == (True,) * parts and copies.share < 1
-    assert [copies.gpu_fraction for copies in analysis.partial_copies] == [0, 0.04, 0.2]
+    assert [copies.device_rows for copies in analysis.partial_copies] == [0, 0.04, 0.2]
 
 
 def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
