@@ -1,7 +1,7 @@
 """What does the user's loop receive?
 
 A PyG ``Data`` or ``HeteroData`` with what PyG's loader sets. From such an object every node and edge attribute is there for every
-sampled vertex and edge. From a partitioned graph the attributes named by ``gather`` (``x``) are there for every sampled
+sampled vertex and edge. From a partitioned graph the attributes in ``columns`` (``x``) are there for every sampled
 vertex, other node attributes for the seeds, edge attributes for every sampled edge.
 """
 

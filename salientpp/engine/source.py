@@ -176,14 +176,14 @@ def open_data(
     sampler: BaseSampler,
     seeds: Seeds,
     *,
-    rows: Mapping[Any, Any] | None,
+    columns: Any = ("x",),
     custom_cls: type | None = None,
 ) -> BatchSource:
     """The source of an object that one process holds, whatever its seeds are.
 
     Args:
         data: a ``Data``, a ``HeteroData`` or a pair of stores.
-        rows, custom_cls: as in :class:`~salientpp.NeighborLoader`.
+        columns, custom_cls: as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
         ValueError, TypeError: these do not fit the data.
@@ -193,10 +193,11 @@ def open_data(
             "custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is"
         )
     books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
-    own = _own_rows(rows, {type_: book.num_vertices for type_, book in books.items()})
+    _check_columns_of_object(columns)
+    own = _own_rows(sources_in(columns), {type_: book.num_vertices for type_, book in books.items()})
     if own and is_remote(data):
         raise ValueError(
-            "rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
+            "columns with sources of rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
         )
     template = StoreTemplate(data[0], data[1], custom_cls) if is_remote(data) else DataTemplate(data, own)
     exchange = Exchange(comm, books, Placement(comm.rank, comm.size, 1))
@@ -280,8 +281,7 @@ def open_partition(
     sampler: NeighborSampler,
     seeds: Seeds,
     *,
-    gather: Iterable[str],
-    rows: Mapping[Any, Any] | None,
+    columns: Any,
     custom_cls: type | None,
     send_as: Mapping[Any, str] | None = None,
 ) -> BatchSource:
@@ -289,7 +289,7 @@ def open_partition(
 
     Args:
         connected: from :func:`connect_part`.
-        gather, rows, custom_cls, send_as: as in :class:`~salientpp.NeighborLoader`.
+        columns, custom_cls, send_as: as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
         ValueError, TypeError: these do not fit the graph.
@@ -307,9 +307,11 @@ def open_partition(
             f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again"
         )
     books = part.row_books
-    own = _own_rows(rows, {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()})
+    own = _own_rows(
+        sources_in(columns), {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()}
+    )
     known: dict[Column, RowSource] = {**of_part, **own}
-    gathered = _checked_gather(gather, list(known), part)
+    gathered = _checked_columns(columns, list(known), part)
     encoded, narrow = _encoded(known, gathered, send_as, part)
     seed_type = getattr(seeds.inputs, "input_type", None)
     of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may be anyone's
@@ -357,7 +359,7 @@ def _encoded(
         words = column[1] if column[0] is None else str(column)
         if column not in gathered:
             raise ValueError(
-                f"send_as is for attributes that every sampled vertex gets (gather={[name for _, name in gathered]}), got {words!r}"
+                f"send_as is for attributes that every sampled vertex gets (columns={[name for _, name in gathered]}), got {words!r}"
             )
         if column in narrow:
             raise ValueError(
@@ -368,11 +370,15 @@ def _encoded(
     return encoded, narrow
 
 
-def check_gather_is_default(gather: Any) -> None:
-    """Raise where attributes to gather are named for an object in memory."""
-    if gather not in ("x", ["x"], ("x",)):
+def _check_columns_of_object(columns: Any) -> None:
+    """Raise where attributes are named for an object in memory, and no sources of their rows are given."""
+    if isinstance(columns, Mapping):
+        named = [key for key, source in columns.items() if source is None and key != "x"]
+    else:
+        named = [] if columns in ("x", ["x"], ("x",)) else [columns]
+    if named:
         raise ValueError(
-            "gather is for partitioned graphs: on a Data object every attribute comes for every sampled vertex"
+            "columns without sources of rows is for partitioned graphs: on a Data object every attribute comes for every sampled vertex"
         )
 
 
@@ -384,12 +390,17 @@ def _in_memory(columns: Mapping[Column, Tensor]) -> dict[Column, RowSource]:
     return {column: TensorRows(rows) for column, rows in columns.items()}
 
 
-def _own_rows(rows: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]:
-    """The user's ``rows``, checked; ``sizes`` says how many each vertex type must have."""
-    if rows is not None and not isinstance(rows, Mapping):
-        raise TypeError(f"rows must map names of attributes to tensors or sources of rows, got {type(rows).__name__}")
+def sources_in(columns: Any) -> dict[Any, Any]:
+    """Of the argument ``columns`` those whose rows come from elsewhere than the data, by the user's keys."""
+    if not isinstance(columns, Mapping):
+        return {}
+    return {key: source for key, source in columns.items() if source is not None}
+
+
+def _own_rows(sources: Mapping[Any, Any], sizes: Mapping[Any, int]) -> dict[Column, RowSource]:
+    """The user's sources of rows, checked; ``sizes`` says how many each vertex type must have."""
     own = {}
-    for key, value in (rows or {}).items():
+    for key, value in sources.items():
         type_, name = key if isinstance(key, tuple) and len(key) == 2 else (None, key)
         if type_ not in sizes or not isinstance(name, str):
             known = (
@@ -397,17 +408,17 @@ def _own_rows(rows: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]:
                 if None in sizes
                 else f"(node type, name) with a node type of the data ({', '.join(sizes)})"
             )
-            raise ValueError(f"the keys of rows must be {known}, got {key!r}")
-        own[type_, name] = checked_rows(value, f"rows[{key!r}]", sizes[type_])
+            raise ValueError(f"the keys of columns must be {known}, got {key!r}")
+        own[type_, name] = checked_rows(value, f"columns[{key!r}]", sizes[type_])
     return own
 
 
-def _checked_gather(gather: Any, known: list[Column], part: PartitionedGraph) -> list[Column]:
-    """The attributes to gather, each once. Sets have an order of their own in every process, so theirs becomes the alphabet's."""
-    if not isinstance(gather, Iterable):
-        raise TypeError(f"gather must be the names of node attributes of {part.root}, got {type(gather).__name__}")
-    names: list[Any] = [gather] if isinstance(gather, (str, bytes)) else list(gather)
-    if isinstance(gather, Set):
+def _checked_columns(given: Any, known: list[Column], part: PartitionedGraph) -> list[Column]:
+    """The attributes that every sampled vertex gets, each once. Sets have an order of their own in every process, so theirs becomes the alphabet's."""
+    if not isinstance(given, Iterable):
+        raise TypeError(f"columns must be the names of node attributes of {part.root}, got {type(given).__name__}")
+    names: list[Any] = [given] if isinstance(given, (str, bytes)) else list(given)
+    if isinstance(given, Set):
         names.sort(key=str)
     columns: dict[Column, None] = {}
     for name in names:
@@ -416,7 +427,7 @@ def _checked_gather(gather: Any, known: list[Column], part: PartitionedGraph) ->
         found = [column for column in known if column == named or (isinstance(name, str) and column[1] == name)]
         if not found and names != ["x"]:
             there = sorted(name if type_ is None else f"({type_!r}, {name!r})" for type_, name in known)
-            raise ValueError(f"gather must name node attributes of {part.root} ({', '.join(there)}), got {name!r}")
+            raise ValueError(f"columns must name node attributes of {part.root} ({', '.join(there)}), got {name!r}")
         columns |= dict.fromkeys(found)
     return list(columns)
 

@@ -247,7 +247,7 @@ class LayerRun:
     def __init__(self, call: Inference, sampler: NeighborSampler | None) -> None:
         self._call = call
         options = Options(
-            policy=call.count_uses, seed=0, dtype=None if call.stats else call.dtype, rows=call.rows,
+            policy=call.count_uses, seed=0, dtype=None if call.stats else call.dtype, columns=call.rows or (ROWS[1],),
             **{name: value for name, value in call.options.items() if name not in ("batch_size", "num_workers")},
         )  # fmt: skip
         words = "a torch_geometric.data.Data, or the result of salientpp.load"
@@ -303,12 +303,12 @@ class LayerRun:
         if sampler is not None:
             nodes = torch.arange(data.num_nodes, device="cpu")
             seeds = _seeds(sampler, NodeSamplerInput(None, nodes, None, None))
-            return open_data(data, self._comm, sampler, seeds, rows=options.rows)
+            return open_data(data, self._comm, sampler, seeds, columns=options.columns)
         connected = connect_part(data, self._comm)
         sampler = NeighborSampler.of(data.graph, [-1])
         inputs, _ = part_nodes(connected.own, connected.own_part, "all", None, None)
         seeds = _seeds(sampler, inputs)
-        return open_partition(connected, sampler, seeds, gather=(ROWS[1],), rows=options.rows, custom_cls=None)
+        return open_partition(connected, sampler, seeds, columns=options.columns, custom_cls=None)
 
     # --- the layer ------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.run import Epoch, Rounds, Run
-from salientpp.engine.source import BatchSource, Seeds
+from salientpp.engine.source import BatchSource, Seeds, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
 from salientpp.loader.fingerprint import fingerprint_of, order_is_known, settings_of
@@ -102,7 +102,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 data,
                 options.ranks_per_host,
                 as_integer(options.slots) or 0,
-                bool(options.rows),
+                bool(sources_in(options.columns)),
                 looks_ahead=bool(options.lookahead),
             )
         else:

@@ -143,8 +143,9 @@ def facts_of(
             "input_nodes": source.seeds.split or "ids or a mask",
             "shared_draws": None,
             **{name: bool(value) if name == "replace" else value for name, value in draws.items()},
+            **options.facts(of_host=bool(ranks_by_host)),
             **settings,
-            "gather": [
+            "columns": [
                 [
                     *(word for word in column if word is not None),
                     str(source.delivered(column).dtype),
@@ -153,6 +154,5 @@ def facts_of(
                 ]
                 for column in source.exchanged
             ],
-            **options.facts(of_host=bool(ranks_by_host)),
         },
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.utils.data
 
-from salientpp.engine.source import BatchSource
+from salientpp.engine.source import BatchSource, sources_in
 from salientpp.engine.state import data_digest, inputs_digest
 from salientpp.loader.options import Options
 from salientpp.loader.shares import SeedsByPart
@@ -47,7 +47,7 @@ def fingerprint_of(
     """
     sampler = source.sampler
     ours = isinstance(sampler, NeighborSampler)
-    partitioned = isinstance(data, PartitionedGraph)
+    partitioned, own = isinstance(data, PartitionedGraph), sources_in(options.columns)
     attributes = {name: settings.pop(name) for name in ("time_attr", "weight_attr")}
     return {
         "dataset": data.fingerprint if partitioned else data_digest(data, sampler.arrays() if ours else []),
@@ -55,7 +55,7 @@ def fingerprint_of(
         **(sampler.settings() if ours else {"neighbor_sampler": type(sampler).__name__}),
         **settings,
         **options.fingerprint(),
-        **({"rows": _describe(source, options.rows, 1 if partitioned else 0)} if options.rows else {}),
+        **({"columns": _describe(source, own, 1 if partitioned else 0)} if own else {}),
         # Of an object in memory the digest knows times and weights; a directory has several attributes that may be meant.
         **{name: value for name, value in attributes.items() if partitioned and value},
     }

@@ -24,7 +24,6 @@ from salientpp.engine.source import (
     Seeds,
     access_of_part,
     access_probability,
-    check_gather_is_default,
     connect_part,
     open_data,
     open_partition,
@@ -150,17 +149,15 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 connected,
                 of_part,
                 seeds,
-                gather=self.gather,
-                rows=self.rows,
+                columns=self.columns,
                 custom_cls=self.custom_cls,
                 send_as=self.send_as,
             )
         sampler = sampling.sampler(self.data, "sample_from_edges")
-        check_gather_is_default(self.gather)
         type_, ends = self._given_edges(self.data)
         inputs = self._edge_inputs(type_, ends, self.edge_label, self.edge_label_time, self.input_id)
         return open_data(
-            self.data, comm, sampler, self._seeds(sampler, inputs), rows=self.rows, custom_cls=self.custom_cls
+            self.data, comm, sampler, self._seeds(sampler, inputs), columns=self.columns, custom_cls=self.custom_cls
         )
 
     def _seeds(self, sampler: BaseSampler, inputs: EdgeSamplerInput) -> Seeds:

@@ -21,7 +21,6 @@ from salientpp.engine.source import (
     Seeds,
     access_of_part,
     access_probability,
-    check_gather_is_default,
     connect_part,
     open_data,
     open_partition,
@@ -116,7 +115,6 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         _check_times(self.input_time, sampling)
         sampler = sampling.sampler(data, "sample_from_nodes")
         inputs = _node_inputs(data, self.input_nodes, self.input_time, self.input_id)
-        check_gather_is_default(self.gather)
         seeds = Seeds(
             inputs=inputs,
             number=inputs.node.numel(),
@@ -124,7 +122,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
             access_probability=partial(_access_probability, sampler, inputs),
         )
-        return open_data(data, comm, sampler, seeds, rows=self.rows, custom_cls=self.custom_cls)
+        return open_data(data, comm, sampler, seeds, columns=self.columns, custom_cls=self.custom_cls)
 
     def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         _check_times(self.input_time, sampling)
@@ -157,8 +155,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
             connected,
             sampler,
             seeds,
-            gather=self.gather,
-            rows=self.rows,
+            columns=self.columns,
             custom_cls=self.custom_cls,
             send_as=self.send_as,
         )

@@ -154,24 +154,16 @@ class Memory(TypedDict, total=False):
 class Columns(TypedDict, total=False):
     """What batches hold."""
 
-    gather: Annotated[
-        Iterable[Any],
+    columns: Annotated[
+        Iterable[Any] | Mapping[Any, Tensor | RowSource | None],
         Option(
             default=("x",),
             agree="yes",
-            plain=None,
-            help="on a partitioned graph, the node attributes that every sampled vertex gets, of all types that have them, or `(type, name)`; refused on "
-            "a `Data`, where all attributes come",
-        ),
-    ]
-
-    rows: Annotated[
-        Mapping[Any, Tensor | RowSource] | None,
-        Option(
-            default=None,
             identifies=True,
             plain=None,
-            help="attribute name → where its rows come from, see [rows from another storage](#rows-from-another-storage). Refused on stores",
+            help="on a partitioned graph, the node attributes that every sampled vertex gets, of all types that have them, or `(type, name)`. A mapping "
+            "says also where their rows come from, see [rows from another storage](#rows-from-another-storage); `None`: from the data. A `Data` takes a "
+            "mapping with sources alone, since all its attributes come; stores refuse one",
         ),
     ]
 
@@ -344,7 +336,7 @@ class FewerBytes(TypedDict, total=False):
             agree="yes",
             plain=_formats,
             help='on a partitioned graph, attribute → the format that its rows travel in and are cached in: `{"x": "int8"}`, see '
-            "[concepts.md](concepts.md#narrower-rows). Of the attributes in `gather`; refused for those that the directory stores narrower already",
+            "[concepts.md](concepts.md#narrower-rows). Of the attributes in `columns`; refused for those that the directory stores narrower already",
         ),
     ]
 
@@ -384,7 +376,7 @@ class Sums(TypedDict, total=False):
             "last hop come in place of their rows, where that is fewer bytes, and for a `device` also of what its host has; `'auto'`: `'mean'`, "
             "where it is worth it. Batches have `partial`, and the model's first layers add it after `salientpp.nn.merge_partial(model)`: see "
             "[concepts.md](concepts.md#sums-in-the-place-of-rows). `NeighborLoader` only. Refused with `disjoint`, `time_attr`, another "
-            "`subgraph_type` than `'directional'`, several names in `gather`, rows that are not floats or travel narrower, `lookahead`, "
+            "`subgraph_type` than `'directional'`, several names in `columns`, rows that are not floats or travel narrower, `lookahead`, "
             "`join_slots`, `pad` and `transform_sampler_output`",
         ),
     ]

@@ -144,7 +144,7 @@ def check_given(cache: FeatureCache | TypedFeatureCache | None, source: BatchSou
         if of_type is None or name not in of_type.rows:
             names = tuple(dict.fromkeys(name for _, name in source.exchanged))
             of = "" if type_ is None else f" of {type_!r}"
-            raise ValueError(f"the given cache holds no rows of {name!r}{of}; make it with gather={names}")
+            raise ValueError(f"the given cache holds no rows of {name!r}{of}; make it with columns={names}")
         rows, cached = source.rows_of(column), of_type.rows[name]
         if (rows.dtype, rows.shape[1:]) != (cached.dtype, cached.shape[1:]):
             raise ValueError(

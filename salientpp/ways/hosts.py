@@ -167,7 +167,7 @@ def _trouble(
     """Why these hosts cannot be, as every rank finds out alone."""
     for rank, has_own in enumerate(own_rows):
         if has_own:
-            return f"rank {rank}{comm.of} has rows= of its own, which the other ranks of its host cannot read; leave rows out, or pass ranks_per_host=1"
+            return f"rank {rank}{comm.of} has columns= with own rows, which the other ranks of its host cannot read; leave them out, or pass ranks_per_host=1"
     num_parts = part.whole.num_parts
     try:
         placements = [Placement(rank, comm.size, num_parts, num_slots, sizes) for rank in range(comm.size)]

@@ -156,7 +156,7 @@ def test_a_dataset_directory_refuses_names_that_its_batches_use(tmp_path, name, 
     data[f"my_{name}"] = data[name]
     del data[name]
     part = salientpp.partition(data, 1, tmp_path / "d", [2], 4)
-    for batch in NeighborLoader(part, [2], "all", batch_size=8, gather=["x", f"my_{name}"] if size == N else ["x"]):
+    for batch in NeighborLoader(part, [2], "all", batch_size=8, columns=["x", f"my_{name}"] if size == N else ["x"]):
         want = part.original_id(batch.n_id) if size == N else None
         assert want is None or torch.equal(batch[f"my_{name}"], want)
         assert batch.n_id.numel() == batch.x.size(0) and f"my_{name}" in batch

@@ -189,11 +189,11 @@ SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
     for on_device in (False, True)
 }
 SETTINGS["all gathered"] = (
-    {"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "device_rows": 0.3},
+    {"columns": ["x", "y", "small", "wide"], "replication_factor": 0.3, "device_rows": 0.3},
     False,
 )
 SETTINGS["all gathered, on device"] = (
-    {"gather": ["x", "y", "small", "wide"], "replication_factor": 0.3, "device_rows": 0.3},
+    {"columns": ["x", "y", "small", "wide"], "replication_factor": 0.3, "device_rows": 0.3},
     True,
 )
 SETTINGS["half"] = ({"dtype": torch.float16, "replication_factor": 0.3}, False)

@@ -86,7 +86,7 @@ class RowSourceLaws:
         ring = torch.arange(size)
         data = Data(edge_index=torch.stack([ring, ring.roll(3)]), num_nodes=size)
         loader = NeighborLoader(
-            data, [1, 1], batch_size=7, num_workers=2, seed=0, rows={"x": source}, device_rows=device_rows
+            data, [1, 1], batch_size=7, num_workers=2, seed=0, columns={"x": source}, device_rows=device_rows
         )
         loader.engine.producer.fetch.own = InPlace() if way == "in place" else Packed(loader.device)
         batches = list(loader)

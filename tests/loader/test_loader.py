@@ -72,7 +72,7 @@ def test_features_know_who_they_are(data, part, device_rows, depth, num_workers)
         for name in ["x", "y", *in_every_dtype()]:
             assert torch.equal(batch[name], data[name][batch.n_id]), name
         assert torch.equal(batch.edge_attr.view(-1).long(), batch.e_id)
-    for batch in make(part, gather=["x", *in_every_dtype()], **options):
+    for batch in make(part, columns=["x", *in_every_dtype()], **options):
         original = part.original_id(batch.n_id)
         for name in ["x", *in_every_dtype()]:
             assert torch.equal(batch[name], data[name][original]), name
@@ -356,7 +356,7 @@ def test_seeds_of_a_partitioned_graph_are_named_or_given(data, part):
 def test_gather_says_which_attributes_every_vertex_gets(data, part):
     others = {"y", *in_every_dtype()}
     for gather, every_vertex in ((("x",), {"x"}), ("y", {"y"}), (["x", "y"], {"x", "y"}), ((), set())):
-        for batch in make(part, gather=gather, device_rows=0.5):
+        for batch in make(part, columns=gather, device_rows=0.5):
             original = part.original_id(batch.n_id)
             for name in {"x"} | others:
                 ids = original if name in every_vertex else original[: batch.batch_size]
@@ -375,8 +375,8 @@ def test_gather_says_which_attributes_every_vertex_gets(data, part):
                 "num_sampled_nodes",
                 "num_sampled_edges",
             }
-    with pytest.raises(TypeError, match="gather must be the names of node attributes of .*, got int"):
-        make(part, gather=5)
+    with pytest.raises(TypeError, match="columns must be the names of node attributes of .*, got int"):
+        make(part, columns=5)
 
 
 def test_a_partitioned_graph_without_features_is_loaded(tmp_path):
@@ -898,8 +898,8 @@ def test_a_wrong_graph_is_refused_in_words(graph, text):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"gather": "z"}, r"gather must name node attributes of .*d \(.*x.*y\), got 'z'"),
-        ({"gather": ["x", "train_mask"]}, "gather must name node attributes of .*, got 'train_mask'"),
+        ({"columns": "z"}, r"columns must name node attributes of .*d \(.*x.*y\), got 'z'"),
+        ({"columns": ["x", "train_mask"]}, "columns must name node attributes of .*, got 'train_mask'"),
         ({"input_nodes": "trian"}, "d has the splits 'test', 'train', 'val', 'all', got 'trian'"),
         ({"input_nodes": [0, N]}, rf"input_nodes must be in \[0, {N}\), got {N} at position 1"),
         ({"input_nodes": torch.ones(N + 1).bool()}, rf"input_nodes as a mask must have shape \[{N}\], got \[{N + 1}\]"),

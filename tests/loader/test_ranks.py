@@ -118,12 +118,12 @@ def test_gather_brings_other_attributes_of_every_vertex(tmp_path):
 
 def _check_gather(rank: int, root: str) -> None:
     part = salientpp.load(root)
-    loader = _loader(root, gather=("x", "y"), replication_factor=0.1)
+    loader = _loader(root, columns=("x", "y"), replication_factor=0.1)
     edge_attr = part.edge_rows()["edge_attr"]
     for batch in loader:
         assert torch.equal(batch.y, part.original_id(batch.n_id) % 7)
         assert torch.equal(batch.edge_attr, edge_attr[batch.e_id])
-    assert all(batch.x.size(0) == batch.batch_size for batch in _loader(root, gather=()))
+    assert all(batch.x.size(0) == batch.batch_size for batch in _loader(root, columns=()))
 
 
 # --- law 4 -------------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ def _differ(rank: int, root: str, options: list[dict]) -> None:
     [
         ([{"depth": 3}, {"depth": 4}], "all ranks must have the same depth, got 3 on rank 0 and 4 on rank 1"),
         ([{}, {"batch_size": 5}], "all ranks must have the same batch_size, got 16 on rank 0 and 5 on rank 1"),
-        ([{}, {"gather": ()}], "all ranks must have the same gather"),
+        ([{}, {"columns": ()}], "all ranks must have the same columns"),
     ],
 )
 def test_ranks_that_disagree_are_all_told(tmp_path, options, text):
@@ -644,7 +644,7 @@ _MISTAKES = [
     ("cache", {"cache": "none"}, "cache must be "),
     ("policy", {"policy": ["vip"]}, "policy must be one of "),
     ("uneven", {"uneven": ["wrap"]}, "uneven must be one of "),
-    ("gather", {"gather": 7}, "gather must be "),
+    ("columns", {"columns": 7}, "columns must be "),
     ("alpha", {"replication_factor": 1e308}, "replication_factor must be at most "),
     ("time_attr", {"time_attr": "no"}, "The time attribute 'no' is neither"),
     ("neighbor_sampler", {"neighbor_sampler": 3}, "neighbor_sampler= is for data in one process"),
@@ -698,7 +698,7 @@ _DIFFERENT = {
         "partial_weight",
     ),
     "dtype": (None, torch.float16, "dtype"),
-    "gather": (("x",), ("x", "y"), "gather"),
+    "columns": (("x",), ("x", "y"), "columns"),
     "seed": (1, 2, "seed"),
     "ranks_per_host": (2, 1, "ranks_per_host"),
     "transform": (None, _same, None),
@@ -728,7 +728,7 @@ _DIFFERENT = {
 #: tests of their own give to some ranks.
 _APART = {
     "data", "input_time", "temporal_strategy", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
-    "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "rows", "share",
+    "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "share", "ways",
 }  # fmt: skip
 
 
@@ -915,7 +915,7 @@ def test_other_things_are_no_numbers(value):
 
 def _reuse(rank: int, root: str) -> list[int]:
     part = salientpp.load(root)
-    loader = NeighborLoader(part, [-1, -1], "all", batch_size=500, gather=("x",), seed=0, uneven="wrap")
+    loader = NeighborLoader(part, [-1, -1], "all", batch_size=500, columns=("x",), seed=0, uneven="wrap")
     pools = [loader.engine.basis.source.exchange._buffers, loader.engine.producer.fetch.served._buffers]
     taken = []
     for _ in range(4):

@@ -346,7 +346,7 @@ def check_tiers_and_states(rank: int, root: str) -> None:
         {"replication_factor": 0.4, "device_cache": 200, "device_rows": 0.5, "depth": 1},
         {"replication_factor": 0.4, "policy": "degree", "zero_copy": True, "depth": 3, "num_workers": 2},
         {"replication_factor": 9.0, "policy": "random"},
-        {"cache": True, "gather": ["x"]},
+        {"cache": True, "columns": ["x"]},
         {"pad": "bucket"},
     ]:
         if "cache" in more:
@@ -423,7 +423,7 @@ def test_links_between_types_are_those_of_one_process(tmp_path, num_parts, world
 
 def count_collectives(rank: int, root: str, gather: list[str], type_: str) -> float:
     loader = NeighborLoader(
-        salientpp.load(root), TYPED_FANOUTS, (type_, "train"), batch_size=4, seed=0, gather=gather, uneven="wrap"
+        salientpp.load(root), TYPED_FANOUTS, (type_, "train"), batch_size=4, seed=0, columns=gather, uneven="wrap"
     )
     comm, calls = loader.engine.basis.comm, []
     original = comm.all_to_all
@@ -450,7 +450,7 @@ def check_gathered(rank: int, root: str) -> None:
         ("paper", "train"),
         batch_size=4,
         seed=0,
-        gather=["x", "time", ("paper", "y")],
+        columns=["x", "time", ("paper", "y")],
         replication_factor=0.2,
     )
     for batch in loader:
@@ -573,8 +573,8 @@ def typed_part(tmp_path_factory) -> salientpp.PartitionedGraph:
         (NeighborLoader, {"input_nodes": "train"}, ValueError, "must be of a node type of the data (paper, author, venue, empty), got 'train'"),
         (NeighborLoader, {"input_nodes": ("paper", "no")}, ValueError, "has the splits 'train', 'all' of 'paper', got 'no'"),
         (NeighborLoader, {"input_nodes": ("paper", [999])}, ValueError, "must be in [0, 60), got 999"),
-        (NeighborLoader, {"gather": [("venue", "x")]}, ValueError, "gather must name node attributes of"),
-        (NeighborLoader, {"gather": ["nothing"]}, ValueError, "('paper', 'y')"),
+        (NeighborLoader, {"columns": [("venue", "x")]}, ValueError, "columns must name node attributes of"),
+        (NeighborLoader, {"columns": ["nothing"]}, ValueError, "('paper', 'y')"),
         (NeighborLoader, {"weight_attr": "bad"}, ValueError, "must be finite and >= 0, got"),
         (NeighborLoader, {"weight_attr": "no"}, ValueError, "no edges have an attribute 'no'"),
         (NeighborLoader, {"time_attr": "no"}, ValueError, "The time attribute 'no' is neither"),

@@ -584,7 +584,7 @@ def _who_they_are(rank: int, root: str, cases: list[dict]) -> list[list]:
     batches = []
     for options in cases:
         part = salientpp.load(root)
-        loader = NeighborLoader(part, input_nodes="train", uneven="exact", gather=("x", "who"), **options)
+        loader = NeighborLoader(part, input_nodes="train", uneven="exact", columns=("x", "who"), **options)
         batches.append([])
         for _ in range(2):
             for batch in loader:

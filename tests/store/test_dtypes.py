@@ -79,7 +79,7 @@ def _check_part(rank: int, root: str, num_parts: int) -> tuple[int, int]:
             "all",
             batch_size=16,
             seed=1,
-            gather=names,
+            columns=names,
             replication_factor=alpha,
             device_rows=beta,
             uneven="exact",
@@ -88,7 +88,7 @@ def _check_part(rank: int, root: str, num_parts: int) -> tuple[int, int]:
             assert_rows_are_those_of(batch, part.original_id(batch.n_id), names, data)
         from_cache += loader.stats().rows_cache
         from_others += loader.stats().rows_remote
-    for batch in NeighborLoader(part, [4, 2], "all", batch_size=16, gather=(), uneven="exact"):
+    for batch in NeighborLoader(part, [4, 2], "all", batch_size=16, columns=(), uneven="exact"):
         assert_rows_are_those_of(batch, part.original_id(batch.n_id[: batch.batch_size]), names, data)
     return from_cache, from_others
 

@@ -39,7 +39,7 @@ def _exchanged(rank: int, root: str) -> tuple[dict, dict, list, list[str]]:
     part = salientpp.load(root)
 
     def bytes_and_rows(gather: Any, is_packed: bool = False, **options) -> tuple:
-        loader = NeighborLoader(part, [4, 2], "train", batch_size=16, seed=1, gather=gather, uneven="exact", **options)
+        loader = NeighborLoader(part, [4, 2], "train", batch_size=16, seed=1, columns=gather, uneven="exact", **options)
         for batch in packed(loader, serves=True) if is_packed else loader:
             original = part.original_id(batch.n_id)
             assert batch.x.size(0) != batch.num_nodes or torch.equal(batch.x[:, 0].long(), original)
@@ -92,18 +92,18 @@ def test_vertex_types_without_attributes_deliver_no_rows():
 
 
 @pytest.mark.parametrize(
-    ("gather", "text"),
+    ("columns", "text"),
     [
-        (b"x", "gather must name node attributes of .*, got b'x'"),
-        ([b"x"], "gather must name node attributes of .*, got b'x'"),
-        ([("x",)], r"gather must name node attributes of .*, got \('x',\)"),
-        ([None], "gather must name node attributes of .*, got None"),
-        ({"x", "w"}, "gather must name node attributes of .*, got 'w'"),
-        (np.array(["w"]), "gather must name node attributes of .*, got .*'w'"),
-        (None, "gather must be the names of node attributes of .*, got NoneType"),
+        (b"x", "columns must name node attributes of .*, got b'x'"),
+        ([b"x"], "columns must name node attributes of .*, got b'x'"),
+        ([("x",)], r"columns must name node attributes of .*, got \('x',\)"),
+        ([None], "columns must name node attributes of .*, got None"),
+        ({"x", "w"}, "columns must name node attributes of .*, got 'w'"),
+        (np.array(["w"]), "columns must name node attributes of .*, got .*'w'"),
+        (None, "columns must be the names of node attributes of .*, got NoneType"),
     ],
 )
-def test_what_names_no_attribute_is_refused_in_words(tmp_path, gather, text):
+def test_what_names_no_attribute_is_refused_in_words(tmp_path, columns, text):
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [2], 8)
     with pytest.raises((ValueError, TypeError), match=text):
-        NeighborLoader(part, [2], "train", batch_size=8, gather=gather)
+        NeighborLoader(part, [2], "train", batch_size=8, columns=columns)

@@ -132,7 +132,7 @@ def _several(rank: int, wide: str, narrow: str) -> int:
     send_as = {"x": "int4", "z": "bf16"}
     common = {"batch_size": BATCH, "seed": 3, "replication_factor": 0.2}
     for gather, hosts, device in itertools.product([("x", "z"), ("z",), ("x",)], [1, 2], [False, True]):
-        options = {**common, "gather": gather, "ranks_per_host": hosts}
+        options = {**common, "columns": gather, "ranks_per_host": hosts}
         sent = {name: send_as[name] for name in gather}
         loaders = [
             NeighborLoader(parts[1], FANOUTS, "train", **options),
@@ -439,8 +439,8 @@ def test_only_version_3_stores_rows_narrower(tmp_path):
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"send_as": {"y": "int8"}, "gather": ("x", "y")}, r"send_as\['y'\]: rows of int64 cannot be written"),
-        ({"send_as": {"z": "int8"}}, r"send_as is for attributes that every sampled vertex gets \(gather=\['x'\]\), got 'z'"),
+        ({"send_as": {"y": "int8"}, "columns": ("x", "y")}, r"send_as\['y'\]: rows of int64 cannot be written"),
+        ({"send_as": {"z": "int8"}}, r"send_as is for attributes that every sampled vertex gets \(columns=\['x'\]\), got 'z'"),
         ({"send_as": {"w": "int8"}}, "send_as must name node attributes"),
         ({"send_as": {"x": "int5"}}, r"send_as\['x'\]: a format must be one of"),
         ({"send_as": "int8"}, "send_as must map names of node attributes to formats"),

@@ -139,7 +139,7 @@ def test_rows_of_a_data_may_come_from_elsewhere(tmp_path, kept, on_device):
         data = Data(**{name: value for name, value in data.to_dict().items() if name != "x"}, num_nodes=data.num_nodes)
         for batch in want:
             batch.num_nodes = batch.n_id.numel()
-    loader = NeighborLoader(data, [4, 3], data.train_mask, rows={"x": source}, **OPTIONS)
+    loader = NeighborLoader(data, [4, 3], data.train_mask, columns={"x": source}, **OPTIONS)
     assert_same_batches(list(packed(loader) if on_device else loader), want)
     assert source.taken == loader.stats().rows_cpu > 0
     assert loader.memory()["cpu"] == sum(data[name].nbytes for name in data.node_attrs() if name != "x")
@@ -152,7 +152,7 @@ def test_rows_of_a_type_may_come_from_elsewhere(tmp_path):
     rows = {("author", "x"): CompressedRows(tmp_path / "x", data["author"].x), ("paper", "more"): torch.arange(60)}
     del data["author"].x
     data["author"].num_nodes = 35
-    for batch, expected in zip(NeighborLoader(data, rows=rows, **options), want, strict=True):
+    for batch, expected in zip(NeighborLoader(data, columns=rows, **options), want, strict=True):
         assert torch.equal(batch["author"].x, expected["author"].x) and torch.equal(
             batch["paper"].x, expected["paper"].x
         )
@@ -164,7 +164,7 @@ def test_rows_of_links_may_come_from_elsewhere(tmp_path):
     options = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
     want = list(LinkNeighborLoader(data, **options))
     assert_same_batches(
-        list(LinkNeighborLoader(data, rows={"x": CompressedRows(tmp_path / "x", data.x)}, **options)), want
+        list(LinkNeighborLoader(data, columns={"x": CompressedRows(tmp_path / "x", data.x)}, **options)), want
     )
 
 
@@ -191,14 +191,13 @@ def _compare_on_ranks(rank: int, folder: str) -> tuple[int, int]:
     for options in (
         {},
         {"replication_factor": 0.3, "device_rows": 0.3},
-        {"gather": ["x", "new"], "replication_factor": 0.1, "num_workers": 2},
+        {"replication_factor": 0.1, "num_workers": 2},
     ):
         for on_device in (False, True):
-            loader = NeighborLoader(part, [4, 3], "train", rows=rows, **options, **OPTIONS)
+            loader = NeighborLoader(part, [4, 3], "train", columns=rows, **options, **OPTIONS)
             for batch, expected in zip(packed(loader, on_device) if on_device else loader, want, strict=True):
-                assert torch.equal(batch.x, expected.x) and torch.equal(batch.y, expected.y)
-                size = batch.num_nodes if "gather" in options else batch.batch_size
-                assert len(batch.new) == size and torch.equal(batch.new[: batch.batch_size], batch.y + 1)
+                assert torch.equal(batch.x, expected.x) and torch.equal(batch.y[: batch.batch_size], expected.y)
+                assert len(batch.new) == batch.num_nodes and torch.equal(batch.new, batch.y + 1)
     SharedCacheLoader.folder = folder
     loader = SharedCacheLoader(part, [4, 3], "train", replication_factor=0.1, **OPTIONS)
     assert_same_batches(list(loader), want)
@@ -261,49 +260,57 @@ class Wrong:
 @pytest.mark.parametrize(
     "rows, kind, text",
     [
-        ([1], TypeError, r"rows must map names of attributes to tensors or sources of rows, got list"),
-        ({"x": np.zeros((400, 3))}, TypeError, r"rows\['x'\].dtype must be a torch.dtype, got dtype\('float64'\)"),
+        ([1], ValueError, "columns without sources of rows is for partitioned graphs"),
+        ({"x": np.zeros((400, 3))}, TypeError, r"columns\['x'\].dtype must be a torch.dtype, got dtype\('float64'\)"),
         (
             {"x": "file"},
             TypeError,
-            r"rows\['x'\] must be a tensor, or have shape, dtype and take\(index, out, out_index\), got str",
+            r"columns\['x'\] must be a tensor, or have shape, dtype and take\(index, out, out_index\), got str",
         ),
-        ({"x": Wrong(dtype="float32")}, TypeError, r"rows\['x'\].dtype must be a torch.dtype, got 'float32'"),
+        ({"x": Wrong(dtype="float32")}, TypeError, r"columns\['x'\].dtype must be a torch.dtype, got 'float32'"),
         (
             {"x": Wrong(shape=400)},
             TypeError,
-            r"rows\['x'\].shape must be \[number of rows, ...\], whole numbers >= 0, got 400",
+            r"columns\['x'\].shape must be \[number of rows, ...\], whole numbers >= 0, got 400",
         ),
-        ({"x": Wrong(shape=())}, TypeError, r"rows\['x'\].shape must be .* got \(\)"),
-        ({"x": Wrong(shape=(400, 3.0))}, TypeError, r"rows\['x'\].shape must be .* got \(400, 3.0\)"),
-        ({"x": Wrong(shape=(399, 3))}, ValueError, r"rows\['x'\] must have one row per vertex, expected 400, got 399"),
-        ({"x": torch.zeros(401, 3)}, ValueError, r"rows\['x'\] must have one row per vertex, expected 400, got 401"),
+        ({"x": Wrong(shape=())}, TypeError, r"columns\['x'\].shape must be .* got \(\)"),
+        ({"x": Wrong(shape=(400, 3.0))}, TypeError, r"columns\['x'\].shape must be .* got \(400, 3.0\)"),
+        (
+            {"x": Wrong(shape=(399, 3))},
+            ValueError,
+            r"columns\['x'\] must have one row per vertex, expected 400, got 399",
+        ),
+        ({"x": torch.zeros(401, 3)}, ValueError, r"columns\['x'\] must have one row per vertex, expected 400, got 401"),
         (
             {"x": torch.zeros(3, 400).t()},
             ValueError,
-            r"rows\['x'\] must be a contiguous tensor on the CPU, got .* strides \[1, 400\]",
+            r"columns\['x'\] must be a contiguous tensor on the CPU, got .* strides \[1, 400\]",
         ),
         (
             {"x": torch.zeros(400, 3, device="meta")},
             ValueError,
-            r"rows\['x'\] must be a contiguous tensor on the CPU, got .* on meta",
+            r"columns\['x'\] must be a contiguous tensor on the CPU, got .* on meta",
         ),
-        ({("paper", "x"): Wrong()}, ValueError, r"the keys of rows must be names of attributes, got \('paper', 'x'\)"),
-        ({5: Wrong()}, ValueError, r"the keys of rows must be names of attributes, got 5"),
+        (
+            {("paper", "x"): Wrong()},
+            ValueError,
+            r"the keys of columns must be names of attributes, got \('paper', 'x'\)",
+        ),
+        ({5: Wrong()}, ValueError, r"the keys of columns must be names of attributes, got 5"),
     ],
 )
 def test_wrong_rows_are_refused_in_words(rows, kind, text):
     with pytest.raises(kind, match=text):
-        NeighborLoader(random_data(), [4, 3], rows=rows, **OPTIONS)
+        NeighborLoader(random_data(), [4, 3], columns=rows, **OPTIONS)
 
 
 def test_rows_of_a_type_that_is_not_there_are_refused():
     for key in ["x", ("book", "x")]:
         with pytest.raises(
             ValueError,
-            match=r"the keys of rows must be \(node type, name\) with a node type of the data \(paper, author, venue\), got ",
+            match=r"the keys of columns must be \(node type, name\) with a node type of the data \(paper, author, venue\), got ",
         ):
-            NeighborLoader(random_hetero(), dict.fromkeys(RELATIONS, [3]), "paper", rows={key: torch.zeros(60)})
+            NeighborLoader(random_hetero(), dict.fromkeys(RELATIONS, [3]), "paper", columns={key: torch.zeros(60)})
 
 
 def test_a_device_reads_in_place_what_is_in_memory_alone():
@@ -311,11 +318,11 @@ def test_a_device_reads_in_place_what_is_in_memory_alone():
         ValueError,
         match="zero_copy needs rows in memory, but those of x come from a source of yours; leave zero_copy out",
     ):
-        NeighborLoader(random_data(), [4, 3], rows={"x": Wrong()}, zero_copy=True, **OPTIONS)
+        NeighborLoader(random_data(), [4, 3], columns={"x": Wrong()}, zero_copy=True, **OPTIONS)
 
 
 def test_a_source_that_fails_is_an_error_of_the_stage():
-    loader = NeighborLoader(random_data(), [4, 3], rows={"x": Wrong()}, **OPTIONS)
+    loader = NeighborLoader(random_data(), [4, 3], columns={"x": Wrong()}, **OPTIONS)
     with pytest.raises(StageError, match=r"rank 0, batch 0, stage gather_host_rows: the disk is gone"):
         list(loader)
 
@@ -323,8 +330,8 @@ def test_a_source_that_fails_is_an_error_of_the_stage():
 def test_a_state_is_for_rows_of_the_same_shape():
     data = random_data()
     make = lambda **options: NeighborLoader(data, [4, 3], **options, **OPTIONS)  # noqa: E731
-    state = make(rows={"x": torch.zeros(400, 5)}).state_dict()
-    make(rows={"x": torch.ones(400, 5)}).load_state_dict(state)
-    for rows in ({"x": torch.zeros(400, 4)}, None):
-        with pytest.raises(ValueError, match="cannot load this state.*rows"):
-            make(rows=rows).load_state_dict(state)
+    state = make(columns={"x": torch.zeros(400, 5)}).state_dict()
+    make(columns={"x": torch.ones(400, 5)}).load_state_dict(state)
+    for rows in ({"x": torch.zeros(400, 4)}, "x"):
+        with pytest.raises(ValueError, match="cannot load this state.*columns"):
+            make(columns=rows).load_state_dict(state)

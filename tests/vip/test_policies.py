@@ -238,8 +238,8 @@ def _with_caches_of_others(rank: int, roots: dict[str, str]) -> dict[str, str]:
     caches = {name: make(root, replication_factor=0.5).cache for name, root in roots.items()}
     caches["no rows"] = make(roots["own"]).cache
     caches["of Data"] = NeighborLoader(random_data(200, 900), [4, 2], batch_size=16).cache
-    caches["x and z"] = make(roots["own"], replication_factor=0.5, gather=("z", "x")).cache
-    caches["z"] = make(roots["own"], replication_factor=0.5, gather="z").cache
+    caches["x and z"] = make(roots["own"], replication_factor=0.5, columns=("z", "x")).cache
+    caches["z"] = make(roots["own"], replication_factor=0.5, columns="z").cache
     other_part = dataclasses.replace(caches["own"], owner=(caches["own"].owner[0], 1 - rank))
     for name, cache in {
         **caches,
@@ -288,7 +288,7 @@ def test_a_cache_serves_the_contents_and_the_part_that_it_was_filled_for_and_no_
             "was chosen for part" in said["other part"]
             and "take the cache of a loader on that part" in said["other part"]
         )
-        assert "holds no rows of 'x'; make it with gather=('x',)" in said["z"]
+        assert "holds no rows of 'x'; make it with columns=('x',)" in said["z"]
         assert [said[name] for name in ("own", "copy", "x and z", "no rows", "of Data")] == [""] * 5
 
 

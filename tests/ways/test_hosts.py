@@ -161,7 +161,7 @@ def compare_kinds(rank: int, root: str, typed: bool) -> int:
     if typed:
         paper, edges = {"input_nodes": ("paper", "train")}, {"edge_label_index": ("author", "writes", "paper")}
         cases = [
-            (NeighborLoader, {**paper, "gather": ("x", "time")}),
+            (NeighborLoader, {**paper, "columns": ("x", "time")}),
             (NeighborLoader, {**paper, "time_attr": "time", "uneven": "exact", "device_cache": 200}),
             (NeighborLoader, {"input_nodes": ("author", "train"), "disjoint": True, "uneven": "exact"}),
             (LinkNeighborLoader, {**edges, "neg_sampling": "binary", "uneven": "exact"}),
@@ -169,9 +169,9 @@ def compare_kinds(rank: int, root: str, typed: bool) -> int:
     else:
         train = {"input_nodes": "train"}
         cases = [
-            (NeighborLoader, {**train, "gather": ("x", "y"), "policy": "degree"}),
+            (NeighborLoader, {**train, "columns": ("x", "y"), "policy": "degree"}),
             (NeighborLoader, {**train, "disjoint": True, "num_workers": 2}),
-            (NeighborLoader, {**train, "gather": ()}),
+            (NeighborLoader, {**train, "columns": ()}),
             (NeighborLoader, {**train, "uneven": "exact", "batch_size": 7, "replication_factor": 0.0}),
             (LinkNeighborLoader, {"neg_sampling": "triplet"}),
         ]
@@ -358,7 +358,7 @@ def test_own_sources_of_rows_turn_hosts_off(roots):
     for sizes, words, *_ in distributed.run(with_own_rows, 2, roots[2], None):
         assert sizes == () and words == []
     for text in distributed.run(with_own_rows, 2, roots[2], 2):
-        assert "rank 0 has rows= of its own, which the other ranks of its host cannot read" in text
+        assert "rank 0 has columns= with own rows, which the other ranks of its host cannot read" in text
 
 
 def copied(rank: int, root: str, to: str, together: bool) -> Any:
@@ -379,7 +379,7 @@ def test_ranks_of_a_host_need_one_copy_of_the_dataset(roots, tmp_path, together)
 def with_own_rows(rank: int, root: str, given: Any) -> Any:
     rows = {"x": salientpp.load(root).node_rows()["x"].clone()}
     try:
-        return under_torchrun(rank, root, [2], {"hosts": given, "rows": rows})
+        return under_torchrun(rank, root, [2], {"hosts": given, "columns": rows})
     except ValueError as error:
         return str(error)
 

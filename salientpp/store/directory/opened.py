@@ -120,7 +120,7 @@ class PartitionedGraph:
         if "_is_made" in self.__dict__:
             raise AttributeError(
                 f"{name!r} cannot be set on a {type(self).__name__}: batches carry what is on disk. Set it on the data and partition that again, or pass "
-                f"rows={{{name!r}: ...}} to the NeighborLoader"
+                f"columns={{{name!r}: ...}} to the NeighborLoader"
             )
         super().__setattr__(name, value)
 

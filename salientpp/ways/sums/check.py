@@ -44,7 +44,7 @@ def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> No
     if len(source.exchanged) != 1:
         names = [name for _, name in source.exchanged]
         raise ValueError(
-            f"{words} sums one attribute that every sampled vertex gets, got gather={names}; pass one name"
+            f"{words} sums one attribute that every sampled vertex gets, got columns={names}; pass one name"
         )
     (column,) = source.exchanged
     if column in source.narrow:

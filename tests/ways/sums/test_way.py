@@ -434,7 +434,7 @@ def run_half(rank: int, root: str, dtype: torch.dtype) -> float:
     part = salientpp.load(root)
     begin, end = part.book.range_of(rank)
     rows = whole_rows(root, torch.arange(begin, end)).to(dtype)
-    given = {"rows": {"x": rows}, "dtype": torch.float32}
+    given = {"columns": {"x": rows}, "dtype": torch.float32}
     worst = 0.0
     conv = merge_partial(SAGEConv(WIDTH, 6))
     for ours, full in zip(loader_of(root, partial_aggregation="mean", **given), loader_of(root, **given), strict=True):
@@ -472,9 +472,9 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
         ({"subgraph_type": "bidirectional"}, "replaces edges of the last hop"),
         ({"disjoint": True}, "excludes disjoint trees and times"),
         ({"time_attr": "time"}, "excludes disjoint trees and times"),
-        ({"gather": ("x", "z")}, r"sums one attribute .*got gather=\['x', 'z'\]"),
-        ({"gather": ()}, r"sums one attribute .*got gather=\[\]"),
-        ({"gather": ("z",)}, "sums floating-point rows .* those of 'z' are int64"),
+        ({"columns": ("x", "z")}, r"sums one attribute .*got columns=\['x', 'z'\]"),
+        ({"columns": ()}, r"sums one attribute .*got columns=\[\]"),
+        ({"columns": ("z",)}, "sums floating-point rows .* those of 'z' are int64"),
         ({"partial_weight": "no"}, "partial_weight must name an edge attribute of .*which has .*, w, .*; got 'no'"),
         (
             {"partial_weight": "pairs"},
