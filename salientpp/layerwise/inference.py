@@ -39,8 +39,8 @@ from salientpp.layerwise.layers import RowShape, device_of, digests_of, evaluati
 from salientpp.layerwise.normalisation import Normalisation
 from salientpp.layerwise.steps import ROWS, Steps
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
-from salientpp.loader.options import Options
 from salientpp.loader.statistics import LoaderStats
+from salientpp.loader.values import Options
 from salientpp.progress import Progress
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.sampling.neighbor_sampler import NeighborSampler

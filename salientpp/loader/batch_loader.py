@@ -29,13 +29,13 @@ from salientpp.engine.source import BatchSource, Seeds, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
 from salientpp.loader.fingerprint import fingerprint_of, order_is_known, settings_of
-from salientpp.loader.options import Options
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import Padding, check_padding, padding_of
 from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.samplers import OfLoader, OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.shares import Shares, check_units, seeds_by_part, seeds_of_parts
 from salientpp.loader.statistics import LoaderStats
+from salientpp.loader.values import Options
 from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.placement import Placement

@@ -13,7 +13,7 @@ from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
 from salientpp.engine.source import BatchSource
 from salientpp.engine.way import Way
-from salientpp.loader.options import Options
+from salientpp.loader.values import Options
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.mistakes import go_astray
 from salientpp.sampling.neighbor_sampler import NeighborSampler, is_remote
@@ -141,10 +141,10 @@ def facts_of(
             "dataset": source.fingerprint,
             "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
             "input_nodes": source.seeds.split or "ids or a mask",
+            **settings,
             "shared_draws": None,
             **{name: bool(value) if name == "replace" else value for name, value in draws.items()},
             **options.facts(of_host=bool(ranks_by_host)),
-            **settings,
             "columns": [
                 [
                     *(word for word in column if word is not None),

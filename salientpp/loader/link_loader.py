@@ -31,9 +31,10 @@ from salientpp.engine.source import (
 from salientpp.engine.state import digest
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
-from salientpp.loader.options import LoaderOptions, Options, Sums
+from salientpp.loader.options import LoaderOptions, Sums
 from salientpp.loader.pyg_arguments import SamplingOptions
 from salientpp.loader.signature import divided, with_options
+from salientpp.loader.values import Options
 from salientpp.ranks.comm import Comm
 from salientpp.sampling.neighbor_sampler import is_remote
 from salientpp.sampling.seeds import checked_ends, edge_start, part_edges

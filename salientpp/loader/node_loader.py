@@ -27,9 +27,10 @@ from salientpp.engine.source import (
 )
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
-from salientpp.loader.options import NeighborLoaderOptions, Options
+from salientpp.loader.options import NeighborLoaderOptions
 from salientpp.loader.pyg_arguments import SamplingOptions
 from salientpp.loader.signature import divided, with_options
+from salientpp.loader.values import Options
 from salientpp.ranks.comm import Comm
 from salientpp.sampling.seeds import check_one_per_seed, part_nodes, read_seeds, split_type
 from salientpp.store.directory.opened import PartitionedGraph

@@ -1,12 +1,10 @@
 """The package's own options of the loaders, each declared once.
 
-:data:`OPTIONS` has them by name. They are checked in two steps: where and how long (:meth:`Options.checked_device`, :meth:`Options.checked_timeout`) before
-ranks are connected, which cannot be done without, and everything else (:meth:`Options.checked`) after, so that a mistake on one rank reaches the others.
+:data:`OPTIONS` has them by name. Their values in one loader are :class:`salientpp.loader.values.Options`.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypedDict
@@ -14,19 +12,18 @@ from typing import Annotated, Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from salientpp.arguments import as_integer, as_real
-from salientpp.engine.option import Option, Values, amount, declared_in, flag, integer
+from salientpp.arguments import as_integer
+from salientpp.engine.option import Option, amount, declared_in, flag, integer
 from salientpp.engine.way import Way
 from salientpp.loader.pyg_arguments import TorchArguments
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.sampling.neighbor_sampler import SharedDraws
 from salientpp.sampling.schedule import UNEVEN
-from salientpp.store.assembly import has_kernel
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.rows import RowSource
-from salientpp.vip.policies import PROBABILITIES, Policy, check_policy, check_replication_factor
+from salientpp.vip.policies import Policy, check_policy, check_replication_factor
 from salientpp.ways.lookahead.planner import Window, check_lookahead
-from salientpp.ways.sums.plan import REDUCTIONS, PartialAggregation
+from salientpp.ways.sums.plan import PartialAggregation
 
 #: What happens where ranks have different numbers of batches, see :mod:`salientpp.sampling.schedule`; None: 'wrap' for seeds in a random order, which are
 #: to be trained on, and 'exact' for others, so that an evaluation counts each once.
@@ -405,165 +402,3 @@ GROUPS: list[type] = [Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, Su
 
 #: Name -> declaration.
 OPTIONS: dict[str, Option] = {name: option for group in GROUPS for name, (_, option) in declared_in(group).items()}
-
-
-class Options(Values):
-    """The values of the package's options of one loader, first as the user gave them, and PyG's ``transform`` and ``transform_sampler_output``.
-
-    Args:
-        **given: what the user gave.
-    """
-
-    declared = OPTIONS
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__({"transform": None, "transform_sampler_output": None, **given})
-
-    def checked(self, device: torch.device) -> Options:
-        """These options with Python's numbers; ``device`` is the checked one.
-
-        Raises:
-            ValueError, TypeError: an argument is wrong, whatever the data is.
-        """
-        found = self.checked_alone()
-        if found.cache is not None and found.replication_factor > 0:
-            raise ValueError(
-                "pass either cache= or replication_factor=, not both: the size of a given cache is its maker's"
-            )
-        if found.cache is not None and found.device_cache:
-            raise ValueError(
-                "device_cache is for a cache that the loader makes; a given cache has its device rows from its maker"
-            )
-        if found.zero_copy and device.type == "cuda" and not has_kernel():
-            raise ValueError(
-                "zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out"
-            )
-        if found.lookahead:
-            found._check_goes_with_lookahead()
-        if found.partial_aggregation is not None:
-            found._check_goes_with_partial()
-        elif found.partial_weight is not None:
-            raise ValueError(
-                f"partial_weight={found.partial_weight!r} is for sums of rows; pass partial_aggregation= too, or leave it out"
-            )
-        return found
-
-    def checked_device(self) -> torch.device:
-        """The CPU or a CUDA device that is there, with its number."""
-        if self.device is None:
-            return torch.device("cpu")
-        number = torch.cuda.device_count()
-        there = "the CPU" if number == 0 else f"the CPU or one of {number} CUDA device{'s' if number > 1 else ''}"
-        try:
-            found = torch.device(self.device)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device must be {there}, got {self.device!r}") from error
-        if found.type == "cuda" and found.index is None and number:
-            found = torch.device("cuda", torch.cuda.current_device())
-        if found.type != "cpu" and not (found.type == "cuda" and found.index is not None and found.index < number):
-            why = (
-                ""
-                if number or found.type != "cuda"
-                else "; this torch is built without CUDA, or sees no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)"
-            )
-            raise ValueError(f"device must be {there}, got {str(found)!r}{why}")
-        return found
-
-    def checked_timeout(self) -> timedelta:
-        """The longest wait for another rank."""
-        if isinstance(self.timeout, timedelta):
-            found = self.timeout
-        else:
-            seconds, found = as_real(self.timeout), timedelta(0)
-            if seconds == 0:
-                return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
-            if seconds is not None:
-                with contextlib.suppress(OverflowError):  # too large a number
-                    found = timedelta(seconds=seconds)
-        if found <= timedelta(0):
-            raise ValueError(
-                f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {self.timeout!r}"
-            )
-        return found
-
-    def _check_goes_with_lookahead(self) -> None:
-        """Raise ValueError where an argument wants a cache whose rows stay."""
-        lookahead = f"lookahead={self.lookahead!r}"
-        if self.policy not in PROBABILITIES:
-            raise ValueError(
-                f"{lookahead} expects rows by their inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, got {self.policy!r}; "
-                "leave one of them out"
-            )
-        for name in ("cache", "zero_copy", "device_cache"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"{lookahead} excludes {name}=: rows of a cache that looks ahead change from batch to batch, in this loader's own memory on the host; "
-                    "leave one of them out"
-                )
-        if self.transform_sampler_output is not None:
-            raise ValueError(
-                f"{lookahead} excludes transform_sampler_output=, which may change the vertices that a batch needs after they were foreseen; leave one of "
-                "them out"
-            )
-
-    def _check_goes_with_partial(self) -> None:
-        """Raise ValueError where an argument wants every sampled row, or has vertices or rows that this rank alone does not know."""
-        given = self.partial_aggregation
-        if given not in ("auto", *REDUCTIONS):
-            raise ValueError(f"partial_aggregation must be 'auto', 'sum', 'mean', 'max' or None, got {given!r}")
-        for name, why in (
-            ("lookahead", "a cache that looks ahead decides after the sums were chosen which rows it has"),
-            ("join_slots", "the last hops of joined batches do not stand together"),
-            ("pad", "its sums would be as many as before"),
-            ("transform_sampler_output", "it may change what was sampled, and sums are of that"),
-            ("send_as", "it sums rows as they are"),
-        ):
-            if getattr(self, name):
-                raise ValueError(f"partial_aggregation={given!r} excludes {name}=: {why}; leave one of them out")
-
-    def check_slots(self, partitioned: bool) -> None:
-        """Raise ValueError where slots are asked for on an object that one process holds."""
-        if not partitioned and (self.slots is not None or self.join_slots):
-            name = "join_slots" if self.slots is None else "slots"
-            raise ValueError(f"{name}= is for a partitioned graph, whose ranks share an epoch's batches; leave it out")
-
-    def check_send_as(self, partitioned: bool) -> None:
-        """Raise ValueError where rows of an object that one process holds are to be sent."""
-        if not partitioned and self.send_as is not None:
-            raise ValueError(
-                "send_as is for a partitioned graph, whose rows travel between ranks; rows of an object in memory do not, so leave it out"
-            )
-
-    def checked_share(self, partitioned: bool, orders_itself: bool, draws_seed: bool = False) -> tuple[int, int] | None:
-        """Place and number of places of ``share``, or None without one.
-
-        Args:
-            partitioned: the data is a partitioned graph.
-            orders_itself: the loader says in which order seeds come, and not a sampler of the user's.
-            draws_seed: the order follows from a seed that each process draws for itself.
-        """
-        share: Any = self.share
-        if share is None:
-            return None
-        if partitioned:
-            raise ValueError(
-                "share= is for a Data or HeteroData object: the ranks of a partitioned graph share its seeds by themselves"
-            )
-        if not orders_itself:
-            raise ValueError(
-                "share= excludes sampler= and batch_sampler=: let the sampler give this process its share. Lightning puts a sampler into loaders on ranks "
-                "unless told Trainer(use_distributed_sampler=False)"
-            )
-        whole = (
-            isinstance(share, (tuple, list))
-            and len(share) == 2
-            and all(isinstance(i, int) and not isinstance(i, bool) for i in share)
-        )
-        if not whole or not 0 <= share[0] < share[1]:
-            raise ValueError(f"share must be (rank, number of ranks), with 0 <= rank < number of ranks, got {share!r}")
-        if draws_seed and share[1] > 1:
-            raise ValueError(
-                f"share={share!r} with shuffle=True needs one order of the seeds in all {share[1]} processes, but each would draw a seed of its own; pass the "
-                "same seed= (or a generator= in the same state) in all of them"
-            )
-        return share[0], share[1]

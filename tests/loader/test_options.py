@@ -12,8 +12,9 @@ from graphs import random_data
 
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.engine.option import declared_in
-from salientpp.loader.options import GROUPS, OPTIONS, Options, Sums
+from salientpp.loader.options import GROUPS, OPTIONS, Sums
 from salientpp.loader.signature import tables_of_options
+from salientpp.loader.values import Options
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +45,7 @@ declare(Counts)
 
 USE = """
 import inspect, pytest, salientpp, torch, new_file
-from salientpp.loader.options import Options
+from salientpp.loader.values import Options
 from salientpp.loader.signature import declare, tables_of_options
 from torch_geometric.data import Data
 
