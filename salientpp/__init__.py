@@ -79,8 +79,8 @@ def __getattr__(name: str) -> object:
             module = None
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # The package's own files import its other files, and the folder of operators, from here.
-        if not hasattr(module, "__path__") or name == "ops":
+        # The package's own files import its other files and the folder of operators from here; help of the command does not need torch.
+        if not hasattr(module, "__path__") or name in ("cli", "ops"):
             return module
     _import_module(f"{__name__}.versions").check_versions()
     # All at once, so that what is inside the package's folders can be reached from here, whichever name was asked for.
