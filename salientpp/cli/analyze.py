@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 #: What --policies may name beside the oracle: the keys of salientpp.vip.policies.POLICIES, which takes seconds to import.
 POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
 
+#: The options of a group exclude those of another, or choose what is counted.
+HOSTS = ("ranks_per_host", "ranks_per_part", "parts_per_rank")
+AGREEING = ("lookahead", "shared_draws", "draw_block", "partial")
+WAYS_TO_DRAW = ("link", "negatives", "time_attr", "edge_label_time", "last", "weight_attr", "disjoint", "replace")
+
 HELP = "what would a cache save on this graph?"
 
 
@@ -172,7 +177,7 @@ def run(arguments: argparse.Namespace) -> int:
         draws = Draws(
             arguments.shared_draws, 1 if arguments.draw_block is None else arguments.draw_block, arguments.lookahead
         ).checked()
-        hosts, agreeing, ways = _hosts(arguments), _agreeing(arguments), _draws(arguments)
+        hosts, agreeing, ways = (_given(arguments, names) for names in (HOSTS, AGREEING, WAYS_TO_DRAW))
         if agreeing and (hosts or ways):
             raise ValueError(
                 f"{', '.join(agreeing)}: counted for plain draws and a rank per machine; leave out {', '.join([*hosts, *ways])}"
@@ -244,7 +249,7 @@ def _analyze_volume(arguments: argparse.Namespace, method: Any, is_directory: bo
             shared_draws=draws.shared_draws,
             draw_block=draws.draw_block,
             lookahead=draws.lookahead,
-            send_as=_formats(arguments.send_as),
+            send_as=dict(arguments.send_as or ()) or None,
             partial=bool(arguments.partial),
             track=track,
         )
@@ -316,27 +321,11 @@ def _show_analysis(
     return 0
 
 
-def _draws(arguments: argparse.Namespace) -> list[str]:
-    """The options that were given of those that say how to draw."""
-    names = ("link", "negatives", "time_attr", "edge_label_time", "last", "weight_attr", "disjoint", "replace")
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) not in (None, False)]
-
-
-def _agreeing(arguments: argparse.Namespace) -> list[str]:
-    """The options that were given of those about batches that are known, draws that agree, and sums."""
-    names = ("lookahead", "shared_draws", "draw_block", "partial")
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
-
-
-def _formats(given: Sequence[tuple[Any, str]] | None) -> dict[Any, str] | None:
-    """Attributes to the formats that --store-as or --send-as name."""
-    return dict(given) if given else None
-
-
-def _hosts(arguments: argparse.Namespace) -> list[str]:
-    """The options that were given of those about hosts."""
-    names = ("ranks_per_host", "ranks_per_part", "parts_per_rank")
-    return [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """The options of these names that were given."""
+    values = {name: getattr(arguments, name) for name in names}
+    # A 0 was given, and equals False.
+    return [f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False]
 
 
 def _analyze_hosts(arguments: argparse.Namespace, method: Any, is_directory: bool) -> int:
@@ -345,20 +334,17 @@ def _analyze_hosts(arguments: argparse.Namespace, method: Any, is_directory: boo
     from salientpp.analysis.report import host_table
     from salientpp.cli.progress import progress
 
-    given = " and ".join(_hosts(arguments))
-    if _draws(arguments):
-        raise ValueError(
-            f"{given}: counted for plain draws from one type of vertices; leave out {', '.join(_draws(arguments))}"
-        )
+    given = " and ".join(_given(arguments, HOSTS))
+    if ways := _given(arguments, WAYS_TO_DRAW):
+        raise ValueError(f"{given}: counted for plain draws from one type of vertices; leave out {', '.join(ways)}")
     if arguments.plot is not None:
         raise ValueError(f"{given}: there is no --plot of this; --json and --csv have all figures")
     if arguments.policies not in (None, ["vip"]):
         raise ValueError(f"{given}: counted for --policies vip alone, got {','.join(arguments.policies)}")
     if len(arguments.fanouts or ()) > 1:
         raise ValueError(f"{given}: --fanouts must be given once, got {len(arguments.fanouts)} lists")
-    for option in _hosts(arguments):
-        value = getattr(arguments, option[2:].replace("-", "_"))
-        if value < 1:
+    for option in _given(arguments, HOSTS):
+        if (value := getattr(arguments, option[2:].replace("-", "_"))) < 1:
             raise ValueError(f"{option} must be >= 1, got {value}")
     per_part, per_rank = arguments.ranks_per_part or 1, arguments.parts_per_rank or 1
     if per_part > 1 and per_rank > 1:
@@ -382,7 +368,7 @@ def _analyze_hosts(arguments: argparse.Namespace, method: Any, is_directory: boo
             seeds=arguments.seeds,
             seed=arguments.seed,
             predict_only=arguments.predict_only,
-            send_as=_formats(arguments.send_as),
+            send_as=dict(arguments.send_as or ()) or None,
             track=track,
         )
     return _show_analysis(
@@ -443,7 +429,7 @@ def _analyze_typed(arguments: argparse.Namespace, part: PartitionedGraph) -> int
             neg_sampling=negatives,
             seed=arguments.seed,
             predict_only=arguments.predict_only,
-            send_as=_formats(arguments.send_as),
+            send_as=dict(arguments.send_as or ()) or None,
             track=track,
             time_attr=arguments.time_attr,
             weight_attr=arguments.weight_attr,

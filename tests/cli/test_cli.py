@@ -11,6 +11,7 @@ import json
 import os
 import queue
 import random
+import re
 import resource
 import shutil
 import stat
@@ -32,7 +33,7 @@ import salientpp
 from salientpp import cli, files
 from salientpp.cli import terminal
 from salientpp.cli.analyze import POLICY_NAMES
-from salientpp.cli.main import _parser
+from salientpp.cli.main import SUBCOMMANDS, _parser
 from salientpp.datasets import load_dataset, synthetic
 from salientpp.vip.policies import POLICIES
 
@@ -561,6 +562,22 @@ def test_the_help_of_a_subcommand_explains_every_argument(capsys, command):
     for action in subcommands()[command]._actions:
         assert action.help and action.help is not argparse.SUPPRESS, action.dest
         assert all(option in text for option in action.option_strings or [action.dest])
+
+
+def test_every_file_with_a_subcommand_is_in_the_table():
+    folder = Path(cli.__file__).parent
+    files_with_help = {
+        path.stem for path in folder.glob("*.py") if re.search("^HELP = ", path.read_text(), re.MULTILINE)
+    }
+    assert files_with_help == set(SUBCOMMANDS) == set(subcommands())
+
+
+def test_the_page_on_analyze_has_the_options_of_its_help_and_no_others():
+    page = (ROOT / "docs" / "analyze.md").read_text()
+    cells = re.findall(r"^\| (`--[^|]*)\|", page, re.MULTILINE)
+    described = {option for cell in cells for option in re.findall(r"--[a-z-]+", cell)}
+    options = {option for action in subcommands()["analyze"]._actions for option in action.option_strings}
+    assert described - options == set() and options - described == {"-h", "--help"}
 
 
 @pytest.mark.parametrize(
