@@ -2,9 +2,9 @@
 // hop h expands the vertices first found at hop h - 1, and those only.
 //
 // Each vertex draws from a stream keyed by (batch key, hop, vertex), so its neighbours do not depend on which
-// other vertices are in the batch, on the thread or on the map in use. How it draws stands in draw.h; draws that are
-// shared are keyed by (batch key, neighbour). This is the
-// kernel for one type of vertices and uniform draws; sample_typed_neighbors.cpp has the one for everything else.
+// other vertices are in the batch, on the thread or on the map in use. Draws that are shared are keyed by (batch key,
+// neighbour). This is the kernel for one type of vertices and uniform draws; sample_typed_neighbors.cpp has the one for
+// everything else.
 //
 // A cache that looks ahead wants the vertices of batches to come and nothing else: `sample_vertices` takes the same way
 // and keeps no edges.
@@ -17,11 +17,13 @@
 #include <vector>
 
 #include "check.h"
-#include "sampling/buffer.h"
-#include "sampling/draw.h"
-#include "sampling/lists.h"
-#include "sampling/vertex_map.h"
 #include "random.h"
+#include "sampling/buffer.h"
+#include "sampling/draw_memory.h"
+#include "sampling/lists.h"
+#include "sampling/shared_draw.h"
+#include "sampling/uniform_draw.h"
+#include "sampling/vertex_map.h"
 
 namespace salientpp {
 namespace {

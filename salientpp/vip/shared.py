@@ -33,7 +33,7 @@ from salientpp.graph.csc import Graph
 from salientpp.ids import check_range
 from salientpp.vip.inclusion import check_batch_size, check_fanouts, inclusion_probability
 
-#: A longer list draws by itself; csrc/sampling/draw.h has the same.
+#: A longer list draws by itself; csrc/sampling/shared_draw.h has the same.
 MOST_NEIGHBORS = 1000
 
 #: Of r. With so many the mean of ``g`` is within 1 % of f / d for all lists that are shared (fanouts 1 to 500; within 0.2 % up to 15).

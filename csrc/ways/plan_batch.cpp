@@ -1,0 +1,261 @@
+// Decides which rows of a batch come from slots, which are fetched, and which of these enter slots.
+#include <algorithm>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "memory.h"
+#include "ways/radix_sort.h"
+#include "ways/slots.h"
+
+namespace salientpp {
+namespace {
+
+// A batch's rows of other parts: their ids, and how many batches later they are needed next, in ascending order of ids.
+struct Batch {
+  const int64_t* id;
+  const int16_t* link;
+  int64_t size;
+  const float* chance;  // by id, of being needed by any batch
+  uint32_t now;         // the batch's number mod 2^15
+
+  // Larger is later: known distances first, then levels.
+  uint32_t rank_of(uint32_t key) const { return (key & kUnknown) != 0 ? key : (key - now) & kNumberMask; }
+};
+
+constexpr size_t kNumRanks = kUnknown + kLevels + 1;
+
+size_t index_of(uint32_t rank) {
+  return static_cast<size_t>(std::min(rank, kUnknown + kLevels));
+}
+
+// What a thread keeps between calls. It never influences a result.
+struct Scratch {
+  std::vector<uint64_t> sorted, spare;  // the ids, with their places in the lower half
+  std::vector<int32_t> slot_at;         // by place in the batch: its slot, or -1
+  std::vector<uint16_t> key_at;         // by place: the key that the slot had
+  std::vector<int32_t> row_at;          // by place: which of the fetched rows it is
+  std::vector<uint32_t> rank;           // of the fetched rows by ascending id: when they are needed next
+  std::vector<int32_t> place;           // of the same
+  std::vector<int32_t> admitted;        // of the same: which of them enter
+  std::vector<uint16_t> slot_rank;
+  std::vector<uint32_t>
+      count[2];  // of rows by rank; of every other row, as those that follow each other are often equal
+};
+
+// Checks the batch and sorts its ids.
+void sort_ids(Scratch& s, const Batch& batch, int64_t num_ids) {
+  s.sorted.resize(static_cast<size_t>(batch.size));
+  for (int64_t i = 0; i < batch.size; ++i) {
+    check(batch.id[i] >= 0 && batch.id[i] < num_ids, "remote_id[", i, "] must be in [0, ", num_ids, "), got ",
+          batch.id[i]);
+    check(batch.link[i] >= 0, "links[", i, "] must be >= 0, got ", batch.link[i]);
+    s.sorted[static_cast<size_t>(i)] = static_cast<uint64_t>(batch.id[i]) << 32 | static_cast<uint64_t>(i);
+  }
+  radix_sort(s.sorted, s.spare, 32, bits_of(num_ids));
+  for (int64_t k = 1; k < batch.size; ++k)
+    check(s.sorted[static_cast<size_t>(k)] >> 32 != s.sorted[static_cast<size_t>(k - 1)] >> 32,
+          "remote_id must be distinct, got ", static_cast<int64_t>(s.sorted[static_cast<size_t>(k)] >> 32), " twice");
+}
+
+// Finds the slots of the batch's rows, which get the keys of their next uses, and the ranks of all other rows.
+template <class Entry>
+void find_rows(Scratch& s, const Slots<Entry>& slots, const Batch& batch) {
+  s.slot_at.resize(static_cast<size_t>(batch.size));
+  s.key_at.resize(static_cast<size_t>(batch.size));
+  s.rank.clear();
+  s.place.clear();
+  const auto id_of = [&](int64_t k) { return static_cast<int64_t>(s.sorted[static_cast<size_t>(k)] >> 32); };
+  const uint32_t now = batch.now;
+  const int64_t size = batch.size;
+  constexpr int64_t kFar = 32, kNear = 12;
+  for (int64_t k = 0; k < size; ++k) {
+    if (k + kFar < size) {
+      slots.prefetch(id_of(k + kFar));
+      prefetch_read(&batch.chance[id_of(k + kFar)]);
+    }
+    if (k + kNear < size) slots.prefetch_slot(id_of(k + kNear));
+    const auto place = static_cast<int32_t>(s.sorted[static_cast<size_t>(k)] & 0xffffffffU);
+    const int64_t slot = slots.find(id_of(k));
+    const auto next = static_cast<uint32_t>(batch.link[k]);
+    const uint32_t key = next != 0 ? (now + next) & kNumberMask : kUnknown | level_of(batch.chance[id_of(k)]);
+    s.slot_at[static_cast<size_t>(place)] = static_cast<int32_t>(slot);
+    if (slot >= 0) {
+      s.key_at[static_cast<size_t>(place)] = slots.key[slot];
+      slots.key[slot] = static_cast<uint16_t>(key);
+    } else {
+      s.rank.push_back(batch.rank_of(key));
+      s.place.push_back(place);
+    }
+  }
+}
+
+// Rows of lower ranks than `last` are kept, those of higher ranks go. Of the rows of this rank, so many in slots leave,
+// and so many fetched ones may enter.
+struct Boundary {
+  size_t last;
+  int64_t slots_to_go, may_enter;
+};
+
+// The rows that are needed last stay out or leave: as many as are fetched, for the slots are all in use, by a row or by
+// none, which is what leaves first.
+template <class Entry>
+Boundary find_boundary(Scratch& s, const Slots<Entry>& slots, uint32_t now) {
+  s.slot_rank.resize(static_cast<size_t>(slots.num_slots));
+  uint16_t* slot_rank = s.slot_rank.data();
+  for (int64_t slot = 0; slot < slots.num_slots; ++slot) {
+    const auto key = slots.key[slot];
+    const auto known = static_cast<uint16_t>((key - now) & kNumberMask);
+    slot_rank[slot] = (key & kUnknown) != 0 ? std::min(key, static_cast<uint16_t>(kUnknown + kLevels)) : known;
+  }
+  for (auto& count : s.count)
+    if (count.empty()) count.assign(kNumRanks, 0);
+  uint32_t *even = s.count[0].data(), *odd = s.count[1].data();
+  uint16_t farthest = 0;
+  for (int64_t slot = 0; slot < slots.num_slots; ++slot)
+    farthest = std::max(farthest, slot_rank[slot] < kUnknown ? slot_rank[slot] : uint16_t{0});
+  for (int64_t slot = 0; slot + 1 < slots.num_slots; slot += 2) {
+    ++even[slot_rank[slot]];
+    ++odd[slot_rank[slot + 1]];
+  }
+  if (slots.num_slots % 2 != 0) ++even[slot_rank[slots.num_slots - 1]];
+  for (const uint32_t rank : s.rank) {
+    ++odd[index_of(rank)];
+    farthest = std::max(farthest, static_cast<uint16_t>(rank < kUnknown ? rank : 0));
+  }
+  // Of the rank where it ends, `to_go` rows: fetched ones stay out first, which saves writing them.
+  auto to_go = static_cast<int64_t>(s.rank.size());
+  size_t last = kNumRanks - 1;
+  while (to_go > even[last] + int64_t{odd[last]}) {
+    to_go -= even[last] + int64_t{odd[last]};
+    last = last == kUnknown ? farthest : last - 1;
+  }
+  for (uint32_t* count : {even, odd}) {
+    std::fill_n(count, size_t{farthest} + 1, 0U);
+    std::fill(count + kUnknown, count + kNumRanks, 0U);
+  }
+  int64_t at_last = 0;  // fetched rows of that rank
+  for (const uint32_t rank : s.rank) at_last += index_of(rank) == last;
+  const int64_t stay_out = std::min(at_last, to_go);
+  return {last, to_go - stay_out, at_last - stay_out};
+}
+
+void admit_rows(Scratch& s, const Boundary& boundary) {
+  s.admitted.clear();
+  int64_t may_enter = boundary.may_enter;
+  for (size_t k = 0; k < s.rank.size(); ++k) {
+    const size_t at = index_of(s.rank[k]);
+    if (at < boundary.last || (at == boundary.last && may_enter-- > 0)) s.admitted.push_back(static_cast<int32_t>(k));
+  }
+}
+
+// Writes where rows are, by place in the batch, and numbers those that are fetched.
+void write_places(Scratch& s, int64_t size, int64_t* hit, int64_t* from, int64_t* fetched) {
+  s.row_at.resize(static_cast<size_t>(size));
+  int64_t num_rows = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const int32_t slot = s.slot_at[static_cast<size_t>(i)];
+    if (slot >= 0) {
+      *hit++ = i;
+      *from++ = slot;
+    } else {
+      s.row_at[static_cast<size_t>(i)] = static_cast<int32_t>(num_rows);
+      fetched[num_rows++] = i;
+    }
+  }
+}
+
+// Writes the slots that are taken over, ascending: all are looked at before the first changes. Raises where the table
+// does not lead to one; then no slot is changed.
+template <class Entry>
+void find_leaving(const Scratch& s, const Slots<Entry>& slots, const Boundary& boundary, int64_t size, int64_t* to) {
+  const uint16_t* slot_rank = s.slot_rank.data();
+  const auto num_admitted = static_cast<int64_t>(s.admitted.size());
+  const size_t last = boundary.last;
+  int64_t num_left = 0, slots_to_go = boundary.slots_to_go;
+  // Few are: a stretch without any is passed over at once.
+  constexpr int64_t kStretch = 64;
+  bool sound = true;
+  for (int64_t begin = 0; begin < slots.num_slots && num_left < num_admitted && sound; begin += kStretch) {
+    const int64_t end = std::min(begin + kStretch, slots.num_slots);
+    uint16_t most = 0;
+    for (int64_t slot = begin; slot < end; ++slot) most = std::max(most, slot_rank[slot]);
+    if (most < last) continue;
+    for (int64_t slot = begin; slot < end && num_left < num_admitted && sound; ++slot) {
+      const size_t at = slot_rank[slot];
+      if (at < last || (at == last && slots_to_go-- <= 0)) continue;
+      const int64_t left = slots.id[slot];
+      sound = left < 0 || slots.find(left) == slot;
+      if (sound) to[num_left++] = slot;
+    }
+  }
+  if (num_left < num_admitted) {
+    for (int64_t i = 0; i < size; ++i)
+      if (const int32_t slot = s.slot_at[static_cast<size_t>(i)]; slot >= 0)
+        slots.key[slot] = s.key_at[static_cast<size_t>(i)];
+    check(false, "table is corrupt: it does not lead to the row of each slot_id");
+  }
+}
+
+// Puts the admitted rows into the slots `to`, and writes which of the fetched rows they are.
+template <class Entry>
+void enter_rows(const Scratch& s, Slots<Entry>& slots, const Batch& batch, const int64_t* to, int64_t* row) {
+  for (size_t entered = 0; entered < s.admitted.size(); ++entered) {
+    const int64_t slot = to[entered];
+    const auto k = static_cast<size_t>(s.admitted[entered]);
+    const auto place = static_cast<size_t>(s.place[k]);
+    if (slots.id[slot] >= 0) slots.erase(slots.id[slot]);
+    slots.insert(slot, batch.id[place]);
+    const uint32_t rank = s.rank[k];
+    slots.key[slot] = static_cast<uint16_t>((rank & kUnknown) != 0 ? rank : (batch.now + rank) & kNumberMask);
+    row[entered] = s.row_at[place];
+  }
+}
+
+using Moves = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+Moves plan_batch(const Tensor& remote_id, const Tensor& links, int64_t batch_number, const Tensor& prior,
+                 const Tensor& slot_id, const Tensor& slot_key, const Tensor& table) {
+  check_vector(remote_id, ScalarType::Long, "remote_id");
+  check_vector(links, ScalarType::Short, "links");
+  check_vector(prior, ScalarType::Float, "prior");
+  const int64_t size = remote_id.numel();
+  check_num_ids(prior.numel());
+  check(size < kMostIds, "a batch may need fewer than 2^31 rows, got ", size);
+  check(links.numel() == size, "links must have one entry per id, expected ", size, ", got ", links.numel());
+  const Batch batch{int64_data(remote_id), static_cast<const int16_t*>(links.const_data_ptr()), size,
+                    static_cast<const float*>(prior.const_data_ptr()),
+                    static_cast<uint32_t>(static_cast<uint64_t>(batch_number) & kNumberMask)};
+  static thread_local Scratch scratch;
+  Scratch& s = scratch;
+  sort_ids(s, batch, prior.numel());
+  Moves moves;
+  with_slots(slot_id, slot_key, table, [&](auto slots) {
+    slots.check_table();
+    find_rows(s, slots, batch);
+    const Boundary boundary = find_boundary(s, slots, batch.now);
+    admit_rows(s, boundary);
+    const auto num_fetched = static_cast<int64_t>(s.rank.size());
+    const auto num_admitted = static_cast<int64_t>(s.admitted.size());
+    Tensor hit_place = new_vector(size - num_fetched, ScalarType::Long);
+    Tensor hit_slot = new_vector(size - num_fetched, ScalarType::Long);
+    Tensor fetched_place = new_vector(num_fetched, ScalarType::Long);
+    write_places(s, size, mutable_int64_data(hit_place), mutable_int64_data(hit_slot),
+                 mutable_int64_data(fetched_place));
+    Tensor admitted_row = new_vector(num_admitted, ScalarType::Long);
+    Tensor admitted_slot = new_vector(num_admitted, ScalarType::Long);
+    int64_t* to = mutable_int64_data(admitted_slot);
+    find_leaving(s, slots, boundary, size, to);
+    enter_rows(s, slots, batch, to, mutable_int64_data(admitted_row));
+    moves = {hit_place, hit_slot, fetched_place, admitted_row, admitted_slot};
+  });
+  return moves;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {
+  m.impl("plan_batch", TORCH_BOX(&plan_batch));
+}
+
+}  // namespace
+}  // namespace salientpp
