@@ -1,4 +1,4 @@
-"""Where does a graph come from? One way in, :func:`load_dataset`; generated graphs, :func:`synthetic` and :func:`synthetic_mag`; partitions that
+"""Graphs from elsewhere: one way in, :func:`load_dataset`; generated graphs, :func:`synthetic` and :func:`synthetic_mag`; partitions that
 others wrote, :func:`load_partition`, and DGL's assignment of vertices, :func:`load_dgl_assignment`; and files for graphs that outgrow memory, :func:`convert`.
 """
 

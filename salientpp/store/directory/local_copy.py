@@ -1,4 +1,4 @@
-"""How does a host get a copy of what it needs of a dataset directory, on a disk of its own?
+"""Copies what a host needs of a dataset directory to a disk of its own.
 
 A rank reads the topology, the edge attributes and the original ids in whole, and of the parts only its own. :func:`copy_to_disk` copies that much: the files of
 ``DIR`` become ``TO/<name of DIR>`` with the same manifest, and ``parts.json`` there lists the parts that have come along. Such a
