@@ -26,6 +26,11 @@ def runs(number: int, groups: int) -> list[int]:
     return [group * number // groups for group in range(groups + 1)]
 
 
+def _run(number: int, groups: int, group: int) -> tuple[int, int]:
+    """Where one of these runs begins and ends."""
+    return group * number // groups, (group + 1) * number // groups
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where one rank stands in a group that serves K parts.
@@ -108,7 +113,7 @@ class Placement:
         if self.world_size > self.num_units:
             share = self.num_slots // self.world_size
             return range(rank * share, (rank + 1) * share)
-        first, last = runs(self.num_units, self.world_size)[rank : rank + 2]
+        first, last = _run(self.num_units, self.world_size, rank)
         return range(first * self.slots_per_unit, last * self.slots_per_unit)
 
     def unit_of(self, slot: int) -> int:
@@ -119,8 +124,7 @@ class Placement:
         return slot % self.slots_per_unit
 
     def parts_of_unit(self, unit: int) -> range:
-        first, last = runs(self.num_parts, self.num_units)[unit : unit + 2]
-        return range(first, last)
+        return range(*_run(self.num_parts, self.num_units, unit))
 
     @property
     def own_parts(self) -> range:
