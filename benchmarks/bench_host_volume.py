@@ -1,9 +1,9 @@
-"""What does it save that the ranks of a host share their rows, a cache and their requests? Writes results/host_volume.json.
+"""What does it save that the ranks of a host share their rows and a cache? Writes results/host_volume.json.
 
     python benchmarks/bench_host_volume.py synthetic:num_vertices=400000 npz:GRAPH.npz ...
 
-By simulation, which counts the very rows that a run fetches: rows from other hosts per epoch with a private cache for each rank, with one cache of the same
-memory per host, and with that and each row fetched once a step. Then what it costs that one directory serves fewer ranks than it has parts: 16 parts
+By simulation, which counts the very rows that a run fetches: rows from other hosts per epoch with a private cache for each rank, and with one cache of the
+same memory per host. Then what it costs that one directory serves fewer ranks than it has parts: 16 parts
 joined to 8, 4 and 2, against cuts into just so many. And whether a second level of METIS, which cuts the part of each host once more for its ranks, is worth
 having: against ranks that split the seeds of their host's part between them.
 
@@ -22,7 +22,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from tqdm import tqdm
 
-from salientpp.analysis.host_volume import HostAnalysis, analyze_hosts
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
+from salientpp.analysis.result import Analysis, Volume
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.numbering import assign_for
@@ -44,32 +46,27 @@ def main() -> None:
     for dataset in tqdm(arguments.datasets):
         data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
         name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
-        options: dict[str, Any] = dict(
-            name=name,
-            fanouts=FANOUTS,
-            batch_size=arguments.batch_size,
-            replication_factors=ALPHAS,
-            epochs=arguments.epochs,
-        )
+        batches = Batches(FANOUTS, arguments.batch_size, epochs=arguments.epochs)
+        options: dict[str, Any] = dict(batches=batches, ways=Ways(["vip"], ALPHAS), name=name)
         for hosts, per_host in HOSTS:
             ranks = hosts * per_host
             cut = assignment(data, ranks, arguments.batch_size)
-            flat = analyze_hosts(data, ranks, ranks_per_host=per_host, method=cut, **options)
+            flat = analyze(data, parts=ranks, ranks_per_host=per_host, method=cut, **options)
             rows += figures("hosts", flat, hosts=hosts, per_host=per_host)
             show(flat, f"{hosts} x {per_host}")
             # Each host's part is one of as many parts as hosts: its ranks split its seeds, or it is cut once more.
             top = assignment(data, hosts, arguments.batch_size)
-            shared = analyze_hosts(data, hosts, ranks=ranks, ranks_per_host=per_host, method=top, **options)
+            shared = analyze(data, parts=hosts, ranks=ranks, ranks_per_host=per_host, method=top, **options)
             nested = second_level(data, top, hosts, per_host, arguments.batch_size)
-            two = analyze_hosts(data, ranks, ranks_per_host=per_host, method=nested, **options)
+            two = analyze(data, parts=ranks, ranks_per_host=per_host, method=nested, **options)
             rows += figures("a part per host, seeds split", shared, hosts=hosts, per_host=per_host)
             rows += figures("a part per host, cut again", two, hosts=hosts, per_host=per_host)
             show(shared, "  seeds split")
             show(two, "  cut again")
         stored = assignment(data, STORED, arguments.batch_size)
         for number in JOINED:
-            joined = analyze_hosts(data, STORED, ranks=number, method=stored, **options)
-            own = analyze_hosts(data, number, method=assignment(data, number, arguments.batch_size), **options)
+            joined = analyze(data, parts=STORED, ranks=number, method=stored, **options)
+            own = analyze(data, parts=number, method=assignment(data, number, arguments.batch_size), **options)
             rows += figures("16 parts joined", joined, ranks=number) + figures("cut into as many", own, ranks=number)
             show(joined, f"{STORED} parts on {number} ranks")
             show(own, f"{number} parts")
@@ -101,28 +98,33 @@ def second_level(data: Data, top: Tensor, hosts: int, per_host: int, batch_size:
     return nested
 
 
-def figures(what: str, analysis: HostAnalysis, **sizes: int) -> list[dict[str, Any]]:
+def figures(what: str, analysis: Analysis, **sizes: int) -> list[dict[str, Any]]:
     return [
         {
             "graph": analysis.dataset,
             "what": what,
             **sizes,
-            "alpha": result.replication_factor,
-            "private_rows": result.private_rows,
-            "shared_rows": result.shared_rows,
-            "fetched_once_rows": result.fetched_once_rows,
-            "predicted_fetched_once_rows": result.predicted_fetched_once_rows,
+            "alpha": shared.replication_factor,
+            "private_rows": private.remote_rows_per_epoch,
+            "shared_rows": shared.remote_rows_per_epoch,
+            "predicted_shared_rows": shared.predicted_rows_per_epoch,
         }
-        for result in analysis.results
+        for shared, private in both(analysis)
     ]
 
 
-def show(analysis: HostAnalysis, what: str) -> None:
+def both(analysis: Analysis) -> list[tuple[Volume, Volume]]:
+    """One cache per host, and private ones, which are the same where hosts have one rank."""
+    shared = analysis.of(way="cache")
+    return list(zip(shared, analysis.of(way="private cache") or shared))
+
+
+def show(analysis: Analysis, what: str) -> None:
     print(
         f"{analysis.dataset:16} {what:24}"
         + "".join(
-            f" | α={result.replication_factor:g}: private {result.rows[0]:,.0f} shared {result.rows[1]:,.0f} once {result.rows[2]:,.0f}"
-            for result in analysis.results
+            f" | α={shared.replication_factor:g}: private {private.rows or 0:,.0f} shared {shared.rows or 0:,.0f}"
+            for shared, private in both(analysis)
         ),
         flush=True,
     )

@@ -25,7 +25,9 @@ from common import generated, write_results
 from torch_geometric.data import Data
 
 import salientpp
-from salientpp.analysis.volume import Analysis, analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
+from salientpp.analysis.result import Analysis
 from salientpp.datasets.load import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.numbering import assign_for
@@ -59,23 +61,15 @@ def main() -> None:
             _times(data, name, int(batch_size))
             continue
         static: list[Any] = []  # rows without lookahead and without sharing
-        options: dict[str, Any] = {"method": _assignment(data, int(batch_size)), "batch_size": int(batch_size)}
+        method = _assignment(data, int(batch_size))
         for shared, block in ((None, 1), ("batch", BLOCK)):
             for window in WINDOWS:
-                found = analyze(
-                    data,
-                    PARTS,
-                    name=name,
-                    fanouts=[FANOUTS],
-                    replication_factors=ALPHAS,
-                    policies=["vip"],
-                    epochs=arguments.epochs,
-                    shared_draws=shared,
-                    draw_block=block,
-                    lookahead=window,
-                    **options,
+                batches = Batches(
+                    FANOUTS, int(batch_size), epochs=arguments.epochs, shared_draws=shared, draw_block=block
                 )
-                static = static or [volume.remote_rows_per_epoch for volume in found.results]
+                ways = Ways(["vip"], ALPHAS, lookahead=window)
+                found = analyze(data, batches, ways, parts=PARTS, name=name, method=method)
+                static = static or [volume.remote_rows_per_epoch for volume in found.of(way="cache")]
                 rows += _shares(found, static, window)
         times += _times(data, name, int(batch_size))
         write_results(  # after each graph: what is done is kept
@@ -92,30 +86,32 @@ def _assignment(data: Data, batch_size: int) -> torch.Tensor:
 
 def _shares(analysis: Analysis, static: list[Any], window: Any) -> list[dict[str, Any]]:
     found = []
-    for own, volume, ahead in zip(static, analysis.results, analysis.lookahead, strict=True):
-        rows = None if ahead.refused else ahead.remote_rows_per_epoch
+    for own, volume, ahead in zip(static, analysis.of(way="cache"), analysis.of(way="lookahead"), strict=True):
+        figures = ahead.ahead
+        assert figures is not None  # of this way
+        rows = None if figures.refused else ahead.remote_rows_per_epoch
         found.append(
             {
                 "graph": analysis.dataset,
-                "row_bytes": analysis.row_bytes,
+                "row_bytes": volume.row_bytes,
                 "batch_size": analysis.batch_size,
-                "shared_draws": analysis.draws.shared_draws,
-                "draw_block": analysis.draws.draw_block,
+                "shared_draws": analysis.draws["shared_draws"],
+                "draw_block": analysis.draws["draw_block"],
                 "lookahead": window,
                 "alpha": ahead.replication_factor,
-                "windows": ahead.windows,
-                "slots": ahead.slots,
+                "windows": figures.windows,
+                "slots": figures.slots,
                 "static_rows": own,
                 "static_rows_of_these_draws": volume.remote_rows_per_epoch,
                 "rows": rows,
                 "share": None if rows is None or not own else rows / own,
-                "forecast_share": ahead.predicted_share,
-                "best_share": ahead.best_share,
-                "reach": ahead.reach,
+                "forecast_share": figures.predicted_share,
+                "best_share": figures.best_share,
+                "reach": figures.reach,
             }
         )
     shares = ", ".join(f"α={r['alpha']:g} " + (f"{r['share']:.3f}" if r["share"] else "–") for r in found)
-    draws = analysis.draws.shared_draws
+    draws = analysis.draws["shared_draws"]
     print(
         f"{analysis.dataset:15} batch {analysis.batch_size:3} shared {draws!s:5} W {window!s:4}: {shares}", flush=True
     )

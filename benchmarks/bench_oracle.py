@@ -14,7 +14,8 @@ from bench_volume import first_seeds
 from common import write_results
 from tqdm import tqdm
 
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.datasets import load_dataset
 
 
@@ -29,15 +30,12 @@ def main() -> None:
         data.train_mask = first_seeds(data.train_mask, data.num_nodes // 100)
         analysis = analyze(
             data,
-            4,
-            fanouts=[[15, 10, 5], [5, 5, 5]],
-            batch_size=32,
-            replication_factors=[0.5, 1],
-            policies=["vip", "oracle"],
-            epochs=epochs,
+            [Batches(fanouts, 32, epochs=epochs) for fanouts in ([15, 10, 5], [5, 5, 5])],
+            Ways(["vip", "oracle"], [0.5, 1]),
+            parts=4,
         )
         for result in analysis.to_dict()["results"]:
-            if result["policy"] == "vip":
+            if (result["way"], result["policy"]) == ("cache", "vip"):
                 rows.append({"dataset": Path(dataset.partition(":")[2]).stem, "epochs": epochs, **result})
     write_results("oracle", rows, parts=4, batch_size=32)
 

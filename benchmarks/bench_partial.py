@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ import torch
 from common import write_results
 from tqdm import tqdm
 
-from salientpp.analysis.volume import Parted, analyze, open_graph, part_graph
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
+from salientpp.analysis.placed import InMemory, Unparted, no_track, open_graph
 from salientpp.datasets import load_dataset
 from salientpp.sampling.sampler import Sampler
 from salientpp.store.tiers import Tier, Tiers
@@ -51,35 +54,33 @@ def main() -> None:
     for dataset in tqdm(arguments.datasets):
         data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
         name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
-        unparted = open_graph(data, arguments.parts, name, "train")
-        assert not isinstance(unparted, Parted)  # it is a Data
-        parted = part_graph(
-            unparted, "metis-vip", FANOUTS[-1], arguments.batch_size, 0, lambda what, total: lambda: None
-        )
+        unparted = open_graph(data, arguments.parts, "train")
+        assert isinstance(unparted, Unparted)  # it is a Data
+        several = [Batches(fanouts, arguments.batch_size, "train", arguments.epochs) for fanouts in FANOUTS]
+        parted = unparted.parted("metis-vip", several[-1], no_track)
         assignment = torch.empty_like(parted.original_id)
         assignment[parted.original_id] = parted.book.owner(torch.arange(parted.book.num_vertices))
-        analysis = analyze(
-            data,
-            arguments.parts,
-            name=name,
-            method=assignment,
-            fanouts=FANOUTS,
-            batch_size=arguments.batch_size,
-            replication_factors=ALPHAS,
-            policies=["vip"],
-            epochs=arguments.epochs,
-            partial=True,
-        )
+        ways = Ways(["vip"], ALPHAS, sums=True)
+        analysis = analyze(data, several, ways, parts=arguments.parts, name=name, method=assignment)
         labels = {
-            "graph": name, "vertices": analysis.num_vertices, "edges": analysis.num_edges, "row_bytes": analysis.row_bytes
+            "graph": name, "vertices": analysis.num_vertices, "edges": analysis.num_edges, "row_bytes": analysis.row_bytes[""]
         }  # fmt: skip
-        whole = {(v.fanouts, v.replication_factor): v.remote_rows_per_epoch for v in analysis.results}
-        for volume in analysis.partial:
+        whole = {(v.fanouts, v.replication_factor): v.remote_rows_per_epoch for v in analysis.of(way="cache")}
+        for volume in analysis.of(way="sums"):
+            summed = volume.summed
+            assert summed is not None  # of this way
             rows_without = whole[volume.fanouts, volume.replication_factor]
-            rows.append({**labels, **volume.to_dict(), "rows_without": rows_without})
+            figures = {
+                "fanouts": volume.fanouts,
+                "replication_factor": volume.replication_factor,
+                "rows_per_epoch": volume.remote_rows_per_epoch,
+                "bytes_per_epoch": summed.bytes_with,
+                "rows_per_part": volume.remote_rows_per_rank,
+            }
+            rows.append({**labels, **figures, **asdict(summed), "rows_without": rows_without})
             print(
-                f"{name:16} {volume.fanouts!s:12} α={volume.replication_factor:<5g} rows {rows_without:12,.0f} -> {volume.rows_per_epoch:12,.0f} "
-                f"and {volume.sums_per_epoch:12,.0f} sums; bytes {volume.bytes_without:15,.0f} -> {volume.bytes_per_epoch:15,.0f}: {1 / volume.share:.2f}x",
+                f"{name:16} {volume.fanouts!s:12} α={volume.replication_factor:<5g} rows {rows_without:12,.0f} -> {volume.remote_rows_per_epoch:12,.0f} "
+                f"and {summed.sums_per_epoch:12,.0f} sums; bytes {summed.bytes_without:15,.0f} -> {summed.bytes_with:15,.0f}: {1 / summed.share:.2f}x",
                 flush=True,
             )
         costs += [{**labels, **cost(parted, fanouts, arguments.batch_size)} for fanouts in FANOUTS]
@@ -96,25 +97,16 @@ def count_copies(arguments: argparse.Namespace) -> None:
     for dataset in arguments.datasets:
         data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
         for fanouts in COPIED_FANOUTS:  # each with rows in its own order
-            analysis = analyze(
-                data,
-                1,
-                name=dataset,
-                fanouts=[fanouts],
-                batch_size=arguments.batch_size,
-                replication_factors=[0],
-                policies=["vip"],
-                epochs=arguments.epochs,
-                partial=True,
-            )
+            batches = Batches(fanouts, arguments.batch_size, epochs=arguments.epochs)
+            analysis = analyze(data, batches, Ways(["vip"], [0], sums=True), parts=1, name=dataset)
             labels = {
                 "graph": dataset,
                 "vertices": analysis.num_vertices,
                 "edges": analysis.num_edges,
-                "row_bytes": analysis.row_bytes,
+                "row_bytes": analysis.row_bytes[""],
             }
-            for copies in analysis.partial_copies:
-                rows.append({**labels, **copies.to_dict()})
+            for copies in analysis.copies:
+                rows.append({**labels, **asdict(copies)})
                 print(
                     f"{dataset} {fanouts!s:12} β={copies.gpu_fraction:<5g} rows {copies.rows_without:12,.0f} -> {copies.rows_per_epoch:12,.0f} "
                     f"and {copies.sums_per_epoch:12,.0f} sums: {1 / copies.share:.2f}x fewer",
@@ -123,11 +115,11 @@ def count_copies(arguments: argparse.Namespace) -> None:
     write_results("partial_copies", rows, batch_size=arguments.batch_size, epochs=arguments.epochs)
 
 
-def cost(parted: Parted, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
+def cost(parted: InMemory, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
     """CPU seconds to draw a batch of part 0 and to choose its sums, without a cache: medians."""
     sampler = Sampler(parted.graph, fanouts)
     tiers = Tiers(parted.book, 0, Tier("cpu", None, {}, False, ""))
-    wire = Wire(parted.row_bytes, 4)
+    wire = Wire(parted.row_bytes[None], 4)
     seeds = parted.seeds[0][torch.randperm(parted.seeds[0].numel(), generator=torch.Generator().manual_seed(0))]
     seconds: list[tuple[float, float]] = []
     for key in range(repeats):

@@ -10,6 +10,7 @@ the first of `--parts`).
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from tqdm import tqdm
 
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.numbering import assign_for
@@ -78,37 +80,33 @@ def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
         ("and rows as int8", {**agree, "send_as": {"x": "int8"}}),
     ]
     for way, draws in ways:
-        found = analyze(
-            data,
-            parts,
-            name=name,
-            method=method,
-            fanouts=FANOUTS[:1],
-            batch_size=batch_size,
-            replication_factors=[0.16, 0.32],
-            policies=["vip"],
-            epochs=epochs,
-            lookahead="auto",
-            partial=not rows,
-            **draws,
+        send_as = draws.get("send_as")
+        batches = Batches(
+            FANOUTS[0], batch_size, epochs=epochs, **{key: draws[key] for key in draws if key != "send_as"}
         )
+        compared = Ways(["vip"], [0.16, 0.32], lookahead="auto", sums=not rows, send_as=send_as)
+        found = analyze(data, batches, compared, parts=parts, name=name, method=method)
         lines: list[tuple[str, Any, float, float]] = [
-            (way, volume, volume.remote_rows_per_epoch, volume.remote_bytes_per_epoch) for volume in found.lookahead
+            (way, volume, volume.remote_rows_per_epoch, volume.remote_bytes_per_epoch)
+            for volume in found.of(way="lookahead")
         ]
         if not rows:
-            static = [("static VIP cache", v, v.remote_rows_per_epoch, v.remote_bytes_per_epoch) for v in found.results]
-            for volume in found.partial:
-                number = volume.rows_per_epoch + volume.sums_per_epoch
+            static = [
+                ("static VIP cache", v, v.remote_rows_per_epoch, v.remote_bytes_per_epoch)
+                for v in found.of(way="cache")
+            ]
+            for volume in found.of(way="sums"):
+                number = volume.remote_rows_per_epoch + volume.summed.sums_per_epoch
                 # What is asked for rows counts nowhere here, but of rows in sums it comes on top.
-                num_bytes = number * found.row_bytes + 4 * volume.sources_per_epoch
+                num_bytes = number * volume.row_bytes + 4 * volume.summed.sources_per_epoch
                 static.append(("the same with sums", volume, number, num_bytes))
             lines = static + lines
         for words, volume, number, num_bytes in lines:
             rows.append(
                 {
                     "dataset": name, "parts": parts, "batch_size": batch_size, "way": words, "alpha": volume.replication_factor,
-                    "row_bytes": found.row_bytes, "rows": number, "bytes": num_bytes,
-                    "windows": getattr(volume, "windows", None), "steps": found.steps_per_epoch,
+                    "row_bytes": volume.row_bytes, "rows": number, "bytes": num_bytes,
+                    "windows": None if volume.ahead is None else volume.ahead.windows, "steps": found.steps_per_epoch,
                 }
             )  # fmt: skip
             print(rows[-1], flush=True)
@@ -130,22 +128,24 @@ def _static(arguments: argparse.Namespace) -> None:
             data.train_mask = first_seeds(data.train_mask, int(share * data.num_nodes))
         analysis = analyze(
             data,
-            parts,
+            [Batches(fanouts, batch_size, epochs=arguments.epochs) for fanouts in FANOUTS],
+            Ways(POLICIES if method == "metis-vip" else ["vip"], ALPHAS),
+            parts=parts,
             name=name,
             method=method,
-            fanouts=FANOUTS,
-            batch_size=batch_size,
-            replication_factors=ALPHAS,
-            policies=POLICIES if method == "metis-vip" else ["vip"],
-            epochs=arguments.epochs,
-        ).to_dict()
+        )
         labels = {"dataset": name, "parts": parts, "workload": workload, "batch_size": batch_size}
-        facts = {key: analysis[key] for key in ("edge_cut_fraction", "balance", "rows_without_cache")}
-        own = [result for result in analysis["results"] if result["policy"] == "vip"]
-        left = {f"{r['fanouts']} α={r['replication_factor']}": r["remote_rows_per_epoch"] for r in own}
+        own = analysis.of(way="cache", policy="vip")
+        bare = {",".join(map(str, volume.fanouts)): volume.rows_without_cache for volume in own}
+        facts = {
+            "edge_cut_fraction": analysis.edge_cut_fraction,
+            "balance": analysis.balance,
+            "rows_without_cache": bare,
+        }
+        left = {f"{list(v.fanouts)} α={v.replication_factor}": v.remote_rows_per_epoch for v in own}
         partitions.append({**labels, "method": method, **facts, "vip_rows": left})
         if method == "metis-vip":
-            rows += [{**labels, **result} for result in analysis["results"]]
+            rows += [{**labels, **asdict(volume)} for volume in analysis.of(way="cache")]
     write_results("volume", rows, partitions=partitions, epochs=arguments.epochs)
 
 

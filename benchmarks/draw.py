@@ -678,21 +678,14 @@ def draw_host_volume(result: dict) -> str:
         cells = []
         for alpha in alphas:
             row = found[graph, hosts, per_host, alpha]
-            shares = (row[way] / row["private_rows"] for way in ("shared_rows", "fetched_once_rows"))
-            cells += [f"{row['private_rows']:,.0f}", *(f"{share:.2f}" for share in shares)]
+            cells += [f"{row['private_rows']:,.0f}", f"{row['shared_rows'] / row['private_rows']:.2f}"]
         bare = found[graph, hosts, per_host, 0.0]
-        once = bare["fetched_once_rows"] / bare["private_rows"]
-        lines.append([f"{graph}, {hosts} hosts of {per_host}", f"{bare['private_rows']:,.0f}", f"{once:.2f}", *cells])
+        lines.append([f"{graph}, {hosts} hosts of {per_host}", f"{bare['private_rows']:,.0f}", *cells])
     title = (
-        f"**Rows from other hosts per epoch**, simulated, fanouts {result['fanouts']}, batches of {result['batch_size']}: with private caches, and relative to "
-        "that with one cache of the same memory per host, and with each row fetched once a step; without a cache, only the latter:"
+        f"**Rows from other hosts per epoch**, simulated, fanouts {result['fanouts']}, batches of {result['batch_size']}: without a cache, with private "
+        "caches, and relative to that with one cache of the same memory per host:"
     )
-    header = [
-        "",
-        "no cache",
-        "once",
-        *(f"α = {alpha:g}, {way}" for alpha in alphas for way in ("private", "shared", "once")),
-    ]
+    header = ["", "no cache", *(f"α = {alpha:g}, {way}" for alpha in alphas for way in ("private", "shared"))]
     return "\n\n".join([title, table(header, lines), source(result)])
 
 
@@ -719,7 +712,7 @@ def draw_second_level(result: dict) -> str:
     """A part for each host: its ranks split the seeds, or have parts of their own inside it."""
     ways = {"hosts": "one cut", "a part per host, seeds split": "split", "a part per host, cut again": "again"}
     found = {
-        (row["what"], row["graph"], row["hosts"], row["per_host"], row["alpha"]): row["fetched_once_rows"]
+        (row["what"], row["graph"], row["hosts"], row["per_host"], row["alpha"]): row["shared_rows"]
         for row in result["rows"]
         if row["what"] in ways
     }
@@ -733,8 +726,8 @@ def draw_second_level(result: dict) -> str:
             cells += [f"{rows[1] / rows[0]:.2f}", f"{rows[2] / rows[0]:.2f}"]
         lines.append([f"{graph}, {hosts} hosts of {per_host}", *cells])
     title = (
-        "**A part for each host**: rows that cross the network, each once a step, over those of one cut into as many parts as ranks: where a host's ranks "
-        "split the seeds of its part, and where METIS cuts the part again, one for each rank:"
+        "**A part for each host**: rows that cross the network, with one cache per host, over those of one cut into as many parts as ranks: where a "
+        "host's ranks split the seeds of its part, and where METIS cuts the part again, one for each rank:"
     )
     header = ["", *(f"α = {alpha:g}, {way}" for alpha in alphas for way in ("split", "cut again"))]
     return "\n\n".join([title, table(header, lines), source(result)])

@@ -47,7 +47,8 @@ from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.datasets import load_dataset
 from salientpp.nn import merge_partial
 
@@ -421,23 +422,25 @@ def count_rows(
         ]
         counted = analyze(
             parts[configuration.method],
-            fanouts=[FANOUTS],
-            batch_size=BATCH_SIZE,
-            epochs=epochs,
-            seed=SEED,
-            replication_factors=[other.replication_factor for other in alike],
-            policies=sorted({other.policy for other in alike}),
-            lookahead=configuration.lookahead or None,
-            partial=configuration.partial_aggregation is not None,
-            **configuration.draws,
+            Batches(FANOUTS, BATCH_SIZE, epochs=epochs, seed=SEED, **configuration.draws),
+            Ways(
+                sorted({other.policy for other in alike}),
+                [other.replication_factor for other in alike],
+                lookahead=configuration.lookahead or None,
+                sums=configuration.partial_aggregation is not None,
+            ),
         )
-        rows = {(v.policy, v.replication_factor): Predicted(v.remote_rows_per_epoch) for v in counted.results}
+        rows = {(v.policy, v.replication_factor): Predicted(v.remote_rows_per_epoch) for v in counted.of(way="cache")}
         if configuration.lookahead:
-            rows = {("vip", v.replication_factor): Predicted(v.remote_rows_per_epoch) for v in counted.lookahead}
+            rows = {
+                ("vip", v.replication_factor): Predicted(v.remote_rows_per_epoch) for v in counted.of(way="lookahead")
+            }
         if configuration.partial_aggregation:
             rows = {
-                ("vip", v.replication_factor): Predicted(v.rows_per_epoch, (v.sums_per_epoch, v.sources_per_epoch))
-                for v in counted.partial
+                ("vip", v.replication_factor): Predicted(
+                    v.remote_rows_per_epoch, (v.summed.sums_per_epoch, v.summed.sources_per_epoch)
+                )
+                for v in counted.of(way="sums")
             }
         found |= {other: rows[other.policy, other.replication_factor] for other in alike}
     return found

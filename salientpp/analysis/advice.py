@@ -67,7 +67,7 @@ class Recommendation:
 
 def advise(
     workloads: Sequence[Workload],
-    vip: Tensor,
+    vip: Sequence[Tensor],
     original_id: Tensor,
     remaining: Sequence[tuple[float, float]],
     row_bytes: int,
@@ -76,7 +76,7 @@ def advise(
 
     Args:
         workloads: one per part.
-        vip: float32 [K, N] without seeds.
+        vip: float32 [N] of each part, without seeds.
         original_id: int64 [N], the user's ids, whose order is compared with VIP's.
         remaining: (α, share of the rows without a cache that are still fetched), with policy 'vip'.
         row_bytes: of one feature row.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 
 import pytest
 import torch
 from graphs import random_data
 
 import salientpp
-from salientpp.analysis.host_volume import analyze_hosts, placed
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
+from salientpp.analysis.placed import placed
 from salientpp.cli import main
 from salientpp.ops import permutation, sample_neighbors
 from salientpp.sampling.schedule import batch_key, order_key
@@ -62,10 +62,9 @@ def _reference(root, ranks: int, per_host: int, alpha: float, seed: int) -> dict
         batches.append(order[sharing.index(rank) :: len(sharing)])
     most = max(own.numel() for own in batches)
     batches = [own[torch.arange(most) % own.numel()].split(BATCH) for own in batches]
-    counts = {"private": [0] * ranks, "shared": [0] * ranks, "once": [0] * ranks}
+    counts = {"private": [0] * ranks, "shared": [0] * ranks}
     for index in range(len(batches[0])):
         for h, host in enumerate(hosts):
-            wanted = set()
             for rank in host:
                 n_id = set(
                     sample_neighbors(
@@ -77,62 +76,58 @@ def _reference(root, ranks: int, per_host: int, alpha: float, seed: int) -> dict
                 private = hottest(probability[rank].tolist(), set(own), int(alpha * size / len(groups) + 1e-9))
                 counts["private"][rank] += len(outside - private)
                 counts["shared"][rank] += len(outside - shared[h])
-                wanted |= outside - shared[h]
-            asked = Counter(v % len(host) for v in wanted)
-            for place, rank in enumerate(host):
-                counts["once"][rank] += asked[place]
     return counts
 
 
 @pytest.mark.parametrize(("ranks", "per_host"), [(4, 2), (8, 4), (8, 2), (4, 1), (2, 1), (3, 1), (4, 4)])
 def test_what_is_counted_is_what_sets_and_loops_count(root, ranks, per_host):
-    analysis = analyze_hosts(
-        salientpp.load(root), ranks=ranks, ranks_per_host=per_host, replication_factors=ALPHAS, epochs=1, seed=3
+    analysis = analyze(
+        salientpp.load(root), Batches(epochs=1, seed=3), Ways(["vip"], ALPHAS), ranks=ranks, ranks_per_host=per_host
     )
-    for result in analysis.results:
-        expected = _reference(root, ranks, per_host, result.replication_factor, 3)
-        assert result.private_rows == sum(expected["private"])
-        assert list(result.shared_by_rank) == expected["shared"] and result.shared_rows == sum(expected["shared"])
-        assert list(result.fetched_once_by_rank) == expected["once"]
-        assert result.fetched_once_rows == sum(result.by_host(analysis.ranks_by_host)) == sum(expected["once"])
+    for alpha in ALPHAS:
+        expected = _reference(root, ranks, per_host, alpha, 3)
+        (shared,) = analysis.of(way="cache", replication_factor=alpha)
+        assert list(shared.remote_rows_per_rank) == expected["shared"]
+        assert shared.remote_rows_per_epoch == sum(analysis.by_host(shared)) == sum(expected["shared"])
+        for private in analysis.of(way="private cache", replication_factor=alpha):
+            assert list(private.remote_rows_per_rank) == expected["private"]
+        assert bool(analysis.of(way="private cache")) == (per_host > 1)
 
 
-@pytest.mark.parametrize("per_part", [1, 2])
-def test_hosts_with_one_rank_are_counted_as_machines_are(root, per_part):
-    part = salientpp.load(root)
-    if per_part == 1:
-        machines = analyze(part, replication_factors=ALPHAS, policies=["vip"], epochs=2, seed=1)
-        hosts = analyze_hosts(part, replication_factors=ALPHAS, epochs=2, seed=1)
-        for one, other in zip(machines.results, hosts.results, strict=True):
-            assert one.remote_rows_per_epoch == other.private_rows == other.shared_rows == other.fetched_once_rows
-            assert one.remote_rows_per_part == other.shared_by_rank == other.fetched_once_by_rank
-            assert one.cache_bytes == other.cache_bytes
-    else:
-        hosts = analyze_hosts(part, ranks=8, replication_factors=ALPHAS, epochs=1, seed=1)
-        assert all(result.shared_by_rank == result.fetched_once_by_rank for result in hosts.results)
+def test_every_policy_and_way_to_draw_is_counted_for_hosts(root):
+    batches = Batches(epochs=1, disjoint=True)
+    analysis = analyze(salientpp.load(root), batches, Ways(["degree", "oracle"], ALPHAS), ranks_per_host=2)
+    for way in ("cache", "private cache"):
+        rows = {
+            policy: [volume.remote_rows_per_epoch for volume in analysis.of(way=way, policy=policy)]
+            for policy in ("vip", "degree", "oracle", "oracle-heldout")
+        }
+        assert all(best <= own for own_rows in rows.values() for best, own in zip(rows["oracle"], own_rows))
+        assert len({own[0] for own in rows.values()}) == 1 and all(own[0] > own[1] > own[2] for own in rows.values())
 
 
 def test_an_object_in_memory_is_counted_as_its_directory(root, tmp_path):
     data = random_data(240, 1500)
     assignment = torch.arange(240) * 7 % 4
     salientpp.partition(data, 4, tmp_path / "d", FANOUTS, BATCH, method=assignment)
-    options = dict(ranks=2, ranks_per_host=1, replication_factors=ALPHAS, epochs=1)
-    stored = analyze_hosts(salientpp.load(tmp_path / "d"), **options)
-    memory = analyze_hosts(data, 4, method=assignment, fanouts=FANOUTS, batch_size=BATCH, **options)
+    batches, ways = Batches(FANOUTS, BATCH, epochs=1), Ways(["vip"], ALPHAS)
+    stored = analyze(salientpp.load(tmp_path / "d"), batches, ways, ranks=2)
+    memory = analyze(data, batches, ways, parts=4, method=assignment, ranks=2)
     assert stored.results == memory.results and stored.parts_by_rank == memory.parts_by_rank == (2, 2)
 
 
 def test_forecasts_are_those_of_the_probabilities(root):
-    part = salientpp.load(root)
-    counted = analyze_hosts(part, ranks=4, ranks_per_host=2, replication_factors=ALPHAS, epochs=6)
-    forecast = analyze_hosts(part, ranks=4, ranks_per_host=2, replication_factors=ALPHAS, predict_only=True)
+    part, ways, hosts = salientpp.load(root), Ways(["vip"], ALPHAS), {"ranks": 4, "ranks_per_host": 2}
+    counted = analyze(part, Batches(epochs=6), ways, **hosts)
+    forecast = analyze(part, Batches(epochs=6), ways, predict_only=True, **hosts)
     for one, other in zip(counted.results, forecast.results, strict=True):
-        assert other.private_rows is None and other.shared_by_rank is None
-        assert other.rows == (one.predicted_private_rows, one.predicted_shared_rows, one.predicted_fetched_once_rows)
+        assert other.remote_rows_per_epoch is None and other.remote_rows_per_rank is None
+        assert other.rows == other.predicted_rows_per_epoch == one.predicted_rows_per_epoch
         # Exact at one hop; from two on the formula assumes independence.
-        assert other.predicted_fetched_once_rows == pytest.approx(one.fetched_once_rows, rel=0.15)
-        assert other.predicted_shared_rows == pytest.approx(one.shared_rows, rel=0.15)
-        assert one.fetched_once_rows <= one.shared_rows <= one.private_rows
+        assert other.rows == pytest.approx(one.rows, rel=0.15)
+    for alpha in ALPHAS:
+        shared, private = counted.of(replication_factor=alpha)
+        assert shared.rows <= private.rows
 
 
 @pytest.mark.parametrize(
@@ -144,12 +139,11 @@ def test_forecasts_are_those_of_the_probabilities(root):
             r"ranks_by_host must be numbers >= 1 that add up to the 4 ranks, got \[1, 2\]",
         ),
         ({"ranks": 5}, "world size 5 does not fit 4 parts"),
-        ({"epochs": 0}, "epochs must be >= 1, got 0"),
     ],
 )
 def test_wrong_numbers_are_refused_in_words(root, options, text):
     with pytest.raises(ValueError, match=text):
-        analyze_hosts(salientpp.load(root), **options)
+        analyze(salientpp.load(root), **options)
 
 
 def test_every_ranks_placement_is_given():
@@ -163,15 +157,14 @@ def test_the_command_counts_hosts(root, tmp_path, capsys):
     files = [tmp_path / "a.json", tmp_path / "a.csv"]
     given = ["--ranks-per-host", "2", "--replication-factors", "0,.2", "--epochs", "2"]
     assert main(["analyze", str(root), *given, "--json", str(files[0]), "--csv", str(files[1])]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     figures = json.loads(files[0].read_text())
-    assert figures["ranks_by_host"] == [2, 2] and figures["parts"] == 4 and figures["schema"] == 1
-    expected = analyze_hosts(salientpp.load(root), ranks_per_host=2, replication_factors=[0, 0.2], epochs=2)
-    for result, stored in zip(expected.results, figures["results"], strict=True):
-        assert stored["fetched_once_rows"] == result.fetched_once_rows
-        assert stored["fetched_once_by_host"] == result.by_host([2, 2])
-    assert files[1].read_text().count("\n") == 3
-    for words in ("private caches", "one per host", "fetched once", "host 1", "cache per host"):
+    assert figures["ranks_by_host"] == [2, 2] and figures["parts"] == 4 and figures["schema"] == 2
+    batches, ways = Batches(epochs=2), Ways(replication_factors=[0, 0.2])
+    expected = analyze(salientpp.load(root), batches, ways, ranks_per_host=2)
+    assert figures["results"] == json.loads(json.dumps(expected.to_dict()["results"]))
+    assert files[1].read_text().count("\n") == 1 + len(expected.results)
+    for words in ("4 ranks (2 a host, 2 hosts) on 4 parts", "vip, private caches", "host 1", "cache per host"):
         assert words in shown
 
 
@@ -190,10 +183,6 @@ def test_the_command_places_parts_on_ranks(root, capsys):
     [
         (["--ranks-per-host", "0"], "--ranks-per-host must be >= 1, got 0"),
         (["--ranks-per-part", "2", "--parts-per-rank", "2"], "either several ranks share a part or a rank has several"),
-        (["--ranks-per-host", "2", "--disjoint"], "--ranks-per-host: counted for plain draws .*leave out --disjoint"),
-        (["--ranks-per-host", "2", "--policies", "degree"], "counted for --policies vip alone, got degree"),
-        (["--ranks-per-host", "2", "--plot", "a.png"], "there is no --plot of this"),
-        (["--ranks-per-host", "2", "--fanouts", "2", "--fanouts", "3"], "--fanouts must be given once, got 2 lists"),
         (["--ranks-per-host", "3"], "ranks_per_host must be >= 1 and divide the 4 ranks, got 3"),
     ],
 )

@@ -12,7 +12,8 @@ from one_process import typed_data
 
 import salientpp
 from salientpp import ops
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.cli import main
 from salientpp.sampling.schedule import batch_keys, order_key
 from salientpp.vip.policies import plan_cache
@@ -53,14 +54,14 @@ def _needs(part, rank: int, epochs: int, block: int, shared: bool) -> list[torch
 @pytest.mark.parametrize("lookahead", [1, 5, 17, "auto"])
 @pytest.mark.parametrize(("shared", "block"), [(None, 1), ("batch", 4)])
 def test_what_is_counted_is_what_the_planner_leaves(part, lookahead, shared, block):
-    options = dict(shared_draws=shared, draw_block=block, lookahead=lookahead)
-    analysis = analyze(part, replication_factors=ALPHAS, policies=["vip"], epochs=2, seed=3, **options)
-    static = {volume.replication_factor: volume for volume in analysis.results}
+    batches = Batches(epochs=2, seed=3, shared_draws=shared, draw_block=block)
+    analysis = analyze(part, batches, Ways(["vip"], ALPHAS, lookahead=lookahead))
+    static = {volume.replication_factor: volume for volume in analysis.of(way="cache")}
     for rank in range(2):
         needs = _needs(part, rank, 12, block, shared is not None)
         per_epoch = len(needs) // 12
         lists = [ops.code_ids(ids, 600) for ids in needs]
-        for found in analysis.lookahead:
+        for found in analysis.of(way="lookahead"):
             alpha = found.replication_factor
             members = plan_cache(part.vip(rank), part.book, rank, alpha)
             trial = Trial.of([lists[i] for i in Trial.batches(per_epoch)], 600)
@@ -71,76 +72,85 @@ def test_what_is_counted_is_what_the_planner_leaves(part, lookahead, shared, blo
             )  # fmt: skip
             if plan is None:
                 rows = sum(int((~torch.isin(ids, members)).sum()) for ids in needs[: 2 * per_epoch])
-                assert found.windows[rank] == 0 and found.slots[rank] == members.numel()
+                assert found.ahead.windows[rank] == 0 and found.ahead.slots[rank] == members.numel()
             else:
                 planner, rows = Planner(plan[0], part.vip(rank), plan[1]), 0
                 for ids in needs[: 2 * per_epoch]:
                     rows += planner.plan(ids, lambda own=planner: lists[own.known]).fetched_place.numel()
-                assert (found.windows[rank], found.slots[rank]) == (plan[0].window, plan[0].num_slots)
-            assert found.remote_rows_per_part[rank] == rows / 2
-    for found in analysis.lookahead:
-        assert found.refused is None
-        assert found.remote_rows_per_epoch == sum(found.remote_rows_per_part)
+                assert (found.ahead.windows[rank], found.ahead.slots[rank]) == (plan[0].window, plan[0].num_slots)
+            assert found.remote_rows_per_rank[rank] == rows / 2
+    for found in analysis.of(way="lookahead"):
+        assert found.ahead.refused is None
+        assert found.remote_rows_per_epoch == sum(found.remote_rows_per_rank)
         if found.replication_factor in (0.0, 4.0):  # nothing is to be gained
             assert found.remote_rows_per_epoch == static[found.replication_factor].remote_rows_per_epoch
-            assert found.windows == (0, 0)
+            assert found.ahead.windows == (0, 0)
         elif lookahead == "auto" and found.replication_factor == 0.3:
             assert found.remote_rows_per_epoch < static[found.replication_factor].remote_rows_per_epoch
 
 
+def test_a_wrong_window_is_refused_in_words(part):
+    with pytest.raises(ValueError, match="lookahead must be an integer in"):
+        analyze(part, Batches(epochs=1), Ways(lookahead=-1))
+
+
 def test_draws_that_agree_are_counted_as_they_are_drawn(part):
     analysis = analyze(
-        part, replication_factors=[0.3], policies=["vip"], epochs=2, seed=3, shared_draws="batch", draw_block=4
+        part,
+        Batches(epochs=2, seed=3, shared_draws="batch", draw_block=4),
+        Ways(replication_factors=[0.3], policies=["vip"]),
     )
-    (volume,) = analysis.results
+    (volume,) = analysis.of(way="cache")
     for rank in range(2):
         members = plan_cache(part.vip(rank), part.book, rank, 0.3)
         needs = _needs(part, rank, 2, 4, True)
-        assert volume.remote_rows_per_part[rank] == sum(int((~torch.isin(ids, members)).sum()) for ids in needs) / 2
+        assert volume.remote_rows_per_rank[rank] == sum(int((~torch.isin(ids, members)).sum()) for ids in needs) / 2
 
 
 def test_without_a_count_there_is_a_forecast(part):
-    options = dict(replication_factors=ALPHAS, policies=["vip"], epochs=1)
-    for analysis in (analyze(part, **options), analyze(part, predict_only=True, lookahead=4, **options)):
-        for found in analysis.lookahead:
-            assert found.remote_rows_per_epoch is None and found.best_share <= found.predicted_share + 0.02
-    counted = analyze(part, lookahead=4, **{**options, "epochs": 6})
-    rows = {volume.replication_factor: volume.remote_rows_per_epoch for volume in counted.results}
-    found = counted.lookahead[1]
-    assert found.predicted_share == pytest.approx(found.remote_rows_per_epoch / rows[0.3], abs=0.06)
-    assert counted.to_dict()["lookahead"][3]["reach"] is None  # everything fits, and JSON has no infinity
+    few = Batches(epochs=1)
+    for analysis in (
+        analyze(part, few, Ways(["vip"], ALPHAS)),
+        analyze(part, few, Ways(["vip"], ALPHAS, lookahead=4), predict_only=True),
+    ):
+        for found in analysis.of(way="lookahead"):
+            assert found.remote_rows_per_epoch is None and found.ahead.best_share <= found.ahead.predicted_share + 0.02
+    counted = analyze(part, Batches(epochs=6), Ways(["vip"], ALPHAS, lookahead=4))
+    rows = {volume.replication_factor: volume.remote_rows_per_epoch for volume in counted.of(way="cache")}
+    found = counted.of(way="lookahead")[1]
+    assert found.ahead.predicted_share == pytest.approx(found.remote_rows_per_epoch / rows[0.3], abs=0.06)
+    assert counted.to_dict()["results"][-1]["ahead"]["reach"] is None  # everything fits, and JSON has no infinity
 
 
 def test_a_window_that_eats_the_memory_is_said_and_not_counted(part):
-    small, large = analyze(part, replication_factors=[0.02, 0.8], policies=["vip"], epochs=1, lookahead=40).lookahead
-    assert "lookahead=40 needs" in small.refused and small.windows == (0, 0)
-    assert large.refused is None and large.windows == (40, 40)
+    small, large = analyze(
+        part, Batches(epochs=1), Ways(replication_factors=[0.02, 0.8], policies=["vip"], lookahead=40)
+    ).of(way="lookahead")
+    assert "lookahead=40 needs" in small.ahead.refused and small.ahead.windows == (0, 0)
+    assert large.ahead.refused is None and large.ahead.windows == (40, 40)
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"lookahead": -1}, "lookahead must be an integer in"),
         ({"shared_draws": "all"}, "shared_draws must be 'batch' or None, got 'all'"),
         ({"draw_block": 0}, "draw_block must be an integer >= 1"),
     ],
 )
 def test_wrong_draws_are_refused_in_words(part, options, text):
     with pytest.raises(ValueError, match=text):
-        analyze(part, epochs=1, **options)
+        analyze(part, Batches(epochs=1, **options))
 
 
 def test_where_batches_agree_in_blocks_the_forecast_is_a_share_of_what_was_counted(part):
     """Of a static cache's rows the probabilities are no measure there."""
-    options = dict(
-        replication_factors=[0.3, 0.8], policies=["vip"], epochs=2, seed=3, lookahead=4, shared_draws="batch"
-    )
-    analysis = analyze(part, draw_block=4, **options)
-    for volume, found in zip(analysis.results, analysis.lookahead):
+    batches = Batches(epochs=2, seed=3, shared_draws="batch", draw_block=4)
+    analysis = analyze(part, batches, Ways(["vip"], [0.3, 0.8], lookahead=4))
+    for volume, found in zip(analysis.of(way="cache"), analysis.of(way="lookahead")):
         # The ratio of the forecast's rows to the counted ones is that of the shares.
         counted_share = found.remote_rows_per_epoch / volume.remote_rows_per_epoch
-        assert 0.6 < found.predicted_share / counted_share < 1.6
-        assert found.best_share <= found.predicted_share + 0.02
+        assert 0.6 < found.ahead.predicted_share / counted_share < 1.6
+        assert found.ahead.best_share <= found.ahead.predicted_share + 0.02
 
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -162,17 +172,13 @@ def test_the_command_counts_what_is_known_ahead(part, tmp_path, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     expected = analyze(
         part,
-        replication_factors=[0.3, 0.8],
-        policies=["vip"],
-        epochs=1,
-        shared_draws="batch",
-        draw_block=4,
-        lookahead=4,
+        Batches(epochs=1, shared_draws="batch", draw_block=4),
+        Ways(replication_factors=[0.3, 0.8], policies=["vip"], lookahead=4),
     )
     written = json.loads((tmp_path / "a.json").read_text())
-    assert written["lookahead"] == json.loads(json.dumps(expected.to_dict()["lookahead"]))
-    assert written["draws"] == {"shared_draws": "batch", "draw_block": 4, "lookahead": 4}
-    rows = [ahead.remote_rows_per_epoch for ahead in expected.lookahead]
+    assert written["results"] == json.loads(json.dumps(expected.to_dict()["results"]))
+    assert {**written["draws"], "shared_draws": "batch", "draw_block": 4, "lookahead": 4} == written["draws"]
+    rows = [ahead.remote_rows_per_epoch for ahead in expected.of(way="lookahead")]
     share = rows[0] / expected.results[0].remote_rows_per_epoch
     assert f"counted {share:.3f}" in shown and "worth knowing, T*" in shown
 

@@ -19,7 +19,8 @@ from torch_geometric.utils import to_undirected
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.sampling.sampler import Sampler
 from salientpp.sampling.schedule import Schedule, batch_key
 from salientpp.vip.policies import POLICIES, plan_cache, score
@@ -113,9 +114,12 @@ def write(root: Path, kind: str, seed: int, num_parts: int) -> tuple[salientpp.P
 def counted(
     source: Data | salientpp.PartitionedGraph, fanouts: list[int], batch_size: int, **options
 ) -> dict[tuple[str, float], tuple]:
-    options = {"policies": sorted(POLICIES), "epochs": 1, "seed": 5, "replication_factors": ALPHAS, **options}
-    analysis = analyze(source, fanouts=[fanouts], batch_size=batch_size, **options)
-    return {(v.policy, v.replication_factor): v.remote_rows_per_part for v in analysis.results}
+    analysis = analyze(
+        source,
+        Batches(**{"epochs": 1, "seed": 5, **options}, num_neighbors=fanouts, batch_size=batch_size),
+        Ways(policies=sorted(POLICIES), replication_factors=ALPHAS),
+    )
+    return {(v.policy, v.replication_factor): v.remote_rows_per_rank for v in analysis.of(way="cache")}
 
 
 def fetched(
@@ -165,16 +169,12 @@ def test_the_analysis_in_memory_is_that_of_the_directory_that_partition_writes(t
         method = ("metis", "random")[seed // 2 % 2]
         alone = analyze(
             tied_data(kind, seed),
-            2,
+            Batches(num_neighbors=fanouts, batch_size=batch_size, epochs=1, seed=seed),
+            Ways(policies=sorted(POLICIES), replication_factors=ALPHAS),
+            parts=2,
             method=method,
-            fanouts=[fanouts],
-            batch_size=batch_size,
-            policies=sorted(POLICIES),
-            epochs=1,
-            seed=seed,
-            replication_factors=ALPHAS,
         )
-        rows = {(v.policy, v.replication_factor): v.remote_rows_per_part for v in alone.results}
+        rows = {(v.policy, v.replication_factor): v.remote_rows_per_rank for v in alone.of(way="cache")}
         assert rows == counted(part, fanouts, batch_size, seed=seed), (kind, seed)
 
 

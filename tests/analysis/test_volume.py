@@ -15,9 +15,8 @@ from torch_geometric.sampler import NegativeSampling
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.analysis.report import csv_text
-from salientpp.analysis.typed_volume import analyze_typed
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.cli import given_graph, main
 from salientpp.files import write_whole
 from salientpp.vip.policies import POLICIES, Workload, expected_remote_rows, plan_cache, score
@@ -52,26 +51,33 @@ def test_the_count_is_that_of_a_live_run_with_the_same_seed(tmp_path, num_parts,
     part = salientpp.partition(random_data(), num_parts, tmp_path / "parts", FANOUTS, BATCH)
     live = np.array(distributed.run(_live, num_parts, str(tmp_path / "parts"), policy))
     analysis = analyze(
-        part, fanouts=[FANOUTS], batch_size=BATCH, replication_factors=ALPHAS, policies=[policy], epochs=2, seed=5
+        part,
+        Batches(num_neighbors=FANOUTS, batch_size=BATCH, epochs=2, seed=5),
+        Ways(replication_factors=ALPHAS, policies=[policy]),
     )
-    counted = [volume for volume in analysis.results if volume.policy == policy]
+    counted = analysis.of(way="cache", policy=policy)
     for volume, by_rank in zip(counted, live.T):
-        assert list(np.array(volume.remote_rows_per_part) * 2) == by_rank.tolist()
+        assert list(np.array(volume.remote_rows_per_rank) * 2) == by_rank.tolist()
         assert volume.remote_rows_per_epoch * 2 == by_rank.sum()
 
 
 @pytest.fixture(scope="module")
 def small() -> tuple:
     data = random_data(num_vertices=600, num_edges=4000, seed=3)
-    return data, analyze(data, 3, fanouts=[FANOUTS, [2]], batch_size=BATCH, replication_factors=ALPHAS, epochs=4)
+    return data, analyze(
+        data,
+        [Batches(num_neighbors=own, batch_size=BATCH, epochs=4) for own in (FANOUTS, [2])],
+        Ways(replication_factors=ALPHAS),
+        parts=3,
+    )
 
 
 def test_no_static_cache_beats_the_oracle(small):
     _, analysis = small
-    for volume in analysis.results:
+    for volume in analysis.of(way="cache"):
         best = next(
             v
-            for v in analysis.results
+            for v in analysis.of(way="cache")
             if (v.fanouts, v.policy, v.replication_factor) == (volume.fanouts, "oracle", volume.replication_factor)
         )
         assert volume.remote_rows_per_epoch >= best.remote_rows_per_epoch
@@ -81,10 +87,12 @@ def test_no_static_cache_beats_the_oracle(small):
 def test_a_larger_cache_never_fetches_more_and_a_full_one_nothing(small):
     _, analysis = small
     for fanouts in ((5, 3, 2), (2,)):
-        for policy in {volume.policy for volume in analysis.results}:
-            rows = [v.remote_rows_per_epoch for v in analysis.results if (v.fanouts, v.policy) == (fanouts, policy)]
+        for policy in {volume.policy for volume in analysis.of(way="cache")}:
+            rows = [
+                v.remote_rows_per_epoch for v in analysis.of(way="cache") if (v.fanouts, v.policy) == (fanouts, policy)
+            ]
             assert rows == sorted(rows, reverse=True)
-            assert rows[0] == analysis.rows_without_cache[",".join(map(str, fanouts))]
+            assert rows[0] == analysis.of(fanouts=fanouts)[0].rows_without_cache
             if policy in ("vip", "random", "oracle"):
                 assert rows[-1] == 0
 
@@ -94,16 +102,13 @@ def test_the_forecast_is_the_sum_of_probabilities_of_uncached_remote_vertices(tm
     part = salientpp.partition(data, 2, tmp_path / "parts", FANOUTS, BATCH, seeds="all", split={})
     analysis = analyze(
         part,
-        fanouts=[FANOUTS],
-        batch_size=BATCH,
-        replication_factors=ALPHAS,
-        policies=["vip", "degree", "random"],
-        seeds="all",
+        Batches(num_neighbors=FANOUTS, batch_size=BATCH, seeds="all"),
+        Ways(replication_factors=ALPHAS, policies=["vip", "degree", "random"]),
         predict_only=True,
     )
     assert analysis.epochs == 0
     largest = max(part.book.size_of(0), part.book.size_of(1))
-    for volume in analysis.results:
+    for volume in analysis.of(way="cache"):
         assert volume.remote_rows_per_epoch is None and volume.calibrated_rows_per_epoch is None
         expected = 0.0
         for part_id in range(2):
@@ -119,7 +124,7 @@ def test_the_forecast_is_the_sum_of_probabilities_of_uncached_remote_vertices(tm
 
 def test_at_one_hop_the_forecast_is_right_and_the_calibration_agrees(small):
     _, analysis = small
-    for volume in analysis.results:
+    for volume in analysis.of(way="cache"):
         if volume.fanouts == (2,) and volume.policy == "vip" and volume.replication_factor < 1:
             spread = 6 * volume.remote_rows_std / 2 + 1  # 4 epochs
             assert abs(volume.predicted_rows_per_epoch - volume.remote_rows_per_epoch) < spread
@@ -132,7 +137,7 @@ def test_at_one_hop_the_forecast_is_right_and_the_calibration_agrees(small):
 def test_the_advice_is_consistent_with_the_table(small):
     _, analysis = small
     for recommendation in analysis.recommendations:
-        own = [v for v in analysis.results if v.fanouts == recommendation.fanouts and v.policy == "vip"]
+        own = [v for v in analysis.of(way="cache") if v.fanouts == recommendation.fanouts and v.policy == "vip"]
         chosen = next(v for v in own if v.replication_factor == recommendation.replication_factor)
         assert recommendation.remaining == pytest.approx(1 - chosen.reduction)
         least, most = own[0], own[-1]
@@ -153,28 +158,36 @@ def test_the_advice_is_consistent_with_the_table(small):
 def test_parts_without_seeds_are_analyzed():
     data = random_data()
     assignment = (~data.train_mask).long()  # part 0 has every training vertex
-    analysis = analyze(data, 2, method=assignment, fanouts=[FANOUTS], batch_size=BATCH, epochs=1)
-    volume = next(v for v in analysis.results if (v.policy, v.replication_factor) == ("vip", 0))
-    assert volume.remote_rows_per_part[0] > 0 and volume.remote_rows_per_part[1] == 0
+    analysis = analyze(data, Batches(num_neighbors=FANOUTS, batch_size=BATCH, epochs=1), parts=2, method=assignment)
+    volume = next(v for v in analysis.of(way="cache") if (v.policy, v.replication_factor) == ("vip", 0))
+    assert volume.remote_rows_per_rank[0] > 0 and volume.remote_rows_per_rank[1] == 0
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("batches", "ways", "options", "text"),
     [
-        ({"parts": None}, "parts must be given"),
-        ({"parts": 0}, "num_parts must be an integer >= 1, got 0"),
-        ({"policies": ["vip", "lru"]}, "policies must be among .*oracle, got 'lru'"),
-        ({"epochs": 0}, "epochs must be >= 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"fanouts": [[3, -3]]}, r"num_neighbors\[1\] must be an integer >= 0, or -1 for all neighbours, got -3"),
-        ({"fanouts": []}, "fanouts must hold at least one list"),
-        ({"replication_factors": [-1]}, "replication_factor must be >= 0"),
-        ({"seeds": "tests"}, "seeds must be 'all' or a split of the data"),
+        ({}, {}, {"parts": None}, "parts must be given"),
+        ({}, {}, {"parts": 0}, "num_parts must be an integer >= 1, got 0"),
+        ({}, {"policies": ["vip", "lru"]}, {}, "policies must be among .*oracle, got 'lru'"),
+        ({"epochs": 0}, {}, {}, "epochs must be >= 1, got 0"),
+        ({"batch_size": 0}, {}, {}, "batch_size must be >= 1, got 0"),
+        ({"num_neighbors": [3, -3]}, {}, {}, r"num_neighbors\[1\] must be an integer >= 0, or -1 for all neighbours, got -3"),
+        ({}, {"replication_factors": [-1]}, {}, "replication_factor must be >= 0"),
+        ({"seeds": "tests"}, {}, {}, "seeds must be 'all' or a split of the data"),
+        ({"disjoint": True}, {}, {}, "are counted on a dataset directory"),
+        ({}, {"lookahead": 2}, {"ranks_per_host": 2}, "lookahead, .* are counted for plain draws .* a rank per part and host"),
     ],
-)
-def test_wrong_arguments_are_refused(options, text):
+)  # fmt: skip
+def test_wrong_arguments_are_refused(batches, ways, options, text):
     with pytest.raises(ValueError, match=text):
-        analyze(random_data(), **{"parts": 2, **options})
+        analyze(random_data(), Batches(**batches), Ways(**ways), **{"parts": 2, **options})
+
+
+def test_batches_that_are_counted_together_differ_in_fanouts_alone():
+    with pytest.raises(ValueError, match="batches must hold at least one entry"):
+        analyze(random_data(), [], parts=2)
+    with pytest.raises(ValueError, match="batches may differ in num_neighbors alone, but differ in seed"):
+        analyze(random_data(), [Batches(), Batches(seed=1)], parts=2)
 
 
 def test_the_command_writes_what_it_shows(tmp_path, capsys):
@@ -205,7 +218,7 @@ def test_the_command_writes_what_it_shows(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "Fanouts [5, 3]" in text and "geometric mean" in text and "leaves" in text
     result = json.loads(out["json"].read_text())
-    assert (result["schema"], result["parts"], result["batch_size"], result["epochs"]) == (1, 2, 32, 2)
+    assert (result["schema"], result["parts"], result["batch_size"], result["epochs"]) == (2, 2, 32, 2)
     wanted = {
         "fanouts",
         "policy",
@@ -222,8 +235,8 @@ def test_the_command_writes_what_it_shows(tmp_path, capsys):
         "oracle-heldout",
     }
     lines = list(csv.DictReader(out["csv"].open()))
-    assert [float(line["remote_rows_per_epoch"]) for line in lines] == [
-        e["remote_rows_per_epoch"] for e in result["results"]
+    assert [line["remote_rows_per_epoch"] for line in lines] == [
+        "" if e["remote_rows_per_epoch"] is None else str(e["remote_rows_per_epoch"]) for e in result["results"]
     ]
 
 
@@ -285,7 +298,7 @@ def test_an_interrupt_leaves_the_files_of_before(tmp_path, capsys, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("salientpp.analysis.volume._analyze_part", interrupt)
+    monkeypatch.setattr("salientpp.analysis.analyze.dry", interrupt)
     command = [
         "analyze",
         "synthetic:num_vertices=1000",
@@ -348,14 +361,11 @@ def test_on_a_real_graph_vip_is_near_the_heldout_oracle_and_better_than_degree_a
     data = real_data("debian_full")
     analysis = analyze(
         data,
-        4,
-        fanouts=[[15, 10, 5]],
-        batch_size=256,
-        replication_factors=[0.16],
-        policies=["vip", "degree", "random", "oracle"],
-        epochs=20,
+        Batches(num_neighbors=[15, 10, 5], batch_size=256, epochs=20),
+        Ways(replication_factors=[0.16], policies=["vip", "degree", "random", "oracle"]),
+        parts=4,
     )
-    rows = {volume.policy: volume.remote_rows_per_epoch for volume in analysis.results}
+    rows = {volume.policy: volume.remote_rows_per_epoch for volume in analysis.of(way="cache")}
     assert rows["vip"] < rows["degree"] < rows["random"]
     assert rows["vip"] <= 1.05 * rows["oracle-heldout"]
 
@@ -366,13 +376,10 @@ def test_vip_edge_weights_lower_the_traffic_at_equal_balance():
     for method in ("metis", "metis-vip"):
         analysis = analyze(
             data,
-            4,
+            Batches(num_neighbors=[15, 10, 5], batch_size=256, epochs=2),
+            Ways(replication_factors=[0], policies=["vip"]),
+            parts=4,
             method=method,
-            fanouts=[[15, 10, 5]],
-            batch_size=256,
-            replication_factors=[0],
-            policies=["vip"],
-            epochs=2,
         )
         assert max(analysis.balance.values()) < 1.06
         rows[method] = analysis.results[0].remote_rows_per_epoch
@@ -381,7 +388,7 @@ def test_vip_edge_weights_lower_the_traffic_at_equal_balance():
 
 def test_csv_has_a_line_for_every_result(small):
     _, analysis = small
-    assert csv_text(analysis).count("\n") == 1 + len(analysis.results)
+    assert analysis.to_csv().count("\n") == 1 + len(analysis.results)
 
 
 # --- several types, times, weights, links ------------------------------------------------------------------
@@ -413,19 +420,23 @@ def test_the_command_counts_every_type_and_way_to_draw(typed_directory, tmp_path
     files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")]
     few = ["--epochs", "1", "--replication-factors", "0,0.3", "--policies", "vip,oracle"]
     assert main(["analyze", typed_directory, *few, *options, *files]) == 0
-    assert "Rows fetched per epoch by 2 machines" in capsys.readouterr().out
-    expected = analyze_typed(
-        salientpp.load(typed_directory), [3, 2], name=typed_directory, batch_size=8, replication_factors=[0, 0.3], policies=["vip", "oracle"],
-        epochs=1, seeds=seeds, **way,
-    )  # fmt: skip
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "paper, " in shown and "author" in shown and "feature rows fetched per epoch by 2 machines" in shown
+    expected = analyze(
+        salientpp.load(typed_directory),
+        Batches(num_neighbors=[3, 2], batch_size=8, epochs=1, seeds=seeds, **way),
+        Ways(replication_factors=[0, 0.3], policies=["vip", "oracle"]),
+        name=typed_directory,
+    )
     written = json.loads((tmp_path / "a.json").read_text())
     assert written["results"] == json.loads(json.dumps(expected.to_dict()))["results"]
-    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 4 * 3
-    for volume in expected.results:
-        assert volume.cache_bytes >= sum(
-            rows * expected.row_bytes[type_] / 2 for type_, rows in volume.cached_rows.items()
-        )
-    fetched = [volume.bytes_per_epoch for volume in expected.results]
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 6 * 3
+    fetched = []
+    for policy in ("vip", "oracle"):
+        for alpha in (0, 0.3):
+            volumes = expected.of(policy=policy, replication_factor=alpha)
+            assert volumes[0].cache_bytes >= sum(volume.cached_rows * volume.row_bytes / 2 for volume in volumes)
+            fetched.append(sum(volume.remote_bytes_per_epoch for volume in volumes))
     assert fetched[1] < fetched[0] == fetched[2] and fetched[3] <= fetched[1], (
         "no static cache is better than the oracle's"
     )
@@ -434,8 +445,7 @@ def test_the_command_counts_every_type_and_way_to_draw(typed_directory, tmp_path
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--plot", "p.png"], "--plot draws uniform draws from one type of vertices"),
-        (["--fanouts", "2", "--fanouts", "3"], "--fanouts must be given once for such batches, got 2 lists"),
+        (["--plot", "p.png"], "--plot draws the rows of one type of vertices"),
         (["--negatives", "binary"], "--negatives and --edge-label-time belong to --link"),
         (["--link", "a,b,c"], "edge_label_index of a graph with several types must be an edge type"),
         (["--link", "author,writes,paper", "--negatives", "few"], "--negatives must be binary or triplet"),

@@ -15,7 +15,8 @@ from torch_geometric.nn import GraphConv
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.datasets import convert, load_dataset
 
 PACKAGE = Path(salientpp.__file__).parent
@@ -162,9 +163,8 @@ WORK: dict[str, Callable[[Path, Any], Any]] = {
         torch.tensor([volume.remote_rows_per_epoch for volume in volumes], dtype=torch.float64, device="cpu")
         for volumes in [
             analyze(
-                made["data"], 2, method="random", fanouts=[[3, 2]], batch_size=8, replication_factors=[0.0, 0.3],
-                policies=["vip", "degree", "random", "oracle"], epochs=1, seeds="train", seed=0,
-            ).results
+                made["data"], Batches([3, 2], 8, "train", epochs=1), Ways(["vip", "degree", "random", "oracle"], [0.0, 0.3]), parts=2, method="random"
+            ).of(way="cache")
         ]
     ],
     "converted": lambda folder, made: (

@@ -18,7 +18,8 @@ from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
-from salientpp.analysis.typed_volume import analyze_typed
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.datasets import load_dataset
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.vip.policies import cache_bytes, plan_cache, plan_caches
@@ -495,14 +496,16 @@ def live_rows(rank: int, root: str, links: bool, epochs: int, alpha: float, give
 def test_the_analysis_counts_the_rows_that_a_run_fetches(tmp_path, links, seeds, sampling):
     root = tmp_path / "parts"
     salientpp.partition(homogeneous(), 2, root, FANOUTS, BATCH)
-    analysis = analyze_typed(
-        salientpp.load(root), FANOUTS, batch_size=BATCH, replication_factors=[0, 0.25], policies=["vip"], epochs=2, seeds=seeds,
-        link=links, seed=5, **sampling,
-    )  # fmt: skip
+    analysis = analyze(
+        salientpp.load(root),
+        Batches(num_neighbors=FANOUTS, batch_size=BATCH, epochs=2, seeds=seeds, link=links, seed=5, **sampling),
+        Ways(replication_factors=[0, 0.25], policies=["vip"]),
+    )
     given = {"edge_label_index" if links else "input_nodes": seeds, **sampling}
-    for volume in analysis.results:
+    for volume in analysis.of(way="cache"):
         live = distributed.run(live_rows, 2, str(root), links, 2, volume.replication_factor, given)
-        assert sum(of_rank[None] for of_rank in live) == 2 * volume.rows_per_epoch[""] > 0
+        assert [of_rank[None] for of_rank in live] == [2 * rows for rows in volume.remote_rows_per_rank]
+        assert volume.remote_rows_per_epoch > 0
 
 
 def live_typed_rows(
@@ -537,17 +540,20 @@ def live_typed_rows(
 def test_the_analysis_counts_the_rows_of_every_type_that_a_run_fetches(tmp_path, links, seeds, given):
     root = tmp_path / "parts"
     salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=("venue",))
-    analysis = analyze_typed(
-        salientpp.load(root), TYPED_FANOUTS, batch_size=BATCH, replication_factors=[0, 0.25], policies=["vip", "degree"], epochs=1,
-        seeds=seeds, link=links, seed=5, **given,
-    )  # fmt: skip
-    vip = [volume for volume in analysis.results if volume.policy == "vip"]
-    for volume in vip:
-        live = distributed.run(live_typed_rows, 2, str(root), volume.replication_factor, links, seeds, given)
-        for type_, rows in volume.rows_per_epoch.items():
-            assert sum(of_rank[type_] for of_rank in live) == rows
-        assert set(volume.rows_per_epoch) == {"paper", "author"} and sum(volume.rows_per_epoch.values()) > 0
-    assert vip[1].bytes_per_epoch < vip[0].bytes_per_epoch
+    analysis = analyze(
+        salientpp.load(root),
+        Batches(num_neighbors=TYPED_FANOUTS, batch_size=BATCH, epochs=1, seeds=seeds, link=links, seed=5, **given),
+        Ways(replication_factors=[0, 0.25], policies=["vip", "degree"]),
+    )
+    num_bytes = []
+    for alpha in (0, 0.25):
+        vip = analysis.of(policy="vip", replication_factor=alpha)
+        live = distributed.run(live_typed_rows, 2, str(root), alpha, links, seeds, given)
+        for volume in vip:
+            assert tuple(of_rank[volume.vertex_type] for of_rank in live) == volume.remote_rows_per_rank
+        assert [volume.vertex_type for volume in vip] == ["paper", "author"]
+        num_bytes.append(sum(volume.remote_bytes_per_epoch for volume in vip))
+    assert 0 < num_bytes[1] < num_bytes[0]
 
 
 WRITES = ("author", "writes", "paper")

@@ -20,7 +20,8 @@ from graphs import random_data
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 
 FANOUTS, BATCH, ALPHA, SEED = [5, 3, 2], 5, 0.2, 7
 CUT_TIMEOUT = 5  # seconds that ranks wait for one whose link is cut
@@ -86,14 +87,10 @@ def test_over_a_slow_link_batches_are_the_same_and_communication_is_what_was_pre
     assert slow == distributed.run(_digests, 3, root)
     predicted = analyze(
         salientpp.load(root),
-        fanouts=[FANOUTS],
-        batch_size=BATCH,
-        replication_factors=[ALPHA],
-        policies=["vip"],
-        epochs=2,
-        seed=SEED,
+        Batches(num_neighbors=FANOUTS, batch_size=BATCH, epochs=2, seed=SEED),
+        Ways(replication_factors=[ALPHA], policies=["vip"]),
     )
-    assert [rows for _, rows in slow] == [2 * rows for rows in predicted.results[0].remote_rows_per_part]
+    assert [rows for _, rows in slow] == [2 * rows for rows in predicted.results[0].remote_rows_per_rank]
 
 
 def _until_cut(

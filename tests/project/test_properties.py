@@ -26,7 +26,8 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp import Graph, NeighborLoader, ops
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.sampler import Sampler
 from salientpp.sampling.schedule import batch_key
@@ -379,7 +380,7 @@ def test_a_fanout_that_is_none_is_refused_by_name_wherever_it_is_given(tmp_path,
         lambda fanouts: salientpp.inclusion_probability(Graph.from_data(data), torch.tensor([0]), fanouts, 1),
         lambda fanouts: NeighborLoader(data, fanouts),
         lambda fanouts: salientpp.partition(data, 1, tmp_path / "d", fanouts, 1),
-        lambda fanouts: analyze(data, 1, fanouts=[fanouts]),
+        lambda fanouts: analyze(data, Batches(num_neighbors=fanouts), parts=1),
     ):
         with pytest.raises(ValueError, match=r"num_neighbors\[1\] must be"):
             use([1, fanout])
@@ -645,17 +646,16 @@ def test_the_analysis_of_any_small_graph_counts_what_batches_read(data):
     fanouts, batch_size = data.draw(few_fanouts), data.draw(st.integers(1, 5))
     analysis = analyze(
         whole,
-        num_parts,
+        Batches(num_neighbors=fanouts, batch_size=batch_size, epochs=2, seed=1),
+        Ways(
+            replication_factors=[0, 0.5, 20],
+            policies=["vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"],
+        ),
+        parts=num_parts,
         method="random",
-        fanouts=[fanouts],
-        batch_size=batch_size,
-        replication_factors=[0, 0.5, 20],
-        epochs=2,
-        policies=["vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"],
-        seed=1,
     )
     rows_by_policy: dict[str, list[float]] = {}
-    for volume in analysis.results:
+    for volume in analysis.of(way="cache"):
         assert volume.remote_rows_per_epoch >= 0
         assert volume.predicted_rows_per_epoch is None or volume.predicted_rows_per_epoch >= 0
         rows_by_policy.setdefault(volume.policy, []).append(volume.remote_rows_per_epoch)

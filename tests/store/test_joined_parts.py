@@ -17,7 +17,8 @@ from one_process import TYPED_FANOUTS, typed_data
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.local_copy import copy_to_disk
 from salientpp.store.rows import JoinedRows, take_rows
@@ -210,8 +211,8 @@ def test_caches_and_tiers_change_no_batch_and_counts_are_those_of_the_analysis(r
     assert [each["part"] for each in bare] == [
         (rank, offsets, view.split("train", rank).tolist()) for rank in range(world)
     ]
-    analysis = analyze(view, replication_factors=[0, 0.3], policies=["vip"], epochs=1, seed=7)
-    counted = {volume.replication_factor: list(volume.remote_rows_per_part) for volume in analysis.results}
+    analysis = analyze(view, Batches(epochs=1, seed=7), Ways(replication_factors=[0, 0.3], policies=["vip"]))
+    counted = {volume.replication_factor: list(volume.remote_rows_per_rank) for volume in analysis.of(way="cache")}
     assert [each["remote"] for each in bare] == counted[0.0]
     for options in (
         {"replication_factor": 0.3, "depth": 1},

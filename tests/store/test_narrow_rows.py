@@ -19,8 +19,8 @@ from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.analysis.typed_volume import analyze_typed
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.cli import main
 from salientpp.fullgraph import local
 from salientpp.store.directory.files import DatasetError
@@ -206,18 +206,21 @@ def test_rows_of_several_types_are_narrow_by_type(tmp_path):
             widened(typed_data()), 2, tmp_path / name, TYPED_FANOUTS, 8, seeds=("paper", "train"), replicate=("venue",), store_as=given
         )  # fmt: skip
     assert all(distributed.run(_typed, 2, str(tmp_path / "wide"), str(tmp_path / "narrow")))
-    counted = analyze_typed(
-        salientpp.load(tmp_path / "narrow"), TYPED_FANOUTS, batch_size=8, replication_factors=[0], policies=["vip"], epochs=1, seeds=("paper", "train")
-    )  # fmt: skip
+    counted = analyze(
+        salientpp.load(tmp_path / "narrow"),
+        Batches(num_neighbors=TYPED_FANOUTS, batch_size=8, epochs=1, seeds=("paper", "train")),
+        Ways(replication_factors=[0], policies=["vip"]),
+    )
     assert counted.row_bytes == {"paper": 32, "author": 20, "venue": 32}
     sent: dict[Any, str] = {"x": "int8", ("author", "x"): "int4"}
-    counted = analyze_typed(
-        salientpp.load(tmp_path / "wide"), TYPED_FANOUTS, batch_size=8, replication_factors=[0.3], policies=["vip"], epochs=1,
-        seeds=("paper", "train"), seed=1, send_as=sent
-    )  # fmt: skip
+    counted = analyze(
+        salientpp.load(tmp_path / "wide"),
+        Batches(num_neighbors=TYPED_FANOUTS, batch_size=8, epochs=1, seeds=("paper", "train"), seed=1),
+        Ways(replication_factors=[0.3], policies=["vip"], send_as=sent),
+    )
     assert counted.row_bytes == {"paper": 32, "author": 20, "venue": 96}  # what every part has whole does not travel
     live = distributed.run(_received_of_types, 2, str(tmp_path / "wide"), sent)
-    assert sum(live) == counted.results[0].bytes_per_epoch > 0
+    assert sum(live) == sum(volume.remote_bytes_per_epoch for volume in counted.results) > 0
 
 
 # --- what else reads rows ---------------------------------------------------------------------------------
@@ -247,7 +250,9 @@ def test_a_directory_with_narrow_rows_reads_as_one_of_what_is_read_back(roots, t
     assert file.stat().st_size == 128 + len(own) * row_bytes
     both = salientpp.load(roots / "narrow").joined((0, 2), 0)
     assert torch.equal(both.node_rows()["x"], recoded(data.x, "int8/16")[both.original_id(torch.arange(300))])
-    assert analyze(part.whole, epochs=1, replication_factors=[0.1], policies=["vip"]).row_bytes == row_bytes
+    assert analyze(part.whole, Batches(epochs=1), Ways(replication_factors=[0.1], policies=["vip"])).row_bytes == {
+        "": row_bytes
+    }
 
 
 def test_the_manifest_says_what_was_lost(roots):
@@ -333,11 +338,13 @@ def test_the_bytes_that_are_counted_are_those_that_come(roots):
     counted = []
     for root, send_as in zip(directories, SENT):
         analysis = analyze(
-            salientpp.load(root), epochs=1, replication_factors=[0.3], policies=["vip"], seed=3, lookahead=3, send_as=send_as
-        )  # fmt: skip
-        counted += [analysis.results[0].remote_bytes_per_epoch, analysis.lookahead[0].remote_bytes_per_epoch]
-        assert analysis.row_bytes == (64 if root.endswith("narrow") or send_as else 37 * 4)
-        assert analysis.send_as == (None if send_as is None else "int8/16")
+            salientpp.load(root),
+            Batches(epochs=1, seed=3),
+            Ways(replication_factors=[0.3], policies=["vip"], lookahead=3, send_as=send_as),
+        )
+        counted += [analysis.results[0].remote_bytes_per_epoch, analysis.of(way="lookahead")[0].remote_bytes_per_epoch]
+        assert analysis.row_bytes == {"": 64 if root.endswith("narrow") or send_as else 37 * 4}
+        assert analysis.send_as == send_as
     assert live == counted
     assert counted[0] * 64 == counted[2] * 37 * 4 and counted[2:4] == counted[4:]
 
@@ -348,8 +355,9 @@ def test_the_command_counts_bytes_of_rows_that_are_sent_narrower(roots, tmp_path
     shown = capsys.readouterr().out
     written = json.loads((tmp_path / "a.json").read_text())
     assert "64 bytes per row sent as int8/16" in shown and "bytes a step" in shown
-    assert written["row_bytes"] == 64 and written["send_as"] == "int8/16" and written["steps_per_epoch"] > 0
-    for volume in written["results"]:
+    assert written["row_bytes"] == {"": 64} and written["send_as"] == {"x": "int8/16"}
+    assert written["steps_per_epoch"] > 0
+    for volume in written["results"][:2]:
         assert volume["remote_bytes_per_epoch"] == 64 * volume["remote_rows_per_epoch"] > 0
 
 

@@ -15,7 +15,7 @@ import torch.profiler._cupti_monitor
 import torch_geometric.loader
 import torch_geometric.nn
 
-import salientpp.analysis.host_volume
+import salientpp.analysis.analyze
 import salientpp.cli.description
 import salientpp.cli.given_graph
 import salientpp.cli.progress

@@ -21,7 +21,8 @@ from shared_blocks import blocks_of, mapping
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.analysis.host_volume import analyze_hosts
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.ranks import shared_memory as shared
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.placement import Placement
@@ -135,10 +136,14 @@ def count(rank: int, root: str, hosts: list[int], alpha: float) -> int:
 def test_what_was_fetched_is_what_the_analysis_says(roots, hosts, alpha):
     num_parts, per_host = HOSTS[hosts]
     live = distributed.run(count, sum(per_host), roots[num_parts], per_host, alpha)
-    said = analyze_hosts(
-        salientpp.load(roots[num_parts]), ranks=sum(per_host), ranks_per_host=per_host, replication_factors=[alpha], epochs=1, seed=5
-    ).results[0]  # fmt: skip
-    assert said.shared_by_rank == tuple(live)  # law 4
+    said = analyze(
+        salientpp.load(roots[num_parts]),
+        Batches(epochs=1, seed=5),
+        Ways(replication_factors=[alpha]),
+        ranks=sum(per_host),
+        ranks_per_host=per_host,
+    ).results[0]
+    assert said.remote_rows_per_rank == tuple(live)  # law 4
 
 
 def everything(batch: Any) -> Any:

@@ -15,7 +15,8 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.store.fetch import Packed
 from salientpp.ways.lookahead.way import Lookahead, LookaheadCache
 
@@ -84,19 +85,17 @@ def test_batches_are_the_same_and_what_is_fetched_is_what_is_counted(root, optio
     part = salientpp.load(root)
     analysis = analyze(
         part,
-        replication_factors=[alpha],
-        policies=["vip"],
-        epochs=epochs,
-        seed=3,
-        batch_size=BATCH,
-        lookahead=lookahead,
+        Batches(epochs=epochs, seed=3, batch_size=BATCH),
+        Ways(replication_factors=[alpha], policies=["vip"], lookahead=lookahead),
     )
     for rank, (remote, cached, _) in enumerate(found):
-        assert remote == analysis.lookahead[0].remote_rows_per_part[rank] * epochs
-        assert analysis.lookahead[0].windows[rank] > 0
+        assert remote == analysis.of(way="lookahead")[0].remote_rows_per_rank[rank] * epochs
+        assert analysis.of(way="lookahead")[0].ahead.windows[rank] > 0
         assert cached > 0
     assert [rows[0] for rows in static] == list(
-        analyze(part, replication_factors=[alpha], policies=["vip"], epochs=1, seed=3).results[0].remote_rows_per_part
+        analyze(part, Batches(epochs=1, seed=3), Ways(replication_factors=[alpha], policies=["vip"]))
+        .results[0]
+        .remote_rows_per_rank
     )
     if options.get("lookahead") == "auto":
         assert sum(rows[0] for rows in found) < epochs * sum(rows[0] for rows in static)
@@ -140,9 +139,11 @@ def test_three_ranks_and_draws_that_agree_are_counted_too(root, lookahead):
     options = {"shared_draws": "batch", "draw_block": 4, "num_workers": 1, "lookahead": lookahead}
     found = distributed.run(_alike, 3, root, options)
     analysis = analyze(
-        salientpp.load(root), replication_factors=[0.3], policies=["vip"], epochs=2, seed=3, lookahead=lookahead, shared_draws="batch", draw_block=4
-    )  # fmt: skip
-    assert [2 * rows for rows in analysis.lookahead[0].remote_rows_per_part] == found
+        salientpp.load(root),
+        Batches(epochs=2, seed=3, shared_draws="batch", draw_block=4),
+        Ways(replication_factors=[0.3], policies=["vip"], lookahead=lookahead),
+    )
+    assert [2 * rows for rows in analysis.of(way="lookahead")[0].remote_rows_per_rank] == found
 
 
 def _alike(rank: int, root: str, options: dict[str, Any]) -> int:

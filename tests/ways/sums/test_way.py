@@ -18,7 +18,8 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, GraphSAGE, 
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
-from salientpp.analysis.volume import analyze
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
 from salientpp.nn import merge_partial
 from salientpp.store.fetch import Packed
 from salientpp.ways.sums.way import Partial, SumsOfRows
@@ -378,17 +379,24 @@ def test_what_is_fetched_is_what_the_analysis_counts(roots, parts, options):
     found = distributed.run(check_counts, parts, roots[parts], options)
     draws = {name: options[name] for name in ("shared_draws", "draw_block") if name in options}
     analysis = analyze(
-        salientpp.load(roots[parts]), replication_factors=[alpha], policies=["vip"], epochs=2, seed=3, fanouts=[[5, 4]], batch_size=BATCH, partial=True, **draws
-    )  # fmt: skip
-    (volume,) = analysis.partial
-    assert volume.auto == (True,) * parts
-    assert [rows for rows, _, _, _ in found] == [2 * rows for rows in volume.rows_per_part]
-    assert [sums for _, sums, _, _ in found] == [2 * sums for sums in volume.sums_per_part]
+        salientpp.load(roots[parts]),
+        Batches(epochs=2, seed=3, num_neighbors=[5, 4], batch_size=BATCH, **draws),
+        Ways(replication_factors=[alpha], policies=["vip"], sums=True),
+    )
+    (volume,) = analysis.of(way="sums")
+    summed = volume.summed
+    assert summed.auto == (True,) * parts
+    assert [rows for rows, _, _, _ in found] == [2 * rows for rows in volume.remote_rows_per_rank]
+    assert [sums for _, sums, _, _ in found] == [2 * sums for sums in summed.sums_per_rank]
     rows, sums, sources, asked = (sum(of_rank) for of_rank in zip(*found))
-    assert asked == sums and sources == 2 * volume.sources_per_epoch
-    assert volume.bytes_per_epoch * 2 == 8 * WIDTH * (rows + sums) + 4 * (rows + sums + sources)
-    assert volume.bytes_without == (8 * WIDTH + 4) * analysis.results[0].remote_rows_per_epoch
-    assert volume.share < 1 and analysis.to_dict()["partial"][0]["share"] == volume.share
+    assert asked == sums and sources == 2 * summed.sources_per_epoch
+    assert (
+        volume.remote_bytes_per_epoch * 2
+        == summed.bytes_with * 2
+        == 8 * WIDTH * (rows + sums) + 4 * (rows + sums + sources)
+    )
+    assert summed.bytes_without == (8 * WIDTH + 4) * analysis.results[0].remote_rows_per_epoch
+    assert summed.share < 1 and analysis.to_dict()["results"][-1]["summed"]["share"] == summed.share
 
 
 def check_copied(rank: int, root: str, beta: float) -> tuple[int, ...]:
@@ -404,14 +412,16 @@ def check_copied(rank: int, root: str, beta: float) -> tuple[int, ...]:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_what_is_copied_to_devices_is_what_the_analysis_counts(roots, parts):
     analysis = analyze(
-        salientpp.load(roots[parts]), replication_factors=[0], policies=["vip"], epochs=2, seed=3, fanouts=[[5, 4]], batch_size=BATCH, partial=True
-    )  # fmt: skip
-    for copies in analysis.partial_copies:
-        found = distributed.run(check_copied, parts, roots[parts], copies.device_rows)
+        salientpp.load(roots[parts]),
+        Batches(epochs=2, seed=3, num_neighbors=[5, 4], batch_size=BATCH),
+        Ways(replication_factors=[0], policies=["vip"], sums=True),
+    )
+    for copies in analysis.copies:
+        found = distributed.run(check_copied, parts, roots[parts], copies.gpu_fraction)
         counted = copies.rows_without, copies.rows_per_epoch, copies.sums_per_epoch, copies.sources_per_epoch
         assert [sum(of_rank) for of_rank in zip(*found)] == [2 * count for count in counted]
         assert copies.auto == (True,) * parts and copies.share < 1
-    assert [copies.device_rows for copies in analysis.partial_copies] == [0, 0.04, 0.2]
+    assert [copies.gpu_fraction for copies in analysis.copies] == [0, 0.04, 0.2]
 
 
 def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
@@ -420,9 +430,11 @@ def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
     data.x = torch.zeros(2000, 1, dtype=torch.float16)
     salientpp.partition(data, 2, tmp_path / "parts", [5, 4], BATCH)
     analysis = analyze(
-        salientpp.load(tmp_path / "parts"), replication_factors=[0], policies=["vip"], epochs=2, seed=3, partial=True
+        salientpp.load(tmp_path / "parts"),
+        Batches(epochs=2, seed=3),
+        Ways(replication_factors=[0], policies=["vip"], sums=True),
     )
-    assert analysis.partial[0].auto == (False, False)
+    assert analysis.of(way="sums")[0].summed.auto == (False, False)
     for _, sums, sources, _ in distributed.run(
         check_counts, 2, str(tmp_path / "parts"), {"partial_aggregation": "auto"}
     ):

@@ -1,0 +1,154 @@
+"""Says which batches an analysis counts: their seeds, their draws, and how many epochs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch_geometric.sampler import NegativeSampling
+
+from salientpp.graph.csc import Graph
+from salientpp.graph.typed import TypedGraph
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.vip.inclusion import check_batch_size, check_fanouts
+
+#: Upper bound on counted epochs.
+MOST_EPOCHS = 1_000_000
+
+#: The fields of :class:`Batches` that say how neighbours and negative examples are drawn.
+_DRAWS = (
+    "shared_draws", "draw_block", "replace", "disjoint", "time_attr", "temporal_strategy", "weight_attr", "neg_sampling", "edge_label_time"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a job, as the loaders' arguments of these names describe them.
+
+    Attributes:
+        num_neighbors, batch_size, seeds: None: what the dataset directory was ordered for; of a graph in memory 15, 10, 5, batches of 1024 and 'train'.
+            ``seeds`` is the name of a split or 'all', what ``input_nodes`` takes where vertices have several types, or ``edge_label_index`` with ``link``.
+        epochs: to count, from the first one on.
+        seed: of the batches, and of the partition of a graph in memory.
+        link: seeds are edges.
+        shared_draws, draw_block, replace, disjoint, time_attr, temporal_strategy, weight_attr, neg_sampling, edge_label_time: how batches are drawn.
+    """
+
+    num_neighbors: Any = None
+    batch_size: int | None = None
+    seeds: Any = None
+    epochs: int = 10
+    seed: int = 0
+    link: bool = False
+    shared_draws: str | None = None
+    draw_block: int = 1
+    replace: bool = False
+    disjoint: bool = False
+    time_attr: str | None = None
+    temporal_strategy: str = "uniform"
+    weight_attr: str | None = None
+    neg_sampling: NegativeSampling | str | None = None
+    edge_label_time: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Vertices are seeds, and draws are uniform: the forecasts of one type of vertices hold."""
+        changed = (self.link, self.replace, self.disjoint, self.time_attr, self.weight_attr, self.neg_sampling)
+        return not any(changed) and self.temporal_strategy == "uniform"
+
+    @property
+    def negatives(self) -> NegativeSampling | None:
+        return None if self.neg_sampling is None else NegativeSampling.cast(self.neg_sampling)
+
+    @property
+    def fanouts(self) -> tuple[Any, ...]:
+        """``num_neighbors``, or those of each type of edges where they differ."""
+        if not isinstance(self.num_neighbors, Mapping):
+            return tuple(self.num_neighbors)
+        each = list(dict.fromkeys(map(tuple, self.num_neighbors.values())))
+        return each[0] if len(each) == 1 else tuple(each)
+
+    def filled(self, data: Any) -> Batches:
+        """The same with what nobody has said, checked.
+
+        Raises:
+            ValueError: a value is wrong.
+        """
+        num_neighbors: Any = [15, 10, 5]
+        seeds: Any = "train"
+        batch_size = 1024
+        if isinstance(data, PartitionedGraph):
+            stored = data.description
+            num_neighbors, seeds = stored.num_neighbors[0], stored.seeds[1]
+            batch_size = stored.batch_size
+            if data.is_hetero:
+                num_neighbors = dict(zip(data.edge_types, stored.num_neighbors))
+                seeds = stored.seeds
+        self.check()
+        num_neighbors = num_neighbors if self.num_neighbors is None else self.num_neighbors
+        return replace(
+            self,
+            num_neighbors=num_neighbors if isinstance(num_neighbors, Mapping) else check_fanouts(num_neighbors),
+            batch_size=batch_size if self.batch_size is None else self.batch_size,
+            seeds=("all" if self.link else seeds) if self.seeds is None else self.seeds,
+        )
+
+    def check(self) -> None:
+        """Raise ValueError for what is wrong whatever the graph is."""
+        if self.num_neighbors is not None and not isinstance(self.num_neighbors, Mapping):
+            check_fanouts(self.num_neighbors)
+        if self.batch_size is not None:
+            check_batch_size(self.batch_size)
+        if self.epochs < 1:
+            raise ValueError(f"epochs must be >= 1, got {self.epochs}")
+        if self.epochs > MOST_EPOCHS:
+            raise ValueError(
+                f"epochs must be at most {MOST_EPOCHS:,}, got {self.epochs}: counts are kept for each; ten are enough for most graphs"
+            )
+        if self.shared_draws not in (None, "batch"):
+            raise ValueError(f"shared_draws must be 'batch' or None, got {self.shared_draws!r}")
+        block = self.draw_block
+        if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+            raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {block!r}")
+
+    def sampler(self, graph: Graph | TypedGraph) -> NeighborSampler:
+        """The loaders' sampler for these batches."""
+        return NeighborSampler.of(
+            graph,
+            self.num_neighbors,
+            replace=self.replace,
+            disjoint=self.disjoint,
+            temporal_strategy=self.temporal_strategy,
+            shared_draws=self.shared_draws,  # type: ignore[arg-type]  # checked
+        )
+
+    def draws(self) -> dict[str, Any]:
+        """How batches are drawn, as JSON values."""
+        negatives = self.negatives
+        text = None if negatives is None else f"{negatives.mode.value} {negatives.amount:g}"
+        return {**{name: getattr(self, name) for name in _DRAWS}, "neg_sampling": text}
+
+    def words_of_seeds(self) -> str:
+        if isinstance(self.seeds, str) and not self.link:
+            return self.seeds
+        return f"{'edges' if self.link else 'vertices'} {self.seeds!r}"
+
+
+def one_or_several(batches: Batches | Sequence[Batches], data: Any) -> list[Batches]:
+    """The batches to count, filled.
+
+    Raises:
+        ValueError: there are none, or they differ in more than ``num_neighbors``.
+    """
+    several = [each.filled(data) for each in ([batches] if isinstance(batches, Batches) else batches)]
+    if not several:
+        raise ValueError("batches must hold at least one entry")
+    for each in several:
+        differing = [
+            entry.name for entry in fields(each) if getattr(each, entry.name) != getattr(several[0], entry.name)
+        ]
+        if set(differing) - {"num_neighbors"}:
+            raise ValueError(f"batches may differ in num_neighbors alone, but differ in {', '.join(differing)}")
+    return several
