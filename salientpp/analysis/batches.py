@@ -146,9 +146,7 @@ def one_or_several(batches: Batches | Sequence[Batches], data: Any) -> list[Batc
     if not several:
         raise ValueError("batches must hold at least one entry")
     for each in several:
-        differing = [
-            entry.name for entry in fields(each) if getattr(each, entry.name) != getattr(several[0], entry.name)
-        ]
-        if set(differing) - {"num_neighbors"}:
-            raise ValueError(f"batches may differ in num_neighbors alone, but differ in {', '.join(differing)}")
+        names = [field.name for field in fields(each) if getattr(each, field.name) != getattr(several[0], field.name)]
+        if set(names) - {"num_neighbors"}:
+            raise ValueError(f"batches may differ in num_neighbors alone, but differ in {', '.join(names)}")
     return several
