@@ -80,9 +80,10 @@ class Lookahead:
             self._members.append(own)
             self._plans.append(plan)
             self._refused.append(words)
-        self._planners = [None if plan is None else Planner(plan[0], scores, plan[1]) for plan in self._plans]
-        self._outside = []
-        for own in self._members:
+        self._planners: list[Planner | None] = []
+        self._outside: list[Tensor] = []
+        for own, plan in zip(self._members, self._plans) if epochs else ():
+            self._planners.append(None if plan is None else Planner(plan[0], scores, plan[1]))
             self._outside.append(torch.ones(book.num_vertices, dtype=torch.bool, device="cpu"))
             self._outside[-1][own] = False
         windows = [0 if plan is None else group_of(plan[0].window) + plan[0].window for plan in self._plans]
