@@ -21,8 +21,9 @@ from salientpp.analysis.advice import DeviceRows, Recommendation, advise
 from salientpp.analysis.batches import Batches, one_or_several
 from salientpp.analysis.caches import CACHE, LEARNED, Accesses, Caches, Probabilities, check_policies, other_accesses
 from salientpp.analysis.dry import DryBatch, Rank, dry, in_order
-from salientpp.analysis.placed import MOST_RANKS, Job, Track, Unparted, no_track, open_graph, placed
+from salientpp.analysis.placed import MOST_RANKS, Job, Unparted, open_graph, placed
 from salientpp.analysis.result import Analysis, Copies, Volume, word_of_type
+from salientpp.progress import Progress
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.policies import cache_bytes, cache_capacity, check_replication_factor
 from salientpp.ways.lookahead.planner import Window, check_lookahead
@@ -77,7 +78,7 @@ def analyze(
     ranks_per_host: int | Sequence[int] = 1,
     predict_only: bool = False,
     name: str = "graph",
-    track: Track = no_track,
+    progress: Progress | None = None,
 ) -> Analysis:
     """Count and forecast the rows that cross the network per epoch.
 
@@ -92,11 +93,12 @@ def analyze(
         ranks_per_host: of every host, or a number for each. The ranks of a host have one cache; a cache for each rank is counted too.
         predict_only: no sampling, VIP's forecast alone.
         name: of the dataset, for the report.
-        track: see :data:`~salientpp.analysis.placed.Track`.
+        progress: told of each step.
 
     Raises:
         ValueError: an argument is wrong; nothing was computed.
     """
+    progress = progress or Progress()
     several, ways = (
         one_or_several(Batches() if batches is None else batches, data),
         (ways or Ways()).checked(predict_only),
@@ -109,11 +111,11 @@ def analyze(
     if ranks is not None or num_parts <= MOST_RANKS:
         placed(ranks, num_parts, ranks_per_host)  # what does not fit is said before the graph is partitioned
     del data  # a caller who keeps no reference either has the memory back
-    parted = source.parted(method, several[0], track) if isinstance(source, Unparted) else source
+    parted = source.parted(method, several[0], progress) if isinstance(source, Unparted) else source
     del source
     placements = placed(ranks, num_parts, ranks_per_host)
     job = Job.of(parted, placements)
-    found = [_Count(job, each, ways, policies, 0 if predict_only else each.epochs, track) for each in several]
+    found = [_Count(job, each, ways, policies, 0 if predict_only else each.epochs, progress) for each in several]
     for count in found:
         count.run()
     first, graph = several[0], parted
@@ -177,10 +179,10 @@ class _Count:
     """Counts one kind of batches for all ranks of a job."""
 
     def __init__(
-        self, job: Job, batches: Batches, ways: Ways, policies: Sequence[str], epochs: int, track: Track
+        self, job: Job, batches: Batches, ways: Ways, policies: Sequence[str], epochs: int, progress: Progress
     ) -> None:
         self.job, self.batches, self._ways, self._policies = job, batches, ways, policies
-        self.epochs, self._track, self.alphas = epochs, track, ways.alphas
+        self.epochs, self._progress, self.alphas = epochs, progress, ways.alphas
         self.widths = {type_: job.graph.row_bytes[type_] for type_ in job.held}
         self._title = ",".join(map(str, batches.fanouts))
         self.ranks = job.ranks(batches)
@@ -197,7 +199,7 @@ class _Count:
             )
 
     def run(self) -> None:
-        self._track(f"{self._title}: inclusion probabilities", 1)
+        self._progress.begin(f"{self._title}: inclusion probabilities")
         known = Probabilities.of(self.job, self.batches, self.ranks)
         caches = Caches(known, self.widths, self._policies, self.alphas, self.epochs)
         windows: list[list[ahead.Known]] = []
@@ -211,8 +213,8 @@ class _Count:
                 windows += [each.found() for each in consumers if isinstance(each, ahead.Lookahead)]
                 summed += [each.finished() for each in consumers if isinstance(each, sums.Sums)]
                 others += [self._other_epochs(rank)] if "oracle-heldout" in self._policies else []
-            on_policy = self._track(f"{self._title}: host {self._of(host.start)}, policies", len(self._policies))
-            caches.count(host, accesses, others, on_policy)
+            self._progress.begin(f"{self._title}: host {self._of(host.start)}", len(self._policies), "policies")
+            caches.count(host, accesses, others, self._progress.advance)
         for way, policy in caches.left:
             self.volumes += _volumes(self, caches, way, policy)
         if self._is_plain:
@@ -240,19 +242,18 @@ class _Count:
         """Draw the rank's epochs once, for all consumers."""
         edges = any(consumer.edges for consumer in consumers)
         for epoch in range(self.epochs):
-            on_batch = self._track(
-                f"{self._title}: rank {self._of(rank.number)}, epoch {epoch}", rank.schedule.num_batches
-            )
+            step = f"{self._title}: rank {self._of(rank.number)}, epoch {epoch}"
+            self._progress.begin(step, rank.schedule.num_batches, "batches")
             drawn = dry(rank, epoch, edges=edges)
             for measured in in_order(lambda batch: [each.measure(batch) for each in consumers], drawn):
                 for consumer, own in zip(consumers, measured):
                     consumer.add(epoch, own)
-                on_batch()
+                self._progress.advance()
 
     def _other_epochs(self, rank: Rank) -> dict[str | None, np.ndarray]:
         total = self.epochs * -(-rank.num_seeds // rank.schedule.batch_size)
-        on_batch = self._track(f"{self._title}: rank {self._of(rank.number)}, held-out epochs", total)
-        return other_accesses(self.job, rank, self.epochs, on_batch)
+        self._progress.begin(f"{self._title}: rank {self._of(rank.number)}, held-out epochs", total, "batches")
+        return other_accesses(self.job, rank, self.epochs, self._progress.advance)
 
     def _advise(self, known: Probabilities) -> None:
         own = [volume for volume in self.volumes if (volume.way, volume.policy) == (CACHE, "vip")]

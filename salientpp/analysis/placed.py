@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from salientpp.analysis.dry import Rank
 from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
 from salientpp.partitioning.numbering import assign_for, choose_method, lay_out, relabel
+from salientpp.progress import Progress
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.schedule import Schedule, share_size
@@ -28,13 +29,6 @@ from salientpp.vip.policies import Workload
 
 #: Upper bound on ranks that are given; each is counted by itself.
 MOST_RANKS = 1024
-
-#: Called with (what, total steps) before a long step; returns a function to call after each of them.
-Track = Callable[[str, int], Callable[[], None]]
-
-
-def no_track(what: str, total: int) -> Callable[[], None]:
-    return lambda: None
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,12 +132,12 @@ class Unparted:
     row_bytes: int
     parts: int
 
-    def parted(self, method: str | Tensor, batches: Batches, track: Track) -> Parted:
+    def parted(self, method: str | Tensor, batches: Batches, progress: Progress) -> Parted:
         """Partition in memory, for these batches."""
         # METIS lets no other Python thread run, so a clock on the screen stands still with it.
         method = choose_method(method, self.graph.num_edges)
         is_metis = isinstance(method, str) and method.startswith("metis")
-        track("partitioning (METIS stops the clock)" if is_metis else "partitioning", 1)
+        progress.begin("partitioning (METIS stops the clock)" if is_metis else "partitioning")
         graph, chosen, fanouts, batch_size = self.graph, self.seeds, batches.num_neighbors, batches.batch_size
         assert batch_size is not None  # filled
         assigned = assign_for(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ from salientpp.files import write_whole
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from salientpp.analysis.volume import Analysis, Draws
+    from salientpp.analysis.analyze import Ways
+    from salientpp.analysis.batches import Batches
     from salientpp.store.directory.opened import PartitionedGraph
 
 #: What --policies may name beside the oracle: the keys of salientpp.vip.policies.POLICIES, which takes seconds to import.
@@ -108,8 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group(
         "hosts with several ranks, ranks with several parts",
-        "With one of these, rows from other hosts are counted for the policy vip: with private caches, with one cache per host, and with each row fetched "
-        "once per host and step.",
+        "With one of these, rows from other hosts are counted: with private caches and with one cache per host.",
     )
     hosts.add_argument("--ranks-per-host", type=int, metavar="R", help="ranks of a host (1)")
     hosts.add_argument(
@@ -162,9 +163,10 @@ def _add_ways_to_draw(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from salientpp.analysis.volume import Draws
-    from salientpp.cli.given_graph import method_of
-    from salientpp.cli.progress import warnings_in_lines
+    from salientpp.analysis import report
+    from salientpp.analysis.analyze import analyze
+    from salientpp.cli.given_graph import homogeneous_graph_of, method_of
+    from salientpp.cli.progress import shown_progress, warnings_in_lines
     from salientpp.store.directory.load import load
 
     with warnings_in_lines("analyze"):
@@ -174,30 +176,137 @@ def run(arguments: argparse.Namespace) -> int:
         is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
         if arguments.parts is None and not is_directory:
             raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
-        draws = Draws(
-            arguments.shared_draws, 1 if arguments.draw_block is None else arguments.draw_block, arguments.lookahead
-        ).checked()
-        hosts, agreeing, ways = (_given(arguments, names) for names in (HOSTS, AGREEING, WAYS_TO_DRAW))
-        if agreeing and (hosts or ways):
-            raise ValueError(
-                f"{', '.join(agreeing)}: counted for plain draws and a rank per machine; leave out {', '.join([*hosts, *ways])}"
+        batches, ways = _batches(arguments), _ways(arguments)
+        with shown_progress(lines=False) as progress:
+            progress.begin("loading")
+            graph: list[Any] = (
+                [load(arguments.dataset), "auto"] if is_directory else homogeneous_graph_of(arguments, method)
             )
-        if hosts:
-            return _analyze_hosts(arguments, method, is_directory)
-        if is_directory:
-            part = load(arguments.dataset)
-            if part.is_hetero and agreeing:
-                raise ValueError(
-                    f"{', '.join(agreeing)}: counted for one type of vertices, and {arguments.dataset} has several; leave it out, and see what "
-                    "a loader with it fetches: loader.stats().by_type after an epoch, on as many ranks as there are parts, which may all be on this machine"
-                )
-            if part.is_hetero or ways:
-                return _analyze_typed(arguments, part)
-        elif ways:
-            raise ValueError(
-                f"{', '.join(ways)}: such batches are counted on a dataset directory; write one with `salientpp partition` first"
+            if is_directory and graph[0].is_hetero:
+                _check_types(arguments)
+                if arguments.link is None:
+                    batches = [replace(each, seeds=_typed_seeds(arguments.seeds, graph[0])) for each in batches]
+            placing = _placing(arguments, graph[0].num_parts if is_directory else arguments.parts)
+            analysis = analyze(
+                # No name for it here: the analysis frees what it does not need.
+                graph.pop(0),
+                batches,
+                ways,
+                parts=arguments.parts,
+                method=graph.pop(),
+                predict_only=arguments.predict_only,
+                name=arguments.dataset,
+                progress=progress,
+                **placing,
             )
-        return _analyze_volume(arguments, method, is_directory, draws)
+        write = {
+            "json": lambda path: _write_json(path, analysis.to_dict()),
+            "csv": lambda path: write_whole(path, lambda file: file.write(analysis.to_csv().encode())),
+            "plot": lambda path: report.plot(analysis, path),
+        }
+        return _show_analysis(arguments, write, report.shown(analysis))
+
+
+def _batches(arguments: argparse.Namespace) -> list[Batches]:
+    """What to count, as far as it can be said before the graph is there."""
+    from torch_geometric.sampler import NegativeSampling
+
+    from salientpp.analysis.batches import Batches
+
+    draws, agreeing = _given(arguments, WAYS_TO_DRAW), _given(arguments, AGREEING)
+    others = [*_given(arguments, HOSTS), *draws]
+    if agreeing and others:
+        raise ValueError(
+            f"{', '.join(agreeing)}: counted for plain draws and a rank per machine; leave out {', '.join(others)}"
+        )
+    is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
+    if draws and not is_directory:
+        raise ValueError(
+            f"{', '.join(draws)}: such batches are counted on a dataset directory; write one with `salientpp partition` first"
+        )
+    is_link = arguments.link is not None
+    if not is_link and (arguments.negatives or arguments.edge_label_time):
+        raise ValueError("--negatives and --edge-label-time belong to --link; pass it too")
+    negatives, seeds = None, arguments.seeds
+    if arguments.negatives:
+        mode, _, amount = arguments.negatives.partition(":")
+        try:
+            negatives = NegativeSampling(mode, float(amount) if amount else 1)
+        except ValueError as error:
+            raise ValueError(f"--negatives must be binary or triplet, and an amount after a colon ({error})") from None
+    if is_link:
+        split = (seeds or "").rpartition(":")[2]
+        seeds = (tuple(arguments.link.split(",")), split or None) if arguments.link else split or "all"
+    batches = Batches(
+        batch_size=arguments.batch_size,
+        seeds=seeds,
+        epochs=arguments.epochs,
+        seed=arguments.seed,
+        link=is_link,
+        shared_draws=arguments.shared_draws,
+        draw_block=1 if arguments.draw_block is None else arguments.draw_block,
+        replace=arguments.replace,
+        disjoint=arguments.disjoint,
+        time_attr=arguments.time_attr,
+        temporal_strategy="last" if arguments.last else "uniform",
+        weight_attr=arguments.weight_attr,
+        neg_sampling=negatives,
+        edge_label_time=arguments.edge_label_time,
+    )
+    several = [replace(batches, num_neighbors=fanouts) for fanouts in arguments.fanouts or [None]]
+    for each in several:
+        each.check()
+    return several
+
+
+def _typed_seeds(given: str | None, part: PartitionedGraph) -> tuple[Any, str]:
+    """--seeds of several types of vertices: a type, a split, or both."""
+    type_, colon, split = (given or "").rpartition(":")
+    stored = part.description.seeds
+    return (type_ if colon else stored[0], split or stored[1])
+
+
+def _check_types(arguments: argparse.Namespace) -> None:
+    """Refuse what is counted for one type of vertices alone."""
+    agreeing = _given(arguments, AGREEING)
+    if agreeing:
+        raise ValueError(
+            f"{', '.join(agreeing)}: counted for one type of vertices, and {arguments.dataset} has several; leave it out, and see what a loader with it "
+            "fetches: loader.stats().by_type after an epoch, on as many ranks as there are parts, which may all be on this machine"
+        )
+    if arguments.plot is not None:
+        raise ValueError(
+            "--plot draws the rows of one type of vertices; leave it out, --json and --csv have all figures"
+        )
+
+
+def _ways(arguments: argparse.Namespace) -> Ways:
+    from salientpp.analysis.analyze import Ways
+    from salientpp.analysis.caches import check_policies
+
+    ways = Ways(
+        arguments.policies, arguments.replication_factors, arguments.lookahead, bool(arguments.partial), dict(arguments.send_as or ()) or None
+    )  # fmt: skip
+    check_policies(ways.policies, arguments.predict_only, False)
+    return ways.checked(arguments.predict_only)
+
+
+def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, int]:
+    """How many ranks there are, and how many of them each host has."""
+    given = _given(arguments, HOSTS)
+    for option in given:
+        value = getattr(arguments, option[2:].replace("-", "_"))
+        if value < 1:
+            raise ValueError(f"{option} must be >= 1, got {value}")
+    per_part, per_rank = arguments.ranks_per_part or 1, arguments.parts_per_rank or 1
+    if per_part > 1 and per_rank > 1:
+        raise ValueError(
+            f"either several ranks share a part or a rank has several, got --ranks-per-part {per_part} and --parts-per-rank {per_rank}"
+        )
+    if not given:
+        return {}
+    ranks = num_parts * per_part if per_part > 1 else -(-num_parts // per_rank)
+    return {"ranks": ranks, "ranks_per_host": arguments.ranks_per_host or 1}
 
 
 def _files(arguments: argparse.Namespace) -> dict[str, Path]:
@@ -213,86 +322,6 @@ def _check_files(arguments: argparse.Namespace) -> None:
         if arguments.plot.suffix.lower() not in (".png", ".svg"):
             raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
         check_matplotlib()
-
-
-def _analyze_volume(arguments: argparse.Namespace, method: Any, is_directory: bool, draws: Draws) -> int:
-    """Count plain draws from one type of vertices."""
-    from salientpp.analysis import report
-    from salientpp.analysis.volume import DEFAULT_POLICIES, analyze, check_request
-    from salientpp.cli.progress import progress
-
-    policies = list(DEFAULT_POLICIES) if arguments.policies is None else arguments.policies
-    check_request(
-        arguments.fanouts or [[1]],
-        1 if arguments.batch_size is None else arguments.batch_size,
-        arguments.replication_factors,
-        policies,
-        arguments.epochs,
-        arguments.predict_only,
-    )
-    with progress() as track:
-        graph = _graph(arguments, method, is_directory)
-        analysis = analyze(
-            # No name for it here: the analysis frees what it does not need.
-            graph.pop(0),
-            arguments.parts,
-            name=arguments.dataset,
-            method=graph.pop(),
-            fanouts=arguments.fanouts,
-            batch_size=arguments.batch_size,
-            replication_factors=arguments.replication_factors,
-            policies=policies,
-            epochs=arguments.epochs,
-            seeds=arguments.seeds,
-            seed=arguments.seed,
-            predict_only=arguments.predict_only,
-            shared_draws=draws.shared_draws,
-            draw_block=draws.draw_block,
-            lookahead=draws.lookahead,
-            send_as=dict(arguments.send_as or ()) or None,
-            partial=bool(arguments.partial),
-            track=track,
-        )
-    return _show_analysis(
-        arguments,
-        {
-            "json": lambda path: _write_json(path, analysis.to_dict()),
-            "csv": lambda path: write_whole(path, lambda file: file.write(report.csv_text(analysis).encode())),
-            "plot": lambda path: report.plot(analysis, path),
-        },
-        _lines(analysis),
-    )
-
-
-def _lines(analysis: Analysis) -> list[RenderableType]:
-    from salientpp.analysis import report
-
-    lines: list[RenderableType] = [
-        f"{analysis.num_vertices:,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, "
-        f"{analysis.row_bytes:,} bytes per row" + (f" sent as {analysis.send_as}" if analysis.send_as else "")
-    ]
-    for fanouts in dict.fromkeys(volume.fanouts for volume in analysis.results):
-        lines += [
-            report.volume_table(analysis, fanouts),
-            report.lookahead_table(analysis, fanouts),
-            *([report.partial_table(analysis, fanouts)] if analysis.partial else []),
-            report.device_table(analysis, fanouts),
-            *([report.partial_copies_table(analysis, fanouts)] if analysis.partial else []),
-        ]
-    if len(analysis.recommendations) > 1:
-        lines.append(report.mean_table(analysis))
-    lines += map(str, analysis.recommendations)
-    lines += report.lookahead_advice(analysis)
-    lines += report.partial_advice(analysis)
-    return lines
-
-
-def _graph(arguments: argparse.Namespace, method: Any, is_directory: bool) -> list[Any]:
-    """The dataset directory or the graph, and the method."""
-    from salientpp.cli.given_graph import homogeneous_graph_of
-    from salientpp.store.directory.load import load
-
-    return [load(arguments.dataset), "auto"] if is_directory else homogeneous_graph_of(arguments, method)
 
 
 def _write_json(path: Path, figures: dict[str, Any]) -> None:
@@ -326,126 +355,6 @@ def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
     values = {name: getattr(arguments, name) for name in names}
     # A 0 was given, and equals False.
     return [f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False]
-
-
-def _analyze_hosts(arguments: argparse.Namespace, method: Any, is_directory: bool) -> int:
-    """Count rows from other hosts."""
-    from salientpp.analysis.host_volume import analyze_hosts
-    from salientpp.analysis.report import host_table
-    from salientpp.cli.progress import progress
-
-    given = " and ".join(_given(arguments, HOSTS))
-    if ways := _given(arguments, WAYS_TO_DRAW):
-        raise ValueError(f"{given}: counted for plain draws from one type of vertices; leave out {', '.join(ways)}")
-    if arguments.plot is not None:
-        raise ValueError(f"{given}: there is no --plot of this; --json and --csv have all figures")
-    if arguments.policies not in (None, ["vip"]):
-        raise ValueError(f"{given}: counted for --policies vip alone, got {','.join(arguments.policies)}")
-    if len(arguments.fanouts or ()) > 1:
-        raise ValueError(f"{given}: --fanouts must be given once, got {len(arguments.fanouts)} lists")
-    for option in _given(arguments, HOSTS):
-        if (value := getattr(arguments, option[2:].replace("-", "_"))) < 1:
-            raise ValueError(f"{option} must be >= 1, got {value}")
-    per_part, per_rank = arguments.ranks_per_part or 1, arguments.parts_per_rank or 1
-    if per_part > 1 and per_rank > 1:
-        raise ValueError(
-            f"either several ranks share a part or a rank has several, got --ranks-per-part {per_part} and --parts-per-rank {per_rank}"
-        )
-    with progress() as track:
-        graph = _graph(arguments, method, is_directory)
-        num_parts = graph[0].num_parts if is_directory else arguments.parts
-        counted = analyze_hosts(
-            graph.pop(0),
-            arguments.parts,
-            ranks=num_parts * per_part if per_part > 1 else -(-num_parts // per_rank),
-            ranks_per_host=arguments.ranks_per_host or 1,
-            name=arguments.dataset,
-            method=graph.pop(),
-            fanouts=arguments.fanouts[0] if arguments.fanouts else None,
-            batch_size=arguments.batch_size,
-            replication_factors=arguments.replication_factors,
-            epochs=arguments.epochs,
-            seeds=arguments.seeds,
-            seed=arguments.seed,
-            predict_only=arguments.predict_only,
-            send_as=dict(arguments.send_as or ()) or None,
-            track=track,
-        )
-    return _show_analysis(
-        arguments,
-        {
-            "json": lambda path: _write_json(path, counted.to_dict()),
-            "csv": lambda path: write_whole(path, lambda file: file.write(counted.to_csv().encode())),
-        },
-        [host_table(counted)],
-    )
-
-
-def _analyze_typed(arguments: argparse.Namespace, part: PartitionedGraph) -> int:
-    """Count rows type by type."""
-    from torch_geometric.sampler import NegativeSampling
-
-    from salientpp.analysis.typed_volume import analyze_typed, typed_csv, typed_table
-    from salientpp.cli.progress import progress
-
-    if arguments.plot is not None:
-        raise ValueError(
-            "--plot draws uniform draws from one type of vertices; leave it out, --json and --csv have all figures"
-        )
-    if len(arguments.fanouts or ()) > 1:
-        raise ValueError(f"--fanouts must be given once for such batches, got {len(arguments.fanouts)} lists")
-    is_link = arguments.link is not None
-    if not is_link and (arguments.negatives or arguments.edge_label_time):
-        raise ValueError("--negatives and --edge-label-time belong to --link; pass it too")
-    stored = part.description
-    type_, colon, split = (arguments.seeds or "").rpartition(":")
-    seeds: Any
-    if is_link:
-        edge_type = tuple(arguments.link.split(",")) if arguments.link else None
-        seeds = split or "all" if edge_type is None else (edge_type, split or None)
-    elif part.is_hetero:
-        seeds = (type_ if colon else stored.seeds[0], split or stored.seeds[1])
-    else:
-        seeds = split or stored.seeds[1]
-    fanouts: Any = arguments.fanouts[0] if arguments.fanouts else dict(zip(part.edge_types, stored.num_neighbors))
-    negatives = None
-    if arguments.negatives:
-        mode, _, amount = arguments.negatives.partition(":")
-        try:
-            negatives = NegativeSampling(mode, float(amount) if amount else 1)
-        except ValueError as error:
-            raise ValueError(f"--negatives must be binary or triplet, and an amount after a colon ({error})") from None
-    with progress() as track:
-        counted = analyze_typed(
-            part,
-            fanouts if part.is_hetero or arguments.fanouts else stored.num_neighbors[0],
-            name=arguments.dataset,
-            batch_size=stored.batch_size if arguments.batch_size is None else arguments.batch_size,
-            replication_factors=arguments.replication_factors,
-            policies=["vip", "degree", "random", "oracle"] if arguments.policies is None else arguments.policies,
-            epochs=arguments.epochs,
-            seeds=seeds,
-            link=is_link,
-            neg_sampling=negatives,
-            seed=arguments.seed,
-            predict_only=arguments.predict_only,
-            send_as=dict(arguments.send_as or ()) or None,
-            track=track,
-            time_attr=arguments.time_attr,
-            weight_attr=arguments.weight_attr,
-            disjoint=arguments.disjoint,
-            replace=arguments.replace,
-            temporal_strategy="last" if arguments.last else "uniform",
-            edge_label_time=arguments.edge_label_time,
-        )
-    return _show_analysis(
-        arguments,
-        {
-            "json": lambda path: _write_json(path, counted.to_dict()),
-            "csv": lambda path: write_whole(path, lambda file: file.write(typed_csv(counted).encode())),
-        },
-        [typed_table(counted)],
-    )
 
 
 def _lookahead(text: str) -> int | str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -18,7 +17,6 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from salientpp.analysis.volume import Track
 from salientpp.cli import terminal
 from salientpp.progress import Progress
 
@@ -31,41 +29,19 @@ def warnings_in_lines(command: str) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def progress() -> Iterator[Track]:
-    """A bar on the screen, and what starts it anew for every step."""
-    screen = Console(stderr=True)
-    with Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    ) as progress:
-        bar = progress.add_task("")
-
-        def track(what: str, total: int) -> Callable[[], None]:
-            progress.reset(bar, description=what, total=max(1, total))
-            return lambda: progress.advance(bar)
-
-        track("loading", 1)
-        yield track
-
-
 class Shown(Progress):
     """Shows each step in a line on stderr, and on a terminal a bar for the present one with its rate and the time left."""
 
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
+    def __init__(self, bar: Bar, lines: bool) -> None:
+        self._bar, self._lines = bar, lines
         self._task = bar.add_task("", amount="")
         self._started = time.perf_counter()
 
     def begin(self, step: str, total: int = 0, unit: str = "") -> None:
         super().begin(step, total, unit)
         self._begun = time.perf_counter()
-        terminal.complain(f"{self._begun - self._started:7.1f} s  {step}")
+        if self._lines:
+            terminal.complain(f"{self._begun - self._started:7.1f} s  {step}")
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(terminal.printable(step), total=total or None, amount="")
 
@@ -76,8 +52,12 @@ class Shown(Progress):
 
 
 @contextlib.contextmanager
-def shown_progress() -> Iterator[Progress]:
-    """The progress of a subcommand, on stderr."""
+def shown_progress(lines: bool = True) -> Iterator[Progress]:
+    """The progress of a subcommand, on stderr.
+
+    Args:
+        lines: show a line for each step, beside the bar.
+    """
     screen = Console(stderr=True)
     with Bar(
         TextColumn("{task.description}", markup=False),
@@ -91,4 +71,4 @@ def shown_progress() -> Iterator[Progress]:
         transient=True,
         disable=not screen.is_terminal,
     ) as bar:
-        yield Shown(bar)
+        yield Shown(bar, lines)

@@ -98,17 +98,18 @@ def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir
     assert cli.main([*call, "--partial", "--json", str(tmp_path / "a.json")]) == 0
     shown, figures = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
     assert "sums in the place of rows" in shown and "partial_aggregation leaves" in shown
-    bare, cached = figures["partial"]
-    assert (
-        bare["replication_factor"] == 0 and cached["bytes_per_epoch"] < bare["bytes_per_epoch"] < bare["bytes_without"]
-    )
-    assert bare["bytes_without"] == figures["results"][0]["remote_rows_per_epoch"] * (figures["row_bytes"] + 4)
-    whole, some, _ = figures["partial_copies"]
+    bare, cached = (volume for volume in figures["results"] if volume["way"] == "sums")
+    assert bare["replication_factor"] == 0
+    assert cached["remote_bytes_per_epoch"] < bare["remote_bytes_per_epoch"] < bare["summed"]["bytes_without"]
+    without = figures["results"][0]["remote_rows_per_epoch"] * (figures["row_bytes"][""] + 4)
+    assert bare["summed"]["bytes_without"] == without
+    whole, some, _ = figures["copies"]
     assert "rows and sums, of rows without" in shown
     assert whole["gpu_fraction"] == 0 and some["rows_without"] < whole["rows_without"] and whole["share"] < 1
     assert cli.main([*call, "--json", str(tmp_path / "b.json")]) == 0
     without = json.loads((tmp_path / "b.json").read_text())
-    assert without["partial"] == without["partial_copies"] == [] and "sums" not in capsys.readouterr().out
+    ways = {volume["way"] for volume in without["results"]}
+    assert "sums" not in ways and without["copies"] == [] and "sums" not in capsys.readouterr().out
     assert cli.main([*call, "--partial", "--predict-only"]) == 2
     assert "leave predict_only out" in capsys.readouterr().err
     assert cli.main([*call, "--partial", "--send-as", "x=int8"]) == 2
