@@ -28,7 +28,7 @@ from salientpp.analysis.placed import InMemory, Unparted, no_track, open_graph
 from salientpp.datasets import load_dataset
 from salientpp.sampling.sampler import Sampler
 from salientpp.store.tiers import Tier, Tiers
-from salientpp.ways.sums.fetch import sums_of
+from salientpp.ways.sums.moved import sums_of
 from salientpp.ways.sums.plan import Wire
 
 FANOUTS = [[25], [15, 10], [15, 10, 5]]

@@ -17,6 +17,8 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
+from salientpp.analysis.dry import dry
+from salientpp.analysis.placed import Job, open_graph, placed
 from salientpp.cli import given_graph, main
 from salientpp.files import write_whole
 from salientpp.vip.policies import POLICIES, Workload, expected_remote_rows, plan_cache, score
@@ -463,3 +465,20 @@ def test_mistakes_in_ways_to_draw_are_one_line(typed_directory, capsys, options,
 def test_ways_to_draw_are_for_dataset_directories(capsys):
     assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--disjoint"]) == 2
     assert "--disjoint: such batches are counted on a dataset directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("draws", [{}, {"disjoint": True}, {"time_attr": "time"}], ids=str)
+def test_a_dry_batch_names_each_row_once_that_its_host_lacks_whatever_else_is_drawn(typed_directory, draws):
+    part = salientpp.load(typed_directory)
+    batches = Batches(epochs=1, **draws).filled(part)
+    job = Job.of(open_graph(part, None, batches), placed(None, 2))
+    for rank in job.ranks(batches):
+        plain, whole = list(dry(rank, 0)), list(dry(rank, 0, edges=True))
+        assert len(plain) == len(whole) == rank.schedule.num_batches > 1
+        (alone,) = dry(rank, 0, only=[1])
+        for type_, (begin, end) in rank.held.items():
+            for one, other in zip(plain, whole):
+                ids = one.remote[type_].tolist()
+                expected = {v for v in other.drawn.node[type_].tolist() if not begin <= v < end}
+                assert len(ids) == len(set(ids)) and set(ids) == expected == set(other.remote[type_].tolist())
+            assert set(alone.remote[type_].tolist()) == set(plain[1].remote[type_].tolist())

@@ -57,7 +57,7 @@ _VIEWS = frozenset({"view", "reshape", "view_as"})
 class Delivered:
     """
     Attributes:
-        partial: the batch's :class:`~salientpp.ways.sums.stages.Partial`.
+        partial: the batch's :class:`~salientpp.ways.sums.way.Partial`.
         hops: of the sampler, and so the most layers that may stand between ``x`` and the seeds.
         seeds: number of the batch's first vertices, whose outputs are right.
         num_nodes: vertices of the batch.
