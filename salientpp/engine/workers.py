@@ -42,11 +42,14 @@ class SamplingWorkers:
         number: of threads; 0: the caller's.
         source: what draws.
         transform: called with what was drawn; None: nothing.
+
+    Attributes:
+        transform: as given; it may be set later.
     """
 
     def __init__(self, number: int, source: BatchSource, transform: MfgTransform | None) -> None:
         self._threads = Threads(number, "salientpp-sample") if number else None
-        self._source, self._transform = source, transform
+        self._source, self.transform = source, transform
         self._initialiser: _OncePerThread | None = None
 
     def initialise(self, function: Callable[[int], None], anew: bool) -> None:
@@ -84,8 +87,8 @@ class SamplingWorkers:
     def prepare(self, index: int, mfg: Any, num_seeds: int, maker: Maker) -> Any:
         """What a request hands on, of a batch that was drawn."""
         metadata = mfg.metadata
-        if self._transform is not None:
-            mfg = self._transform(mfg)
+        if self.transform is not None:
+            mfg = self.transform(mfg)
             mfg.metadata = metadata if mfg.metadata is None else mfg.metadata
         permutation = self._source.sampler.edge_permutation
         if permutation is not None:

@@ -339,6 +339,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             raise ValueError(
                 "the metadata of what was sampled must begin with the ids of the seeds (input_id), as collate_fn of PyG's loaders leaves them"
             )
+        self.engine.producer.workers.transform = self.transform_sampler_output
         # Of an epoch of hooks no pipeline counts.
         batch = self.engine.producer.batch_of(mfg, len(input_id), counts=self._has_hooks)
         return batch if self._finishing is None else self._finishing(batch)
@@ -423,6 +424,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
                 raise
         if self.worker_init_fn is not None:
             self.engine.producer.workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
+        self.engine.producer.workers.transform = self.transform_sampler_output  # which the user may have set since
         by_hand = self._through_hooks if self._has_hooks else None  # then filter_fn is where the batch is finished
         with self.engine.lock:
             run = self.engine.run(place.epoch, place.resume, None if by_hand else self._finishing, by_hand)

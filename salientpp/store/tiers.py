@@ -184,12 +184,13 @@ class Tiers:
         """These tiers and a copy on ``device`` of the rows ``ids``, ascending local ids int64, of all attributes but those for seeds."""
         if not ids.numel():
             return self
+        members = IdSet.of(ids, self.book.size_of(self.part_id))
         rows = {
             name: TensorRows(take_rows(source, ids).to(device))
             for name, source in self.home.rows.items()
             if name not in seeds_only
         }
-        near = Tier("gpu", IdSet.of(ids, self.book.size_of(self.part_id)), rows, True, "gpu")
+        near = Tier("gpu", members, rows, True, "gpu")
         return dataclasses.replace(self, near=[*self.near, near])
 
     @property

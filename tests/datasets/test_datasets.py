@@ -525,7 +525,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(pt, tmp_path, legac
 def test_the_advice_for_a_file_that_needs_more_is_right(pt, tmp_path):
     with pytest.raises(ValueError) as error:
         load_dataset(pt(small_data(extra=OfTheUser())))
-    assert "(test_datasets.OfTheUser)" in str(error.value)
+    assert f"({OfTheUser.__module__}.OfTheUser)" in str(error.value)
     advice = re.search("in Python: (.*?)[.] Or", str(error.value))[1].replace(
         "'new.pt'", repr(str(tmp_path / "new.pt"))
     )

@@ -16,7 +16,7 @@ from graphs import random_data
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.fullgraph import local
-from salientpp.loader import batch_loader as loader_module
+from salientpp.loader import construction
 from salientpp.ranks import greeting
 from salientpp.ranks.greeting import DifferentVersions, check_names, describe_difference
 
@@ -165,13 +165,13 @@ def test_a_rank_that_hosts_the_store_stays_until_all_know_of_different_versions(
 
 def _know_more(rank: int, root: str) -> str:
     if rank == 1:
-        exchange = loader_module.exchange_facts
+        exchange = construction.exchange_facts
 
         def with_a_new_option(comm, facts, error):
             facts.same["new_option"] = True
             return exchange(comm, facts, error)
 
-        loader_module.exchange_facts = with_a_new_option
+        construction.exchange_facts = with_a_new_option
     try:
         _make("loader", root)
     except RuntimeError as error:

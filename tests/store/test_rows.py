@@ -19,7 +19,9 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.engine.basis import Basis
 from salientpp.engine.pipeline import StageError
+from salientpp.engine.way import TiersByType, Way
 from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import TensorRows
 from salientpp.store.tiers import IdSet, Tier
@@ -168,17 +170,21 @@ def test_rows_of_links_may_come_from_elsewhere(tmp_path):
     )
 
 
-class SharedCacheLoader(NeighborLoader):
-    """A fifth tier: copies of every third row, in a file that all ranks read."""
+class SharedCache(Way):
+    """A way from outside the package: copies of every third row, in a file."""
 
-    def _make_tiers(self, cache, fill):
-        made = super()._make_tiers(cache, fill)
-        members = IdSet.of(torch.arange(0, self.data.num_vertices, 3), self.data.num_vertices)
-        rows = torch.cat([self.data.node_rows(part)["x"] for part in range(self.data.num_parts)])[members.ids]
-        shared = Tier(
-            "cache", members, {"x": CompressedRows(self.folder / f"shared-{self._comm.rank}", rows)}, False, "cache"
-        )
-        return {None: dataclasses.replace(made[None], copies=[*made[None].copies, shared])}
+    name = "shared cache"
+
+    def __init__(self, part: salientpp.PartitionedGraph, folder: Path) -> None:
+        self._part, self._folder = part, folder
+
+    def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        part, size = self._part, self._part.num_vertices
+        members = IdSet.of(torch.arange(0, size, 3), size)
+        rows = torch.cat([part.node_rows(number)["x"] for number in range(part.num_parts)])[members.ids]
+        source = CompressedRows(self._folder / f"shared-{basis.comm.rank}", rows)
+        shared = Tier("cache", members, {"x": source}, False, "cache")
+        return {None: dataclasses.replace(tiers[None], copies=[*tiers[None].copies, shared])}
 
 
 def _compare_on_ranks(rank: int, folder: str) -> tuple[int, int]:
@@ -198,10 +204,12 @@ def _compare_on_ranks(rank: int, folder: str) -> tuple[int, int]:
             for batch, expected in zip(packed(loader, on_device) if on_device else loader, want, strict=True):
                 assert torch.equal(batch.x, expected.x) and torch.equal(batch.y[: batch.batch_size], expected.y)
                 assert len(batch.new) == batch.num_nodes and torch.equal(batch.new, batch.y + 1)
-    SharedCacheLoader.folder = folder
-    loader = SharedCacheLoader(part, [4, 3], "train", replication_factor=0.1, **OPTIONS)
+    loader, again = (
+        NeighborLoader(part, [4, 3], "train", replication_factor=0.1, ways=[SharedCache(part, folder)], **OPTIONS)
+        for _ in range(2)
+    )
     assert_same_batches(list(loader), want)
-    assert_same_batches(list(packed(SharedCacheLoader(part, [4, 3], "train", replication_factor=0.1, **OPTIONS))), want)
+    assert_same_batches(list(packed(again)), want)
     plain = NeighborLoader(part, [4, 3], "train", replication_factor=0.1, **OPTIONS)
     list(plain)
     return loader.stats().rows_remote, plain.stats().rows_remote

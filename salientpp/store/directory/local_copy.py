@@ -52,7 +52,7 @@ def copy_to_disk(
         root: a directory that :func:`salientpp.partition` wrote.
         to: a directory of this host, such as the value of ``TMPDIR``; it is made if need be.
         parts: the parts to copy. None: that of this rank of the initialised process group; without one, part 0 if it is the only one.
-        progress: told of every file, and how many of its bytes are copied.
+        progress: told of every file before it is copied.
         process_group: the ranks that serve the parts, as given to the loaders; None: the default group.
 
     Returns:
@@ -163,7 +163,7 @@ def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int
             f"{copy} needs {need / 1e6:,.1f} MB more, and its disk has {free / 1e6:,.1f} MB left; copy elsewhere, or use {root} itself"
         )
     for name, entry in files.items():
-        progress.begin(f"copying {name}, {entry['bytes'] / 1e6:,.1f} MB", entry["bytes"], "bytes")
+        progress.begin(f"copying {name}, {entry['bytes'] / 1e6:,.1f} MB")
         temporary = f"{name}{_TEMPORARY}"
         folder = (copy / name).parent
         folder.mkdir(exist_ok=True)
@@ -176,9 +176,7 @@ def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int
         except FileNotFoundError:
             raise DatasetError(f"{root / name} is missing; copy the directory again, or partition again") from None
         with source, _open_new(copy / temporary) as file:
-            while block := source.read(_COPY_BYTES):
-                file.write(block)
-                progress.reach(file.tell())
+            shutil.copyfileobj(source, file, _COPY_BYTES)
         try:
             verify_file(copy, temporary, entry, full=True)
         except DatasetError:
