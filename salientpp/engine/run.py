@@ -21,7 +21,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn
 
 from torch_geometric.data import Data
@@ -90,30 +90,21 @@ class Run:
     unfinished: ClassVar[weakref.WeakSet[Run]] = weakref.WeakSet()
 
     def __init__(
-        self,
-        producer: Producer,
-        counters: Counters,
-        epoch: int,
-        resume: Resume | None = None,
-        finish: Callable[[Any], Any] | None = None,
-        by_hand: ByHand | None = None,
-    ) -> None:
+        self, producer: Producer, counters: Counters, epoch: int, resume: Resume | None = None,
+        finish: Callable[[Any], Any] | None = None, by_hand: ByHand | None = None,
+    ) -> None:  # fmt: skip
         self._producer, self._counters, self._finish, self._by_hand = producer, counters, finish, by_hand
         self._epochs, self._most_ahead = producer.basis.epochs, producer.basis.most_ahead
-        self._epoch = epoch
-        self._comm = producer.basis.comm
+        self._epoch, self._resume, self._comm = epoch, resume, producer.basis.comm
         self._pipeline = producer.pipeline(by_hand)
         self._ahead: deque[Request] = deque()
-        self._resume = resume
         self._first = 0 if resume is None else resume.batches  # batch to be given first
         self._requested = self._first  # batches handed to the sampling threads
         self._placed = self._first  # batches entered into the pipeline
         self._entered = self._first  # ticks; of several ranks the first is agreed on, one alone has a batch in each
         self._is_open = self._comm.size == 1 or self._ticks == 0
         self.progress = Progress(epoch, self._first)
-        self.is_gone = False
-        self._left = False
-        self._all_left = False
+        self.is_gone = self._left = self._all_left = False
         self._lock = Lock()  # an iterator may be shared, and garbage collected in any thread
         self._user = threading.current_thread()  # who asked last
         self._answering: threading.Thread | None = None
@@ -233,11 +224,8 @@ class Run:
         except BaseException as error:
             self._failure = self._failure or self._pipeline.failure
             if self._failure is None:  # Ctrl-C between two stages
-                self._failure = (
-                    error
-                    if isinstance(error, Exception)
-                    else StageError.of(error, self._comm.rank, self._entered, "none")
-                )
+                stopped = StageError.of(error, self._comm.rank, self._entered, "none")
+                self._failure = error if isinstance(error, Exception) else stopped
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
                 self._comm.report_failure(str(self._failure))
             raise
@@ -250,29 +238,20 @@ class Run:
     def _open(self) -> None:
         """Agree with the other ranks on the tick to start with. Where they resume an epoch before this one, answer them in it first."""
         start = self._turns[self._first].tick if self._first < len(self._turns) else self._ticks
-        resume = self._resume
-        resumed = 0 if resume is None else 2 if resume.by_round else 1
+        epochs, resume = self._epochs, self._resume
+        point = Point(
+            self._epoch, start, resume is not None, join_key(epochs.seed), 0 if resume is None else resume.round,
+            resume is not None and resume.by_round, epochs.placement.num_slots,
+        )  # fmt: skip
         while True:
-            numbers = [
-                self._epoch,
-                start,
-                resumed,
-                0 if resume is None else resume.round,
-                self._epochs.placement.num_slots,
-            ]
-            numbers.append(join_key(self._epochs.seed))
             try:
-                everyone = self._comm.gather_numbers(numbers)
+                everyone = self._comm.gather_numbers(point.numbers())
             except BaseException as error:
                 self._failure = StageError.of(error, self._comm.rank, self._first, "open_epoch")
                 if isinstance(error, Exception):
                     raise self._failure from error
                 raise
-            points = [
-                Point(epoch, first, flag > 0, key, number, flag == 2, slots)
-                for epoch, first, flag, number, slots, key in everyone
-            ]
-            epoch, self._entered = first_point(points)
+            epoch, self._entered = first_point([Point.of(numbers) for numbers in everyone])
             if epoch == self._epoch:
                 self._is_open = True
                 return
@@ -282,7 +261,7 @@ class Run:
             while not behind._is_over():
                 self._comm.check_script()
                 behind._tick()
-            resumed = 0
+            point = replace(point, resumed=False, by_round=False)
 
     def _next_request(self) -> Request | None:
         """The next tick's batch; a rank without one of its own enters an empty one while others have some."""

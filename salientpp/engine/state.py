@@ -77,6 +77,17 @@ class Point:
     by_round: bool = False
     slots: int = 0
 
+    def numbers(self) -> list[int]:
+        """As ranks tell each other."""
+        resumed = self.resumed + (self.resumed and self.by_round)
+        return [self.epoch, self.start, resumed, self.round, self.slots, self.seed_key]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Point:
+        """The reverse of :meth:`numbers`."""
+        epoch, start, resumed, number, slots, key = numbers
+        return cls(epoch, start, resumed > 0, key, number, resumed == 2, slots)
+
 
 class Disagreement(RuntimeError):
     """The ranks cannot start an epoch together. Every rank raises it, with the same text."""

@@ -1,52 +1,45 @@
-"""What NeighborLoader and LinkNeighborLoader share: a look-alike of torch's DataLoader over the engine."""
+"""What NeighborLoader and LinkNeighborLoader share: their arguments become an engine, and PyG's hooks make single batches."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-import copy
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.data
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.arguments import as_integer
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.epochs import Epochs
-from salientpp.engine.run import Epoch, Rounds, Run
+from salientpp.engine.producer import ByHand
 from salientpp.engine.source import BatchSource, Seeds, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
-from salientpp.loader.fingerprint import fingerprint_of, order_is_known, settings_of
+from salientpp.loader.engine_loader import EngineLoader
+from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import Padding, check_padding, padding_of
 from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
-from salientpp.loader.samplers import OfLoader, OrderedSampler, RanksSampler, ShuffledSampler
+from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.shares import Shares, check_units, seeds_by_part, seeds_of_parts
-from salientpp.loader.statistics import LoaderStats
 from salientpp.loader.values import Options
 from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys
-from salientpp.store.cache import FeatureCache, TypedFeatureCache
-from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.ways.cache import Cache, check_given
+from salientpp.ways.cache import check_given
 from salientpp.ways.hosts import agree_on_hosts, checked_hosts
-from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.sums.check import check_partial
 
 #: Of a batch: vertices of an MFG are counted in 32 bits.
@@ -71,7 +64,7 @@ class _Prepared:
     placement: Placement
 
 
-class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
+class BatchLoader(EngineLoader):
     """What :class:`NeighborLoader` and :class:`LinkNeighborLoader` have in common; they say which data they take and what their seeds are.
 
     Args:
@@ -79,9 +72,6 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         sampling: how to draw.
         options: the package's own arguments.
         kwargs: torch's ``DataLoader``'s.
-
-    Attributes:
-        engine: makes the batches.
     """
 
     #: What ``data`` may be, beside a pair of stores.
@@ -195,7 +185,7 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
         self._seeds_by_part = seeds_by_part(everyone)
         self._given_options = options
         shares = Shares(
-            source, self._seeds_by_part, self._mean_batch_size(source), self._shuffle, self.drop_last, self.uneven, options.join_slots,
+            source, self._seeds_by_part, _mean_batch_size(self, source), self._shuffle, self.drop_last, self.uneven, options.join_slots,
             alone=options.share is not None,
         )  # fmt: skip
         order: Any = shares.order(prepared.placement, self.seed)
@@ -208,17 +198,12 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
     def _make_basis(self, comm: Comm, prepared: _Prepared) -> Basis:
         source, options = prepared.source, prepared.options
         return Basis(
-            comm, source, self._bookmark.epochs, self.device, self._mean_batch_size(source), self._hosts,
+            comm, source, self._bookmark.epochs, self.device, _mean_batch_size(self, source), self._hosts,
             depth=options.depth, num_workers=self.num_workers, prefetch_factor=self.prefetch_factor or 2, dtype=options.dtype,
             pin_memory=bool(self.pin_memory), zero_copy=options.zero_copy, marks_sizes=options.pad is None,
             repeats=getattr(source.sampler, "disjoint", False) or options.join_slots,
             transform_sampler_output=options.transform_sampler_output,
         )  # fmt: skip
-
-    def _mean_batch_size(self, source: BatchSource) -> int:
-        if self.batch_size is not None:
-            return self.batch_size
-        return max(1, -(-source.seeds.number // max(1, len(self.batch_sampler))))  # type: ignore[arg-type]
 
     def _settings(self) -> dict[str, Any]:
         """Arguments that batches depend on, beside those of ``options`` and of the sampler."""
@@ -369,184 +354,20 @@ class BatchLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixi
             )
         return False
 
-    # --- iteration ----------------------------------------------------------------------------------------
+    def _finish(self) -> tuple[Callable[[Any], Any] | None, ByHand | None]:
+        self._check_hooks(self.engine.basis.comm)
+        # With hooks filter_fn is where the batch is finished.
+        return (None, self._through_hooks) if self._has_hooks else (self._finishing, None)
 
-    def __len__(self) -> int:
-        return self._bookmark.epochs.order.num_batches
-
-    @property
-    def batches_by_rank(self) -> list[int]:
-        """Batches that each rank gives in an epoch; of processes that ``share`` an object only this one's."""
-        return self._bookmark.epochs.order.batches_by_rank
-
-    def set_epoch(self, epoch: int) -> None:
-        """The number of the next epoch: with the seed it fixes the order and all draws.
-
-        After ``load_state_dict`` the number of the state's epoch keeps the state, and any other leaves it.
-        """
-        self._bookmark.set_epoch(int(epoch))
-
-    def set_next_epoch(self, epoch: int) -> None:
-        """As ``set_epoch``, also for an epoch that was begun and not yet asked for a batch."""
-        if self.engine.move_to(int(epoch)):
-            self._bookmark.epoch = int(epoch) + 1
-        else:
-            self.set_epoch(epoch)
-
-    def next_positions(self) -> list[Tensor]:
-        """The positions of the seeds of the next epoch, int64, batch by batch."""
-        return self._bookmark.epochs.positions(self._bookmark.epoch)
-
-    def __iter__(self) -> Iterator[Data]:  # type: ignore[override]  # torch names a class of its own here
-        return self._get_iterator()
-
-    def _get_iterator(self) -> Iterator[Data]:  # type: ignore[override]
-        return Epoch(self._begin_epoch())
-
-    def rounds(self) -> Iterator[list[Data]]:
-        """An epoch as ``iter(loader)``, a round at a time: in round i the batches with number i of this rank's slots, in order.
-
-        Every rank gets as many rounds, so ranks with different numbers of slots may take a step together after each, as with gradients accumulated over the
-        batches. Under ``uneven='exact'`` a rank whose slots have ended gets empty lists. States count whole rounds.
-        """
-        return Rounds(self._begin_epoch())
-
-    def _begin_epoch(self) -> Run:
-        comm, place = self.engine.basis.comm, self._bookmark
-        comm.check_process()
-        self._check_hooks(comm)
-        if isinstance(self.data, PartitionedGraph):
-            self.engine.finish()
-            try:
-                self.data.check_sizes()
-            except DatasetError as error:
-                comm.report_failure(f"rank {comm.rank} cannot begin an epoch: {error}")
-                raise
-        if self.worker_init_fn is not None:
-            self.engine.producer.workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
-        self.engine.producer.workers.transform = self.transform_sampler_output  # which the user may have set since
-        by_hand = self._through_hooks if self._has_hooks else None  # then filter_fn is where the batch is finished
-        with self.engine.lock:
-            run = self.engine.run(place.epoch, place.resume, None if by_hand else self._finishing, by_hand)
-            place.begun(run.progress)
-        return run
-
-    # --- state --------------------------------------------------------------------------------------------
-
-    @property
-    def has_state(self) -> bool:
-        """Whether the order of the seeds can be had again: not with a sampler of the user's, beside torch's that have no state of their own."""
-        return self._orders_itself or order_is_known(self)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where this loader is: plain values, for ``torch.save`` or JSON; see :mod:`salientpp.engine.state`.
-
-        Inside an epoch, and after leaving it early, it counts the batches that were given; after the end it is the start of the next.
-        """
-        state = self._bookmark.state(self.engine.producer.drive(getattr, self, "_fingerprint"))
-        if not self._orders_itself:
-            state["sampler_epoch"] = getattr(self.sampler, "epoch", 0)
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next ``iter(loader)`` go on where ``state_dict()`` was called; on several ranks every rank loads a state.
-
-        As many ranks, each with its own state, go on with the very next batch. Any other number of ranks, or all with the state of one, go on with the
-        first round that this one had not given whole; made without ``slots``, a loader takes the state's. So it does with the seed.
-
-        Raises:
-            ValueError: the state is of other data or arguments, or none at all; the loader stays as it was.
-        """
-        given = state.get("sampler_epoch", 0) if isinstance(state, dict) else 0
-        sampler_epoch = as_integer(given)
-        if sampler_epoch is None:
-            raise ValueError(f"cannot load this state: sampler_epoch must be an integer, got {given!r}")
-        self._bookmark.load(state, self.engine.producer.drive(getattr, self, "_fingerprint"))
-        self.seed = self._bookmark.epochs.seed
-        if not self._orders_itself and hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(sampler_epoch)
-
-    @lazy
-    def _fingerprint(self) -> dict[str, Any]:
+    def _values_of_fingerprint(self) -> dict[str, Any]:
         found = fingerprint_of(
             self.data, self.engine.basis.source, self._seeds_by_part, self._given_options, self._settings()
         )
-        if not self._orders_itself:
-            if not self.has_state:
-                raise ValueError(
-                    "a loader with a sampler or batch_sampler of its own has no state: the order of the seeds is that sampler's"
-                )
-            found["sampler"] = settings_of(self.sampler)
         return {**found, **self._fingerprint_of_seeds()}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which go on as this loader would: with the same next epoch, and ``state_dict()``; with threads and counts of their own."""
-        if isinstance(self.data, PartitionedGraph):
-            raise TypeError(
-                "a loader of a partitioned graph cannot be copied or pickled: its connections and memory maps are this process's; make one from "
-                "salientpp.load(root) where you need it, and give it this loader's state_dict() to go on from there"
-            )
-        engine = copy.copy(self.engine)
-        return {**self.__dict__, "engine": engine, "_bookmark": self._bookmark.copy(engine.basis.epochs)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if isinstance(self.sampler, OfLoader):
-            self.sampler.belong_to(self)
-
-    # --- reports ------------------------------------------------------------------------------------------
-
-    @property
-    def cache(self) -> FeatureCache | TypedFeatureCache:
-        """The cached rows; give it to another loader as ``cache=``.
-
-        Raises:
-            RuntimeError: this loader looks ahead.
-        """
-        way = self.engine.way(Cache)
-        if isinstance(way, Lookahead) and way.ahead is not None:
-            raise RuntimeError(
-                "the rows of a cache that looks ahead change from batch to batch, so it is its loader's alone; make the other loader with a replication_factor "
-                "of its own"
-            )
-        return FeatureCache.empty() if way is None else way.cache
-
-    def memory(self) -> dict[str, int]:
-        """Bytes held, by tier, of the topology (memory-mapped arrays count in full), and of ``batches`` under way; with ``lookahead`` also of what finds its
-        rows and of the ids of the batches to come.
-
-        The latter on the CPU is what the pool of buffers holds; on another device what the largest batch so far took there, times the
-        batches that are on the device at once, at most.
-        """
-        return self.engine.memory()
-
-    def stats(self) -> LoaderStats:
-        """What happened since construction or ``reset_stats``; filling the cache is not counted."""
-        return LoaderStats.of(self.engine)
-
-    def reset_stats(self) -> None:
-        """Start counting anew; between epochs."""
-        self.engine.finish()
-        self.engine.reset()
-
-    @contextlib.contextmanager
-    def profile(self, path: str | Path) -> Iterator[None]:
-        """Write a Chrome trace of the epochs started inside the ``with`` block: a track per stage and per worker thread.
-
-        Open it at ui.perfetto.dev or chrome://tracing. On CUDA the spans are the host's; torch.profiler shows the same stages as
-        ranges named ``salientpp::<stage>`` beside the kernels.
-        """
-        write = self.engine.trace_to(path)
-        try:
-            yield
-        finally:
-            write()
-
-    def _aff_init_fn(self, worker_id: int) -> None:
-        # PyG's pins the process; here a worker is a thread.
-        cores = self.loader_cores[worker_id]
-        os.sched_setaffinity(0, cores if isinstance(cores, list) else [cores])
-        self._old_worker_init_fn(worker_id)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+def _mean_batch_size(loader: torch.utils.data.DataLoader, source: BatchSource) -> int:
+    """Seeds of a batch, on average."""
+    if loader.batch_size is not None:
+        return loader.batch_size
+    return max(1, -(-source.seeds.number // max(1, len(loader.batch_sampler))))  # type: ignore[arg-type]
