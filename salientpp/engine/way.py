@@ -54,21 +54,6 @@ class HostWork:
     trace: Trace | None
 
 
-@dataclass(frozen=True)
-class Price:
-    """What a way is expected to cost on this rank.
-
-    Attributes:
-        bytes: feature rows and requests that one batch brings over the network, in bytes; an average over some batches of epoch 0.
-        seconds: host time that the way adds to one batch, measured on the same batches.
-        memory: host memory that the way takes, in bytes.
-    """
-
-    bytes: float
-    seconds: float
-    memory: int
-
-
 class Way:
     """One method that moves fewer bytes for the same batches.
 
@@ -93,10 +78,6 @@ class Way:
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
         """Prepare for batches whose rows ``fetch`` brings and that ``workers`` draw. Collective: every rank calls it."""
-
-    def price(self, basis: Basis, fetch: Fetch) -> Price | None:
-        """What batches are expected to cost with this way; None: it cannot tell."""
-        return None
 
     def begin_epoch(self) -> None:
         """Before any batch of an epoch enters the pipeline."""
