@@ -23,6 +23,7 @@ from salientpp.analysis.caches import CACHE, LEARNED, Accesses, Caches, Probabil
 from salientpp.analysis.dry import DryBatch, Rank, dry, in_order
 from salientpp.analysis.placed import MOST_RANKS, Job, Unparted, open_graph, placed
 from salientpp.analysis.result import Analysis, Copies, Volume, word_of_type
+from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.policies import cache_bytes, cache_capacity, check_replication_factor
@@ -74,6 +75,8 @@ def analyze(
     *,
     parts: int | None = None,
     method: str | Tensor = "auto",
+    edge_weights: str = "vip",
+    refine: bool | None = None,
     ranks: int | None = None,
     ranks_per_host: int | Sequence[int] = 1,
     predict_only: bool = False,
@@ -88,7 +91,7 @@ def analyze(
         batches: what to count, or several that differ in ``num_neighbors``.
         ways: what to compare.
         parts: K; needed for a ``Data``.
-        method: of partitioning a ``Data``, as in ``partition``.
+        method, edge_weights, refine: of partitioning a ``Data``, as in ``partition``.
         ranks: W; None: as many as parts. Several share a part's seeds, or one has several parts.
         ranks_per_host: of every host, or a number for each. The ranks of a host have one cache; a cache for each rank is counted too.
         predict_only: no sampling, VIP's forecast alone.
@@ -106,12 +109,13 @@ def analyze(
     is_typed = not several[0].is_plain or (isinstance(data, PartitionedGraph) and data.is_hetero)
     policies = check_policies(ways.policies, predict_only, is_typed)
     _check_sums(data, ways)
+    options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
     source = open_graph(data, parts, several[0], ways.send_as)
     num_parts = source.parts if isinstance(source, Unparted) else source.num_parts
     if ranks is not None or num_parts <= MOST_RANKS:
         placed(ranks, num_parts, ranks_per_host)  # what does not fit is said before the graph is partitioned
     del data  # a caller who keeps no reference either has the memory back
-    parted = source.parted(method, several[0], progress) if isinstance(source, Unparted) else source
+    parted = source.parted(options, several[0], progress) if isinstance(source, Unparted) else source
     del source
     placements = placed(ranks, num_parts, ranks_per_host)
     job = Job.of(parted, placements)

@@ -16,7 +16,9 @@ from salientpp.analysis.batches import Batches
 from salientpp.analysis.dry import Rank
 from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
-from salientpp.partitioning.numbering import assign_for, choose_method, lay_out, relabel
+from salientpp.partitioning.numbering import number_vertices, relabel
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.partitioning.workload import assign_for
 from salientpp.progress import Progress
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
@@ -132,37 +134,31 @@ class Unparted:
     row_bytes: int
     parts: int
 
-    def parted(self, method: str | Tensor, batches: Batches, progress: Progress) -> Parted:
+    def parted(self, options: PartitionOptions, batches: Batches, progress: Progress) -> Parted:
         """Partition in memory, for these batches."""
-        # METIS lets no other Python thread run, so a clock on the screen stands still with it.
-        method = choose_method(method, self.graph.num_edges)
-        is_metis = isinstance(method, str) and method.startswith("metis")
-        progress.begin("partitioning (METIS stops the clock)" if is_metis else "partitioning")
         graph, chosen, fanouts, batch_size = self.graph, self.seeds, batches.num_neighbors, batches.batch_size
         assert batch_size is not None  # filled
+        num_seeds = graph.num_vertices if chosen is None else chosen.numel()
+        options, _ = options.decided(num_parts=self.parts, num_edges=graph.num_edges, num_seeds=num_seeds)
+        # METIS lets no other Python thread run, so a clock on the screen stands still with it.
+        is_metis = isinstance(options.method, str) and options.method == "metis"
+        progress.begin("partitioning (METIS stops the clock)" if is_metis else "partitioning")
         assigned = assign_for(
-            graph,
-            self.parts,
-            method=method,
-            splits=self.splits,
-            seeds=chosen,
-            num_neighbors=fanouts,
-            batch_size=batch_size,
-            seed=batches.seed,
+            graph, self.parts, options, splits=self.splits, seeds=chosen, num_neighbors=fanouts, batch_size=batch_size
         )
-        layout = lay_out(graph, assigned, chosen, fanouts, batch_size)
-        new_id = layout.new_id()
+        numbering = number_vertices(graph, assigned, chosen, fanouts, batch_size)
+        new_id = numbering.new_id()
         seed_ids = (torch.arange(graph.num_vertices, device="cpu") if chosen is None else new_id[chosen]).sort().values
-        owner = layout.book.owner(seed_ids)
+        owner = numbering.book.owner(seed_ids)
         return Parted(
-            {None: layout.book},
+            {None: numbering.book},
             graph.num_edges,
             {None: self.row_bytes},
             {"edge_cut_fraction": assigned.edge_cut_fraction, "balance": assigned.balance},
-            graph=relabel(graph, layout),
-            original_id=layout.order,
+            graph=relabel(graph, numbering),
+            original_id=numbering.order,
             seeds=[seed_ids[owner == part_id] for part_id in range(self.parts)],
-            vip=list(layout.vip),
+            vip=list(numbering.vip),
             known_for=(list(fanouts), batch_size),
         )
 

@@ -13,7 +13,7 @@ from salientpp.cli import terminal
 from salientpp.cli.shared_arguments import (
     DATASETS,
     add_data,
-    add_partition,
+    add_partitioning,
     add_seed,
     fanouts_of,
     format_of_attribute,
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("dataset", help=f"a dataset directory, {DATASETS}")
     parser.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
-    add_partition(parser, "; a dataset directory is partitioned already")
+    add_partitioning(parser, "; a dataset directory is partitioned already")
     parser.add_argument(
         "--fanouts",
         type=fanouts_of,
@@ -172,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
     with warnings_in_lines("analyze"):
         # Whatever can be wrong is said before the minutes of work.
         _check_files(arguments)
-        method = method_of(arguments.partition, arguments.dataset)
+        method = method_of(arguments.method, arguments.dataset)
         is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
         if arguments.parts is None and not is_directory:
             raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
@@ -194,6 +194,8 @@ def run(arguments: argparse.Namespace) -> int:
                 ways,
                 parts=arguments.parts,
                 method=graph.pop(),
+                edge_weights=arguments.edge_weights,
+                refine=arguments.refine,
                 predict_only=arguments.predict_only,
                 name=arguments.dataset,
                 progress=progress,

@@ -38,6 +38,7 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
         facts.append(("lists ascend by", repr(described.time_attr)))
     facts += [
         ("ordered for", _workload(part)),
+        *([] if described.partitioning is None else [("assigned by", _partitioned(described.partitioning))]),
         ("edge cut", f"{described.quality['edge_cut']:,} edges, {described.quality['edge_cut_fraction']:.1%}"),
         (
             "largest part / mean",
@@ -65,6 +66,12 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
             terminal.printable(name), f"{relation.num_edges:,}", terminal.printable(_columns(columns)), splits or "none"
         )
     return [grid, vertices, edges, _table_of_parts(part)]
+
+
+def _partitioned(how: Mapping[str, Any]) -> str:
+    weights = f", {how['edge_weights']} edge weights" if how["edge_weights"] else ""
+    order = "" if how["order"] == "vip" else "; ids in the user's order"
+    return f"{how['method']}{weights}{', refined' if how['refine'] else ', not refined'}{order}"
 
 
 def _narrower(type_: VertexType, name: str) -> str:

@@ -12,7 +12,7 @@ from torch_geometric.data import HeteroData
 
 from salientpp.datasets import load_dataset, load_dgl_assignment
 from salientpp.datasets.load import is_partition, load_given
-from salientpp.partitioning.numbering import METHODS, REFINED
+from salientpp.partitioning.options import METHODS
 
 
 def graph_of(arguments: argparse.Namespace, method: Any) -> list[Any]:
@@ -33,16 +33,16 @@ def homogeneous_graph_of(arguments: argparse.Namespace, method: Any) -> list[Any
 
 
 def method_of(text: str | None, dataset: str) -> str | torch.Tensor | dict[str, torch.Tensor] | None:
-    """--partition: a method's name, or the assignment in a file; None: that of the dataset itself."""
+    """--method: a method's name, or the assignment in a file; None: that of the dataset itself."""
     if text is None:
         text = "given" if is_partition(dataset) else "auto"
     if text == "given":
         if not is_partition(dataset):
             raise ValueError(
-                f"--partition given is for datasets that are partitioned, pyg-partition:DIR and glt-partition:DIR, got {dataset}"
+                f"--method given is for datasets that are partitioned, pyg-partition:DIR and glt-partition:DIR, got {dataset}"
             )
         return None
-    if text.removesuffix(REFINED) in METHODS:
+    if text in METHODS:
         return text
     of_dgl, comma, ids = text.partition(",original_id=")
     if comma or text.endswith(".json"):
@@ -55,8 +55,7 @@ def method_of(text: str | None, dataset: str) -> str | torch.Tensor | dict[str, 
         return _integers(text)
     except Exception as error:  # what a damaged file makes numpy raise is not documented
         raise ValueError(
-            f"--partition must be {', '.join(METHODS)} (each also with {REFINED}), given or an .npy file of part ids, "
-            f"got {text} ({error})"
+            f"--method must be {', '.join(METHODS)}, given or an .npy file of part ids, got {text} ({error})"
         ) from None
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import DATASETS, add_data, add_partition, add_seed, fanouts_of, format_of_attribute
+from salientpp.cli.shared_arguments import (
+    DATASETS,
+    add_data,
+    add_partitioning,
+    add_seed,
+    fanouts_of,
+    format_of_attribute,
+)
 
 HELP = "partition a graph and write a dataset directory"
 
@@ -25,7 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parts", type=int, required=True, metavar="K", help="number of parts, one per rank or machine"
     )
-    add_partition(parser, " [N]")
+    add_partitioning(parser)
+    parser.add_argument(
+        "--order",
+        choices=("vip", "original"),
+        default="vip",
+        help="of the vertices of a part: by VIP, or as in the dataset (vip)",
+    )
     parser.add_argument(
         "--fanouts",
         type=fanouts_of,
@@ -62,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store-as x=int8; may be given several times. What is lost is shown",
     )
     parser.add_argument("--tolerance", type=float, default=0.05, help="allowed excess of a part over the mean (0.05)")
-    add_seed(parser, "METIS or of the random assignment")
+    add_seed(parser, "METIS, KaMinPar or the random assignment")
     add_data(parser)
     parser.add_argument(
         "--overwrite",
@@ -83,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_fanouts(arguments.fanouts)
     if arguments.replicate and arguments.replicate_none:
         raise ValueError("--replicate and --replicate-none contradict each other; leave one out")
-    method: Any = method_of(arguments.partition, arguments.dataset)
+    method: Any = method_of(arguments.method, arguments.dataset)
     with warnings_in_lines("partition"), shown_progress() as progress:
         progress.begin(f"loading {arguments.dataset}")
         data, method = graph_of(arguments, method)
@@ -94,6 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.fanouts,
             arguments.batch_size,
             method=method,
+            edge_weights=arguments.edge_weights,
+            order=arguments.order,
+            refine=arguments.refine,
             seeds=arguments.seeds,
             replicate=() if arguments.replicate_none else arguments.replicate,
             time_attr=arguments.time_attr,

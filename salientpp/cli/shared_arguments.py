@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-PARTITIONS = (
-    "metis-vip, metis, kaminpar-vip, kaminpar (an extra), random, or auto (default): kaminpar-vip for more than 2^26 edges where it is installed, else "
-    "metis-vip; with -refined behind it to move vertices until fewer rows travel; given (that of pyg-partition: or glt-partition:, their default); an .npy "
-    "file of part ids; or the .json of DGL's partition_graph, with ,original_id=FILE.npy where DGL has numbered the vertices of your data anew"
+METHODS = (
+    "what assigns vertices to parts: metis, kaminpar (an extra), random, or auto (default): kaminpar for more than 2^26 edges where it is installed, else "
+    "metis; given (the assignment of pyg-partition: or glt-partition:, their default); an .npy file of part ids; or the .json of DGL's partition_graph, with "
+    ",original_id=FILE.npy where DGL has numbered the vertices of your data anew"
 )
 DATASETS = (
     "synthetic[:num_vertices=N,...], synthetic-mag[:num_papers=P,...] (several types), npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save "
@@ -17,8 +17,20 @@ DATASETS = (
 )
 
 
-def add_partition(parser: argparse.ArgumentParser, more: str) -> None:
-    parser.add_argument("--partition", metavar="HOW", help=f"{PARTITIONS}{more}")
+def add_partitioning(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """How vertices get their parts."""
+    parser.add_argument("--method", metavar="HOW", help=f"{METHODS}{more}")
+    parser.add_argument(
+        "--edge-weights",
+        choices=("vip", "equal"),
+        default="vip",
+        help="what metis and kaminpar minimise: the draws across the cut, or the number of edges cut (vip)",
+    )
+    parser.add_argument(
+        "--refine",
+        action=argparse.BooleanOptionalAction,
+        help="move vertices while fewer rows are predicted to travel (done for parts of metis and kaminpar, of one type of vertices and at most 2^26 edges)",
+    )
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

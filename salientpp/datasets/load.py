@@ -138,7 +138,7 @@ def load_given(dataset: str, num_parts: int) -> tuple[Data | HeteroData, Tensor 
     given = _named_partition(dataset, {})
     if given.num_parts != num_parts:
         raise ValueError(
-            f"{dataset} has {given.num_parts} parts, expected {num_parts}; ask for {given.num_parts}, or for a new partition such as metis-vip"
+            f"{dataset} has {given.num_parts} parts, expected {num_parts}; ask for {given.num_parts}, or for a new partition such as metis"
         )
     return given.data, given.assignment
 

@@ -127,7 +127,7 @@ def _run_kaminpar(path: Path, num_parts: int, tolerance: float, seed: int) -> Te
         said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
         how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"failed ({said})"
         raise PartitionerError(
-            f"KaMinPar {how}, most often for want of memory: it took 10 to 50 bytes for each end of an edge where measured, least with 'kaminpar-vip'; "
+            f"KaMinPar {how}, most often for want of memory: it took 10 to 50 bytes for each end of an edge where measured, least with edge_weights='vip'; "
             "use method='random', a machine with more memory, or give an assignment"
         )
     return torch.from_numpy(np.fromfile(parts, dtype=np.int32)).long()

@@ -1,10 +1,10 @@
-"""Which part owns which vertex, and how are vertices numbered, where there are several types of them?
+"""Assigns the vertices of several types to parts, and numbers them.
 
 One partition serves all types. Their vertices are numbered one after another, and the edges of all relations between them are one graph, the **joint
 graph**, which is partitioned as any other (:mod:`salientpp.partitioning.assign`). Balanced are the vertices of every type, the edges of every relation
 (in-degrees) and every split of every type.
 
-With 'metis-vip' an edge u -> v weighs as many bytes as a step is expected to get through it (:func:`~salientpp.vip.inclusion.typed_traffic`): u's row, unless
+With VIP weights an edge u -> v weighs as many bytes as a step is expected to get through it (:func:`~salientpp.vip.inclusion.typed_traffic`): u's row, unless
 u's type has none or every part has them, and the rows of what is drawn from u. The rows of the sources alone were no good: where half of the vertices
 have none (``synthetic-mag``), the parts were worse than without weights.
 """
@@ -22,7 +22,8 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import words_for
 from salientpp.graph.typed import TypedGraph
 from salientpp.partitioning.assign import PartitionAssignment, assign_parts, check_assignment, check_num_parts
-from salientpp.partitioning.numbering import REFINED, Layout, choose_method, number_by
+from salientpp.partitioning.numbering import VipNumbering, number_by
+from salientpp.partitioning.options import METHODS, PartitionOptions
 from salientpp.vip.inclusion import check_fanouts, typed_inclusion_probabilities, typed_traffic, uniform_starts
 
 #: What :func:`check_typed_fanouts` takes.
@@ -104,38 +105,39 @@ def check_typed_fanouts(num_neighbors: Fanouts, edge_types: Sequence[tuple[str, 
 def assign_types(
     typed: TypedGraph,
     num_parts: int,
+    options: PartitionOptions,
     *,
-    method: str | Mapping[str, Tensor],
     splits: Mapping[str | None, Mapping[str, Tensor]],
     seeds: Mapping[str | None, Tensor],
     fanouts: Sequence[Sequence[int]],
     batch_size: int,
     row_bytes: Mapping[str | None, int],
-    tolerance: float = 0.05,
-    seed: int = 0,
 ) -> PartitionAssignment:
     """Assign the vertices of all types to K parts: the partition of the joint graph.
 
     Args:
-        method: 'auto', 'metis-vip', 'metis', 'kaminpar-vip', 'kaminpar', 'random', or per type an integer tensor [N] of parts.
+        options: a given assignment has per type an integer tensor [N] of parts. There is no refinement.
         splits: per type, name -> int64 ids.
         seeds: per type the int64 ids that batches start from.
         fanouts: per relation.
         batch_size: seeds per batch and part.
         row_bytes: per type what fetching a vertex's row costs.
-        tolerance, seed: as in :func:`~salientpp.partitioning.assign.assign_parts`.
+
+    Raises:
+        ValueError, ImportError, PartitionerError: as of :func:`~salientpp.partitioning.assign.assign_parts`; or ``refine`` is True.
     """
     check_num_parts(num_parts)
-    method = choose_method(method, sum(relation.indices.numel() for relation in typed.relations))
-    if isinstance(method, str) and method.endswith(REFINED):
-        raise ValueError(
-            f"method {method!r} is for graphs of one type of vertices, got {len(typed.node_types)}; use {method.removesuffix(REFINED)!r}"
-        )
+    options, _ = options.decided(
+        num_parts=num_parts,
+        num_edges=sum(relation.indices.numel() for relation in typed.relations),
+        num_seeds=sum(ids.numel() for ids in seeds.values()),
+        is_hetero=True,
+    )
     joint = JointGraph.of(typed)
-    weights, given = None, method if isinstance(method, str) else _joint_assignment(typed, method, num_parts)
-    if isinstance(given, str) and given in ("metis-vip", "kaminpar-vip"):
+    method, weights = options.method, None
+    given = method if isinstance(method, str) else _joint_assignment(typed, method, num_parts)
+    if options.uses_vip_weights:
         weights = _cut_costs(typed, joint, uniform_starts(seeds, batch_size * num_parts), fanouts, row_bytes)
-        given = given.removesuffix("-vip")
     # Strata of 'random' are types and splits; edges fall as they may.
     sets = {
         f"vertices of {name}": torch.arange(*_bounds(joint, i), device="cpu") for i, name in enumerate(typed.node_types)
@@ -158,49 +160,51 @@ def assign_types(
         seed_sets=sets,
         loads=loads,
         weight_of_each=weights,
-        tolerance=tolerance,
-        seed=seed,
+        tolerance=options.tolerance,
+        seed=options.seed,
     )
 
 
-def lay_out_types(
+def number_types(
     typed: TypedGraph,
     assigned: PartitionAssignment,
     seeds: Mapping[str | None, Tensor],
     fanouts: Sequence[Sequence[int]],
     batch_size: int,
-) -> dict[str | None, Layout]:
-    """Number the vertices of every type for a workload.
+    order: str = "vip",
+) -> dict[str | None, VipNumbering]:
+    """Number the vertices of every type, by the inclusion probabilities of a workload.
 
     Args:
         assigned: the partition of the joint graph.
         seeds, fanouts, batch_size: as in :func:`assign_types`.
+        order: 'vip' or 'original'.
     """
     parts = dict(zip(typed.node_types, assigned.assignment.split(list(typed.num_vertices))))
     num_parts = assigned.num_parts
     of_parts = [{name: ids[parts[name][ids] == part_id] for name, ids in seeds.items()} for part_id in range(num_parts)]
     starts = [uniform_starts(own, batch_size) for own in of_parts]
     vip = typed_inclusion_probabilities(typed, starts, fanouts)
-    layouts = {}
+    numberings = {}
     for name, size in zip(typed.node_types, typed.num_vertices):
         without = torch.stack([of_part[name] for of_part in vip])
         with_seeds = (
             (row.double() + start[name](size)).clamp(max=1.0).to(torch.float32) if name in start else row
             for row, start in zip(without, starts)
         )
-        layouts[name] = number_by(parts[name], without, with_seeds)
-    return layouts
+        numberings[name] = number_by(parts[name], without, with_seeds, order)
+    return numberings
 
 
 def _bounds(joint: JointGraph, type_: int) -> tuple[int, int]:
     return joint.first[type_], joint.first[type_ + 1]
 
 
-def _joint_assignment(typed: TypedGraph, given: Mapping[str, Tensor], num_parts: int) -> Tensor:
+def _joint_assignment(typed: TypedGraph, given: Any, num_parts: int) -> Tensor:
     """int64 [N of all types] from per type integers [N]."""
     if not isinstance(given, Mapping):
         raise ValueError(
-            f"method must be 'metis-vip', 'metis', 'random' or a mapping from node types to tensors of part ids, got {type(given).__name__}"
+            f"method must be {', '.join(map(repr, METHODS))} or a mapping from node types to tensors of part ids, got {type(given).__name__}"
         )
     name: Any  # of a node type
     for name in given:

@@ -137,7 +137,7 @@ def test_partition_writes_what_the_package_writes(capsys, tmp_path, dataset_dir)
     assert salientpp.load(tmp_path / "d", verify="full").fingerprint == salientpp.load(dataset_dir).fingerprint
     for word in (
         "loading synthetic",
-        "assigning 2000 vertices to 4 parts by metis-vip",
+        "assigning 2000 vertices to 4 parts by metis, refined",
         "computing inclusion probabilities",
         "done",
     ):
@@ -261,7 +261,10 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
         ),
         (["--replicate", "author", "--replicate-none"], "--replicate and --replicate-none contradict each other"),
         (["--time-attr", "month"], "The time attribute 'month' is neither a node-level or edge-level attribute"),
-        (["--partition", "parts.npy"], "method must be 'metis-vip', 'metis', 'random' or a mapping from node types"),
+        (
+            ["--partition", "parts.npy"],
+            "method must be 'auto', 'metis', 'kaminpar', 'random' or a mapping from node types",
+        ),
     ],
 )
 def test_a_mistake_about_types_is_one_line_and_writes_nothing(capsys, monkeypatch, tmp_path, options, text):
@@ -470,7 +473,7 @@ def test_a_bug_is_not_disguised_as_a_mistake(monkeypatch, dataset_dir):
         cli.main(["info", str(dataset_dir)])
 
 
-@pytest.mark.parametrize("step", ["_assign", "_write_vertices"])
+@pytest.mark.parametrize("step", ["_assign", "write_vertices"])
 def test_ctrl_c_ends_in_130_and_the_same_command_goes_on(capsys, monkeypatch, tmp_path, npz_file, step):
     def interrupt(*args):
         raise KeyboardInterrupt
@@ -483,7 +486,7 @@ def test_ctrl_c_ends_in_130_and_the_same_command_goes_on(capsys, monkeypatch, tm
     assert err.splitlines()[-1] == (
         "salientpp partition: interrupted; the same command goes on after the last step that was done"
     )
-    done = step == "_write_vertices"
+    done = step == "write_vertices"
     assert sorted(path.name for path in tmp_path.iterdir()) == [*([".d.writing"] if done else []), "ring.npz"]
     other = run(capsys, *command, "--seed", 1)
     if done:

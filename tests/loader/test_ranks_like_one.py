@@ -117,10 +117,10 @@ def check_converted(rank: int, root: str, graph: str, fanouts: list[int], batch_
     return counts
 
 
-@pytest.mark.parametrize("method", ["metis-vip", "kaminpar-vip"])
+@pytest.mark.parametrize("method", ["metis", "kaminpar"])
 def test_a_graph_that_was_converted_and_partitioned_gives_the_batches_of_one_process(tmp_path, method):
     """From the files of the converted graph, which the directory has no part in but for original ids."""
-    if method == "kaminpar-vip":
+    if method == "kaminpar":
         pytest.importorskip("kaminpar")
     graph = generate(tmp_path / "graph", num_vertices=3000, average_degree=8, num_features=6, train_fraction=0.1)
     salientpp.partition(load_dataset(f"converted:{graph}"), 2, tmp_path / "parts", FANOUTS, BATCH, method=method)

@@ -10,9 +10,12 @@ from torch import Tensor
 
 import salientpp
 from salientpp import Graph, inclusion_probability, ops
+from salientpp.partitioning import options
+from salientpp.partitioning.assign import assign_parts
 from salientpp.partitioning.balance import loads_and_limits
-from salientpp.partitioning.numbering import assign_for
+from salientpp.partitioning.options import PartitionOptions
 from salientpp.partitioning.refine import _Hops, refine_by_vip
+from salientpp.partitioning.workload import assign_for
 from salientpp.store.directory.given_splits import collect_splits
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 
@@ -50,8 +53,8 @@ def part_loads(assignment: Tensor, weights: Tensor, num_parts: int) -> Tensor:
 def test_rows_never_rise_and_no_load_passes_its_limit(fanouts, num_parts, batch_size, method):
     graph, splits = communities(num_parts)
     options = dict(splits=splits, seeds=splits["train"], num_neighbors=fanouts, batch_size=batch_size)
-    before = assign_for(graph, num_parts, method=method, **options)
-    after = assign_for(graph, num_parts, method=f"{method}-refined", **options)
+    before = assign_for(graph, num_parts, PartitionOptions(method, "equal", refine=False), **options)
+    after = assign_for(graph, num_parts, PartitionOptions(method, "equal", refine=True), **options)
     rows = [
         predicted_rows(graph, found.assignment, num_parts, splits["train"], fanouts, batch_size)
         for found in (before, after)
@@ -63,16 +66,14 @@ def test_rows_never_rise_and_no_load_passes_its_limit(fanouts, num_parts, batch_
     was, now = (part_loads(found.assignment, weights, num_parts) for found in (before, after))
     assert bool((now <= torch.maximum(limits, was.amax(0))).all())
     assert bool((now[:, 0] > 0).all())
-    again = assign_for(graph, num_parts, method=f"{method}-refined", **options)
+    again = assign_for(graph, num_parts, PartitionOptions(method, "equal", refine=True), **options)
     assert torch.equal(again.assignment, after.assignment)
 
 
 def test_the_cost_of_a_vertex_that_is_no_seed_is_what_its_move_changes():
     graph, splits = communities(1)
     seeds, fanouts, batch_size, num_parts = splits["train"], [4, 3, 2], 16, 6
-    assignment = assign_for(
-        graph, num_parts, method="random", splits=splits, seeds=seeds, num_neighbors=fanouts, batch_size=batch_size
-    ).assignment
+    assignment = assign_parts(graph, num_parts, method="random", seed_sets=splits).assignment
     rows, cost = _Hops(graph, fanouts).costs(assignment, num_parts, seeds, batch_size)
     assert rows == pytest.approx(predicted_rows(graph, assignment, num_parts, seeds, fanouts, batch_size), rel=1e-5)
     others = torch.ones(graph.num_vertices, dtype=torch.bool).index_fill_(0, seeds, False).nonzero().flatten()
@@ -145,15 +146,14 @@ def test_swaps_keep_every_kind_of_load():
     assert 100 < int((moved != start).sum()) <= 201
 
 
-@pytest.mark.parametrize("seeds", [None, torch.empty(0, dtype=torch.int64), torch.tensor([7])])
+@pytest.mark.parametrize("seeds", [None, torch.tensor([7])])
 def test_any_seeds_will_do(seeds):
     graph, splits = communities(4)
-    found = assign_for(
-        graph, 3, method="random-refined", splits=splits, seeds=seeds, num_neighbors=[3, 2], batch_size=8
-    )
+    options = PartitionOptions("random", refine=True)
+    found = assign_for(graph, 3, options, splits=splits, seeds=seeds, num_neighbors=[3, 2], batch_size=8)
     assert found.assignment.unique().tolist() == [0, 1, 2]
     ids = torch.arange(graph.num_vertices) if seeds is None else seeds
-    plain = assign_for(graph, 3, method="random", splits=splits, seeds=seeds, num_neighbors=[3, 2], batch_size=8)
+    plain = assign_parts(graph, 3, method="random", seed_sets=splits)
     assert predicted_rows(graph, found.assignment, 3, ids, [3, 2], 8) <= (1 + 1e-5) * predicted_rows(
         graph, plain.assignment, 3, ids, [3, 2], 8
     )
@@ -167,16 +167,110 @@ def test_one_part_stays_one():
     assert torch.equal(refine_by_vip(graph, start, 1, **options), start)
 
 
-def test_partition_takes_the_name_and_several_types_of_vertices_do_not(tmp_path):
+def partition(data, num_parts, root, **options) -> tuple[salientpp.PartitionedGraph, str]:
+    """The directory, and what the step that assigns vertices is called."""
+    steps: list[str] = []
+    part = salientpp.partition(data, num_parts, root, [3, 2], 16, on_step=steps.append, **options)
+    (assigning,) = (step for step in steps if step.startswith("assigning"))
+    return part, assigning
+
+
+def assignment_of(part: salientpp.PartitionedGraph) -> Tensor:
+    """The part of every vertex, by the user's ids."""
+    found = torch.empty(part.num_vertices, dtype=torch.int64)
+    found[part.original_id(torch.arange(part.num_vertices))] = part.book.owner(torch.arange(part.num_vertices))
+    return found
+
+
+@pytest.mark.parametrize("edge_weights", ["vip", "equal"])
+def test_parts_are_refined_unless_that_is_refused(tmp_path, edge_weights):
     data = random_data(300, 1500, seed=6)
-    part = salientpp.partition(data, 3, tmp_path / "parts", [3, 2], 16, method="random-refined")
-    plain = salientpp.partition(data, 3, tmp_path / "plain", [3, 2], 16, method="random")
+    default, named = partition(data, 3, tmp_path / "default", edge_weights=edge_weights)
+    asked, _ = partition(data, 3, tmp_path / "asked", edge_weights=edge_weights, refine=True)
+    plain, plain_named = partition(data, 3, tmp_path / "plain", edge_weights=edge_weights, refine=False)
+    words = "" if edge_weights == "vip" else " with equal edge weights"
+    assert named == f"assigning 300 vertices to 3 parts by metis{words}, refined"
+    assert plain_named == f"assigning 300 vertices to 3 parts by metis{words}"
+    for found, refine in ((default, True), (asked, True), (plain, False)):
+        assert found.description.partitioning == {
+            "method": "metis",
+            "edge_weights": edge_weights,
+            "refine": refine,
+            "order": "vip",
+        }
+    assert default.fingerprint == asked.fingerprint
+    graph, seeds = Graph.from_data(data), data.train_mask.nonzero().flatten()
+    rows = [predicted_rows(graph, assignment_of(found), 3, seeds, [3, 2], 16) for found in (default, plain)]
+    assert rows[0] < rows[1]
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        ({"method": "random"}, "by random, not refined (the assignment is random)"),
+        ({"method": torch.arange(300) % 3}, "parts, not refined (the assignment is given)"),
+        ({"split": {"train": torch.empty(0, dtype=torch.int64)}}, "not refined (refinement needs vertices that batches start from)"),
+    ],
+    ids=["random", "given", "no seeds"],
+)  # fmt: skip
+def test_what_is_not_refined_by_itself_is_said(tmp_path, options, why):
+    part, named = partition(random_data(300, 1500, seed=6), 3, tmp_path / "d", **options)
+    plain, plain_named = partition(random_data(300, 1500, seed=6), 3, tmp_path / "plain", refine=False, **options)
+    assert named.endswith(why) and "refined" not in plain_named
+    assert not part.description.partitioning["refine"]
+    assert part.fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize("method", ["random", torch.arange(300) % 3], ids=["random", "given"])
+def test_random_and_given_parts_are_refined_where_that_is_asked_for(tmp_path, method):
+    data = random_data(300, 1500, seed=6)
+    part, named = partition(data, 3, tmp_path / "parts", method=method, refine=True)
+    plain, _ = partition(data, 3, tmp_path / "plain", method=method)
+    assert named.endswith(", refined") and part.description.partitioning["refine"]
     cut = [found.manifest["quality"]["edge_cut"] for found in (part, plain)]
     assert cut[0] < cut[1]
-    with pytest.raises(
-        ValueError, match="method 'metis-refined' is for graphs of one type of vertices, got 3; use 'metis'"
-    ):
-        salientpp.partition(random_hetero(), 2, tmp_path / "types", [3, 2], 16, method="metis-refined")
+
+
+def test_a_large_graph_is_refined_only_where_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(options, "MOST_EDGES_OF_METIS", 1000)
+    data = random_data(300, 1500, seed=6)
+    part, named = partition(data, 3, tmp_path / "d", method="metis")
+    assert named.endswith("by metis, not refined (the graph has more than 2^26 edges)")
+    asked, named = partition(data, 3, tmp_path / "asked", method="metis", refine=True)
+    assert named.endswith("by metis, refined") and asked.fingerprint != part.fingerprint
+
+
+def test_one_part_needs_no_refinement(tmp_path):
+    for refine in (None, True):
+        part, named = partition(random_data(60, 300), 1, tmp_path / str(refine), refine=refine)
+        assert named.endswith("to 1 parts by metis") and not part.description.partitioning["refine"]
+
+
+def test_a_refinement_that_cannot_be_done_is_refused(tmp_path):
+    typed, named = partition(random_hetero(), 2, tmp_path / "types")
+    assert named.endswith("by metis, not refined (refinement needs one type of vertices and edges)")
+    assert not typed.description.partitioning["refine"]
+    text = "refine=True needs one type of vertices and edges, got a graph with types; leave refine out, or pass refine=False"
+    with pytest.raises(ValueError, match=text):
+        partition(random_hetero(), 2, tmp_path / "refused", refine=True)
+    text = "refine=True needs vertices that batches start from, got no seeds; leave refine out, or pass refine=False"
+    with pytest.raises(ValueError, match=text):
+        partition(random_data(60, 300), 2, tmp_path / "refused", refine=True, split={"train": []})
+    assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"method": "metis-vip"}, "method must be 'auto', 'metis', 'kaminpar', 'random' or an assignment, got 'metis-vip'"),
+        ({"edge_weights": None}, "edge_weights must be 'vip' or 'equal', got None"),
+        ({"order": "degree"}, "order must be 'vip' or 'original', got 'degree'"),
+        ({"refine": "vip"}, "refine must be True, False or None, got 'vip'"),
+    ],
+)  # fmt: skip
+def test_options_that_are_not_there_are_refused(tmp_path, options, text):
+    with pytest.raises(ValueError, match=text):
+        partition(random_data(60, 300), 2, tmp_path / "d", **options)
 
 
 @pytest.mark.parametrize("name", ["facebook_pages", "debian_full"])
@@ -186,8 +280,8 @@ def test_on_real_graphs_batches_fetch_a_twentieth_less(name):
     splits = collect_splits(data, None, data.y, graph.num_vertices)
     options = dict(splits=splits, seeds=splits["train"], num_neighbors=[15, 10, 5], batch_size=256)
     counted = []
-    for method in ("metis-vip", "metis-vip-refined"):
-        found = assign_for(graph, 4, method=method, **options)
+    for refine in (False, None):
+        found = assign_for(graph, 4, PartitionOptions(refine=refine), **options)
         assert max(found.balance.values()) <= 1.0501
         rows = 0
         for part in range(4):

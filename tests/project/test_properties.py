@@ -551,7 +551,7 @@ def test_any_graph_comes_back_from_its_directory(tmp_path, data):
     for name in ("train", "val", "test"):
         whole[f"{name}_mask"] = torch.from_numpy(data.draw(arrays(np.bool_, num_vertices)))
     num_parts = data.draw(st.integers(1, num_vertices + 3))
-    method = data.draw(st.sampled_from(["metis", "metis-vip", "random", "given"]))
+    method = data.draw(st.sampled_from(["metis", "random", "given"]))
     if method == "given":
         method = torch.from_numpy(data.draw(arrays(np.int64, num_vertices, elements=st.integers(0, num_parts - 1))))
     features = {name: whole[name] for name in ("x", "edge_attr")}

@@ -169,6 +169,8 @@ class Description:
         num_neighbors, batch_size, seeds: the workload that order and VIP are of: fanouts per edge type, seeds per batch, and
             the (type, split) that these come from; (None, 'all') is all vertices of all types.
         quality: of the partition.
+        partitioning: "method" ('given' of a given assignment), "edge_weights" (null where none were used), "refine" and "order", as in
+            :class:`~salientpp.partitioning.options.PartitionOptions`; None: the writer did not say.
     """
 
     version: int
@@ -180,6 +182,7 @@ class Description:
     batch_size: int
     seeds: tuple[str | None, str]
     quality: Mapping[str, Any]
+    partitioning: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Description:
@@ -189,6 +192,7 @@ class Description:
             "num_parts": manifest["num_parts"],
             "batch_size": workload["batch_size"],
             "quality": manifest["quality"],
+            "partitioning": manifest.get("partitioning"),
         }
         if manifest["version"] == 1:
             vertices = VertexType(
@@ -240,6 +244,7 @@ class Description:
             "num_parts": self.num_parts,
             "quality": self.quality,
             "files": files,
+            **({} if self.partitioning is None else {"partitioning": self.partitioning}),
         }
         workload = {"num_neighbors": self.num_neighbors, "batch_size": self.batch_size, "seeds": list(self.seeds)}
         if self.version == 1:

@@ -179,6 +179,18 @@ _EDGE_TYPE: Schema = {
 }
 
 
+#: Directories of earlier writers have no such field.
+_PARTITIONING = (
+    "method and order, strings; edge_weights, null or a string; refine, true or false",
+    _record(
+        method=lambda value: isinstance(value, str),
+        order=lambda value: isinstance(value, str),
+        edge_weights=lambda value: value is None or isinstance(value, str),
+        refine=lambda value: isinstance(value, bool),
+    ),
+)
+
+
 def read_manifest(root: Path) -> dict[str, Any]:
     path = root / "manifest.json"
     try:
@@ -261,6 +273,7 @@ def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dt
     for type_ in described.types:
         _check_splits(type_, described.num_parts)
     _check_workload(described)
+    _check_partitioning(described)
     _check_time(described)
     _check_narrow(described)
     _check_files(described, manifest["files"], stored_dtype)
@@ -328,6 +341,12 @@ def _check_workload(described: Description) -> None:
             f"workload.num_neighbors must have a list for each of {len(described.edge_types)} edge types, all of one length, got "
             f"{_shown(described.num_neighbors)}"
         )
+
+
+def _check_partitioning(described: Description) -> None:
+    words, check = _PARTITIONING
+    if described.partitioning is not None and not check(described.partitioning):
+        raise ValueError(f"partitioning must be {words}, got {_shown(described.partitioning)}")
 
 
 def _check_time(described: Description) -> None:

@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import distributed
@@ -47,8 +48,8 @@ from torch_geometric.transforms import RandomLinkSplit
 
 import salientpp
 from salientpp import LinkNeighborLoader
-from salientpp.partitioning import numbering as layout
-from salientpp.store.directory import files, writer
+from salientpp.partitioning import numbering, options
+from salientpp.store.directory import files, step_writer
 from salientpp.store.directory.files import DatasetError
 
 
@@ -90,9 +91,7 @@ def bits(rows: Tensor) -> Tensor:
 # --- round trip ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("num_parts", "method"), [(K, method) for K in (1, 3, 7) for method in ("metis", "metis-vip", "random")]
-)
+@pytest.mark.parametrize(("num_parts", "method"), [(K, method) for K in (1, 3, 7) for method in ("metis", "random")])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_vertex_and_edge_comes_back(tmp_path, num_parts, method, seed):
     data = hostile_data(seed)
@@ -193,9 +192,9 @@ DTYPES = [
 
 def read_in_pieces(monkeypatch):
     """As rows of large mapped files are."""
-    monkeypatch.setattr(writer, "_COPY_BYTES", 100)
-    monkeypatch.setattr(writer, "_SPAN_BYTES", 30)
-    monkeypatch.setattr(writer, "releaser", lambda rows: lambda: None)
+    monkeypatch.setattr(step_writer, "_COPY_BYTES", 100)
+    monkeypatch.setattr(step_writer, "_SPAN_BYTES", 30)
+    monkeypatch.setattr(step_writer, "releaser", lambda rows: lambda: None)
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
@@ -235,12 +234,42 @@ def test_writing_in_many_small_pieces_gives_the_same_files(tmp_path, monkeypatch
     data = hostile_data(9)
     write(data, 3, tmp_path / "whole")
     read_in_pieces(monkeypatch)
-    monkeypatch.setattr(layout, "_EDGES_AT_ONCE", 7)
+    monkeypatch.setattr(numbering, "_EDGES_AT_ONCE", 7)
     write(data, 3, tmp_path / "pieces")
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("method", ["metis", "metis-vip", "random"])
+@pytest.mark.parametrize("several_types", [False, True])
+def test_an_order_changes_ids_inside_a_part_and_nothing_else(tmp_path, several_types):
+    data = random_hetero() if several_types else random_data(seed=3)
+    vip, original = (
+        salientpp.partition(data, 3, tmp_path / order, [3, 2], 8, order=order) for order in ("vip", "original")
+    )
+    assert original.description.partitioning["order"] == "original"
+    assert vip.description.quality == original.description.quality
+    for of_vip, of_original in zip(vip.description.node_types, original.description.node_types):
+        assert of_vip.offsets == of_original.offsets
+        ids = [torch.from_numpy(np.load(part.root / of_vip.original_id_file)) for part in (vip, original)]
+        for begin, end in pairwise(of_original.offsets):
+            assert torch.equal(ids[1][begin:end], ids[0][begin:end].sort().values)
+        for p in range(3):
+            probability = [torch.from_numpy(np.load(part.root / of_vip.vip_file(p))) for part in (vip, original)]
+            assert torch.equal(probability[0][ids[0].argsort()], probability[1][ids[1].argsort()])
+
+
+def test_a_manifest_says_how_parts_were_made_in_fields_of_the_right_types(tmp_path):
+    part = salientpp.partition(random_data(), 2, tmp_path / "d", [3, 2], 8)
+    for change in ({"refine": 1}, {"method": None}, {"edge_weights": 3}):
+        manifest = {**part.manifest, "partitioning": {**part.manifest["partitioning"], **change}}
+        with pytest.raises(
+            ValueError, match="partitioning must be method and order, strings; .* refine, true or false, got "
+        ):
+            check_manifest(manifest, lambda dtype: files.numpy_dtype(dtype).str)
+    older = {name: value for name, value in part.manifest.items() if name != "partitioning"}
+    check_manifest(older, lambda dtype: files.numpy_dtype(dtype).str)
+
+
+@pytest.mark.parametrize("method", ["metis", "random"])
 def test_the_same_input_gives_byte_identical_files(tmp_path, method):
     data = random_data(seed=3, edge_attributes=True)
     a = write(data, 4, tmp_path / "a", method=method, seed=5)
@@ -255,24 +284,24 @@ def test_the_same_input_gives_byte_identical_files(tmp_path, method):
 @pytest.mark.parametrize("several_types", [False, True])
 @pytest.mark.parametrize(
     ("most_edges", "has_kaminpar", "named"),
-    [(10**6, True, "metis-vip"), (10, False, "metis-vip"), (10, True, "kaminpar-vip")],
+    [(10**6, True, "metis"), (10, False, "metis"), (10, True, "kaminpar")],
 )
 def test_by_itself_a_large_graph_is_left_to_kaminpar_where_it_is_installed(
     tmp_path, monkeypatch, several_types, most_edges, has_kaminpar, named
 ):
-    if named == "kaminpar-vip":
+    if named == "kaminpar":
         pytest.importorskip("kaminpar")
-    monkeypatch.setattr(layout, "MOST_EDGES_OF_METIS", most_edges)
-    monkeypatch.setattr(layout, "has_kaminpar", lambda: has_kaminpar)
+    monkeypatch.setattr(options, "MOST_EDGES_OF_METIS", most_edges)
+    monkeypatch.setattr(options, "has_kaminpar", lambda: has_kaminpar)
     data = random_hetero() if several_types else random_data(seed=3)
     steps, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)  # with several, KaMinPar's parts vary
     try:
-        for name, options in {"a": {}, "b": {"method": "auto"}, "c": {"method": named}}.items():
-            salientpp.partition(data, 2, tmp_path / name, [3, 2], 8, progress=Told(steps.append), **options)
+        for name, chosen in {"a": {}, "b": {"method": "auto"}, "c": {"method": named}}.items():
+            salientpp.partition(data, 2, tmp_path / name, [3, 2], 8, progress=Told(steps.append), **chosen)
     finally:
         torch.set_num_threads(threads)
-    assert sum(step.endswith(f" to 2 parts by {named}") for step in steps) == 3
+    assert sum(f" to 2 parts by {named}," in step for step in steps) == 3
     assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(tmp_path / "c")
 
 

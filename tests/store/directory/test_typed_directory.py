@@ -134,7 +134,7 @@ def mask_splits(data: HeteroData) -> dict[str, dict[str, Tensor]]:
 # --- round trip ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["metis-vip", "metis", "random"])
+@pytest.mark.parametrize("method", ["metis", "random"])
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_row_edge_split_and_id_of_every_type_comes_back(tmp_path, seed, num_parts, method):
@@ -298,11 +298,11 @@ def limit_of(load: Tensor, num_parts: int, tolerance: float = 0.05) -> int:
     return max(int((1 + tolerance) * total / num_parts), -(-total // num_parts), int(load.max()))
 
 
-@pytest.mark.parametrize("method", ["metis-vip", "metis"])
+@pytest.mark.parametrize("edge_weights", ["vip", "equal"])
 @pytest.mark.parametrize("num_parts", [2, 4])
-def test_vertices_of_types_edges_of_relations_and_splits_are_balanced(tmp_path, num_parts, method):
+def test_vertices_of_types_edges_of_relations_and_splits_are_balanced(tmp_path, num_parts, edge_weights):
     data = synthetic_mag(num_papers=4000, num_features=4, papers_per_institution=15)
-    part = salientpp.partition(data, num_parts, tmp_path / "d", [5, 5], 32, method=method)
+    part = salientpp.partition(data, num_parts, tmp_path / "d", [5, 5], 32, edge_weights=edge_weights)
     loads = {f"vertices of {name}": part.books[name].offsets.diff() for name in part.node_types}
     single = {name: torch.ones(part.books[name].num_vertices, dtype=torch.int64) for name in part.node_types}
     heaviest = {f"vertices of {name}": single[name] for name in part.node_types}
@@ -453,7 +453,7 @@ def broken(change) -> HeteroData:
         ({"num_neighbors": {CITES: [3]}}, "num_neighbors must have a list for every edge type, and has none for"),
         ({"num_neighbors": {("a", "b", "c"): [3]}}, r"num_neighbors must be of edge types of the data .*, got \('a', 'b', 'c'\)"),
         ({"num_neighbors": [-2]}, r"num_neighbors\[0\] must be an integer >= 0, or -1"),
-        ({"method": torch.zeros(60)}, "method must be 'metis-vip', 'metis', 'random' or a mapping from node types to tensors of part ids, got Tensor"),
+        ({"method": torch.zeros(60)}, "method must be 'auto', 'metis', 'kaminpar', 'random' or a mapping from node types to tensors of part ids, got Tensor"),
         ({"method": {"paper": torch.zeros(60).long()}}, "method must have a tensor of part ids for every node type, and has none for 'author'"),
         ({"method": {"venues": torch.zeros(60).long()}}, "method must be of node types of the data .*, got 'venues'"),
         ({"method": "kahip"}, "method must be .*, got 'kahip'"),

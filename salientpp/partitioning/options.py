@@ -1,0 +1,127 @@
+"""Declares the options of partitioning, and decides what 'auto' and an unset ``refine`` mean for a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from salientpp.partitioning.kaminpar import has_kaminpar
+
+#: What assigns vertices to parts, besides a given assignment.
+METHODS = ("auto", "metis", "kaminpar", "random")
+#: How METIS and KaMinPar weigh an edge.
+EDGE_WEIGHTS = ("vip", "equal")
+#: How vertices are numbered inside a part.
+ORDERS = ("vip", "original")
+
+#: METIS does not get larger graphs whole, so 'auto' leaves them to KaMinPar. Refinement is off there unless it is asked for: on 92.9 M edges it changed
+#: the predicted rows by -1 to +1 %, and took 30 s and, beside KaMinPar, twice the memory.
+MOST_EDGES_OF_METIS = 2**26
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionOptions:
+    """How vertices are assigned to parts and numbered inside a part.
+
+    Attributes:
+        method: one of ``METHODS``; or a given assignment, an integer tensor [N] of parts, of several types a mapping from node types to such tensors.
+        edge_weights: one of ``EDGE_WEIGHTS``: 'vip' weighs an edge by how often batches draw it, 'equal' minimises the number of edges that are cut. Only
+            METIS and KaMinPar use them.
+        order: one of ``ORDERS``: descending inclusion probability, or the user's order.
+        refine: whether vertices then move between parts while fewer rows are predicted to travel. None: wherever METIS or KaMinPar assigned the vertices of
+            one type, of a graph with at most 2^26 edges.
+        tolerance: allowed excess of a part over the mean, per balanced quantity.
+        seed: of METIS, KaMinPar or the random assignment.
+    """
+
+    method: str | Tensor | Mapping[str, Tensor] = "auto"
+    edge_weights: str = "vip"
+    order: str = "vip"
+    refine: bool | None = None
+    tolerance: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.method, str):
+            _check_name("method", self.method, METHODS, " or an assignment")
+        _check_name("edge_weights", self.edge_weights, EDGE_WEIGHTS)
+        _check_name("order", self.order, ORDERS)
+        if self.refine not in (None, False, True):
+            raise ValueError(f"refine must be True, False or None, got {self.refine!r}")
+
+    def decided(
+        self, *, num_parts: int, num_edges: int, num_seeds: int, is_hetero: bool = False
+    ) -> tuple[PartitionOptions, str | None]:
+        """The options with a method and a ``refine`` that are decided for a graph.
+
+        Args:
+            num_edges: edges of all relations.
+            num_seeds: vertices that batches start from.
+            is_hetero: the graph may have several types of vertices and edges.
+
+        Returns:
+            The options, and why parts are not refined, where nobody said whether they should be.
+
+        Raises:
+            ValueError: ``refine`` is True, and there is no refinement of such a graph.
+        """
+        method: Any = self.method
+        is_large = num_edges > MOST_EDGES_OF_METIS
+        if isinstance(method, str) and method == "auto":
+            method = "kaminpar" if is_large and has_kaminpar() else "metis"
+        impossible = None
+        if is_hetero:
+            impossible = "one type of vertices and edges", "a graph with types"
+        elif num_seeds == 0:
+            impossible = "vertices that batches start from", "no seeds"
+        if self.refine and impossible:
+            raise ValueError(
+                f"refine=True needs {impossible[0]}, got {impossible[1]}; leave refine out, or pass refine=False"
+            )
+        why = None
+        if self.refine is None and num_parts > 1:
+            why = f"refinement needs {impossible[0]}" if impossible else _unwanted(method, is_large)
+        refine = num_parts > 1 and self.refine is not False and why is None
+        return replace(self, method=method, refine=refine), why
+
+    @property
+    def uses_vip_weights(self) -> bool:
+        return self.edge_weights == "vip" and isinstance(self.method, str) and self.method in ("metis", "kaminpar")
+
+    @property
+    def words(self) -> str:
+        """`` by ...``, or nothing of a given assignment."""
+        if not isinstance(self.method, str):
+            return ""
+        is_cut_equally = self.edge_weights == "equal" and self.method != "random"
+        return f" by {self.method}{' with equal edge weights' if is_cut_equally else ''}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What a dataset directory says about how it was partitioned, of options that are decided."""
+        named = self.method if isinstance(self.method, str) else "given"
+        is_cut = named in ("metis", "kaminpar")
+        return {
+            "method": named,
+            "edge_weights": self.edge_weights if is_cut else None,
+            "refine": self.refine,
+            "order": self.order,
+        }
+
+
+def _unwanted(method: Any, is_large: bool) -> str | None:
+    """Why parts are not refined unless that is asked for; None: they are."""
+    if not isinstance(method, str):
+        return "the assignment is given"
+    if method == "random":
+        return "the assignment is random"
+    return "the graph has more than 2^26 edges" if is_large else None
+
+
+def _check_name(option: str, given: Any, names: tuple[str, ...], more: str = "") -> None:
+    if not isinstance(given, str) or given not in names:
+        raise ValueError(
+            f"{option} must be {', '.join(map(repr, names[:-1]))}{',' if more else ' or'} {names[-1]!r}{more}, got {given!r}"
+        )

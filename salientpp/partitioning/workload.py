@@ -1,0 +1,66 @@
+"""Assigns the vertices of a graph to parts for a workload: with edge weights by VIP, and refined by VIP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from salientpp.graph.csc import Graph
+from salientpp.partitioning.assign import PartitionAssignment, assign_parts, check_num_parts
+from salientpp.partitioning.balance import loads_and_limits
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.partitioning.refine import refine_by_vip
+from salientpp.vip.inclusion import draw_weights
+
+
+def assign_for(
+    graph: Graph,
+    num_parts: int,
+    options: PartitionOptions,
+    *,
+    splits: Mapping[str, Tensor],
+    seeds: Tensor | None,
+    num_neighbors: Sequence[int],
+    batch_size: int,
+) -> PartitionAssignment:
+    """Assign every vertex to one of K parts for a workload.
+
+    Args:
+        options: with ``edge_weights='vip'`` METIS and KaMinPar get the weights of :func:`~salientpp.vip.inclusion.draw_weights`, for the steps of K ranks.
+            With ``refine``, what a method found is improved by :func:`~salientpp.partitioning.refine.refine_by_vip`.
+        splits: name to int64 ids, balanced as ``seed_sets`` of :func:`~salientpp.partitioning.assign.assign_parts`.
+        seeds: int64 ids that batches start from; None: all vertices.
+        num_neighbors, batch_size: of the batches.
+
+    Raises:
+        ValueError, ImportError, PartitionerError: as of ``assign_parts``; or ``refine`` is True and cannot be done.
+    """
+    check_num_parts(num_parts)
+    seeds = torch.arange(graph.num_vertices, device="cpu") if seeds is None else seeds
+    options, _ = options.decided(num_parts=num_parts, num_edges=graph.num_edges, num_seeds=seeds.numel())
+    weights = None
+    if options.uses_vip_weights:
+        # A graph of its own, so that its transpose is not kept while METIS wants the memory.
+        own = Graph.trusted(graph.indptr, graph.indices)
+        weights = draw_weights(own, seeds, num_neighbors, batch_size * num_parts)
+        del own
+    found = assign_parts(
+        graph,
+        num_parts,
+        method=options.method,  # type: ignore[arg-type]  # checked there
+        seed_sets=splits,
+        edge_weights=weights,
+        tolerance=options.tolerance,
+        seed=options.seed,
+    )
+    if not options.refine:
+        return found
+    del weights
+    loads, limits = loads_and_limits(graph, num_parts, splits, options.tolerance)
+    refined = refine_by_vip(
+        Graph.trusted(graph.indptr, graph.indices), found.assignment, num_parts, seeds=seeds, num_neighbors=num_neighbors, batch_size=batch_size,
+        weights=loads, limits=limits,
+    )  # fmt: skip
+    return assign_parts(graph, num_parts, method=refined, seed_sets=splits)

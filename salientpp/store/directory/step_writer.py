@@ -1,0 +1,75 @@
+"""Writes arrays as .npy files, piece by piece, in steps that a journal notes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from salientpp.graph.mapped import nothing, releaser
+from salientpp.store.directory.files import STORED_AS, numpy_dtype
+from salientpp.store.directory.journal import Journal, says_what_to_do
+from salientpp.store.rows import put_rows
+
+_COPY_BYTES = 64 * 2**20
+
+#: Of a mapped file about as much is resident while its rows are copied.
+_SPAN_BYTES = 256 * 2**20
+
+
+class StepWriter:
+    """Writes arrays piece by piece, in steps that the journal notes."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.root = journal.root
+        self._journal = journal
+        self._written: dict[str, dict[str, Any]] = {}
+
+    def step(self, name: str, write: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any]:
+        """What a step finds: of the journal if it is done, else of ``write``, whose files get their names now."""
+        facts = self._journal.facts(name)
+        if facts is None:
+            found = write()
+            facts = self._journal.note(name, self._written, found or {})
+            self._written = {}
+        return facts
+
+    def write(self, name: str, dtype: torch.dtype, shape: Sequence[int], pieces: Iterable[Tensor]) -> None:
+        """Write tensors that follow one another along dimension 0."""
+        stored, on_disk = STORED_AS.get(dtype, dtype), numpy_dtype(dtype)
+        path = self._journal.work / name
+        header = {"descr": np.lib.format.dtype_to_descr(on_disk), "fortran_order": False, "shape": tuple(shape)}
+        with says_what_to_do(self.root / name):
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for piece in pieces:
+                    file.write(
+                        piece.to(dtype).contiguous().view(stored).numpy().data.cast("B") if piece.numel() else b""
+                    )
+                file.flush()
+                os.fsync(file.fileno())
+        self._written[name] = {"dtype": on_disk.str, "shape": list(shape)}
+
+    def write_tensor(self, name: str, tensor: Tensor) -> None:
+        self.write(name, tensor.dtype, tensor.shape, [tensor])
+
+
+def take_rows(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
+    """``rows[ids]`` in pieces. A mapped file is read from its beginning to its end for each, and not held."""
+    release = releaser(rows)
+    num_runs = 1 if release is nothing else -(-rows.nbytes // _SPAN_BYTES)
+    for some in ids.split(max(1, _COPY_BYTES // max(1, rows.nbytes // max(1, rows.size(0))))):
+        if num_runs <= 1:
+            yield rows[some]
+            continue
+        piece = torch.empty((some.numel(), *rows.shape[1:]), dtype=rows.dtype, device="cpu")
+        ascending = some.argsort()
+        for run in ascending.split(-(-some.numel() // num_runs)):
+            put_rows(rows, some[run], piece, run)
+            release()
+        yield piece

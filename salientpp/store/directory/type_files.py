@@ -1,0 +1,101 @@
+"""Writes the files of one type of vertices or edges: ids, inclusion probabilities, neighbour lists, rows and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from salientpp.graph.relation import Relation
+from salientpp.partitioning.numbering import Numbering, VipNumbering, relabeled_edges
+from salientpp.store.directory.contents import Contents
+from salientpp.store.directory.description import EdgeType, VertexType
+from salientpp.store.directory.step_writer import StepWriter, take_rows
+from salientpp.store.narrow import Narrow
+
+
+def write_numbering(writer: StepWriter, vertices: VertexType, numbering: VipNumbering) -> None:
+    """Original ids and probabilities of one type of vertices."""
+    writer.write_tensor(vertices.original_id_file, numbering.order)
+    for part_id, probability in enumerate(numbering.vip):
+        writer.write_tensor(vertices.vip_file(part_id), probability)
+
+
+def write_edges(
+    writer: StepWriter,
+    edges: EdgeType,
+    relation: Relation,
+    numberings: Mapping[str | None, Numbering],
+    contents: Contents,
+) -> None:
+    """Topology, attributes and splits of one edge type."""
+    targets, sources = numberings[edges.target], numberings[edges.source]
+    indptr, _ = relabeled_edges(relation, targets, sources)
+
+    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+        """The user's numbers of edges in new order, and their sources."""
+        for position, source in relabeled_edges(relation, targets, sources)[1]:
+            yield position if relation.edge_id is None else relation.edge_id[position], source
+
+    def write_lists() -> None:
+        writer.write_tensor(edges.indptr_file, indptr)
+        sources_of_all = (source for _, source in pieces())
+        writer.write(edges.indices_file, relation.indices.dtype, relation.indices.shape, sources_of_all)
+
+    def write_rows(name: str, rows: Tensor) -> None:
+        writer.write(edges.rows_file(name), rows.dtype, rows.shape, (rows[number] for number, _ in pieces()))
+
+    def write_split(name: str, ids: Tensor) -> None:
+        chosen = torch.zeros(edges.num_edges, dtype=torch.bool, device="cpu")
+        chosen[ids] = True
+        position = torch.cat([chosen[:0], *(chosen[number] for number, _ in pieces())]).nonzero().flatten()
+        first = torch.searchsorted(position, indptr[targets.book.offsets]).tolist()
+        for part_id, (begin, end) in enumerate(pairwise(first)):
+            writer.write_tensor(edges.split_file(name, part_id), position[begin:end])
+
+    writer.step(edges.indices_file, write_lists)
+    for name, rows in contents.edge_columns[edges.name].items():
+        writer.step(edges.rows_file(name), partial(write_rows, name, rows))
+    for name, ids in contents.edge_splits[edges.name].items():
+        writer.step(f"{edges.prefix}split {name}", partial(write_split, name, ids))
+
+
+def write_vertices(
+    writer: StepWriter, vertices: VertexType, numbering: Numbering, contents: Contents, time_attr: str | None
+) -> None:
+    """Rows and splits of one type of vertices."""
+    columns, narrow = contents.node_columns[vertices.name], contents.narrow[vertices.name]
+    order = numbering.order
+
+    def write_rows(file: str, rows: Tensor, ids: Tensor, stored: Narrow | None = None) -> None:
+        pieces = take_rows(rows, ids)
+        if stored is None:
+            writer.write(file, rows.dtype, (ids.numel(), *rows.shape[1:]), pieces)
+        else:
+            writer.write(file, torch.uint8, (ids.numel(), stored.row_bytes), map(stored.encode, pieces))
+
+    def write_column(name: str, rows: Tensor, part_id: int, ids: Tensor) -> None:
+        write_rows(vertices.rows_file(name, part_id), rows, ids, narrow[name][0] if name in narrow else None)
+
+    if time_attr in columns:
+        file = vertices.time_file(time_attr)
+        writer.step(file, partial(write_rows, file, columns[time_attr], order))
+    for name, rows in columns.items() if vertices.replicated else ():
+        writer.step(vertices.rows_file(name, 0), partial(write_column, name, rows, 0, order))
+    in_split = {name: torch.zeros(vertices.num_vertices, dtype=torch.bool, device="cpu") for name in vertices.splits}
+    for name, ids in contents.splits[vertices.name].items():
+        in_split[name][ids] = True
+
+    def write_part(part_id: int) -> None:
+        begin, end = numbering.book.range_of(part_id)
+        own = order[begin:end]
+        for name, rows in columns.items() if not vertices.replicated else ():
+            write_column(name, rows, part_id, own)
+        for name, mask in in_split.items():
+            writer.write_tensor(vertices.split_file(name, part_id), mask[own].nonzero().flatten() + begin)
+
+    for part_id in range(numbering.book.num_parts):
+        writer.step(f"{vertices.prefix}part {part_id}", partial(write_part, part_id))

@@ -1,0 +1,72 @@
+"""Holds the folder in which a dataset directory is written until it is complete, and moves it into its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from salientpp.files import where_to_write
+from salientpp.store.directory.journal import JOURNAL, alone, has_steps
+
+
+def check_root_is_free(root: Path, overwrite: bool) -> None:
+    """Raise ValueError if something is there that may not be replaced."""
+    if root.exists() and not overwrite:
+        raise ValueError(f"{root} exists; pass overwrite=True to replace it, or choose another root")
+    if root.exists() and not (root / "manifest.json").is_file():
+        raise ValueError(f"{root} exists and is not a dataset directory, so it is not replaced; choose another root")
+
+
+@contextlib.contextmanager
+def folder_beside(root: Path) -> Iterator[Path]:
+    """The directory that becomes ``root``, held alone. On failure it stays if the next run can go on with it; else it goes, with the parents made for it."""
+    place = Path(os.path.realpath(root))
+    folder = place.parent / f".{place.name}.writing"
+    made = [path for path in (folder, *folder.parents) if not path.exists()]  # nearest first
+
+    def leave() -> None:
+        for path in made[1:]:
+            with contextlib.suppress(OSError):  # another process may have put something there
+                path.rmdir()
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        leave()
+        raise type(error)(
+            error.errno,
+            f"{root} cannot be written ({error.strerror}); {where_to_write(error, 'choose a root in a directory that you may write to')}",
+        ) from None
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (not made and found.st_uid != os.geteuid()):
+        raise ValueError(f"{folder} is no directory of yours; remove it, or choose another root")
+    with alone(folder, root):
+        try:
+            yield folder
+        except BaseException:
+            if (made or (folder / JOURNAL).is_file()) and not has_steps(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                leave()
+            raise
+
+
+def move_into_place(temporary: Path, root: Path) -> None:
+    """Rename a complete directory to ``root``, and remove the one that was there."""
+    place = Path(os.path.realpath(root))  # a link stays
+    if not place.exists():
+        temporary.rename(place)
+        return
+    # Not the process id alone: in a container it is often the same in every run, and a killed run leaves its files.
+    old = place.parent / f".{place.name}.replaced-{os.getpid()}-{secrets.token_hex(4)}"
+    place.rename(old)
+    try:
+        temporary.rename(place)
+    except BaseException:
+        old.rename(place)
+        raise
+    shutil.rmtree(old)
