@@ -51,6 +51,7 @@ from salientpp import LinkNeighborLoader
 from salientpp.partitioning import numbering, options
 from salientpp.store.directory import files, step_writer
 from salientpp.store.directory.files import DatasetError
+from salientpp.store.directory.manifest import check_manifest
 
 
 def write(data: Data, num_parts: int, root: Path, **options) -> salientpp.PartitionedGraph:
