@@ -135,7 +135,7 @@ def main() -> None:
 
         def measure(function: Any, data: Data, hosts: int, names: list[str], facts: dict[str, Any]) -> None:
             root = Path(folder) / str(len(rows))
-            salientpp.partition(data, hosts, root, [10, 10], 256)
+            salientpp.partition(data, hosts, root, [10, 10], 256, refine=False)
             with Cluster(hosts, bytes_per_second=arguments.rate) as cluster:
                 found = slowest(cluster.run(function, str(root), names, arguments.epochs))
             for row in found:

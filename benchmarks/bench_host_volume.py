@@ -27,8 +27,9 @@ from salientpp.analysis.batches import Batches
 from salientpp.analysis.result import Analysis, Volume
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.partitioning.numbering import assign_for
-from salientpp.store.directory.given_splits import collect_splits
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.partitioning.workload import assign_for
+from salientpp.store.directory.contents import collect_splits
 
 FANOUTS, BATCH = [15, 10, 5], 64
 ALPHAS = [0, 0.16, 0.32]
@@ -74,13 +75,13 @@ def main() -> None:
 
 
 def assignment(data: Data, parts: int, batch_size: int) -> Tensor:
-    """Of metis-vip, int64 [N]."""
+    """Of METIS with VIP weights, not refined, int64 [N]."""
     graph = Graph.from_data(data)
     splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
     return assign_for(
         graph,
         parts,
-        method="metis-vip",
+        PartitionOptions("metis", refine=False),
         splits=splits,
         seeds=splits["train"],
         num_neighbors=FANOUTS,

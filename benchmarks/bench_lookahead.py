@@ -30,8 +30,9 @@ from salientpp.analysis.batches import Batches
 from salientpp.analysis.result import Analysis
 from salientpp.datasets.load import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.partitioning.numbering import assign_for
-from salientpp.store.directory.given_splits import collect_splits
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.partitioning.workload import assign_for
+from salientpp.store.directory.contents import collect_splits
 
 FANOUTS, PARTS = [15, 10, 5], 4
 ALPHAS = [0.05, 0.16, 0.32, 1]
@@ -81,7 +82,7 @@ def _assignment(data: Data, batch_size: int) -> torch.Tensor:
     graph = Graph.from_data(data)
     splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
     options: dict[str, Any] = dict(splits=splits, seeds=splits["train"], num_neighbors=FANOUTS, batch_size=batch_size)
-    return assign_for(graph, PARTS, method="metis-vip", **options).assignment
+    return assign_for(graph, PARTS, PartitionOptions("metis", refine=False), **options).assignment
 
 
 def _shares(analysis: Analysis, static: list[Any], window: Any) -> list[dict[str, Any]]:
@@ -124,7 +125,7 @@ def _shares(analysis: Analysis, static: list[Any], window: Any) -> list[dict[str
 def _times(data: Data, name: str, batch_size: int, alpha: float = 0.16) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "parts"
-        salientpp.partition(data, 2, root, FANOUTS, batch_size)
+        salientpp.partition(data, 2, root, FANOUTS, batch_size, refine=False)
         mp.spawn(_run, (str(root), folder, batch_size, alpha), nprocs=2)
         found = torch.load(Path(folder) / "times")
     for each in found:

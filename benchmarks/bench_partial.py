@@ -4,8 +4,8 @@
     python benchmarks/bench_partial.py --copies synthetic:num_vertices=500000,average_degree=50 --batch-size 1024
 
 By simulation, which counts the very rows, sums and bytes that loaders with partial_aggregation fetch (--epochs epochs of the training split, policy
-vip, metis-vip). Beside them what choosing costs: CPU time of one batch's plan and of drawing it, in one thread. With --copies the rows and sums that one
-machine copies to its device, which has the first β of them in VIP order.
+vip; METIS with VIP weights, not refined). Beside them what choosing costs: CPU time of one batch's plan and of drawing it, in one thread. With --copies the
+rows and sums that one machine copies to its device, which has the first β of them in VIP order.
 
 Directed graphs are made symmetric, as users of sampled training commonly do.
 """
@@ -26,6 +26,7 @@ from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
 from salientpp.analysis.placed import InMemory, Unparted, no_track, open_graph
 from salientpp.datasets import load_dataset
+from salientpp.partitioning.options import PartitionOptions
 from salientpp.sampling.sampler import Sampler
 from salientpp.store.tiers import Tier, Tiers
 from salientpp.ways.sums.moved import sums_of
@@ -54,10 +55,15 @@ def main() -> None:
     for dataset in tqdm(arguments.datasets):
         data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
         name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
-        unparted = open_graph(data, arguments.parts, "train")
-        assert isinstance(unparted, Unparted)  # it is a Data
-        several = [Batches(fanouts, arguments.batch_size, "train", arguments.epochs) for fanouts in FANOUTS]
-        parted = unparted.parted("metis-vip", several[-1], no_track)
+        unparted = open_graph(data, arguments.parts, name, "train")
+        assert not isinstance(unparted, Parted)  # it is a Data
+        parted = part_graph(
+            unparted,
+            PartitionOptions("metis", refine=False),
+            FANOUTS[-1],
+            arguments.batch_size,
+            lambda what, total: lambda: None,
+        )
         assignment = torch.empty_like(parted.original_id)
         assignment[parted.original_id] = parted.book.owner(torch.arange(parted.book.num_vertices))
         ways = Ways(["vip"], ALPHAS, sums=True)

@@ -1,6 +1,6 @@
 """What do partitioners cost, and how good are their parts? Writes results/partition.json.
 
-    python benchmarks/bench_partition.py [--vertices 500000] [--parts 8] [--methods metis metis-vip kaminpar kaminpar-vip random]
+    python benchmarks/bench_partition.py [--vertices 500000] [--parts 8] [--ways metis "metis, refined" kaminpar random]
 
 A generated graph (``salientpp.datasets.generate``, average degree 20) is mapped, and each method assigns its vertices in a process of its own, with all
 constraints of ``assign_parts``: vertices, in-edges and the seeds of each split. Time is that of the call, on the clock and of the CPU, other processes that it
@@ -27,19 +27,29 @@ from large_graph import generate
 
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.partitioning.numbering import assign_for
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.partitioning.workload import assign_for
 from salientpp.vip.inclusion import inclusion_probability
 
 FANOUTS, BATCH_SIZE = [15, 10, 5], 1024
-METHODS = ["metis", "metis-vip", "metis-vip-refined", "kaminpar", "kaminpar-vip", "kaminpar-vip-refined", "random"]
+#: Label -> options.
+WAYS = {
+    "metis, equal weights": PartitionOptions("metis", "equal", refine=False),
+    "metis": PartitionOptions("metis", refine=False),
+    "metis, refined": PartitionOptions("metis", refine=True),
+    "kaminpar, equal weights": PartitionOptions("kaminpar", "equal", refine=False),
+    "kaminpar": PartitionOptions("kaminpar", refine=False),
+    "kaminpar, refined": PartitionOptions("kaminpar", refine=True),
+    "random": PartitionOptions("random"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vertices", type=int, nargs="+", default=[100_000, 500_000])
     parser.add_argument("--parts", type=int, default=8)
-    parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # the method, in the process of its own
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the way, in the process of its own
     parser.add_argument("--graph", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(2)
@@ -51,19 +61,19 @@ def main() -> None:
         folder = Path(tempfile.mkdtemp(prefix="salientpp-partition-"))
         try:
             generate(folder / "g", num_vertices=vertices, num_features=1)
-            for method in arguments.methods:
-                command = [__file__, "--one", method, "--graph", str(folder / "g"), "--parts", str(arguments.parts)]
+            for way in arguments.ways:
+                command = [__file__, "--one", way, "--graph", str(folder / "g"), "--parts", str(arguments.parts)]
                 done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
                 if done.returncode:
-                    raise RuntimeError(f"{method} failed: {done.stderr}")
-                rows.append({"vertices": vertices, "method": method, **json.loads(done.stdout.splitlines()[-1])})
+                    raise RuntimeError(f"{way} failed: {done.stderr}")
+                rows.append({"vertices": vertices, "way": way, **json.loads(done.stdout.splitlines()[-1])})
                 print(rows[-1], flush=True)
         finally:
             shutil.rmtree(folder)
     write_results("partition", rows, parts=arguments.parts)
 
 
-def measure(method: str, root: str, num_parts: int) -> dict:
+def measure(way: str, root: str, num_parts: int) -> dict:
     data = load_dataset(f"converted:{root}")
     graph = Graph.from_data(data)
     seed_sets = {split: data[f"{split}_mask"].nonzero().flatten() for split in ("train", "val", "test")}
@@ -72,7 +82,7 @@ def measure(method: str, root: str, num_parts: int) -> dict:
     before, started, cpu = resident_bytes(), time.perf_counter(), process_figures()["cpu_seconds"]
     with Watch() as watch:
         found = assign_for(
-            graph, num_parts, method=method, splits=seed_sets, seeds=train, num_neighbors=FANOUTS, batch_size=BATCH_SIZE
+            graph, num_parts, WAYS[way], splits=seed_sets, seeds=train, num_neighbors=FANOUTS, batch_size=BATCH_SIZE
         )
     figures = {
         "edges": graph.num_edges,

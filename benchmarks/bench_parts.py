@@ -58,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for case, fanouts in CASES.items():
             root, data = Path(folder) / case.replace(" ", "-"), made(case)
-            salientpp.partition(data, 2, root, fanouts, BATCH)
+            salientpp.partition(data, 2, root, fanouts, BATCH, refine=False)
             torch.save(data, root / "whole.pt")
             queue: Any = torch.multiprocessing.get_context("spawn").SimpleQueue()
             torch.multiprocessing.spawn(

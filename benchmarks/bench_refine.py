@@ -18,8 +18,9 @@ from common import process_figures, write_results
 
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.partitioning.numbering import REFINED, assign_for
-from salientpp.store.directory.given_splits import collect_splits
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.partitioning.workload import assign_for
+from salientpp.store.directory.contents import collect_splits
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability
 
@@ -30,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="+")
     parser.add_argument("--parts", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--methods", nargs="+", default=["metis-vip", "kaminpar-vip"])
+    parser.add_argument("--methods", nargs="+", default=["metis", "kaminpar"])
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
@@ -43,17 +44,19 @@ def main() -> None:
         splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
         for parts in arguments.parts:
             for method in arguments.methods:
-                for name in (method, method + REFINED):
+                for refine in (False, True):
                     started = process_figures()["cpu_seconds"]
                     found = assign_for(
-                        graph, parts, method=name, splits=splits, seeds=splits["train"], num_neighbors=FANOUTS, batch_size=arguments.batch_size
+                        graph, parts, PartitionOptions(method, refine=refine),
+                        splits=splits, seeds=splits["train"], num_neighbors=FANOUTS, batch_size=arguments.batch_size
                     )  # fmt: skip
                     rows.append(
                         {
                             "dataset": Path(dataset.partition(":")[2]).stem if is_file else dataset,
                             "vertices": graph.num_vertices,
                             "parts": parts,
-                            "method": name,
+                            "method": method,
+                            "refine": refine,
                             "cpu_seconds": process_figures()["cpu_seconds"] - started,
                             "edge_cut_fraction": found.edge_cut_fraction,
                             "largest_load": max(found.balance.values()),

@@ -50,7 +50,8 @@ def main() -> None:
     parser.add_argument("--graphs", type=Path, nargs="*", default=[], help="graphs that were generated before, besides")
     parser.add_argument("--degree", type=float, nargs="+", default=[20.0], help="for every number of vertices")
     parser.add_argument("--parts", type=int, default=8)
-    parser.add_argument("--partition", default="kaminpar-vip")
+    parser.add_argument("--method", default="kaminpar")
+    parser.add_argument("--refine", action="store_true")
     parser.add_argument("--memory", default="1GB", help="for generate")
     parser.add_argument("--results", default="scale", help="name of the file in results")
     parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
@@ -65,10 +66,9 @@ def main() -> None:
                 graph = given
             else:
                 options = ["--num-vertices", given, "--average-degree", degree, "--num-features", FEATURES]
-                found += watch(
-                    [sys.executable, GENERATOR, graph, *options, "--memory", arguments.memory], folder, "generate"
-                )
-            workload = ["--fanouts", FANOUTS, "--batch-size", BATCH_SIZE, "--partition", arguments.partition]
+                found += watch(["generate", graph, *options, "--memory", arguments.memory], folder, "generate")
+            workload = ["--fanouts", FANOUTS, "--batch-size", BATCH_SIZE, "--method", arguments.method]
+            workload.append("--refine" if arguments.refine else "--no-refine")
             found += watch(
                 [
                     *SALIENTPP,
@@ -90,7 +90,8 @@ def main() -> None:
                 rows,
                 quality=quality,
                 parts=arguments.parts,
-                partition=arguments.partition,
+                method=arguments.method,
+                refine=arguments.refine,
                 features=FEATURES,
                 fanouts=FANOUTS,
                 batch_size=BATCH_SIZE,

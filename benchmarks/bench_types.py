@@ -24,7 +24,8 @@ from salientpp.datasets import synthetic_mag
 from salientpp.graph.csc import Graph
 from salientpp.partitioning import typed
 from salientpp.partitioning.assign import assign_parts
-from salientpp.partitioning.numbering import assign_for
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.partitioning.workload import assign_for
 from salientpp.store.directory.contents import Contents, read_contents
 from salientpp.vip.inclusion import typed_inclusion_probabilities, uniform_starts
 
@@ -74,7 +75,7 @@ def by_type_alone(contents: Contents, num_parts: int) -> Tensor:
     return torch.cat(pieces)
 
 
-def homogeneous(contents: Contents, num_parts: int, method: str, fanouts: list[int], batch_size: int) -> Tensor:
+def homogeneous(contents: Contents, num_parts: int, edge_weights: str, fanouts: list[int], batch_size: int) -> Tensor:
     """METIS on what ``to_homogeneous()`` gives: vertices, edges and splits are balanced, and types are not known."""
     joint = typed.JointGraph.of(contents.graph)
     first = dict(zip(contents.graph.node_types, joint.first))
@@ -82,7 +83,7 @@ def homogeneous(contents: Contents, num_parts: int, method: str, fanouts: list[i
     return assign_for(
         joint.graph,
         num_parts,
-        method=method,
+        PartitionOptions("metis", edge_weights, refine=False),
         splits=splits,
         seeds=splits["train"],
         num_neighbors=fanouts,
@@ -93,11 +94,11 @@ def homogeneous(contents: Contents, num_parts: int, method: str, fanouts: list[i
 def candidates(contents: Contents, num_parts: int, fanouts: list[int], batch_size: int) -> dict[str, Tensor]:
     per_relation = [fanouts] * len(contents.graph.relations)
 
-    def joint(method: str) -> Tensor:
+    def joint(options: PartitionOptions) -> Tensor:
         return typed.assign_types(
             contents.graph,
             num_parts,
-            method=method,
+            options,
             splits=contents.splits,
             seeds=contents.starts,
             fanouts=per_relation,
@@ -106,12 +107,12 @@ def candidates(contents: Contents, num_parts: int, fanouts: list[int], batch_siz
         ).assignment
 
     return {
-        "joint graph, typed VIP weights": joint("metis-vip"),
-        "joint graph": joint("metis"),
+        "joint graph, typed VIP weights": joint(PartitionOptions("metis")),
+        "joint graph": joint(PartitionOptions("metis", "equal")),
         "each type by itself": by_type_alone(contents, num_parts),
-        "to_homogeneous()": homogeneous(contents, num_parts, "metis", fanouts, batch_size),
-        "to_homogeneous(), VIP weights": homogeneous(contents, num_parts, "metis-vip", fanouts, batch_size),
-        "random": joint("random"),
+        "to_homogeneous()": homogeneous(contents, num_parts, "equal", fanouts, batch_size),
+        "to_homogeneous(), VIP weights": homogeneous(contents, num_parts, "vip", fanouts, batch_size),
+        "random": joint(PartitionOptions("random")),
     }
 
 

@@ -24,8 +24,9 @@ from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
 from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.partitioning.numbering import assign_for
-from salientpp.store.directory.given_splits import collect_splits
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.partitioning.workload import assign_for
+from salientpp.store.directory.contents import collect_splits
 
 FANOUTS = [[15, 10, 5], [20, 20, 20], [5, 5, 5]]
 BLOCK = 64
@@ -70,7 +71,7 @@ def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
     options: dict[str, Any] = dict(
         splits=splits, seeds=splits["train"], num_neighbors=FANOUTS[0], batch_size=batch_size
     )
-    method = assign_for(graph, parts, method="metis-vip", **options).assignment
+    method = assign_for(graph, parts, PartitionOptions("metis", refine=False), **options).assignment
     del graph
     rows: list[dict[str, Any]] = []
     agree = dict(shared_draws="batch", draw_block=BLOCK)
@@ -116,13 +117,13 @@ def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
 def _static(arguments: argparse.Namespace) -> None:
     rows, partitions = [], []
     plan = [
-        (dataset, parts, workload, method)
+        (dataset, parts, workload, edge_weights)
         for dataset in arguments.datasets
         for parts in arguments.parts
         for workload in WORKLOADS
-        for method in ("metis-vip", "metis")
+        for edge_weights in ("vip", "equal")
     ]
-    for dataset, parts, (workload, share, batch_size), method in tqdm(plan):
+    for dataset, parts, (workload, share, batch_size), edge_weights in tqdm(plan):
         data, name = _load(dataset)
         if share is not None:
             data.train_mask = first_seeds(data.train_mask, int(share * data.num_nodes))
@@ -132,20 +133,22 @@ def _static(arguments: argparse.Namespace) -> None:
             Ways(POLICIES if method == "metis-vip" else ["vip"], ALPHAS),
             parts=parts,
             name=name,
-            method=method,
-        )
+            method="metis",
+            edge_weights=edge_weights,
+            refine=False,
+            fanouts=FANOUTS,
+            batch_size=batch_size,
+            replication_factors=ALPHAS,
+            policies=POLICIES if edge_weights == "vip" else ["vip"],
+            epochs=arguments.epochs,
+        ).to_dict()
         labels = {"dataset": name, "parts": parts, "workload": workload, "batch_size": batch_size}
-        own = analysis.of(way="cache", policy="vip")
-        bare = {",".join(map(str, volume.fanouts)): volume.rows_without_cache for volume in own}
-        facts = {
-            "edge_cut_fraction": analysis.edge_cut_fraction,
-            "balance": analysis.balance,
-            "rows_without_cache": bare,
-        }
-        left = {f"{list(v.fanouts)} α={v.replication_factor}": v.remote_rows_per_epoch for v in own}
-        partitions.append({**labels, "method": method, **facts, "vip_rows": left})
-        if method == "metis-vip":
-            rows += [{**labels, **asdict(volume)} for volume in analysis.of(way="cache")]
+        facts = {key: analysis[key] for key in ("edge_cut_fraction", "balance", "rows_without_cache")}
+        own = [result for result in analysis["results"] if result["policy"] == "vip"]
+        left = {f"{r['fanouts']} α={r['replication_factor']}": r["remote_rows_per_epoch"] for r in own}
+        partitions.append({**labels, "edge_weights": edge_weights, **facts, "vip_rows": left})
+        if edge_weights == "vip":
+            rows += [{**labels, **result} for result in analysis["results"]]
     write_results("volume", rows, partitions=partitions, epochs=arguments.epochs)
 
 

@@ -171,11 +171,11 @@ def draw_oracle(result: dict) -> str:
 def draw_partitions(result: dict) -> str:
     found: dict[tuple, dict[str, dict]] = {}
     for entry in result["partitions"]:
-        found.setdefault((entry["dataset"], entry["workload"], entry["parts"]), {})[entry["method"]] = entry
+        found.setdefault((entry["dataset"], entry["workload"], entry["parts"]), {})[entry["edge_weights"]] = entry
     lines = []
-    for (dataset, workload, parts), methods in found.items():
-        rows = {method: entry["rows_without_cache"] for method, entry in methods.items()}
-        ratios = [f"{rows['metis-vip'][fanouts] / rows['metis'][fanouts]:.3f}" for fanouts in rows["metis"]]
+    for (dataset, workload, parts), weights in found.items():
+        rows = {name: entry["rows_without_cache"] for name, entry in weights.items()}
+        ratios = [f"{rows['vip'][fanouts] / rows['equal'][fanouts]:.3f}" for fanouts in rows["equal"]]
         lines.append([f"{dataset}, {named(workload)}, K = {parts}", *ratios])
     return table(["", *(f"fanouts {fanouts}" for fanouts in result["partitions"][0]["rows_without_cache"])], lines)
 
@@ -786,10 +786,15 @@ def draw_convert(result: dict) -> str:
     return "\n\n".join([title, table([*header, "CPU ratio", "peak ratio"], lines), source(result)])
 
 
+def partitioned(result: dict) -> str:
+    """The options of `salientpp partition`."""
+    return f"--method {result['method']} {'--refine' if result['refine'] else '--no-refine'}"
+
+
 def draw_partition(result: dict) -> str:
     lines = [
         [
-            f"{row['edges'] / 1e6:.1f} M edges, {row['method']}",
+            f"{row['edges'] / 1e6:.1f} M edges, {row['way']}",
             f"{row['seconds']:.1f} · {row['cpu_seconds']:.1f}",
             f"{row['peak_bytes'] / 1e6:,.0f}",
             f"{row['edge_cut_fraction']:.1%}",
@@ -859,7 +864,7 @@ def draw_scale(result: dict) -> str:
         ]
     )
     title = (
-        f"**Measured**: `partition converted:`, {result['parts']} parts, `--partition {result['partition']}`, {result['features']} float16 columns, fanouts "
+        f"**Measured**: `partition converted:`, {result['parts']} parts, `{partitioned(result)}`, {result['features']} float16 columns, fanouts "
         f"{result['fanouts']}, batches of {result['batch_size']}, {result['threads']} threads: seconds · CPU seconds · most GB, anonymous · resident:"
     )
     return "\n\n".join([title, table(header, lines), source(result)])
@@ -981,7 +986,7 @@ def draw_scale_degrees(result: dict) -> str:
         extrapolated.append(line)
     header = ["", *(f"{vertices / 1e6:g} M vertices, {edges / 1e6:.1f} M edges" for vertices, edges in sizes)]
     title = (
-        f"**Measured**: most anonymous GB · CPU seconds, graphs of several degrees, {result['parts']} parts, `--partition {result['partition']}`, "
+        f"**Measured**: most anonymous GB · CPU seconds, graphs of several degrees, {result['parts']} parts, `{partitioned(result)}`, "
         f"{result['features']} float16 columns:"
     )
     says = (

@@ -88,7 +88,7 @@ class Configuration:
     shared_draws: str | None = None
     draw_block: int = 1
     partial_aggregation: str | None = None
-    method: str = "metis-vip"  # of partitioning; not the loader's
+    refine: bool = False  # the parts; an argument of partitioning, not the loader's
 
     def loader(self, part: salientpp.PartitionedGraph) -> NeighborLoader:
         return NeighborLoader(
@@ -137,9 +137,7 @@ def the_lookahead(num_hosts: int) -> list[Configuration]:
         Configuration("feature caching", 0.32),
         Configuration("lookahead", 0.32, lookahead="auto"),
         Configuration("lookahead, shared draws", 0.32, lookahead="auto", **shared),
-        Configuration(
-            "lookahead, shared draws, refined parts", 0.32, lookahead="auto", method="metis-vip-refined", **shared
-        ),
+        Configuration("lookahead, shared draws, refined parts", 0.32, lookahead="auto", refine=True, **shared),
     ]
 
 
@@ -206,11 +204,11 @@ def measure(
     untimed: int,
 ) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
     """Find the rate, then train with every configuration in turn; facts, and by configuration what each turn measured, the ``untimed`` first."""
-    parts = {method: salientpp.load(root) for method, root in roots.items()}
-    part = parts[Configuration.method]
+    parts = {refine: salientpp.load(root) for refine, root in roots.items()}
+    part = parts[Configuration.refine]
     trainer = Trainer(part, hidden)
     loaders = [
-        configuration.loader(parts[configuration.method]) for configuration in configurations
+        configuration.loader(parts[configuration.refine]) for configuration in configurations
     ]  # caches are filled while the network is fast
     facts = calibrate(rank, cluster, part, trainer, ratio, slowdown)
     for loader, configuration in zip(loaders, configurations):
@@ -326,9 +324,11 @@ class Datasets:
         )
         return data
 
-    def _root(self, graph: str, num_hosts: int, method: str = Configuration.method) -> str:
-        root = self._folder / f"{name_of(graph)}-{num_hosts}-{method}"
-        salientpp.partition(self.data(graph), num_hosts, root, FANOUTS, BATCH_SIZE, method=method, seed=SEED)
+    def _root(self, graph: str, num_hosts: int, refine: bool = Configuration.refine) -> str:
+        root = self._folder / f"{name_of(graph)}-{num_hosts}{'-refined' if refine else ''}"
+        salientpp.partition(
+            self.data(graph), num_hosts, root, FANOUTS, BATCH_SIZE, method="metis", refine=refine, seed=SEED
+        )
         return str(root)
 
 
@@ -347,8 +347,8 @@ def timed(
     untimed: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """A row for every configuration; rows are counted in ``untimed`` epochs before those that are timed too."""
-    methods = dict.fromkeys([Configuration.method, *(configuration.method for configuration in configurations)])
-    roots = {method: datasets.root(graph, num_hosts, method) for method in methods}
+    kinds = dict.fromkeys([Configuration.refine, *(configuration.refine for configuration in configurations)])
+    roots = {refine: datasets.root(graph, num_hosts, refine) for refine in kinds}
     hidden = HIDDEN.get(name_of(graph), HIDDEN_OTHERS)
     with Cluster(num_hosts) as cluster:
         by_rank = cluster.run(
@@ -368,9 +368,9 @@ def timed(
         f"{name_of(graph)}, {num_hosts} hosts: " + ", ".join(f"{name} {value:,.4g}" for name, value in facts.items()),
         flush=True,
     )
-    parts = {method: salientpp.load(root) for method, root in roots.items()}
+    parts = {refine: salientpp.load(root) for refine, root in roots.items()}
     predicted = count_rows(parts, configurations, untimed + arguments.turns)
-    row_bytes = 4 * parts[Configuration.method].num_features
+    row_bytes = 4 * parts[Configuration.refine].num_features
     for index, configuration in enumerate(configurations):
         of_rank = [measured[index] for _, measured in by_rank]
         ranks = [turns[untimed:] for turns in of_rank]
@@ -417,18 +417,20 @@ def count_rows(
         alike = [
             other
             for other in configurations
-            if (other.method, other.draws, other.lookahead, other.partial_aggregation)
-            == (configuration.method, configuration.draws, configuration.lookahead, configuration.partial_aggregation)
+            if (other.refine, other.draws, other.lookahead, other.partial_aggregation)
+            == (configuration.refine, configuration.draws, configuration.lookahead, configuration.partial_aggregation)
         ]
         counted = analyze(
-            parts[configuration.method],
-            Batches(FANOUTS, BATCH_SIZE, epochs=epochs, seed=SEED, **configuration.draws),
-            Ways(
-                sorted({other.policy for other in alike}),
-                [other.replication_factor for other in alike],
-                lookahead=configuration.lookahead or None,
-                sums=configuration.partial_aggregation is not None,
-            ),
+            parts[configuration.refine],
+            fanouts=[FANOUTS],
+            batch_size=BATCH_SIZE,
+            epochs=epochs,
+            seed=SEED,
+            replication_factors=[other.replication_factor for other in alike],
+            policies=sorted({other.policy for other in alike}),
+            lookahead=configuration.lookahead or None,
+            partial=configuration.partial_aggregation is not None,
+            **configuration.draws,
         )
         rows = {(v.policy, v.replication_factor): Predicted(v.remote_rows_per_epoch) for v in counted.of(way="cache")}
         if configuration.lookahead:

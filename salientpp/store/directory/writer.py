@@ -25,7 +25,7 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import with_sizes
 from salientpp.graph.mapped import releaser
-from salientpp.partitioning.assign import PartitionAssignment
+from salientpp.partitioning.assign import PartitionAssignment, check_num_parts
 from salientpp.partitioning.numbering import Numbering, VipNumbering, number_vertices
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.partitioning.typed import Fanouts, assign_types, check_typed_fanouts, number_types
@@ -134,6 +134,7 @@ def _partition(
         check_types(data)
     fanouts = check_typed_fanouts(num_neighbors, data.edge_types if isinstance(data, HeteroData) else [None])
     batch_size = check_batch_size(batch_size)
+    check_num_parts(num_parts)
     check_root_is_free(root, overwrite)
     with folder_beside(root) as folder:
         progress.begin("reading the topology")

@@ -699,7 +699,7 @@ def test_it_says_what_it_is(tmp_path):
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"tolerance": -0.1}, "tolerance must be a number >= 0, got -0.1"),
         ({"seed": -1}, "seed must be an integer >= 0, got -1"),
-        ({"method": "kahip"}, "method must be .* or a tensor of part ids, got 'kahip'"),
+        ({"method": "kahip"}, "method must be .* or an assignment, got 'kahip'"),
         ({"method": torch.zeros(59, dtype=torch.int64)}, r"assignment must have shape \[60\]"),
         ({"method": torch.full((60,), 2)}, r"assignment\[0\] must be in \[0, 2\), got 2"),
         ({"method": torch.zeros(60)}, "assignment must have an integer dtype, got torch.float32"),
