@@ -265,9 +265,8 @@ def test_the_command_draws_a_plot(tmp_path):
         (["--epochs", "0"], "epochs must be >= 1, got 0"),
         (["--replication-factors", "0,-1"], "replication_factor must be >= 0"),
         (
-            ["--partition", "nofile"],
-            "--partition must be auto, metis-vip, metis, kaminpar-vip, kaminpar, random (each also with -refined), given or an .npy file of part ids, "
-            "got nofile",
+            ["--method", "nofile"],
+            "--method must be auto, metis, kaminpar, random, given or an .npy file of part ids, got nofile",
         ),
     ],
 )

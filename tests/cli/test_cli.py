@@ -120,7 +120,7 @@ def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir
 
 def test_a_graph_without_features_is_analyzed(capsys, tmp_path):
     np.savez(tmp_path / "bare.npz", edge_index=np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
-    arguments = (f"npz:{tmp_path / 'bare.npz'}", "--parts", 2, "--partition", "random", "--batch-size", 2)
+    arguments = (f"npz:{tmp_path / 'bare.npz'}", "--parts", 2, "--method", "random", "--batch-size", 2)
     assert "seeds must be 'all' or a split of the data (it has none), got 'train'" in mistake(
         capsys, "analyze", *arguments
     )
@@ -147,7 +147,15 @@ def test_partition_writes_what_the_package_writes(capsys, tmp_path, dataset_dir)
     assert "x float32 [8], y int64" in out
 
 
-def test_every_option_reaches_the_package(capsys, tmp_path):
+@pytest.mark.parametrize(
+    "words, options",
+    [
+        (["--method", "random", "--refine"], {"method": "random", "refine": True}),
+        (["--method", "metis", "--edge-weights", "equal", "--no-refine"], {"method": "metis", "edge_weights": "equal", "refine": False}),
+        (["--order", "original"], {"order": "original"}),
+    ],
+)  # fmt: skip
+def test_every_option_reaches_the_package(capsys, tmp_path, words, options):
     code, _, _ = run(
         capsys,
         "partition",
@@ -155,8 +163,7 @@ def test_every_option_reaches_the_package(capsys, tmp_path):
         tmp_path / "d",
         "--parts",
         3,
-        "--partition",
-        "random",
+        *words,
         "--fanouts=-1,4",
         "--batch-size",
         64,
@@ -172,11 +179,12 @@ def test_every_option_reaches_the_package(capsys, tmp_path):
         tmp_path / "e",
         [-1, 4],
         64,
-        method="random",
         tolerance=0.2,
         seed=9,
+        **options,
     )
     part = salientpp.load(tmp_path / "d")
+    assert part.description.partitioning == expected.description.partitioning
     assert part.fingerprint == expected.fingerprint
     assert part.manifest["workload"] == {"num_neighbors": [-1, 4], "batch_size": 64, "seeds": "train"}
 
@@ -187,6 +195,7 @@ def test_info_says_what_the_directory_holds(capsys, dataset_dir):
     part = salientpp.load(dataset_dir)
     assert str(dataset_dir) in out and "format version 1" in out
     assert "fanouts [15, 10, 5], batch size 1024, seeds 'train'" in out
+    assert re.search("assigned by +metis, vip edge weights, refined\n", out)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
     assert len(rows) == 4
     splits = part.manifest["splits"].values()
@@ -262,7 +271,7 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
         (["--replicate", "author", "--replicate-none"], "--replicate and --replicate-none contradict each other"),
         (["--time-attr", "month"], "The time attribute 'month' is neither a node-level or edge-level attribute"),
         (
-            ["--partition", "parts.npy"],
+            ["--method", "parts.npy"],
             "method must be 'auto', 'metis', 'kaminpar', 'random' or a mapping from node types",
         ),
     ],
@@ -304,9 +313,7 @@ def test_a_homogeneous_graph_has_no_types_to_name(capsys, tmp_path):
         ),
     ):
         assert text in mistake(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, *options)
-    code, out, _ = run(
-        capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--seeds", "val", "--partition=random"
-    )
+    code, out, _ = run(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--seeds", "val", "--method=random")
     assert code == 0 and "seeds 'val'" in out and "format version 1" in out
 
 
@@ -352,7 +359,7 @@ def test_a_given_assignment_is_kept(capsys, tmp_path, npz_file, dtype):
     given = (np.arange(50) % 3).astype(dtype)
     np.save(tmp_path / "parts.npy", given)
     code, _, _ = run(
-        capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 3, "--partition", tmp_path / "parts.npy"
+        capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 3, "--method", tmp_path / "parts.npy"
     )
     assert code == 0
     part = salientpp.load(tmp_path / "d")
@@ -399,7 +406,7 @@ def test_brackets_in_a_path_are_no_markup(capsys, tmp_path, npz_file):
         (DATASET, ["--parts", "0"], "num_parts must be an integer >= 1, got 0"),
         (DATASET, ["--tolerance", "-1"], "tolerance must be a number >= 0, got -1.0"),
         (DATASET, ["--seed", "-1"], "seed must be an integer >= 0, got -1"),
-        (DATASET, ["--partition", "nowhere.npy"], "given or an .npy file of part ids, got nowhere.npy ("),
+        (DATASET, ["--method", "nowhere.npy"], "given or an .npy file of part ids, got nowhere.npy ("),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, dataset, options, text):
@@ -426,8 +433,8 @@ def test_a_partition_file_that_is_no_array_of_part_ids_is_refused(capsys, tmp_pa
         path.write_bytes(b"PK\x03\x04nonsense")
     else:
         path.mkdir()
-    line = mistake(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--partition", path)
-    assert line.startswith("salientpp partition: --partition must be auto, ")
+    line = mistake(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--method", path)
+    assert line.startswith("salientpp partition: --method must be auto, ")
     assert f"given or an .npy file of part ids, got {path} (" in line
 
 
@@ -442,7 +449,7 @@ def test_a_partition_file_that_is_no_array_of_part_ids_is_refused(capsys, tmp_pa
 def test_a_wrong_assignment_is_refused(capsys, tmp_path, array, text):
     np.save(tmp_path / "parts.npy", array)
     assert text in mistake(
-        capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--partition", tmp_path / "parts.npy"
+        capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--method", tmp_path / "parts.npy"
     )
     assert not (tmp_path / "d").exists()
 
@@ -587,7 +594,10 @@ def test_the_page_on_analyze_has_the_options_of_its_help_and_no_others():
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("partition", "dataset root --parts --partition --fanouts --batch-size --tolerance --seed --data --overwrite"),
+        (
+            "partition",
+            "dataset root --parts --method --edge-weights --refine --order --fanouts --batch-size --tolerance --seed --data --overwrite",
+        ),
         ("partition", "--seeds --replicate --replicate-none --time-attr --store-as"),
         ("info", "root --verify"),
     ],
@@ -618,7 +628,7 @@ def test_a_percent_sign_in_the_interpreters_path_breaks_no_help(capsys, monkeypa
 # --- where results go ------------------------------------------------------------------------------------
 
 ANALYZE = ["analyze", "synthetic:num_vertices=200,average_degree=4,num_features=2", "--parts", "2", "--fanouts", "2", "--batch-size", "8",
-           "--epochs", "1", "--policies", "vip", "--replication-factors", "0,1", "--partition", "random"]  # fmt: skip
+           "--epochs", "1", "--policies", "vip", "--replication-factors", "0,1", "--method", "random"]  # fmt: skip
 
 
 def test_a_link_stays_and_what_it_leads_to_is_written(capsys, tmp_path):
@@ -790,8 +800,8 @@ def test_commands_say_in_a_line_how_many_vertices_have_no_label(capsys, tmp_path
     total = int(data.train_mask.sum())
     torch.save(data, tmp_path / "g.pt")
     for command in (
-        ("partition", f"pyg:{tmp_path / 'g.pt'}", tmp_path / "d", "--parts", 2, "--partition", "random"),
-        ("analyze", f"pyg:{tmp_path / 'g.pt'}", "--parts", 2, "--partition", "random", "--predict-only"),
+        ("partition", f"pyg:{tmp_path / 'g.pt'}", tmp_path / "d", "--parts", 2, "--method", "random"),
+        ("analyze", f"pyg:{tmp_path / 'g.pt'}", "--parts", 2, "--method", "random", "--predict-only"),
     ):
         code, _, err = run(capsys, *command, "--fanouts", "2", "--batch-size", 4)
         words = f"salientpp {command[0]}: the split 'train' of data: 2 of {total} vertices are left out, since their label y is -1"
@@ -819,8 +829,13 @@ KEYS = [*inspect.signature(synthetic).parameters, "no_such_key", ""]
 
 def odd_command(rng: random.Random) -> list[str]:
     """A command that is right, but for one to three of its arguments."""
+<<<<<<< HEAD:tests/cli/test_cli.py
     name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "copy-to-disk", "slurm"])
     of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--partition": rng.choice(["random", "metis", "metis-vip"])}
+=======
+    name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "stage", "slurm"])
+    of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--method": rng.choice(["random", "metis"])}
+>>>>>>> 5ee35e0 (CLI: --method, --edge-weights, --order and --refine in place of --partition):tests/test_cli.py
     values = {
         "partition": {"dataset": "npz:g.npz", "root": f"root-{rng.random()}", "--parts": "2", **of_graph},
         "analyze": {"dataset": "npz:g.npz", "--parts": "2", "--epochs": "1", **of_graph},

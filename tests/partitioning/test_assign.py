@@ -557,7 +557,7 @@ def test_a_command_whose_metis_runs_out_of_memory_says_what_it_needs_and_ends_wi
             *words,
             "--parts",
             "4",
-            "--partition",
+            "--method",
             "metis",
             *command[1:],
             "--fanouts",

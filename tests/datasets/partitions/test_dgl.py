@@ -77,7 +77,7 @@ def test_the_command_partitions_as_dgl_did(tmp_path, capsys, anew):
         np.save(tmp_path / "orig_nids.npy", order.numpy())
         path += f",original_id={tmp_path / 'orig_nids.npy'}"
     torch.save(data, tmp_path / "graph.pt")
-    words = ["partition", f"pyg:{tmp_path / 'graph.pt'}", str(tmp_path / "d"), "--parts", "3", "--partition", path]
+    words = ["partition", f"pyg:{tmp_path / 'graph.pt'}", str(tmp_path / "d"), "--parts", "3", "--method", path]
     assert main(words) == 0, capsys.readouterr().err
     made = salientpp.load(tmp_path / "d")
     wanted = parts if anew else parts.sort().values
@@ -166,7 +166,7 @@ def test_part_ids_out_of_range_are_refused_and_an_order_with_them(tmp_path):
 def test_the_command_says_which_file_is_no_order(tmp_path, capsys):
     torch.save(random_data(), tmp_path / "graph.pt")
     path = written(tmp_path, {"_N": [[0, 3], [3, 5]]})
-    words = ["partition", f"pyg:{tmp_path / 'graph.pt'}", str(tmp_path / "d"), "--parts", "2", "--partition"]
+    words = ["partition", f"pyg:{tmp_path / 'graph.pt'}", str(tmp_path / "d"), "--parts", "2", "--method"]
     assert main([*words, f"{path},original_id=nowhere.npy"]) == 2
     assert "original_id must be an .npy file of ids, got nowhere.npy" in capsys.readouterr().err
     assert not (tmp_path / "d").exists()

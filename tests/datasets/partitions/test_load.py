@@ -797,7 +797,7 @@ def test_the_command_can_partition_it_anew(tmp_path, capsys):
     data = one_type()
     root = write_pyg(tmp_path / "pyg", data, dealt(data))
     code, _, err = run(
-        capsys, "partition", f"pyg-partition:{root}", tmp_path / "d", "--parts", 2, "--partition", "random", "--fanouts", 2
+        capsys, "partition", f"pyg-partition:{root}", tmp_path / "d", "--parts", 2, "--method", "random", "--fanouts", 2
     )  # fmt: skip
     assert code == 0, err
     assert salientpp.load(tmp_path / "d", part_id=0).num_parts == 2
@@ -839,7 +839,7 @@ def test_the_command_analyzes_a_given_partition(tmp_path, capsys):
         ("pyg-partition:{root}/none", ["--parts", 3], "{root}/none: no such directory"),
         ("pyg-partition:{root},labels=y.pt", ["--parts", 3], "pyg-partition has no parameter 'labels'; it has y, train, val, test, node_type"),
         ("pyg-partition:{root},y=none.pt", ["--parts", 3], "none.pt: no such file"),
-        ("synthetic", ["--parts", 3, "--partition", "given"], "--partition given is for datasets that are partitioned"),
+        ("synthetic", ["--parts", 3, "--method", "given"], "--method given is for datasets that are partitioned"),
         ("pyg-partitions:{root}", ["--parts", 3], "Did you mean pyg-partition"),
     ],
 )  # fmt: skip
