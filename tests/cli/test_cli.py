@@ -829,9 +829,8 @@ KEYS = [*inspect.signature(synthetic).parameters, "no_such_key", ""]
 
 def odd_command(rng: random.Random) -> list[str]:
     """A command that is right, but for one to three of its arguments."""
-<<<<<<< HEAD:tests/cli/test_cli.py
-    name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "copy-to-disk", "slurm"])
-    of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--partition": rng.choice(["random", "metis", "metis-vip"])}
+    name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "stage", "slurm"])
+    of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--method": rng.choice(["random", "metis"])}
 =======
     name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "stage", "slurm"])
     of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--method": rng.choice(["random", "metis"])}
