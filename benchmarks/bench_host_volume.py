@@ -29,7 +29,7 @@ from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.partitioning.workload import assign_for
-from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.given_splits import collect_splits
 
 FANOUTS, BATCH = [15, 10, 5], 64
 ALPHAS = [0, 0.16, 0.32]

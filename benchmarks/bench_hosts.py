@@ -61,8 +61,10 @@ def main() -> None:
             )
         with tempfile.TemporaryDirectory() as folder:
             part = salientpp.partition(data, HOSTS * PER_HOST, Path(folder) / "parts", FANOUTS, BATCH, refine=False)
-            counted = analyze_hosts(part, ranks_per_host=PER_HOST, replication_factors=ALPHAS, epochs=1)
-            private = {result.replication_factor: result.private_rows for result in counted.results}
+            counted = analyze(part, Batches(epochs=1), Ways(["vip"], ALPHAS), ranks_per_host=PER_HOST)
+            private = {
+                volume.replication_factor: volume.remote_rows_per_epoch for volume in counted.of(way="private cache")
+            }
             with Cluster(HOSTS, arguments.megabytes_per_second * 1e6, PER_HOST) as cluster:
                 by_rank = cluster.run(measure, str(part.root), arguments.turns, arguments.hidden, seconds=3000)
         for figures in zip(*by_rank, strict=True):

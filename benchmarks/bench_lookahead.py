@@ -32,7 +32,7 @@ from salientpp.datasets.load import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.partitioning.workload import assign_for
-from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.given_splits import collect_splits
 
 FANOUTS, PARTS = [15, 10, 5], 4
 ALPHAS = [0.05, 0.16, 0.32, 1]

@@ -24,9 +24,10 @@ from tqdm import tqdm
 
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
-from salientpp.analysis.placed import InMemory, Unparted, no_track, open_graph
+from salientpp.analysis.placed import Parted, Unparted, open_graph
 from salientpp.datasets import load_dataset
 from salientpp.partitioning.options import PartitionOptions
+from salientpp.progress import Progress
 from salientpp.sampling.sampler import Sampler
 from salientpp.store.tiers import Tier, Tiers
 from salientpp.ways.sums.moved import sums_of
@@ -55,15 +56,10 @@ def main() -> None:
     for dataset in tqdm(arguments.datasets):
         data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
         name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
-        unparted = open_graph(data, arguments.parts, name, "train")
-        assert not isinstance(unparted, Parted)  # it is a Data
-        parted = part_graph(
-            unparted,
-            PartitionOptions("metis", refine=False),
-            FANOUTS[-1],
-            arguments.batch_size,
-            lambda what, total: lambda: None,
-        )
+        unparted = open_graph(data, arguments.parts, "train")
+        assert isinstance(unparted, Unparted)  # it is a Data
+        several = [Batches(fanouts, arguments.batch_size, "train", arguments.epochs) for fanouts in FANOUTS]
+        parted = unparted.parted(PartitionOptions("metis", refine=False), several[-1], Progress())
         assignment = torch.empty_like(parted.original_id)
         assignment[parted.original_id] = parted.book.owner(torch.arange(parted.book.num_vertices))
         ways = Ways(["vip"], ALPHAS, sums=True)
@@ -121,7 +117,7 @@ def count_copies(arguments: argparse.Namespace) -> None:
     write_results("partial_copies", rows, batch_size=arguments.batch_size, epochs=arguments.epochs)
 
 
-def cost(parted: InMemory, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
+def cost(parted: Parted, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
     """CPU seconds to draw a batch of part 0 and to choose its sums, without a cache: medians."""
     sampler = Sampler(parted.graph, fanouts)
     tiers = Tiers(parted.book, 0, Tier("cpu", None, {}, False, ""))

@@ -20,7 +20,7 @@ from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.partitioning.workload import assign_for
-from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.given_splits import collect_splits
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability
 

@@ -66,7 +66,9 @@ def main() -> None:
                 graph = given
             else:
                 options = ["--num-vertices", given, "--average-degree", degree, "--num-features", FEATURES]
-                found += watch(["generate", graph, *options, "--memory", arguments.memory], folder, "generate")
+                found += watch(
+                    [sys.executable, GENERATOR, graph, *options, "--memory", arguments.memory], folder, "generate"
+                )
             workload = ["--fanouts", FANOUTS, "--batch-size", BATCH_SIZE, "--method", arguments.method]
             workload.append("--refine" if arguments.refine else "--no-refine")
             found += watch(

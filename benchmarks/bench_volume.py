@@ -26,7 +26,7 @@ from salientpp.datasets import load_dataset
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.partitioning.workload import assign_for
-from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.given_splits import collect_splits
 
 FANOUTS = [[15, 10, 5], [20, 20, 20], [5, 5, 5]]
 BLOCK = 64
@@ -130,25 +130,25 @@ def _static(arguments: argparse.Namespace) -> None:
         analysis = analyze(
             data,
             [Batches(fanouts, batch_size, epochs=arguments.epochs) for fanouts in FANOUTS],
-            Ways(POLICIES if method == "metis-vip" else ["vip"], ALPHAS),
+            Ways(POLICIES if edge_weights == "vip" else ["vip"], ALPHAS),
             parts=parts,
             name=name,
             method="metis",
             edge_weights=edge_weights,
             refine=False,
-            fanouts=FANOUTS,
-            batch_size=batch_size,
-            replication_factors=ALPHAS,
-            policies=POLICIES if edge_weights == "vip" else ["vip"],
-            epochs=arguments.epochs,
-        ).to_dict()
+        )
         labels = {"dataset": name, "parts": parts, "workload": workload, "batch_size": batch_size}
-        facts = {key: analysis[key] for key in ("edge_cut_fraction", "balance", "rows_without_cache")}
-        own = [result for result in analysis["results"] if result["policy"] == "vip"]
-        left = {f"{r['fanouts']} α={r['replication_factor']}": r["remote_rows_per_epoch"] for r in own}
+        own = analysis.of(way="cache", policy="vip")
+        bare = {",".join(map(str, volume.fanouts)): volume.rows_without_cache for volume in own}
+        facts = {
+            "edge_cut_fraction": analysis.edge_cut_fraction,
+            "balance": analysis.balance,
+            "rows_without_cache": bare,
+        }
+        left = {f"{list(v.fanouts)} α={v.replication_factor}": v.remote_rows_per_epoch for v in own}
         partitions.append({**labels, "edge_weights": edge_weights, **facts, "vip_rows": left})
         if edge_weights == "vip":
-            rows += [{**labels, **result} for result in analysis["results"]]
+            rows += [{**labels, **asdict(volume)} for volume in analysis.of(way="cache")]
     write_results("volume", rows, partitions=partitions, epochs=arguments.epochs)
 
 

@@ -422,15 +422,13 @@ def count_rows(
         ]
         counted = analyze(
             parts[configuration.refine],
-            fanouts=[FANOUTS],
-            batch_size=BATCH_SIZE,
-            epochs=epochs,
-            seed=SEED,
-            replication_factors=[other.replication_factor for other in alike],
-            policies=sorted({other.policy for other in alike}),
-            lookahead=configuration.lookahead or None,
-            partial=configuration.partial_aggregation is not None,
-            **configuration.draws,
+            Batches(FANOUTS, BATCH_SIZE, epochs=epochs, seed=SEED, **configuration.draws),
+            Ways(
+                sorted({other.policy for other in alike}),
+                [other.replication_factor for other in alike],
+                lookahead=configuration.lookahead or None,
+                sums=configuration.partial_aggregation is not None,
+            ),
         )
         rows = {(v.policy, v.replication_factor): Predicted(v.remote_rows_per_epoch) for v in counted.of(way="cache")}
         if configuration.lookahead:

@@ -829,12 +829,8 @@ KEYS = [*inspect.signature(synthetic).parameters, "no_such_key", ""]
 
 def odd_command(rng: random.Random) -> list[str]:
     """A command that is right, but for one to three of its arguments."""
-    name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "stage", "slurm"])
+    name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "copy-to-disk", "slurm"])
     of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--method": rng.choice(["random", "metis"])}
-=======
-    name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "stage", "slurm"])
-    of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--method": rng.choice(["random", "metis"])}
->>>>>>> 5ee35e0 (CLI: --method, --edge-weights, --order and --refine in place of --partition):tests/test_cli.py
     values = {
         "partition": {"dataset": "npz:g.npz", "root": f"root-{rng.random()}", "--parts": "2", **of_graph},
         "analyze": {"dataset": "npz:g.npz", "--parts": "2", "--epochs": "1", **of_graph},
