@@ -475,7 +475,7 @@ def test_a_bug_is_not_disguised_as_a_mistake(monkeypatch, dataset_dir):
     def broken(*args, **kwargs):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(salientpp.store.directory.opened, "load", broken)
+    monkeypatch.setattr(salientpp.store.directory.load, "load", broken)
     with pytest.raises(KeyError, match="a bug"):
         cli.main(["info", str(dataset_dir)])
 
@@ -580,7 +580,7 @@ def test_every_file_with_a_subcommand_is_in_the_table():
     files_with_help = {
         path.stem for path in folder.glob("*.py") if re.search("^HELP = ", path.read_text(), re.MULTILINE)
     }
-    assert files_with_help == set(SUBCOMMANDS) == set(subcommands())
+    assert {name.replace("_", "-") for name in files_with_help} == set(SUBCOMMANDS) == set(subcommands())
 
 
 def test_the_page_on_analyze_has_the_options_of_its_help_and_no_others():
@@ -639,9 +639,9 @@ def test_a_link_stays_and_what_it_leads_to_is_written(capsys, tmp_path):
     link.symlink_to(real)
     dangling.symlink_to(tmp_path / "results" / "new.csv")
     assert run(capsys, *ANALYZE, "--json", link, "--csv", dangling)[0] == 0
-    assert link.is_symlink() and json.loads(real.read_text())["schema"] == 1
+    assert link.is_symlink() and json.loads(real.read_text())["schema"] == 2
     assert real.stat().st_mode & 0o777 == 0o600, "a file keeps its mode"
-    assert dangling.is_symlink() and (tmp_path / "results" / "new.csv").read_text().startswith("fanouts,policy")
+    assert dangling.is_symlink() and (tmp_path / "results" / "new.csv").read_text().startswith("fanouts,way,policy")
     assert sorted(path.name for path in real.parent.iterdir()) == ["new.csv", "real.json"]
 
 
@@ -657,8 +657,8 @@ def test_pipes_are_written_and_not_replaced(capsys, tmp_path):
     for option, pipe in pipes.items():  # daemons: a pipe that nobody writes would keep its reader for ever
         threading.Thread(target=lambda o=option, p=pipe: read[o].put(p.read_bytes()), daemon=True).start()
     assert run(capsys, *ANALYZE, *(word for pair in pipes.items() for word in pair))[0] == 0
-    assert json.loads(read["--json"].get(timeout=HANG))["schema"] == 1
-    assert read["--csv"].get(timeout=HANG).startswith(b"fanouts,policy")
+    assert json.loads(read["--json"].get(timeout=HANG))["schema"] == 2
+    assert read["--csv"].get(timeout=HANG).startswith(b"fanouts,way,policy")
     assert read["--plot"].get(timeout=HANG).startswith(b"\x89PNG")
     assert all(pipe.is_fifo() for pipe in pipes.values())
 
@@ -738,7 +738,7 @@ def test_a_table_that_cannot_be_printed_takes_no_file_along(capsys, monkeypatch,
     assert cli.main([*ANALYZE, "--json", str(tmp_path / "out.json")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "the result could not be printed" in said
-    assert json.loads((tmp_path / "out.json").read_text())["schema"] == 1
+    assert json.loads((tmp_path / "out.json").read_text())["schema"] == 2
     assert out is None or out.closed, "Python does not try again when it ends"
     assert cli.main(["slurm", "--parts", "1", "--time", "1", "--", "t.py"]) == 2, "no script was given"
 
@@ -813,7 +813,7 @@ def test_too_little_memory_is_one_line(capsys, monkeypatch, dataset_dir):
         raise MemoryError("Unable to allocate 1.2 TiB for an array")
 
     for broken in (numpy_fails, lambda *args, **kwargs: torch.empty(2**55)):
-        monkeypatch.setattr(salientpp.store.directory.opened, "load", broken)
+        monkeypatch.setattr(salientpp.store.directory.load, "load", broken)
         assert mistake(capsys, "info", dataset_dir).startswith("salientpp info: not enough memory (")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import random_data, random_hetero, real_data
+from steps import Told
 from torch import Tensor
 
 import salientpp
@@ -170,7 +171,7 @@ def test_one_part_stays_one():
 def partition(data, num_parts, root, **options) -> tuple[salientpp.PartitionedGraph, str]:
     """The directory, and what the step that assigns vertices is called."""
     steps: list[str] = []
-    part = salientpp.partition(data, num_parts, root, [3, 2], 16, on_step=steps.append, **options)
+    part = salientpp.partition(data, num_parts, root, [3, 2], 16, progress=Told(steps.append), **options)
     (assigning,) = (step for step in steps if step.startswith("assigning"))
     return part, assigning
 
