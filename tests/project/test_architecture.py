@@ -403,8 +403,6 @@ STILL_TOO_LARGE = {
     "lightning.py",
     "sampling/neighbor_sampler.py",
     "sampling/neighbor_sampler.py NeighborSampler",
-    "store/directory/writer.py",
-    "store/directory/writer.py partition",
     "ways/lookahead/planner.py",
 }
 
