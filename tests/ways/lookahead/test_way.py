@@ -241,7 +241,7 @@ def _types(rank: int, root: str) -> dict[str, int]:
                 assert torch.equal(ours[type_].n_id, theirs[type_].n_id)
                 assert ("x" in ours[type_]) == ("x" in theirs[type_])
                 assert "x" not in ours[type_] or torch.equal(ours[type_].x, theirs[type_].x)
-    return {str(type_): 1 for type_ in loaders[0]._planners}
+    return {str(type_): 1 for type_ in ahead_of(loaders[0]).planners}
 
 
 def test_every_type_whose_rows_travel_has_a_cache_that_looks_ahead(tmp_path):
