@@ -1,6 +1,6 @@
 """Tells the ranks of a job which versions of this package they run, before they tell each other anything else.
 
-Each rank writes a greeting into the job's key-value store when it first meets others. The key is ``salientpp/ranks/greeting/RANK``, with the
+Each rank writes a greeting into the job's key-value store when it first meets others. The key is ``salientpp/greeting/RANK``, with the
 rank's number in the default process group. Ranks with different versions then stop with an error that names rank, host and version.
 
 **This format never changes**, so that any version can read the greeting of any other. A greeting is UTF-8 text. Each line is a name, a
@@ -52,7 +52,7 @@ class DifferentVersions(RuntimeError):
 
 def key_of(rank: int) -> str:
     """Key of a rank's greeting; ``rank`` is its number in the default process group."""
-    return f"salientpp/ranks/greeting/{rank}"
+    return f"salientpp/greeting/{rank}"
 
 
 def greet(store: dist.Store, rank: int) -> None:

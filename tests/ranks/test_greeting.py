@@ -42,7 +42,7 @@ def test_a_greeting_is_written_as_it_will_always_be_read(monkeypatch):
     store = dist.HashStore()
     greeting.greet(store, 5)
     expected = f"salientpp 1.2.3\nwire {greeting.WIRE_FORMAT}\nhost node7\ntorch 2.13.0\ntorch_geometric 2.8.1\n"
-    assert store.get("salientpp/ranks/greeting/5") == expected.encode()
+    assert store.get("salientpp/greeting/5") == expected.encode()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def _pretend(rank: int, what: str, other: str, root: str) -> str:
     elif rank == 1:
         store = dist.distributed_c10d._get_default_store()
         if other == "of the future":  # goes on in a way that nobody here knows
-            store.set("salientpp/ranks/greeting/1", "host far\nsalientpp 9.0\nwire 77\ncolour blue\n")
+            store.set("salientpp/greeting/1", "host far\nsalientpp 9.0\nwire 77\ncolour blue\n")
         else:  # "of the past": answers without a greeting
             store.set("salientpp/all/1/before/1", '["gloo", []]')
         return ""

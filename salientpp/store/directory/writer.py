@@ -11,9 +11,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,52 +111,32 @@ def partition(
         ValueError: an argument or the data is wrong; ``root`` exists, or was begun with others.
         OSError: ``root`` cannot be written. An existing directory is then left as it was, and what was done stays for the next run.
     """
-    options = PartitionOptions(method, edge_weights, order, refine, tolerance, seed)
-    read = partial(read_contents, split=split, edge_split=edge_split, seeds=seeds, replicate=replicate, time_attr=time_attr, store_as=store_as)  # fmt: skip
-    return _partition(data, num_parts, Path(root), num_neighbors, batch_size, options, time_attr, read, overwrite, progress or Progress())  # fmt: skip
+    progress = progress or Progress()
+    options, root = PartitionOptions(method, edge_weights, order, refine, tolerance, seed), Path(root)
+    data, fanouts = _checked(data, num_parts, num_neighbors)
+    batch_size = check_batch_size(batch_size)
+    check_root_is_free(root, overwrite)
+    with folder_beside(root) as folder:
+        progress.begin("reading the topology")
+        # Called from here: its warnings name the line that called this function.
+        contents = read_contents(
+            data, split=split, edge_split=edge_split, seeds=seeds, replicate=replicate, time_attr=time_attr, store_as=store_as
+        )  # fmt: skip
+        job = _Job.of(contents, num_parts, options, fanouts, batch_size, time_attr, progress)
+        _write_directory(job, folder, root, overwrite)
+    return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
 
 
-def _partition(
-    data: Data | HeteroData,
-    num_parts: int,
-    root: Path,
-    num_neighbors: Fanouts,
-    batch_size: int,
-    options: PartitionOptions,
-    time_attr: str | None,
-    read: Callable[..., Contents],
-    overwrite: bool,
-    progress: Progress,
-) -> PartitionedGraph:
+def _checked(
+    data: Data | HeteroData, num_parts: int, num_neighbors: Fanouts
+) -> tuple[Data | HeteroData, list[list[int]]]:
+    """The data, with the number of vertices of every type, and the fanouts of every relation."""
     if isinstance(data, HeteroData):
         data = with_sizes(data)
         check_types(data)
     fanouts = check_typed_fanouts(num_neighbors, data.edge_types if isinstance(data, HeteroData) else [None])
-    batch_size = check_batch_size(batch_size)
     check_num_parts(num_parts)
-    check_root_is_free(root, overwrite)
-    with folder_beside(root) as folder:
-        progress.begin("reading the topology")
-        contents = read(data)
-        options, why_not_refined = options.decided(
-            num_parts=num_parts,
-            num_edges=sum(relation.indices.numel() for relation in contents.graph.relations),
-            num_seeds=sum(ids.numel() for ids in contents.starts.values()),
-            is_hetero=contents.is_hetero,
-        )
-        task = task_of(contents, num_parts, options, fanouts, batch_size, time_attr)
-        journal = Journal.open(folder, "partition", task, overwrite=overwrite, name=root)
-        for part in folder.glob("part-*") if not journal.steps else ():  # of a call that was given up
-            shutil.rmtree(part)
-        job = _Job(contents, num_parts, options, why_not_refined, fanouts, batch_size, time_attr, progress)
-        manifest = _write_files(job, StepWriter(journal), journal)
-        manifest["files"] = journal.file_entries()
-        manifest["checksum"] = manifest_checksum(manifest)
-        journal.finish(json.dumps(manifest, indent=1, sort_keys=True))
-        check_root_is_free(root, overwrite)  # again: hours may have passed
-        move_into_place(folder, root)
-        (root / JOURNAL).unlink()
-    return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
+    return data, fanouts
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +151,41 @@ class _Job:
     batch_size: int
     time_attr: str | None
     progress: Progress
+
+    @classmethod
+    def of(
+        cls,
+        contents: Contents,
+        num_parts: int,
+        options: PartitionOptions,
+        fanouts: list[list[int]],
+        batch_size: int,
+        time_attr: str | None,
+        progress: Progress,
+    ) -> _Job:
+        """Decide the options."""
+        decided, why_not_refined = options.decided(
+            num_parts=num_parts,
+            num_edges=sum(relation.indices.numel() for relation in contents.graph.relations),
+            num_seeds=sum(ids.numel() for ids in contents.starts.values()),
+            is_hetero=contents.is_hetero,
+        )
+        return cls(contents, num_parts, decided, why_not_refined, fanouts, batch_size, time_attr, progress)
+
+
+def _write_directory(job: _Job, folder: Path, root: Path, overwrite: bool) -> None:
+    """Do every step that is not done in ``folder``, and move it to ``root``."""
+    task = task_of(job.contents, job.num_parts, job.options, job.fanouts, job.batch_size, job.time_attr)
+    journal = Journal.open(folder, "partition", task, overwrite=overwrite, name=root)
+    for part in folder.glob("part-*") if not journal.steps else ():  # of a call that was given up
+        shutil.rmtree(part)
+    manifest = _write_files(job, StepWriter(journal), journal)
+    manifest["files"] = journal.file_entries()
+    manifest["checksum"] = manifest_checksum(manifest)
+    journal.finish(json.dumps(manifest, indent=1, sort_keys=True))
+    check_root_is_free(root, overwrite)  # again: hours may have passed
+    move_into_place(folder, root)
+    (root / JOURNAL).unlink()
 
 
 def _write_files(job: _Job, writer: StepWriter, journal: Journal) -> dict[str, Any]:

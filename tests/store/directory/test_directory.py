@@ -240,6 +240,14 @@ def test_writing_in_many_small_pieces_gives_the_same_files(tmp_path, monkeypatch
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
 
 
+def test_a_warning_names_the_line_that_called_partition(tmp_path):
+    data = random_data(60, 300)
+    data.y, data.train_mask = torch.arange(60) % 4 - 1, torch.ones(60, dtype=torch.bool)
+    with pytest.warns(UserWarning, match="the split 'train' of data: 15 of 60 vertices are left out") as warned:
+        salientpp.partition(data, 2, tmp_path / "d", [3, 2], 8)
+    assert {warning.filename for warning in warned} == {__file__}
+
+
 @pytest.mark.parametrize("several_types", [False, True])
 def test_an_order_changes_ids_inside_a_part_and_nothing_else(tmp_path, several_types):
     data = random_hetero() if several_types else random_data(seed=3)
