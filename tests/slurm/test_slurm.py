@@ -177,7 +177,7 @@ def test_a_chain_partitions_and_then_trains(slurm, folder, capsys):
         "--partition-cpus",
         1,
         "--partition-options",
-        "--fanouts 5,3 --batch-size 8 --partition random",
+        "--fanouts 5,3 --batch-size 8 --method random",
         "--",
         TRAIN,
         "new parts",
