@@ -83,7 +83,7 @@ def roots(tmp_path_factory) -> dict[int, str]:
     found = {}
     for parts in (1, 2, 4):
         found[parts] = str(folder / str(parts))
-        salientpp.partition(data, parts, found[parts], [5, 4], BATCH)
+        salientpp.partition(data, parts, found[parts], [5, 4], BATCH, refine=False)
     return found
 
 
@@ -428,7 +428,7 @@ def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
     # Every neighbour in the last hop is one vertex's alone, or has a row that takes fewer bytes than an id and a half.
     data = random_data(2000, 7000, directed=True)
     data.x = torch.zeros(2000, 1, dtype=torch.float16)
-    salientpp.partition(data, 2, tmp_path / "parts", [5, 4], BATCH)
+    salientpp.partition(data, 2, tmp_path / "parts", [5, 4], BATCH, refine=False)
     analysis = analyze(
         salientpp.load(tmp_path / "parts"),
         Batches(epochs=2, seed=3),
