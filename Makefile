@@ -34,7 +34,7 @@ test-quick: build
 
 # Random faults and load, for a quarter of an hour; `make test` runs short versions.
 test-faults: build peers
-	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest -m faults -o faulthandler_timeout=3600
 
 # Jobs of a real SLURM, which the tests start on this machine and stop again; as root, and with Debian's slurmctld, slurmd, slurm-client, munge and
 # shellcheck installed. Without them the tests skip, or fail if FAIL_WITHOUT_SLURM is set.

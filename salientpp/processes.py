@@ -6,6 +6,7 @@ Here are the pieces from which the package is made so that a loader works on in 
 * :class:`Lock`: free in the child, whoever held it in the parent;
 * :class:`Threads`: threads that are started when there is something to do; the child starts its own, and :class:`Task`, the work that they
   were given in the parent, is done again there;
+* :func:`in_order`: results of threads, in the order of what they were given;
 * :func:`connecting`: the sockets that are opened inside it are closed in the child, so that they close with the process whose they are.
 
 Locks and threads can be copied and pickled; the copy has its own.
@@ -21,7 +22,8 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -99,6 +101,8 @@ class Lock:
 
 
 T = TypeVar("T")
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 
 class lazy(Generic[T]):
@@ -141,7 +145,7 @@ class Threads:
     """
 
     def __init__(self, number: int, name: str) -> None:
-        self._number, self._name = number, name
+        self.number, self._name = number, name
         self._lock = Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._end: weakref.finalize | None = None
@@ -155,7 +159,7 @@ class Threads:
         try:
             with self._lock:
                 if self._executor is None:
-                    self._executor = ThreadPoolExecutor(self._number, thread_name_prefix=self._name, initializer=_begin)
+                    self._executor = ThreadPoolExecutor(self.number, thread_name_prefix=self._name, initializer=_begin)
                     self._end = weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
                     self._end.atexit = False  # a rank whose script has ended may still be answering others
                 return self._executor.submit(function, *args)
@@ -168,7 +172,7 @@ class Threads:
         self._executor = self._end = None
 
     def __reduce__(self) -> tuple[type[Threads], tuple[int, str]]:
-        return Threads, (self._number, self._name)
+        return Threads, (self.number, self._name)
 
 
 class Task:
@@ -215,6 +219,30 @@ def completed(function: Callable[..., Any], *args: Any) -> Future:
     except Exception as error:
         future.set_exception(error)
     return future
+
+
+#: Items under way in :func:`in_order`, per thread.
+_AHEAD = 4
+
+
+def in_order(function: Callable[[In], Out], items: Iterable[In], name: str) -> Iterator[Out]:
+    """``function`` of every item, computed by torch's number of threads a little ahead, in the order of the items.
+
+    The caller may stop early. The garbage collector may then close this generator in any thread, also in one that begins and holds locks of
+    :mod:`threading`. So nothing here waits for the threads at the end: a pool in a ``with`` block would, and both threads would wait forever.
+
+    Args:
+        items: taken in the caller's thread.
+        name: of the threads.
+    """
+    threads = Threads(torch.get_num_threads(), name)
+    under_way: deque[Task] = deque()
+    for item in items:
+        under_way.append(threads.submit(function, item))
+        if len(under_way) > _AHEAD * threads.number:
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
 
 
 # --- connections ------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from salientpp.analysis import sums
 from salientpp.analysis.advice import DeviceRows, Recommendation, advise
 from salientpp.analysis.batches import Batches, one_or_several
 from salientpp.analysis.caches import CACHE, LEARNED, Accesses, Caches, Probabilities, check_policies, other_accesses
-from salientpp.analysis.dry import DryBatch, Rank, dry, in_order
+from salientpp.analysis.dry import DryBatch, Rank, dry
 from salientpp.analysis.placed import MOST_RANKS, Job, Unparted, open_graph, placed
 from salientpp.analysis.result import Analysis, Copies, Volume, word_of_type
 from salientpp.partitioning.options import PartitionOptions
@@ -248,8 +248,7 @@ class _Count:
         for epoch in range(self.epochs):
             step = f"{self._title}: rank {self._of(rank.number)}, epoch {epoch}"
             self._progress.begin(step, rank.schedule.num_batches, "batches")
-            drawn = dry(rank, epoch, edges=edges)
-            for measured in in_order(lambda batch: [each.measure(batch) for each in consumers], drawn):
+            for measured in dry(rank, epoch, lambda batch: [each.measure(batch) for each in consumers], edges=edges):
                 for consumer, own in zip(consumers, measured):
                     consumer.add(epoch, own)
                 self._progress.advance()

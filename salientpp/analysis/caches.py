@@ -20,8 +20,9 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput
 
 from salientpp.analysis.batches import Batches
-from salientpp.analysis.dry import DryBatch, Rank, draw, in_order
+from salientpp.analysis.dry import DryBatch, Rank, draw
 from salientpp.analysis.placed import Job
+from salientpp.processes import in_order
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.seeds import edge_start, scores_of_part
@@ -108,7 +109,9 @@ def _other_batches(
     positions = torch.arange(rank.num_seeds, device="cpu")
     drawn = shuffled_batches(positions, batch_size, number, epochs) if rank.num_seeds else ()
     chosen = (each for each in drawn if only_of is None or each[0].numel() == only_of)
-    return in_order(lambda each: draw(rank, each[0], BatchKeys(each[1], each[1])), islice(chosen, most))
+    return in_order(
+        lambda each: draw(rank, each[0], BatchKeys(each[1], each[1])), islice(chosen, most), "salientpp-dry"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +271,7 @@ class Caches:
             return self._plan(policy, host, accesses, others)
 
         # Planning takes one core, so policies share them.
-        for policy, plans in zip(self._policies, in_order(planned, self._policies)):
+        for policy, plans in zip(self._policies, in_order(planned, self._policies, "salientpp-plan")):
             for way, numbers, since in plans:
                 self._add(self.left[way, policy], numbers, host, accesses, since, policy)
             on_policy()

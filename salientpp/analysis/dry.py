@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,13 +19,10 @@ from torch_geometric.sampler import (
     SamplerOutput,
 )
 
+from salientpp.processes import in_order
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys, Schedule, batch_keys
 
-#: Batches under way, per thread.
-_AHEAD = 4
-
-In = TypeVar("In")
 Out = TypeVar("Out")
 
 
@@ -76,21 +71,28 @@ class DryBatch:
     drawn: SamplerOutput | HeteroSamplerOutput
 
 
-def dry(rank: Rank, epoch: int, *, only: Iterable[int] | None = None, edges: bool = False) -> Iterator[DryBatch]:
-    """The batches of one epoch of a rank, in order.
+def dry(
+    rank: Rank,
+    epoch: int,
+    measure: Callable[[DryBatch], Out],
+    *,
+    only: Iterable[int] | None = None,
+    edges: bool = False,
+) -> Iterator[Out]:
+    """What ``measure`` says of the batches of one epoch of a rank, in order.
 
     Args:
+        measure: called by several threads, each with another batch.
         only: the numbers of the batches to draw; None: all.
         edges: draw edges too.
     """
     batches, schedule = rank.schedule.batches(epoch), rank.schedule
 
-    def numbered(index: int) -> DryBatch:
-        return draw(
-            rank, batches[index], batch_keys(schedule.seed, epoch, schedule.slot, index, rank.draw_block), edges=edges
-        )
+    def measured(index: int) -> Out:
+        keys = batch_keys(schedule.seed, epoch, schedule.slot, index, rank.draw_block)
+        return measure(draw(rank, batches[index], keys, edges=edges))
 
-    return in_order(numbered, range(len(batches)) if only is None else only)
+    return in_order(measured, range(len(batches)) if only is None else only, "salientpp-dry")
 
 
 def draw(rank: Rank, positions: Tensor, keys: BatchKeys, *, edges: bool = False) -> DryBatch:
@@ -107,20 +109,3 @@ def draw(rank: Rank, positions: Tensor, keys: BatchKeys, *, edges: bool = False)
         ids = ids[(ids < begin) | (ids >= end)]
         remote[type_] = ids.unique() if sampler.disjoint else ids  # trees have their own copy of a vertex each
     return DryBatch(remote, drawn)
-
-
-def in_order(function: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
-    """``function`` of every item, computed by threads a little ahead, in the order of the items."""
-    threads = torch.get_num_threads()
-    under_way: deque[Future[Out]] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="salientpp-dry") as pool:
-        try:
-            for item in items:
-                under_way.append(pool.submit(function, item))
-                if len(under_way) > _AHEAD * threads:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
-        finally:
-            for future in under_way:
-                future.cancel()

@@ -91,14 +91,14 @@ class Lookahead:
         self._rows = [[0] * epochs for _ in alphas]
         self._lists: deque[Tensor] = deque()  # from batch `_first` on
         self._first = 0
-        self._later: Iterator[DryBatch] = iter(())
+        self._later: Iterator[Tensor] = iter(())
 
     @cached_property
     def _trial(self) -> Trial:
         if not self._epochs:
             return Trial.expected(self._remote)
-        tried = dry(self._rank, 0, only=Trial.batches(self._num_batches))
-        return Trial.of([self.measure(batch) for batch in tried], self._remote.numel())
+        tried = dry(self._rank, 0, self.measure, only=Trial.batches(self._num_batches))
+        return Trial.of(list(tried), self._remote.numel())
 
     @cached_property
     def _blocks(self) -> Blocks | None:
@@ -120,7 +120,7 @@ class Lookahead:
     def _finish(self) -> None:
         """Plan the last batches, whose windows reach into the next epochs."""
         epochs = count(self._epochs) if self._num_batches else ()
-        self._later = (batch for epoch in epochs for batch in dry(self._rank, epoch))
+        self._later = (list_ for epoch in epochs for list_ in dry(self._rank, epoch, self.measure))
         while self._first < self._epochs * self._num_batches:
             self._plan_next()
 
@@ -137,7 +137,7 @@ class Lookahead:
 
     def _list(self, number: int) -> Tensor:
         while self._first + len(self._lists) <= number:
-            self._lists.append(self.measure(next(self._later)))
+            self._lists.append(next(self._later))
         return self._lists[number - self._first]
 
     # --- results ------------------------------------------------------------------------------------------

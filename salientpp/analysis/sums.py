@@ -66,9 +66,8 @@ class Sums:
 
     def finished(self) -> Sums:
         """The same after the last epoch, without what found rows."""
-        tried: list[Any] = [
-            batch.drawn for batch in dry(self._rank, 0, only=Trial.batches(self._rank.schedule.num_batches), edges=True)
-        ]
+        only = Trial.batches(self._rank.schedule.num_batches)
+        tried: list[Any] = list(dry(self._rank, 0, lambda batch: batch.drawn, only=only, edges=True))
         self.asks = (
             [are_fetches_worth_it(tried, tiers, self.wire) for tiers in self._tiers],
             [are_copies_worth_it(tried, tiers, self.wire) for tiers in self._device_tiers],

@@ -6,9 +6,7 @@ truth that policies are judged by, and two epochs of it are the ``simulation`` p
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -16,9 +14,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph
-
-#: Batches that wait for their turn to be counted, per sampling thread.
-_AHEAD = 4
+from salientpp.processes import in_order
 
 
 def count_accesses(
@@ -41,24 +37,14 @@ def count_accesses(
     # numpy, because torch's threads would compete with the sampling threads over a few thousand additions
     counts = np.zeros(graph.num_vertices, dtype=np.int32)
 
-    def sample(seeds: Tensor, key: int) -> np.ndarray:
+    def sample(batch: tuple[Tensor, int]) -> np.ndarray:
         return ops.sample_neighbors(
-            graph.indptr, graph.indices, None, seeds, num_neighbors, key, replace, shared=shared
+            graph.indptr, graph.indices, None, batch[0], num_neighbors, batch[1], replace, shared=shared
         )[0].numpy()
 
-    def count(pending: Future[np.ndarray]) -> None:
-        counts[pending.result()] += 1  # assignment, so that a repeated seed counts once
+    for vertices in in_order(sample, batches, "salientpp-count"):
+        counts[vertices] += 1  # assignment, so that a repeated seed counts once
         on_batch()
-
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(threads, thread_name_prefix="salientpp-count") as pool:
-        under_way: deque[Future[np.ndarray]] = deque()
-        for seeds, key in batches:
-            under_way.append(pool.submit(sample, seeds, key))
-            if len(under_way) > _AHEAD * threads:
-                count(under_way.popleft())
-        while under_way:
-            count(under_way.popleft())
     return torch.from_numpy(counts)
 
 

@@ -472,10 +472,14 @@ def test_a_dry_batch_names_each_row_once_that_its_host_lacks_whatever_else_is_dr
     part = salientpp.load(typed_directory)
     batches = Batches(epochs=1, **draws).filled(part)
     job = Job.of(open_graph(part, None, batches), placed(None, 2))
+
+    def same(batch):
+        return batch
+
     for rank in job.ranks(batches):
-        plain, whole = list(dry(rank, 0)), list(dry(rank, 0, edges=True))
+        plain, whole = list(dry(rank, 0, same)), list(dry(rank, 0, same, edges=True))
         assert len(plain) == len(whole) == rank.schedule.num_batches > 1
-        (alone,) = dry(rank, 0, only=[1])
+        (alone,) = dry(rank, 0, same, only=[1])
         for type_, (begin, end) in rank.held.items():
             for one, other in zip(plain, whole):
                 ids = one.remote[type_].tolist()

@@ -59,6 +59,14 @@ def test_up_to_two_flaky_tests_are_named_and_pass(tmp_path, arguments):
     ]
 
 
+def test_a_test_that_stands_still_once_is_ended_and_named(tmp_path):
+    hanging = "import time, pathlib\ndef test_it():\n    file = pathlib.Path('seen')\n    if not file.exists():\n        file.touch()\n        time.sleep(600)"
+    limits = ("-o", "faulthandler_timeout=3", "-o", "faulthandler_exit_on_timeout=true")
+    assert ended(tmp_path, 0, 0, "-p", "xdist", "-n", "2", *limits, tests=hanging) == (
+        0, ["flaky: failed, and passed alone: test_them.py::test_it"],
+    )  # fmt: skip
+
+
 def test_three_flaky_tests_fail_the_run(tmp_path):
     code, lines = ended(tmp_path, 3, 0)
     assert code == 1
