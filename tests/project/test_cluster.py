@@ -32,6 +32,7 @@ def _only_where_hosts_can_be_emulated() -> None:
     reason = cluster.unavailable()
     if reason is not None:
         pytest.skip(reason)
+    distributed.forks()  # else the first cluster starts a server of forks that has imported nothing, for this file and those after it
 
 
 def _partition(root: Path, num_parts: int) -> str:
