@@ -13,6 +13,7 @@ from salientpp.engine.epochs import Epochs
 from salientpp.engine.source import BatchSource
 from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
+from salientpp.sampling.schedule import Turn
 from salientpp.store.tiers import NO_IDS, Tiers
 
 #: Of the first epoch, how many batches show what batches are like.
@@ -86,14 +87,17 @@ class Basis:
             for type_, book in source.books.items()
         }  # fmt: skip
 
+    @property
+    def trial_turns(self) -> Sequence[Turn]:
+        """Up to :data:`TRIAL_BATCHES` turns of epoch 0, evenly spread."""
+        turns = self.epochs.order.of_epoch(0)
+        return turns[:: -(-len(turns) // TRIAL_BATCHES) or 1]
+
     def trial(self, only_vertices: bool = False) -> Iterator[list[Any]]:
-        """Up to :data:`TRIAL_BATCHES` batches of epoch 0, evenly spread, as they will be drawn: for each the MFG of every piece of it.
+        """The batches of :attr:`trial_turns`, as they will be drawn: for each the MFG of every piece of it.
 
         Args:
             only_vertices: edges are not wanted, and may be missing.
         """
-        turns = self.epochs.order.of_epoch(0)
-        for number in range(0, len(turns), -(-len(turns) // TRIAL_BATCHES) or 1):
-            yield [
-                self.source.draw(*piece, only_vertices=only_vertices) for piece in self.epochs.pieces(0, turns[number])
-            ]
+        for turn in self.trial_turns:
+            yield [self.source.draw(*piece, only_vertices=only_vertices) for piece in self.epochs.pieces(0, turn)]

@@ -20,7 +20,7 @@ from salientpp.engine.producer import ByHand, Drawn, Producer
 from salientpp.engine.run import Counters, Run
 from salientpp.engine.source import by_type
 from salientpp.engine.state import Resume
-from salientpp.engine.way import Way
+from salientpp.engine.way import Price, Way
 from salientpp.processes import Lock
 from salientpp.store.exchange import Traffic
 from salientpp.store.tiers import NO_IDS, Tiers
@@ -84,6 +84,10 @@ class Engine:
     def dry(self, epoch: int) -> Iterator[Drawn]:
         """The batches of an epoch on this rank, drawn and placed; nothing moves."""
         return self.producer.dry(epoch)
+
+    def price(self) -> Price:
+        """What a batch of this rank takes, by a trial of some batches and the ways' forecasts; nothing moves."""
+        return self.producer.price()
 
     def move_to(self, epoch: int) -> bool:
         """Let the epoch that was begun last be another one, if it was not asked for a batch yet; whether it is."""

@@ -38,6 +38,21 @@ class Wanted:
 
 
 @dataclass(frozen=True, eq=False)
+class Price:
+    """What a batch of this rank takes, as the expected mean over an epoch.
+
+    Attributes:
+        fetched: by vertex type, bytes of the rows that arrive from other ranks, and of what arrives in place of rows.
+        copied: by vertex type, bytes that come from the host's memory: those of its rows and copies of rows that the device lacks.
+        seconds: of one thread, to draw the batch and to find its rows.
+    """
+
+    fetched: Mapping[str | None, float]
+    copied: Mapping[str | None, float]
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
 class HostWork:
     """What the worker thread does on the host for one tick.
 
@@ -103,6 +118,15 @@ class Way:
 
     def deliver(self, batch: Data | HeteroData, note: Any) -> None:
         """A batch is finished."""
+
+    def price(self, price: Price, notes: Sequence[Any]) -> Price:
+        """What a batch takes with this way.
+
+        Args:
+            price: without it, where its tiers and what it changes in :meth:`on_drawn` count already.
+            notes: of the batches that were tried.
+        """
+        return price
 
     def memory(self) -> Mapping[str, int]:
         """Bytes that it holds beside the tiers, by the names of ``loader.memory()``."""

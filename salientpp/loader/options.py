@@ -23,7 +23,7 @@ from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.rows import RowSource
 from salientpp.vip.policies import Policy, check_policy, check_replication_factor
 from salientpp.ways.lookahead.planner import Window, check_lookahead
-from salientpp.ways.sums.plan import PartialAggregation
+from salientpp.ways.sums.plan import REDUCTIONS, PartialAggregation
 
 #: What happens where ranks have different numbers of batches, see :mod:`salientpp.sampling.schedule`; None: 'wrap' for seeds in a random order, which are
 #: to be trained on, and 'exact' for others, so that an evaluation counts each once.
@@ -47,6 +47,12 @@ def _check_cache(name: str, value: Any) -> FeatureCache | TypedFeatureCache | No
 def _check_dtype(name: str, value: Any) -> torch.dtype | None:
     if value is not None and not isinstance(value, torch.dtype):
         raise ValueError(f"{name} must be a torch.dtype (of delivered x) or None, got {value!r}")
+    return value
+
+
+def _check_reduction(name: str, value: Any) -> PartialAggregation:
+    if value not in (None, "auto", *REDUCTIONS):
+        raise ValueError(f"{name} must be 'auto', 'sum', 'mean', 'max' or None, got {value!r}")
     return value
 
 
@@ -368,6 +374,7 @@ class Sums(TypedDict, total=False):
         PartialAggregation,
         Option(
             default=None,
+            check=_check_reduction,
             agree="yes",
             help="on a partitioned graph with one type of vertices: `'sum'`, `'mean'` or `'max'` of what other ranks have of a vertex's neighbours in the "
             "last hop come in place of their rows, where that is fewer bytes, and for a `device` also of what its host has; `'auto'`: `'mean'`, "

@@ -18,7 +18,7 @@ from salientpp.loader.options import OPTIONS
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.store.assembly import has_kernel
 from salientpp.vip.policies import PROBABILITIES
-from salientpp.ways.sums.plan import REDUCTIONS
+from salientpp.ways.exclusions import check_together
 
 
 class Options(Values):
@@ -40,23 +40,17 @@ class Options(Values):
             ValueError, TypeError: an argument is wrong, whatever the data is.
         """
         found = self.checked_alone()
-        if found.cache is not None and found.replication_factor > 0:
-            raise ValueError(
-                "pass either cache= or replication_factor=, not both: the size of a given cache is its maker's"
-            )
-        if found.cache is not None and found.device_cache:
-            raise ValueError(
-                "device_cache is for a cache that the loader makes; a given cache has its device rows from its maker"
-            )
+        check_together(found.by_name)
         if found.zero_copy and device.type == "cuda" and not has_kernel():
             raise ValueError(
                 "zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out"
             )
-        if found.lookahead:
-            found._check_goes_with_lookahead()
-        if found.partial_aggregation is not None:
-            found._check_goes_with_partial()
-        elif found.partial_weight is not None:
+        if found.lookahead and found.policy not in PROBABILITIES:
+            raise ValueError(
+                f"lookahead={found.lookahead!r} expects rows by their inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, "
+                f"got {found.policy!r}; leave one of them out"
+            )
+        if found.partial_weight is not None and found.partial_aggregation is None:
             raise ValueError(
                 f"partial_weight={found.partial_weight!r} is for sums of rows; pass partial_aggregation= too, or leave it out"
             )
@@ -99,41 +93,6 @@ class Options(Values):
                 f"timeout must be > 0 and finite, in seconds or a timedelta (the longest wait for another rank), got {self.timeout!r}"
             )
         return found
-
-    def _check_goes_with_lookahead(self) -> None:
-        """Raise ValueError where an argument wants a cache whose rows stay."""
-        lookahead = f"lookahead={self.lookahead!r}"
-        if self.policy not in PROBABILITIES:
-            raise ValueError(
-                f"{lookahead} expects rows by their inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, got {self.policy!r}; "
-                "leave one of them out"
-            )
-        for name in ("cache", "zero_copy", "device_cache"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"{lookahead} excludes {name}=: rows of a cache that looks ahead change from batch to batch, in this loader's own memory on the host; "
-                    "leave one of them out"
-                )
-        if self.transform_sampler_output is not None:
-            raise ValueError(
-                f"{lookahead} excludes transform_sampler_output=, which may change the vertices that a batch needs after they were foreseen; leave one of "
-                "them out"
-            )
-
-    def _check_goes_with_partial(self) -> None:
-        """Raise ValueError where an argument wants every sampled row, or has vertices or rows that this rank alone does not know."""
-        given = self.partial_aggregation
-        if given not in ("auto", *REDUCTIONS):
-            raise ValueError(f"partial_aggregation must be 'auto', 'sum', 'mean', 'max' or None, got {given!r}")
-        for name, why in (
-            ("lookahead", "a cache that looks ahead decides after the sums were chosen which rows it has"),
-            ("join_slots", "the last hops of joined batches do not stand together"),
-            ("pad", "its sums would be as many as before"),
-            ("transform_sampler_output", "it may change what was sampled, and sums are of that"),
-            ("send_as", "it sums rows as they are"),
-        ):
-            if getattr(self, name):
-                raise ValueError(f"partial_aggregation={given!r} excludes {name}=: {why}; leave one of them out")
 
     def check_slots(self, partitioned: bool) -> None:
         """Raise ValueError where slots are asked for on an object that one process holds."""

@@ -200,7 +200,7 @@ class Tiers:
 
     def look_up(self, n_id: Tensor) -> Places:
         """Places of the int64 [n] global ids ``n_id``."""
-        if self.book.num_parts == 1 and not self.near:
+        if self.book.num_parts == 1 and not self.near and not self.copies:
             return Places([None], [n_id], NO_IDS, NO_IDS, _NONE_REMOTE)
         sets = (
             [tier.members.words for tier in tiers if tier.members is not None] for tiers in (self.near, self.copies)

@@ -20,6 +20,7 @@ from salientpp.ranks.placement import Placement
 from salientpp.ranks.shared_memory import sharing
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.ways.exclusions import excludes
 
 
 def checked_hosts(given: Any) -> int | list[int] | None:
@@ -108,8 +109,7 @@ def agree_on_hosts(
     if ahead is not None:
         if asked is not None and max(_sizes(comm, asked, [])) > 1:
             raise ValueError(
-                f"rank {ahead}{comm.of} has lookahead=, with which every rank has a cache of its own, but ranks_per_host={asked} lets those of a host "
-                "share one; leave one of them out"
+                f"on rank {ahead}{comm.of}, {excludes('lookahead', None, 'ranks_per_host')} (got ranks_per_host={asked})"
             )
         return ()
     sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])

@@ -27,7 +27,7 @@ from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.epochs import Draws
-from salientpp.engine.way import PlacesByType
+from salientpp.engine.way import PlacesByType, Price
 from salientpp.engine.workers import SamplingWorkers
 from salientpp.ops import code_ids
 from salientpp.processes import Task, Threads, Undone, completed
@@ -40,7 +40,7 @@ from salientpp.store.tiers import NO_IDS, Places
 from salientpp.vip.policies import Policy
 from salientpp.ways.cache import Cache
 from salientpp.ways.lookahead.moving import MovingRows, with_kept
-from salientpp.ways.lookahead.planner import Blocks, Planner, Trial, Window, group_of, plan_rows
+from salientpp.ways.lookahead.planner import Blocks, Planner, Shape, Trial, Window, forecast, group_of, plan_rows
 
 #: By vertex type, the list of remote ids that a batch needs.
 Lists = Mapping[str | None, Tensor]
@@ -210,6 +210,7 @@ class Lookahead(Cache):
         super().__init__(replication_factor, policy, fill=fill)
         self._window = window
         self.planners: dict[str | None, Planner] = {}
+        self._shares: dict[str | None, Callable[[], float]] = {}  # by type, the part of the remote rows that is fetched
         self.ahead: LookaheadCache | None = None
 
     @property
@@ -240,6 +241,9 @@ class Lookahead(Cache):
             if planned is not None:
                 shape, members[type_] = planned
                 self.planners[type_] = Planner(shape, scores[type_].to(torch.float32), members[type_])
+                self._shares[type_] = partial(
+                    _share, scores[type_], book.range_of(part_id), shape, trial, partial(_blocks_of, basis)
+                )
         return members
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
@@ -250,21 +254,24 @@ class Lookahead(Cache):
         books = {type_: source.books[type_] for type_ in planners}
         scouts = Scouts(
             basis.epochs.turns,
-            lambda draws, turn: workers.scout(self._scout, basis, basis.epochs.pieces(draws.epoch, turn)),
+            lambda draws, turn: workers.scout(self._scout, basis, fetch, basis.epochs.pieces(draws.epoch, turn)),
             most_pending(planners, basis.most_ahead if basis.num_workers else 0),
         )
         submit: Callable[..., Any] = Threads(1, "salientpp-decide").submit if basis.num_workers else completed
         self.ahead = LookaheadCache(planners, rows, books, scouts, submit)
         fetch.moving = rows
 
-    def _scout(self, basis: Basis, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> dict[str | None, Tensor]:
+    def _scout(
+        self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]
+    ) -> dict[str | None, Tensor]:
         """Per vertex type, the list of remote ids that the batch of these pieces needs."""
         ids = _ids_of([basis.source.draw(*piece, only_vertices=True) for piece in pieces])
         found = {}
         for type_ in self.planners:
-            book = basis.source.books[type_]
-            own = book.range_of(basis.source.exchange.part_of(type_))
-            found[type_] = code_ids(ids.get(type_, NO_IDS), book.num_vertices, *own)
+            book, tiers, of_type = basis.source.books[type_], fetch.tiers[type_], ids.get(type_, NO_IDS)
+            if tiers.copies:  # of other ways
+                of_type = tiers.look_up(of_type).remote_id
+            found[type_] = code_ids(of_type, book.num_vertices, *book.range_of(tiers.part_id))
         return found
 
     def begin_epoch(self) -> None:
@@ -279,8 +286,27 @@ class Lookahead(Cache):
         if self.ahead is not None:
             self.ahead.put_together()
 
+    def price(self, price: Price, notes: Sequence[Any]) -> Price:
+        fetched, copied = dict(price.fetched), dict(price.copied)
+        for type_, share in self._shares.items():
+            fetched[type_] = price.fetched[type_] * share()
+            copied[type_] += price.fetched[type_] - fetched[type_]
+        # A batch is drawn twice, the first time for its ids.
+        return Price(fetched, copied, price.seconds * (2 if self.planners else 1))
+
     def memory(self) -> Mapping[str, int]:
         return {} if self.ahead is None else self.ahead.memory()
+
+
+def _share(
+    scores: Tensor, own: tuple[int, int], shape: Shape, trial: Callable[[], Trial], blocks: Callable[[], Blocks | None]
+) -> float:
+    """The part of the remote rows of batches that is fetched, as forecast."""
+    remote = scores.to(torch.float32, copy=True)
+    remote[slice(*own)] = 0
+    agreeing = blocks()
+    expected = forecast(remote, shape.num_slots, shape.window, 0, agreeing, None if agreeing is None else trial())
+    return expected.rows / max(expected.static_rows, 1e-300)
 
 
 def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:

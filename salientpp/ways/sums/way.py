@@ -22,7 +22,7 @@ from torch_geometric.sampler import SamplerOutput
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.pipeline import traced
-from salientpp.engine.way import HostWork, Wanted, Way
+from salientpp.engine.way import HostWork, Price, Wanted, Way
 from salientpp.engine.workers import SamplingWorkers
 from salientpp.processes import Lock, Threads
 from salientpp.store.exchange import Column, Message
@@ -218,6 +218,12 @@ class SumsOfRows(Way):
             roles[self._weight_name] = EDGE_WEIGHTS
         for name, role in roles.items():
             batch[name] = mark(batch[name], delivered, role, given=True)
+
+    def price(self, price: Price, notes: Sequence[Note]) -> Price:
+        width = self._wire.row_bytes / max(1, len(notes))
+        arriving = sum(note.sums.size.numel() for note in notes) * width
+        here = sum(0 if note.here is None else note.here.sums.size.numel() for note in notes) * width
+        return Price({None: price.fetched[None] + arriving}, {None: price.copied[None] + here}, price.seconds)
 
     def counts(self) -> Mapping[str, int]:
         return dict(self._counts)

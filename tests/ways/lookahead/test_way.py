@@ -363,7 +363,7 @@ def test_after_a_failure_there_is_an_error_for_ever(root):
         ({"zero_copy": True}, "lookahead=5 excludes zero_copy="),
         ({"transform_sampler_output": id}, "lookahead=5 excludes transform_sampler_output="),
         ({"lookahead": 200, "replication_factor": 0.05}, "lookahead=200 needs .* bytes for ids, more than half"),
-        ({"ranks_per_host": 2}, "rank 0 has lookahead=, with which every rank has a cache of its own, but ranks_per_host=2"),
+        ({"ranks_per_host": 2}, "on rank 0, lookahead= excludes ranks_per_host=: the cache follows the batches of one rank"),
     ],
 )  # fmt: skip
 def test_what_it_excludes_is_said_on_every_rank(root, options, text):

@@ -1,0 +1,124 @@
+"""What must every way to move fewer bytes do?
+
+The test of a way subclasses :class:`WayLaws` and gives ``options``, with which a loader uses it. Every loader runs on 1, 2 and 4 ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import distributed
+import pytest
+import torch
+from batches import differences
+from graphs import random_data
+from torch import Tensor
+from torch_geometric.nn import SAGEConv
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.nn import merge_partial
+
+RANKS = (1, 2, 4)
+FANOUTS, BATCH, WIDTH = [5, 4], 16, 6
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one rank has seen of a way, or of several together.
+
+    Attributes:
+        wrong: of each batch that differs from the one without the way, its number and in what.
+        fetched, copied: the price and the count, bytes per batch.
+        seconds: of the price.
+        remote_rows: with the way and without.
+    """
+
+    wrong: list[str]
+    fetched: tuple[float, float]
+    copied: tuple[float, float]
+    seconds: float
+    remote_rows: tuple[int, int]
+
+
+def directory(folder: Path, num_parts: int) -> str:
+    """A graph whose batches need rows of other parts, with real features."""
+    data = random_data(1500, 9000, seed=2)
+    data.x = torch.rand(1500, WIDTH, generator=torch.Generator().manual_seed(1))
+    salientpp.partition(data, num_parts, folder, FANOUTS, BATCH, refine=False)
+    return str(folder)
+
+
+def compare(rank: int, root: str, several: list[dict[str, Any]]) -> list[Found]:
+    """Two epochs of a loader with each of these options beside one without any."""
+    return [_compare(root, options) for options in several]
+
+
+def _compare(root: str, options: dict[str, Any]) -> Found:
+    part = salientpp.load(root)
+    same = {"batch_size": BATCH, "shuffle": True, "seed": 3}
+    plain = NeighborLoader(part, FANOUTS, "train", ranks_per_host=1, **same)
+    loader = NeighborLoader(part, FANOUTS, "train", **{"ranks_per_host": 1, **options}, **same)
+    price, wrong, number = loader.engine.price(), [], 0
+    for _ in range(2):
+        for ours, want in zip(loader, plain, strict=True):
+            wrong += [f"batch {number}: {name}" for name in _unlike(ours, want)]
+            number += 1
+    stats, row_bytes = loader.stats(), WIDTH * 4
+    counted = stats.by_type[None]["bytes_received"] / number, (stats.rows_cpu + stats.rows_cache) * row_bytes / number
+    remote = stats.rows_remote + stats.rows_partial, plain.stats().rows_remote
+    return Found(wrong, (price.fetched[None], counted[0]), (price.copied[None], counted[1]), price.seconds, remote)
+
+
+def _unlike(ours: Any, want: Any) -> list[str]:
+    """In what two batches differ. Where some rows came as sums, what a first layer makes of them counts, and the seeds."""
+    if "partial" not in ours:
+        return differences(ours, want)
+    wrong = [] if torch.equal(ours.n_id[: ours.batch_size], want.n_id[: want.batch_size]) else ["seeds"]
+    return wrong if torch.allclose(_first_layer(ours), _first_layer(want), atol=1e-5) else [*wrong, "sums"]
+
+
+def _first_layer(batch: Any) -> Tensor:
+    torch.manual_seed(0)
+    conv = merge_partial(SAGEConv(WIDTH, 3))
+    with torch.no_grad():
+        return conv(batch.x, batch.edge_index)[: sum(batch.num_sampled_nodes[:-1])].clone()
+
+
+class WayLaws:
+    """Laws of one way.
+
+    Attributes:
+        options: of a loader that uses it.
+        band: how far the price may be from the count, as a fraction of the count, and at least bytes of four rows.
+    """
+
+    options: ClassVar[dict[str, Any]]
+    band: ClassVar[float] = 0.15
+
+    @classmethod
+    def options_on(cls, num_ranks: int) -> dict[str, Any]:
+        """The options on so many ranks."""
+        return cls.options
+
+    @pytest.fixture(scope="class", params=RANKS, ids=lambda number: f"{number} ranks")
+    @classmethod
+    def found(cls, request, tmp_path_factory) -> list[Found]:
+        root = directory(tmp_path_factory.mktemp("way") / "parts", request.param)
+        ranks = distributed.run(compare, request.param, root, [cls.options_on(request.param)])
+        return [found for (found,) in ranks]
+
+    def test_batches_are_those_without_it(self, found):
+        assert [each.wrong for each in found] == [[]] * len(found)
+
+    def test_the_price_is_what_is_counted(self, found):
+        for each in found:
+            for expected, counted in (each.fetched, each.copied):
+                assert abs(expected - counted) <= max(self.band * counted, 4 * WIDTH * 4), (expected, counted)
+            assert each.seconds > 0
+
+    def test_no_more_rows_are_fetched(self, found):
+        for each in found:
+            assert each.remote_rows[0] <= each.remote_rows[1]

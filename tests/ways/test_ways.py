@@ -1,0 +1,139 @@
+"""The laws of each way, of one from outside the package, and of every pair that may be used together."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations
+from typing import Any
+
+import distributed
+import pytest
+import torch
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.engine.basis import Basis
+from salientpp.engine.way import TiersByType, Way
+from salientpp.store.cache import FeatureCache
+from salientpp.store.tiers import IdSet
+from salientpp.ways.exclusions import EXCLUDED
+from tests.laws.way import RANKS, WayLaws, compare, directory
+
+
+class EveryThird(Way):
+    """A way from outside the package: copies of every third row of the graph."""
+
+    name = "every third"
+
+    def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        part = basis.source.part
+        members = IdSet.of(torch.arange(0, part.num_vertices, 3), part.num_vertices)
+        rows = torch.cat([part.node_rows(number)["x"] for number in range(part.num_parts)])[members.ids]
+        cached = FeatureCache(members, {"x": rows}).tiers(basis.zero_copy)
+        return {None: dataclasses.replace(tiers[None], copies=[*tiers[None].copies, *cached])}
+
+
+CACHE = {"replication_factor": 0.2}
+WAYS: dict[str, dict[str, Any]] = {
+    "cache": CACHE,
+    "host": {**CACHE, "ranks_per_host": 2},
+    "device": {"device_rows": 0.4},
+    "lookahead": {**CACHE, "lookahead": 6},
+    "sums": {"partial_aggregation": "mean"},
+    "outside": {"ways": [EveryThird()]},
+}
+
+
+class TestCache(WayLaws):
+    options = WAYS["cache"]
+
+
+class TestHostCache(WayLaws):
+    options = WAYS["host"]
+
+    @classmethod
+    def options_on(cls, num_ranks: int) -> dict[str, Any]:
+        return {**cls.options, "ranks_per_host": min(2, num_ranks)}
+
+
+class TestDeviceRows(WayLaws):
+    options = WAYS["device"]
+
+
+class TestLookahead(WayLaws):
+    options = WAYS["lookahead"]
+
+
+class TestSums(WayLaws):
+    options = WAYS["sums"]
+
+
+class TestOutside(WayLaws):
+    options = WAYS["outside"]
+
+
+# --- pairs ------------------------------------------------------------------------------------------------
+
+#: The table has these as options.
+OPTION = {
+    "cache": "replication_factor",
+    "host": "ranks_per_host",
+    "device": "device_rows",
+    "lookahead": "lookahead",
+    "sums": "partial_aggregation",
+    "outside": "ways",
+}
+
+
+def excluded(one: str, other: str) -> bool:
+    return bool({(OPTION[one], OPTION[other]), (OPTION[other], OPTION[one])} & set(EXCLUDED))
+
+
+PAIRS = [pair for pair in combinations(WAYS, 2) if not excluded(*pair)]
+
+
+@pytest.fixture(scope="module", params=RANKS, ids=lambda number: f"{number} ranks")
+def of_pairs(request, tmp_path_factory):
+    """What each rank found of each pair."""
+    root = directory(tmp_path_factory.mktemp("pairs") / "parts", request.param)
+    several = [{**WAYS[one], **WAYS[other]} for one, other in PAIRS]
+    for options in several:
+        if "ranks_per_host" in options:
+            options["ranks_per_host"] = min(2, request.param)
+    return distributed.run(compare, request.param, root, several)
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)), ids=map("-".join, PAIRS))
+def test_batches_of_a_pair_are_those_without(of_pairs, number):
+    for of_rank in of_pairs:
+        assert of_rank[number].wrong == []
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)), ids=map("-".join, PAIRS))
+def test_the_price_of_a_pair_is_what_is_counted(of_pairs, number):
+    for of_rank in of_pairs:
+        for expected, counted in (of_rank[number].fetched, of_rank[number].copied):
+            assert abs(expected - counted) <= max(WayLaws.band * counted, 100), (expected, counted)
+
+
+def test_of_the_ways_only_those_exclude_each_other_whose_caches_follow_one_rank():
+    assert [pair for pair in combinations(WAYS, 2) if excluded(*pair)] == [("host", "lookahead"), ("lookahead", "sums")]
+
+
+# --- what excludes what -----------------------------------------------------------------------------------
+
+GIVEN = {
+    "cache": FeatureCache.empty(), "replication_factor": 0.1, "device_cache": 0.5, "lookahead": 3, "zero_copy": True, "transform_sampler_output": id,
+    "partial_aggregation": "sum", "join_slots": True, "pad": "bucket", "send_as": {"x": "fp16"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", [pair for pair in EXCLUDED if "ranks_per_host" not in pair], ids=" ".join)
+def test_a_pair_of_the_table_is_refused_with_its_reason(pair, tmp_path_factory):
+    root = tmp_path_factory.getbasetemp() / "refused"
+    if not root.exists():
+        directory(root, 1)
+    one, other = pair
+    with pytest.raises(ValueError, match=f"^{one}=.* excludes {other}=: ") as refused:
+        NeighborLoader(salientpp.load(root), [3, 2], "train", **{name: GIVEN[name] for name in pair})
+    assert EXCLUDED[pair] in str(refused.value)
