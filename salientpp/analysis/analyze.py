@@ -27,7 +27,7 @@ from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.policies import cache_bytes, cache_capacity, check_replication_factor
-from salientpp.ways.lookahead.planner import Window, check_lookahead
+from salientpp.ways.lookahead.shape import Window, check_lookahead
 
 
 @dataclass(frozen=True)

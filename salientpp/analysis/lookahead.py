@@ -21,7 +21,9 @@ from salientpp.analysis.batches import Batches
 from salientpp.analysis.dry import DryBatch, Rank, dry
 from salientpp.analysis.result import Ahead
 from salientpp.vip.policies import Workload, cache_capacity, plan_cache, score
-from salientpp.ways.lookahead.planner import Blocks, Planner, Shape, Trial, Window, forecast, group_of, plan_rows
+from salientpp.ways.lookahead.forecast import Blocks, Trial, forecast
+from salientpp.ways.lookahead.planner import Planner
+from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from salientpp.analysis.dry import DryBatch, Rank, dry
 from salientpp.analysis.result import Copies, Summed
 from salientpp.store.tiers import IdSet, Tier, Tiers
 from salientpp.vip.policies import Workload, plan_cache, score
-from salientpp.ways.lookahead.planner import Trial
+from salientpp.ways.lookahead.forecast import Trial
 from salientpp.ways.sums.moved import Moved, are_copies_worth_it, are_fetches_worth_it
 from salientpp.ways.sums.plan import Wire
 

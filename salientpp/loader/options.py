@@ -22,7 +22,7 @@ from salientpp.sampling.schedule import UNEVEN
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.rows import RowSource
 from salientpp.vip.policies import Policy, check_policy, check_replication_factor
-from salientpp.ways.lookahead.planner import Window, check_lookahead
+from salientpp.ways.lookahead.shape import Window, check_lookahead
 from salientpp.ways.sums.plan import REDUCTIONS, PartialAggregation
 
 #: What happens where ranks have different numbers of batches, see :mod:`salientpp.sampling.schedule`; None: 'wrap' for seeds in a random order, which are

@@ -17,7 +17,9 @@ from salientpp.analysis.batches import Batches
 from salientpp.cli import main
 from salientpp.sampling.schedule import batch_keys, order_key
 from salientpp.vip.policies import plan_cache
-from salientpp.ways.lookahead.planner import Blocks, Planner, Trial, plan_rows
+from salientpp.ways.lookahead.forecast import Blocks, Trial
+from salientpp.ways.lookahead.planner import Planner
+from salientpp.ways.lookahead.shape import plan_rows
 
 FANOUTS, BATCH = [4, 3], 8
 ALPHAS = [0.0, 0.3, 0.8, 4.0]

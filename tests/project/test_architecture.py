@@ -403,7 +403,6 @@ STILL_TOO_LARGE = {
     "lightning.py",
     "sampling/neighbor_sampler.py",
     "sampling/neighbor_sampler.py NeighborSampler",
-    "ways/lookahead/planner.py",
 }
 
 

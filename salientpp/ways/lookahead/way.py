@@ -39,8 +39,10 @@ from salientpp.store.fetch import Fetch
 from salientpp.store.tiers import NO_IDS, Places
 from salientpp.vip.policies import Policy
 from salientpp.ways.cache import Cache
+from salientpp.ways.lookahead.forecast import Blocks, Trial, forecast
 from salientpp.ways.lookahead.moving import MovingRows, with_kept
-from salientpp.ways.lookahead.planner import Blocks, Planner, Shape, Trial, Window, forecast, group_of, plan_rows
+from salientpp.ways.lookahead.planner import Planner
+from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
 #: By vertex type, the list of remote ids that a batch needs.
 Lists = Mapping[str | None, Tensor]

@@ -1,0 +1,196 @@
+"""Chooses how long a window and how large a cache fit into the memory of a static cache.
+
+That memory is for rows and what it takes to find them, the ids of the window included. Ids of a batch are kept as gaps of 5 to 7 bits each, or as a bit for
+every vertex, whichever is shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from salientpp.arguments import as_integer
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.ways.lookahead.forecast import LATE, Blocks, Spread, Trial
+
+#: How many batches are known ahead; 'auto': as many as are worth their memory.
+Window = int | Literal["auto"]
+
+#: The longest window; numbers of batches are compared modulo 2**15.
+MOST_AHEAD = 2**13
+
+#: A window whose ids take more of the budget than this is refused.
+_MOST_FOR_IDS = 0.5
+
+
+def check_lookahead(lookahead: Any) -> Window:
+    """It as 'auto' or a Python integer.
+
+    Raises:
+        ValueError: it is neither, or out of range.
+    """
+    if isinstance(lookahead, str) and lookahead == "auto":
+        return "auto"
+    number = as_integer(lookahead)
+    if number is None or isinstance(lookahead, bool) or not 0 <= number <= MOST_AHEAD:
+        raise ValueError(
+            f"lookahead must be an integer in [0, {MOST_AHEAD}] (batches known ahead) or 'auto', got {lookahead!r}"
+        )
+    return number
+
+
+def group_of(window: int) -> int:
+    """How many batches are looked up in the window at once, so that reading its lists costs a batch no more than nine of them."""
+    return max(1, -(-window // 8))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a budget of bytes splits.
+
+    Attributes:
+        window: W.
+        num_slots: C, rows that are kept.
+        list_bytes: the most that the ids of the window take. Where they would take more for a while, fewer batches are known.
+    """
+
+    window: int
+    num_slots: int
+    list_bytes: int
+
+    @classmethod
+    def of(cls, window: int, budget: int, row_bytes: int, trial: Trial, most_rows: int) -> Shape:
+        """The largest cache inside ``budget`` bytes.
+
+        Args:
+            window: >= 1.
+            row_bytes: of a row.
+            most_rows: that there are to keep.
+        """
+        group = group_of(window)
+        lists = math.ceil(window * trial.list_bytes + (group - 1) * 2 * trial.num_ids)
+        number = max(0, budget - lists) // row_bytes if row_bytes else most_rows
+        for entry_bytes in (2, 4):
+            # A slot has an id of 4 bytes, a key of 2 and 5/3 entries of a table, which has one more.
+            per_slot = row_bytes + 6 + entry_bytes * 5 / 3
+            number = max(0, int((budget - lists - entry_bytes) / per_slot))
+            if min(number, most_rows) < 2**16:
+                break
+        return cls(window, min(number, most_rows), lists)
+
+    @property
+    def table_size(self) -> int:
+        return self.num_slots + self.num_slots * 2 // 3 + 1
+
+    @property
+    def table_dtype(self) -> torch.dtype:
+        return torch.int16 if self.num_slots < 2**16 else torch.int32
+
+    @property
+    def state_bytes(self) -> int:
+        """Of everything but the rows."""
+        return self.list_bytes + 6 * self.num_slots + self.table_size * self.table_dtype.itemsize
+
+
+def choose_shape(
+    lookahead: Window,
+    probability: Tensor,
+    budget: int,
+    row_bytes: int,
+    trial: Trial,
+    prefix: str = "",
+    blocks: Callable[[], Blocks | None] = lambda: None,
+) -> Shape:
+    """How a cache that knows ``lookahead`` batches splits its budget; 'auto': the window of which :func:`forecast` expects the fewest rows.
+
+    Args:
+        probability: float32 [N], how probably a batch needs each remote row; 0 of others.
+        budget: bytes of a static cache.
+        prefix: of errors.
+        blocks: called for 'auto', where the draws of batches agree.
+
+    Raises:
+        ValueError: the ids of the given window take too much of the budget.
+    """
+    most_rows = int(torch.count_nonzero(probability > 0))
+
+    def shape(window: int) -> Shape:
+        return Shape.of(window, budget, row_bytes, trial, most_rows)
+
+    if lookahead != "auto":
+        found = shape(lookahead)
+        if found.list_bytes > _MOST_FOR_IDS * budget:
+            fitting = [window for window in range(1, lookahead) if shape(window).list_bytes <= _MOST_FOR_IDS * budget]
+            raise ValueError(
+                f"{prefix}lookahead={lookahead} needs {found.list_bytes:,} bytes for ids, more than half of the {budget:,} that the replication factor gives "
+                f"(a batch has {trial.num_ids:,.0f} remote rows); pass "
+                + (f"at most {fitting[-1]}, " if fitting else "")
+                + "'auto' or 0, or a larger replication factor"
+            )
+        return found
+    spread = Spread.of(probability, blocks(), trial)
+    best = Shape(0, budget // max(1, row_bytes), 0)
+    fewest = spread.rows(best.num_slots, 0)
+    for window in _windows():
+        found = shape(window)
+        if found.list_bytes > _MOST_FOR_IDS * budget:
+            break
+        rows = spread.rows(found.num_slots, window)
+        if rows < fewest:
+            best, fewest = found, rows
+        if window >= LATE * spread.reach(found.num_slots):
+            break  # a longer one knows nothing more
+    return best
+
+
+def _windows() -> list[int]:
+    """1, 2, 3, 4 and then about an eighth more each."""
+    found = [1]
+    while found[-1] < MOST_AHEAD:
+        found.append(min(MOST_AHEAD, found[-1] + max(1, found[-1] // 8)))
+    return found
+
+
+def plan_rows(
+    lookahead: Window,
+    scores: Tensor,
+    book: PartitionBook,
+    part_id: int,
+    num_static: int,
+    row_bytes: int,
+    trial: Callable[[], Trial],
+    prefix: str = "",
+    blocks: Callable[[], Blocks | None] = lambda: None,
+) -> tuple[Shape, Tensor] | None:
+    """What takes the place of a static cache, in as much memory: how it splits, and whose rows it has at the beginning, ascending int64.
+
+    Args:
+        scores: float [N], how probably a batch needs each row.
+        num_static: rows of the static cache; their place takes the set of their ids too.
+        row_bytes: of a row.
+        trial: called if there is something to gain.
+        prefix: of errors.
+        blocks: called for 'auto', where the draws of batches agree; of all rows.
+
+    Returns:
+        None where nothing is to be gained: there is no cache, it holds all that may be needed, or no window is worth its memory.
+
+    Raises:
+        ValueError: as :func:`choose_shape`.
+    """
+    begin, end = book.range_of(part_id)
+    remote = scores.to(torch.float32, copy=True)
+    remote[begin:end] = 0
+    if lookahead == 0 or num_static == 0 or num_static >= int(torch.count_nonzero(remote > 0)):
+        return None
+    budget = num_static * row_bytes + 8 * -(-book.num_vertices // 32)
+    shape = choose_shape(lookahead, remote, budget, row_bytes, trial(), prefix, blocks)
+    if shape.window == 0 or shape.num_slots == 0:
+        return None
+    order = torch.sort(remote, descending=True, stable=True).indices
+    return shape, order[: shape.num_slots].sort().values
