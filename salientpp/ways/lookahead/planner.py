@@ -23,17 +23,11 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.ways.lookahead.shape import MOST_AHEAD, Shape, group_of
+from salientpp.ways.lookahead.shape import Shape, group_of
 
 
 class Moves(NamedTuple):
-    """What becomes of the remote rows of one batch: int64 vectors.
-
-    Attributes:
-        hit_place, hit_slot: places in the batch's ``remote_id``, ascending, of rows that slots have, and which slots.
-        fetched_place: places of the others, ascending.
-        admitted_row, admitted_slot: which of the fetched rows enter, and where. Slots are read by this batch before they are written by it.
-    """
+    """What becomes of the remote rows of one batch, as :func:`salientpp.ops.plan_batch` says. Slots are read by the batch before they are written by it."""
 
     hit_place: Tensor
     hit_slot: Tensor
@@ -51,15 +45,14 @@ class Planner:
         members: int64, distinct ids whose rows the first slots have at the beginning.
 
     Attributes:
+        slot_id: int32 [C], the id whose row each slot has after the batches that were planned; -1 for none.
         batch: number of the batch that :meth:`plan` is asked for next, counted from 0.
         known: how far the window reaches: batches before this number are known.
     """
 
     def __init__(self, shape: Shape, prior: Tensor, members: Tensor) -> None:
-        if not 1 <= shape.window <= MOST_AHEAD:
-            raise ValueError(f"the window must be in [1, {MOST_AHEAD}], got {shape.window}")
-        self.shape, self._prior = shape, prior
-        self._slot_id = torch.empty(shape.num_slots, dtype=torch.int32, device="cpu")
+        self.shape, self._prior, self._num_ids = shape, prior, prior.numel()
+        self.slot_id = torch.empty(shape.num_slots, dtype=torch.int32, device="cpu")
         self._slot_key = torch.empty(shape.num_slots, dtype=torch.int16, device="cpu")
         self._table = torch.empty(shape.table_size, dtype=shape.table_dtype, device="cpu")
         self._lists: deque[Tensor] = deque()  # of the batches after the last that has links
@@ -69,18 +62,8 @@ class Planner:
         self.batch = self.known = 0
         self._fill(members)
 
-    @property
-    def num_ids(self) -> int:
-        """N."""
-        return self._prior.numel()
-
-    @property
-    def slot_id(self) -> Tensor:
-        """int32 [C], the id whose row each slot has after the batches that were planned; -1 for none."""
-        return self._slot_id
-
     def _fill(self, members: Tensor) -> None:
-        ops.fill_slots(members, self._prior, self._slot_id, self._slot_key, self._table)
+        ops.fill_slots(members, self._prior, self.slot_id, self._slot_key, self._table)
 
     def plan(self, remote_id: Tensor, upcoming: Callable[[], Tensor | None]) -> Moves:
         """Decide for the next batch.
@@ -93,7 +76,7 @@ class Planner:
         if not self._links:
             self._link(remote_id, upcoming)
         moves = ops.plan_batch(
-            remote_id, self._links.popleft(), self.batch, self._prior, self._slot_id, self._slot_key, self._table
+            remote_id, self._links.popleft(), self.batch, self._prior, self.slot_id, self._slot_key, self._table
         )
         self.batch += 1
         return Moves(*moves)
@@ -102,7 +85,7 @@ class Planner:
         if self._lists:
             own = self._lists.popleft()
         else:
-            own, self.known, self._waiting = ops.code_ids(remote_id, self.num_ids), self.batch + 1, None
+            own, self.known, self._waiting = ops.code_ids(remote_id, self._num_ids), self.batch + 1, None
         # Links of the group's other batches take the place of their lists.
         room = self.shape.list_bytes - sum(each.nbytes for each in self._lists)
         while self.known < self.batch + self._group + self.shape.window:
@@ -112,11 +95,11 @@ class Planner:
                 break
             self._waiting = None
             room -= found.nbytes
-            ops.note_uses(found, self.known, self.num_ids, self._slot_id, self._slot_key, self._table)
+            ops.note_uses(found, self.known, self._num_ids, self.slot_id, self._slot_key, self._table)
             self._lists.append(found)
             self.known += 1
         heads = min(self._group, 1 + len(self._lists))
-        self._links.extend(ops.link_lists([own, *self._lists], heads, self.num_ids))
+        self._links.extend(ops.link_lists([own, *self._lists], heads, self._num_ids))
         for _ in range(heads - 1):
             self._lists.popleft()
 
@@ -126,8 +109,8 @@ class Planner:
         self._links.clear()
         self._waiting = None
         self.known = self.batch
-        there = self._slot_id >= 0
-        self._slot_key[there] = _unknown(self._prior[self._slot_id[there].long()])
+        there = self.slot_id >= 0
+        self._slot_key[there] = _unknown(self._prior[self.slot_id[there].long()])
 
     def forget_rows(self) -> None:
         """No slot holds anything; nor is the window known."""

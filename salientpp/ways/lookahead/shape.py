@@ -72,9 +72,7 @@ class Shape:
             row_bytes: of a row.
             most_rows: that there are to keep.
         """
-        group = group_of(window)
-        lists = math.ceil(window * trial.list_bytes + (group - 1) * 2 * trial.num_ids)
-        number = max(0, budget - lists) // row_bytes if row_bytes else most_rows
+        lists = math.ceil(window * trial.list_bytes + (group_of(window) - 1) * 2 * trial.num_ids)
         for entry_bytes in (2, 4):
             # A slot has an id of 4 bytes, a key of 2 and 5/3 entries of a table, which has one more.
             per_slot = row_bytes + 6 + entry_bytes * 5 / 3
@@ -103,7 +101,6 @@ def choose_shape(
     budget: int,
     row_bytes: int,
     trial: Trial,
-    prefix: str = "",
     blocks: Callable[[], Blocks | None] = lambda: None,
 ) -> Shape:
     """How a cache that knows ``lookahead`` batches splits its budget; 'auto': the window of which :func:`forecast` expects the fewest rows.
@@ -111,7 +108,6 @@ def choose_shape(
     Args:
         probability: float32 [N], how probably a batch needs each remote row; 0 of others.
         budget: bytes of a static cache.
-        prefix: of errors.
         blocks: called for 'auto', where the draws of batches agree.
 
     Raises:
@@ -127,7 +123,7 @@ def choose_shape(
         if found.list_bytes > _MOST_FOR_IDS * budget:
             fitting = [window for window in range(1, lookahead) if shape(window).list_bytes <= _MOST_FOR_IDS * budget]
             raise ValueError(
-                f"{prefix}lookahead={lookahead} needs {found.list_bytes:,} bytes for ids, more than half of the {budget:,} that the replication factor gives "
+                f"lookahead={lookahead} needs {found.list_bytes:,} bytes for ids, more than half of the {budget:,} that the replication factor gives "
                 f"(a batch has {trial.num_ids:,.0f} remote rows); pass "
                 + (f"at most {fitting[-1]}, " if fitting else "")
                 + "'auto' or 0, or a larger replication factor"
@@ -164,7 +160,6 @@ def plan_rows(
     num_static: int,
     row_bytes: int,
     trial: Callable[[], Trial],
-    prefix: str = "",
     blocks: Callable[[], Blocks | None] = lambda: None,
 ) -> tuple[Shape, Tensor] | None:
     """What takes the place of a static cache, in as much memory: how it splits, and whose rows it has at the beginning, ascending int64.
@@ -174,7 +169,6 @@ def plan_rows(
         num_static: rows of the static cache; their place takes the set of their ids too.
         row_bytes: of a row.
         trial: called if there is something to gain.
-        prefix: of errors.
         blocks: called for 'auto', where the draws of batches agree; of all rows.
 
     Returns:
@@ -189,7 +183,7 @@ def plan_rows(
     if lookahead == 0 or num_static == 0 or num_static >= int(torch.count_nonzero(remote > 0)):
         return None
     budget = num_static * row_bytes + 8 * -(-book.num_vertices // 32)
-    shape = choose_shape(lookahead, remote, budget, row_bytes, trial(), prefix, blocks)
+    shape = choose_shape(lookahead, remote, budget, row_bytes, trial(), blocks)
     if shape.window == 0 or shape.num_slots == 0:
         return None
     order = torch.sort(remote, descending=True, stable=True).indices

@@ -18,7 +18,7 @@ def test_rows_and_state_stay_inside_the_budget(row_bytes, budget):
         shape = Shape.of(window, budget, row_bytes, Trial(100, 110), 10**9)
         if shape.num_slots:
             planner = Planner(shape, torch.ones(10), torch.tensor([], dtype=torch.int64))
-            own = sum(each.nbytes for each in (planner._slot_id, planner._slot_key, planner._table))
+            own = sum(each.nbytes for each in (planner.slot_id, planner._slot_key, planner._table))
             assert own + shape.list_bytes == shape.state_bytes
             assert shape.num_slots * row_bytes + shape.state_bytes <= budget
             assert (shape.num_slots + 3) * (row_bytes + 6) + shape.list_bytes > budget - 4 * 7 * shape.num_slots
