@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ _CHUNK, _ROWS = 1 << 20, 1 << 16
 # Pairs are coded as `source * N + target` in int64.
 _MOST_VERTICES = math.isqrt(2**63 - 1)
 # A graph with room for its edges needs 3 or 4 rounds; this many say that there is none.
-_MAX_ROUNDS = 50
+MAX_ROUNDS = 50
 
 
 def synthetic(
@@ -78,7 +80,7 @@ def synthetic(
     Raises:
         ValueError: an argument is out of range, the graph has no room for so many distinct edges, or this machine has none for the graph.
     """
-    check_parameters(**locals())
+    _check_parameters(locals())
     if degree_cap is None:
         degree_cap = math.sqrt(num_vertices * average_degree)
     num_vertices = int(num_vertices)
@@ -118,55 +120,46 @@ def _draw_masks(
     return masks
 
 
-#: The largest integers that parameters may be; of the rest there is no largest.
-_MOST = {
-    "num_vertices": _MOST_VERTICES,
-    "num_papers": _MOST_VERTICES,
-    "num_classes": _MOST_VERTICES,
-    "num_features": 2**31 - 1,
-    "community_size": 2**63 - 1,
-    "papers_per_institution": 2**63 - 1,
+#: The least and the largest that integers among the parameters may be.
+_INTEGERS = {
+    "num_vertices": (2, _MOST_VERTICES),
+    "num_papers": (2, _MOST_VERTICES),
+    "num_classes": (1, _MOST_VERTICES),
+    "num_features": (1, 2**31 - 1),
+    "community_size": (1, 2**63 - 1),
+    "papers_per_institution": (1, 2**63 - 1),
+    "seed": (0, math.inf),
 }
+_SHARES = ("homophily", "locality", "label_noise", "labelled_fraction", *(f"{split}_fraction" for split in SPLITS))
 
 
-def check_parameters(
-    *,
-    num_vertices: int,
-    num_classes: int,
-    num_features: int,
-    average_degree: float,
-    exponent: float,
-    homophily: float,
-    locality: float,
-    community_size: int,
-    signal: float,
-    label_noise: float,
-    train_fraction: float,
-    val_fraction: float,
-    test_fraction: float,
-    seed: int,
-    degree_cap: float | None = None,
-) -> None:
+def check_kinds(parameters: Mapping[str, Any]) -> None:
+    """Raise ValueError unless each parameter of a generated graph is an integer, a share or another number, as its name asks for."""
+    for name, value in parameters.items():
+        if name in _INTEGERS:
+            least, most = _INTEGERS[name]
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+                raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+            if value > most:
+                raise ValueError(f"{name} must be at most {most}, got {value}")
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ValueError(f"{name} must be a number, got {value!r}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{name} must be a number below 2^63, got {value}")
+        if name in _SHARES and not 0 <= value <= 1:
+            raise ValueError(f"{name} must be in [0, 1], got {value}")
+
+
+def _check_parameters(given: Mapping[str, Any]) -> None:
     """Raise ValueError if a generated graph cannot have these, see `synthetic`."""
-    check_integers(
-        num_vertices=(num_vertices, 2),
-        num_classes=(num_classes, 1),
-        num_features=(num_features, 1),
-        community_size=(community_size, 1),
-        seed=(seed, 0),
+    check_kinds({name: value for name, value in given.items() if name != "degree_cap" or value is not None})
+    num_vertices, num_classes, average_degree = (
+        given[name] for name in ("num_vertices", "num_classes", "average_degree")
     )
-    shares = {
-        "homophily": homophily,
-        "locality": locality,
-        "label_noise": label_noise,
-        "train_fraction": train_fraction,
-        "val_fraction": val_fraction,
-        "test_fraction": test_fraction,
-    }
-    check_numbers(**shares, average_degree=average_degree, exponent=exponent, signal=signal)
-    check_shares(**shares)
-    if train_fraction + val_fraction + test_fraction > 1 + 1e-9:
-        total = train_fraction + val_fraction + test_fraction
+    exponent, signal, degree_cap = (given[name] for name in ("exponent", "signal", "degree_cap"))
+    total = sum(given[f"{split}_fraction"] for split in SPLITS)
+    if total > 1 + 1e-9:
         raise ValueError(f"train_fraction + val_fraction + test_fraction must be <= 1, got {total:g}")
     if num_classes > num_vertices:
         raise ValueError(f"num_classes must be <= num_vertices = {num_vertices}, got {num_classes}")
@@ -178,35 +171,8 @@ def check_parameters(
         raise ValueError(f"signal must be finite and >= 0, got {signal}")
     if signal > 1e30:
         raise ValueError(f"signal must be at most 1e30, since features are float32, got {signal}")
-    if degree_cap is not None:
-        check_numbers(degree_cap=degree_cap)
-        if not degree_cap > average_degree:
-            raise ValueError(f"degree_cap must be > average_degree = {average_degree}, got {degree_cap}")
-
-
-def check_integers(**parameters: tuple[object, int]) -> None:
-    """Raise ValueError unless each value is an integer of at least the number beside it."""
-    for name, (value, least) in parameters.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-        if value > _MOST.get(name, math.inf):
-            raise ValueError(f"{name} must be at most {_MOST[name]}, got {value}")
-
-
-def check_numbers(**parameters: object) -> None:
-    """Raise ValueError unless each value is a number."""
-    for name, number in parameters.items():
-        if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
-            raise ValueError(f"{name} must be a number, got {number!r}")
-        if isinstance(number, int) and abs(number) >= 2**63:
-            raise ValueError(f"{name} must be a number below 2^63, got {number}")
-
-
-def check_shares(**parameters: float) -> None:
-    """Raise ValueError unless each number is a share."""
-    for name, share in parameters.items():
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} must be in [0, 1], got {share}")
+    if degree_cap is not None and not degree_cap > average_degree:
+        raise ValueError(f"degree_cap must be > average_degree = {average_degree}, got {degree_cap}")
 
 
 def check_memory(what: str, needed: int) -> None:
@@ -337,7 +303,7 @@ def draw_distinct_pairs(
 
     keys = np.empty(0, dtype=np.int64)
     yield_of_a_draw = 1.0
-    for _ in range(_MAX_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         missing = num_pairs - keys.size
         if missing <= 0:
             break

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +13,10 @@ from torch_geometric.data import HeteroData
 
 from salientpp.datasets.arrays import SPLITS
 from salientpp.datasets.generated import (
+    MAX_ROUNDS,
     Groups,
-    check_integers,
+    check_kinds,
     check_memory,
-    check_numbers,
-    check_shares,
     draw_distinct_pairs,
     features_of_classes,
     power_law_weights,
@@ -25,7 +26,6 @@ from salientpp.partitioning.undirected import sorted_unique
 
 #: Share of the papers of one year over those of the year before, and the years there are. MAG240M's splits go by year.
 _GROWTH, _FIRST_YEAR, _LAST_YEAR = 1.09, 1990, 2020
-_MAX_ROUNDS = 50
 
 
 def synthetic_mag(
@@ -76,7 +76,7 @@ def synthetic_mag(
     Raises:
         ValueError: an argument is out of range, there is no room for so many distinct edges, or this machine has none for the graph.
     """
-    _check_parameters(**locals())
+    _check_parameters(locals())
     num_authors = max(1, round(num_papers * authors_per_paper / papers_per_author))
     num_institutions = max(1, num_papers // papers_per_institution)
     num_edges = num_papers * (citations_per_paper + authors_per_paper) + num_authors * institutions_per_author
@@ -108,52 +108,25 @@ def synthetic_mag(
     return _assemble(sizes, x, y, year, edges)
 
 
-def _check_parameters(
-    num_papers: int,
-    num_classes: int,
-    num_features: int,
-    community_size: int,
-    papers_per_institution: int,
-    homophily: float,
-    locality: float,
-    label_noise: float,
-    labelled_fraction: float,
-    exponent: float,
-    signal: float,
-    seed: int,
-    **averages: float,
-) -> None:
-    """Raise ValueError if a graph cannot have these; ``averages`` are the average numbers of edges."""
-    check_integers(
-        num_papers=(num_papers, 2),
-        num_classes=(num_classes, 1),
-        num_features=(num_features, 1),
-        community_size=(community_size, 1),
-        papers_per_institution=(papers_per_institution, 1),
-        seed=(seed, 0),
+def _check_parameters(given: Mapping[str, Any]) -> None:
+    """Raise ValueError if a graph cannot have these."""
+    check_kinds(given)
+    num_papers, num_classes, exponent, signal = (
+        given[name] for name in ("num_papers", "num_classes", "exponent", "signal")
     )
-    shares = {
-        "homophily": homophily,
-        "locality": locality,
-        "label_noise": label_noise,
-        "labelled_fraction": labelled_fraction,
-    }
-    check_numbers(**averages, **shares, exponent=exponent, signal=signal)
-    check_shares(**shares)
-    for name, average in averages.items():
-        if not 0 < average < num_papers:
-            raise ValueError(f"{name} must be in (0, num_papers = {num_papers}), got {average}")
+    for name in ("citations_per_paper", "authors_per_paper", "papers_per_author", "institutions_per_author"):
+        if not 0 < given[name] < num_papers:
+            raise ValueError(f"{name} must be in (0, num_papers = {num_papers}), got {given[name]}")
     if num_classes > num_papers:
         raise ValueError(f"num_classes must be <= num_papers = {num_papers}, got {num_classes}")
     if not 2 < exponent < math.inf:
         raise ValueError(f"exponent must be > 2 and finite, got {exponent}")
     if not 0 <= signal <= 1000:
         raise ValueError(f"signal must be in [0, 1000], since features are float16, got {signal}")
-    authors_per_paper, papers_per_author = averages["authors_per_paper"], averages["papers_per_author"]
     # Sizes as they are divided and multiplied may be beyond any integer.
-    if num_papers * authors_per_paper > papers_per_author * 2**31:
+    if num_papers * given["authors_per_paper"] > given["papers_per_author"] * 2**31:
         raise ValueError(
-            f"papers_per_author must be so large that there are at most 2^31 authors of {num_papers} papers, got {papers_per_author}"
+            f"papers_per_author must be so large that there are at most 2^31 authors of {num_papers} papers, got {given['papers_per_author']}"
         )
 
 
@@ -201,11 +174,6 @@ def _draw_years(rng: np.random.Generator, num_papers: int) -> np.ndarray:
     return rng.choice(years, size=num_papers, p=share / share.sum())
 
 
-def _scaled(bounds: np.ndarray, size: int) -> np.ndarray:
-    """Ranges of [0, P) as the same shares of [0, size)."""
-    return np.floor(bounds * (size / bounds[-1])).astype(np.int64)
-
-
 def _draw_links(
     rng: np.random.Generator,
     num_links: int,
@@ -227,10 +195,13 @@ def _draw_links(
     homes, shares = groups.start, groups.shares
     num_classes = int(groups.class_of_community[-1]) + 1
     class_start = homes[np.searchsorted(groups.class_of_community, np.arange(num_classes + 1))]
-    communities, classes = (_scaled(bounds, num_targets) for bounds in (homes, class_start))
+    # Ranges of the papers as the same shares of the targets.
+    communities, classes = (
+        np.floor(bounds * (num_targets / bounds[-1])).astype(np.int64) for bounds in (homes, class_start)
+    )
     class_of_community = np.searchsorted(classes, communities[:-1], side="right") - 1
     keys = np.empty(0, dtype=np.int64)
-    for _ in range(_MAX_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         missing = num_links - keys.size
         if missing <= 0:
             break
