@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from salientpp.loader.batch_loader import BatchLoader
 from salientpp.loader.link_loader import LinkNeighborLoader
 from salientpp.loader.node_loader import NeighborLoader
 from salientpp.sampling.neighbor_sampler import NeighborSampler
-from salientpp.store.directory.description import EdgeType, VertexType
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: May be set on a sampler that is there, to draw otherwise from the same graph.
@@ -115,17 +114,17 @@ class _GraphData(pyg.LightningDataModule):
 
     Args:
         data, loader, eval_loader_kwargs, kwargs: as in :class:`LightningNodeData`.
-        has_val, has_test: whether there are such seeds.
+        seeds: split -> what was given of each of ``_seed_names`` but the last. The attribute ``input_{split}_{name}`` has it.
         sampler: the user's own, if any.
     """
 
     _loader_class: type[BatchLoader]
+    _seed_names: tuple[str, ...]
 
     def __init__(
         self,
         data: Any,
-        has_val: bool,
-        has_test: bool,
+        seeds: dict[str, tuple[Any, ...]],
         loader: str,
         sampler: BaseSampler | None,
         eval_loader_kwargs: dict[str, Any] | None,
@@ -140,6 +139,12 @@ class _GraphData(pyg.LightningDataModule):
             raise ValueError(f"{what} needs the whole graph in one process; pass a Data or HeteroData, or leave it out")
         if loader == "full":
             kwargs = _for_full_batches(kwargs, type(self).__name__)
+        what, *_ = self._seed_names
+        for split, (chosen, *others) in seeds.items():
+            found = _stored_seeds(data, what, split) if chosen is None else chosen
+            for name, value in zip(self._seed_names, (found, *others, None), strict=True):
+                setattr(self, f"input_{split}_{name}", value)
+        has_val, has_test = (getattr(self, f"input_{split}_{what}") is not None for split in ("val", "test"))
         super().__init__(has_val, has_test, **kwargs)
         self.data = data
         self.loader = loader
@@ -226,11 +231,17 @@ class _GraphData(pyg.LightningDataModule):
                 self.seed = self.trainer.strategy.broadcast(self.seed)
         return self.seed
 
-    def _train(self) -> BatchLoader:
-        raise NotImplementedError
+    def _train(self) -> Any:
+        return self.dataloader(
+            *self._seeds("train"), self.graph_sampler, shuffle=self.train_shuffle, **self.loader_kwargs
+        )
 
-    def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
-        raise NotImplementedError
+    def _evaluate(self, split: str, **kwargs: Any) -> Any:
+        kwargs = {**self.eval_loader_kwargs, **kwargs}
+        return self.dataloader(*self._seeds(split), self.eval_graph_sampler, shuffle=False, **kwargs)
+
+    def _seeds(self, split: str) -> list[Any]:
+        return [getattr(self, f"input_{split}_{name}") for name in self._seed_names]
 
     @property
     def train_shuffle(self) -> bool:
@@ -315,6 +326,7 @@ class LightningNodeData(_GraphData):
     """
 
     _loader_class = NeighborLoader
+    _seed_names = ("nodes", "time", "id")
 
     def __init__(
         self,
@@ -332,16 +344,13 @@ class LightningNodeData(_GraphData):
         eval_loader_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.input_train_nodes = _found_seeds(data, input_train_nodes, "train")
-        self.input_val_nodes = _found_seeds(data, input_val_nodes, "val", "valid")
-        self.input_test_nodes = _found_seeds(data, input_test_nodes, "test")
-        self.input_pred_nodes = _found_seeds(data, input_pred_nodes, "pred")
-        has_val, has_test = self.input_val_nodes is not None, self.input_test_nodes is not None
-        super().__init__(data, has_val, has_test, loader, node_sampler, eval_loader_kwargs, **kwargs)
-        self.input_train_time, self.input_train_id = input_train_time, None
-        self.input_val_time, self.input_val_id = input_val_time, None
-        self.input_test_time, self.input_test_id = input_test_time, None
-        self.input_pred_time, self.input_pred_id = input_pred_time, None
+        seeds = {
+            "train": (input_train_nodes, input_train_time),
+            "val": (input_val_nodes, input_val_time),
+            "test": (input_test_nodes, input_test_time),
+            "pred": (input_pred_nodes, input_pred_time),
+        }
+        super().__init__(data, seeds, loader, node_sampler, eval_loader_kwargs, **kwargs)
 
     def dataloader(
         self,
@@ -354,22 +363,6 @@ class LightningNodeData(_GraphData):
         """A loader of some seeds, with the module's sampler and seed unless others are given."""
         seeds = {"input_nodes": input_nodes, "input_time": input_time, "input_id": input_id}
         return self._open(node_sampler or self.graph_sampler, seeds, kwargs)
-
-    def _train(self) -> BatchLoader:
-        return self.dataloader(
-            self.input_train_nodes,
-            self.input_train_time,
-            self.input_train_id,
-            self.graph_sampler,
-            shuffle=self.train_shuffle,
-            **self.loader_kwargs,
-        )
-
-    def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
-        nodes, time, ids = (getattr(self, f"input_{split}_{name}") for name in ("nodes", "time", "id"))
-        return self.dataloader(
-            nodes, time, ids, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs}
-        )
 
 
 class LightningLinkData(_GraphData):
@@ -392,6 +385,7 @@ class LightningLinkData(_GraphData):
     """
 
     _loader_class = LinkNeighborLoader
+    _seed_names = ("edges", "labels", "time", "id")
 
     def __init__(
         self,
@@ -413,20 +407,13 @@ class LightningLinkData(_GraphData):
         eval_loader_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.input_train_edges = _found_edges(data, input_train_edges, "train")
-        self.input_val_edges = _found_edges(data, input_val_edges, "val", "valid")
-        self.input_test_edges = _found_edges(data, input_test_edges, "test")
-        self.input_pred_edges = _found_edges(data, input_pred_edges, "pred")
-        has_val, has_test = self.input_val_edges is not None, self.input_test_edges is not None
-        super().__init__(data, has_val, has_test, loader, link_sampler, eval_loader_kwargs, **kwargs)
-        self.input_train_labels = input_train_labels
-        self.input_train_time, self.input_train_id = input_train_time, None
-        self.input_val_labels = input_val_labels
-        self.input_val_time, self.input_val_id = input_val_time, None
-        self.input_test_labels = input_test_labels
-        self.input_test_time, self.input_test_id = input_test_time, None
-        self.input_pred_labels = input_pred_labels
-        self.input_pred_time, self.input_pred_id = input_pred_time, None
+        seeds = {
+            "train": (input_train_edges, input_train_labels, input_train_time),
+            "val": (input_val_edges, input_val_labels, input_val_time),
+            "test": (input_test_edges, input_test_labels, input_test_time),
+            "pred": (input_pred_edges, input_pred_labels, input_pred_time),
+        }
+        super().__init__(data, seeds, loader, link_sampler, eval_loader_kwargs, **kwargs)
 
     def dataloader(
         self,
@@ -446,25 +433,6 @@ class LightningLinkData(_GraphData):
         }
         return self._open(link_sampler or self.graph_sampler, seeds, kwargs)
 
-    def _train(self) -> BatchLoader:
-        return self.dataloader(
-            self.input_train_edges,
-            self.input_train_labels,
-            self.input_train_time,
-            self.input_train_id,
-            self.graph_sampler,
-            shuffle=self.train_shuffle,
-            **self.loader_kwargs,
-        )
-
-    def _evaluate(self, split: str, **kwargs: Any) -> BatchLoader:
-        edges, labels, time, ids = (
-            getattr(self, f"input_{split}_{name}") for name in ("edges", "labels", "time", "id")
-        )
-        return self.dataloader(
-            edges, labels, time, ids, self.eval_graph_sampler, shuffle=False, **{**self.eval_loader_kwargs, **kwargs}
-        )
-
 
 def _check_every_rank_has_batches(loader: BatchLoader) -> None:
     """Raise on every rank if some ranks have batches and others have none: Lightning would neither run their loop nor call its hooks."""
@@ -476,30 +444,19 @@ def _check_every_rank_has_batches(loader: BatchLoader) -> None:
         )
 
 
-def _found_seeds(data: Any, given: Any, *splits: str) -> Any:
-    """The seeds given, or those that the data names."""
-    for split in splits if given is None else ():
+def _stored_seeds(data: Any, what: str, split: str) -> Any:
+    """The 'nodes' or 'edges' of a split that the data names, as a loader takes them, of the first type that has it, as in PyG; None: no type has."""
+    for name in ("val", "valid") if split == "val" else (split,):
         if isinstance(data, PartitionedGraph):
-            found = _stored_split(data.description.node_types, split)
+            types = data.description.node_types if what == "nodes" else data.description.edge_types
+            names = [type_.name for type_ in types if name in type_.splits]
+            found = None if not names else name if names[0] is None else (names[0], name)
         else:
-            found = pyg.infer_input_nodes(data, split) if isinstance(data, (Data, HeteroData)) else None
+            is_named = what == "nodes" and isinstance(data, (Data, HeteroData))
+            found = pyg.infer_input_nodes(data, name) if is_named else None
         if found is not None:
             return found
-    return given
-
-
-def _found_edges(data: Any, given: Any, *splits: str) -> Any:
-    """The edges given, or a split of a partitioned graph's."""
-    if given is None and isinstance(data, PartitionedGraph):
-        stored = (_stored_split(data.description.edge_types, split) for split in splits)
-        return next((found for found in stored if found is not None), None)
-    return given
-
-
-def _stored_split(types: Iterable[VertexType | EdgeType], split: str) -> Any:
-    """The split as a loader takes it, of the first type that has it, as in PyG; None: no type has."""
-    names = [type_.name for type_ in types if split in type_.splits]
-    return None if not names else split if names[0] is None else (names[0], split)
+    return None
 
 
 def _split(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
