@@ -1,8 +1,10 @@
 // How kernels refuse bad input: one exception with words, never undefined behaviour.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 
@@ -91,8 +93,20 @@ inline void check_offsets(const Tensor& offsets, int64_t num_entries, const char
     check(offset[i] <= offset[i + 1], name, " must not decrease, got ", offset[i + 1], " after ", offset[i]);
 }
 
+template <class Id>
+void check_ids(const Id* ids, int64_t size, int64_t num_ids, const char* name) {
+  for (int64_t i = 0; i < size; ++i)
+    check(ids[i] >= 0 && ids[i] < num_ids, name, "[", i, "] must be in [0, ", num_ids, "), got ", ids[i]);
+}
+
 inline int64_t* mutable_int64_data(const Tensor& tensor) {
   return static_cast<int64_t*>(tensor.mutable_data_ptr());
+}
+
+inline Tensor vector_of(std::span<const int64_t> values) {
+  Tensor out = new_vector(static_cast<int64_t>(values.size()), ScalarType::Long);
+  std::copy(values.begin(), values.end(), mutable_int64_data(out));
+  return out;
 }
 
 }  // namespace salientpp

@@ -1,20 +1,22 @@
 // What the operators on compressed sparse columns share.
 #pragma once
 
-#include <numeric>
 #include <optional>
 
 #include "check.h"
 
 namespace salientpp {
 
-// Turns counts in indptr[1:] into offsets.
-inline void accumulate(int64_t* indptr, int64_t num_vertices) {
-  std::partial_sum(indptr, indptr + num_vertices + 1, indptr);
-}
-
 // Raises unless these are the arrays of a CSC matrix of N columns and N rows.
 void check_csc(const Tensor& indptr, const Tensor& indices);
+
+// Raises unless these are N lists that fill `indices`, whatever that holds.
+inline void check_lists(const Tensor& indptr, const Tensor& indices) {
+  check_vector(indptr, ScalarType::Long, "indptr");
+  check_index_vector(indices, "indices");
+  check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
+  check_offsets(indptr, indices.numel(), "indptr", "indices");
+}
 
 // The weights of the edges, int32 or int64 in list order; 1 each without any.
 class EdgeWeights {

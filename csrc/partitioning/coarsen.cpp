@@ -191,30 +191,24 @@ class Clusters {
 };
 
 void check_edges(const Tensor& indices, const EdgeWeights& edge_weights, int64_t num_vertices) {
-  dispatch_index(indices, [&](auto* list) {
-    int64_t total = 0;
-    for (int64_t e = 0; e < indices.numel(); ++e) {
-      check(list[e] >= 0 && list[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ",
-            list[e]);
-      check(edge_weights[e] >= 1, "edge_weights[", e, "] must be >= 1, got ", edge_weights[e]);
-      check(!__builtin_add_overflow(total, edge_weights[e], &total), "edge_weights sum to more than 2^63");
-    }
-  });
+  dispatch_index(indices, [&](auto* list) { check_ids(list, indices.numel(), num_vertices, "indices"); });
+  int64_t total = 0;
+  for (int64_t e = 0; e < indices.numel(); ++e) {
+    check(edge_weights[e] >= 1, "edge_weights[", e, "] must be >= 1, got ", edge_weights[e]);
+    check(!__builtin_add_overflow(total, edge_weights[e], &total), "edge_weights sum to more than 2^63");
+  }
 }
 
 // What both operators take.
-void check_lists(const Tensor& indptr, const Tensor& indices) {
-  check_vector(indptr, ScalarType::Long, "indptr");
-  check_index_vector(indices, "indices");
-  check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
-  check_offsets(indptr, indices.numel(), "indptr", "indices");
+void check_narrow_lists(const Tensor& indptr, const Tensor& indices) {
+  check_lists(indptr, indices);
   check(indptr.numel() - 1 <= std::numeric_limits<int32_t>::max(),
         "indptr must be of at most 2^31 - 1 vertices, whose clusters are int32, got ", indptr.numel() - 1);
 }
 
 Tensor cluster_vertices(const Tensor& indptr, const Tensor& indices, const Tensor& vertex_weights, int64_t most_weight,
                         int64_t rounds, int64_t seed, const std::optional<Tensor>& edge_weights) {
-  check_lists(indptr, indices);
+  check_narrow_lists(indptr, indices);
   check_vector(vertex_weights, ScalarType::Long, "vertex_weights");
   const int64_t n = indptr.numel() - 1;
   check(vertex_weights.numel() == n, "vertex_weights must have one entry per vertex, expected ", n, ", got ",
@@ -320,7 +314,7 @@ std::optional<std::tuple<Tensor, Tensor, Tensor>> contract(const int64_t* indptr
 std::tuple<Tensor, Tensor, Tensor> contract_lists(const Tensor& indptr, const Tensor& indices, const Tensor& cluster,
                                                   int64_t num_clusters, int64_t first, int64_t last,
                                                   const std::optional<Tensor>& edge_weights) {
-  check_lists(indptr, indices);
+  check_narrow_lists(indptr, indices);
   const int64_t n = indptr.numel() - 1;
   check_vector(cluster, ScalarType::Int, "cluster");
   check(cluster.numel() == n, "cluster must have one entry per vertex, expected ", n, ", got ", cluster.numel());
@@ -328,9 +322,7 @@ std::tuple<Tensor, Tensor, Tensor> contract_lists(const Tensor& indptr, const Te
         "first and last must be in order within [0, num_clusters], of at most ", n, " clusters, got ", first, ", ",
         last, " and ", num_clusters);
   const auto* of = static_cast<const int32_t*>(cluster.const_data_ptr());
-  for (int64_t v = 0; v < n; ++v) {
-    check(of[v] >= 0 && of[v] < num_clusters, "cluster[", v, "] must be in [0, ", num_clusters, "), got ", of[v]);
-  }
+  check_ids(of, n, num_clusters, "cluster");
   if (edge_weights) check_vector(*edge_weights, ScalarType::Int, "edge_weights");
   const EdgeWeights edge_weight(edge_weights, indices.numel(), "edge_weights");
   std::optional<std::tuple<Tensor, Tensor, Tensor>> lists;

@@ -51,20 +51,14 @@ void keep_edges(const int64_t* indptr, const Index* indices, const EdgeWeights& 
 
 Tensor keep_heaviest_edges(const Tensor& indptr, const Tensor& indices, int64_t most,
                            const std::optional<Tensor>& edge_weights) {
-  check_vector(indptr, ScalarType::Long, "indptr");
-  check_index_vector(indices, "indices");
-  check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
+  check_lists(indptr, indices);
   check(most >= 1, "most must be >= 1, got ", most);
   const int64_t num_vertices = indptr.numel() - 1;
   const int64_t* ptr = int64_data(indptr);
-  check_offsets(indptr, indices.numel(), "indptr", "indices");
   const EdgeWeights edge_weight(edge_weights, indices.numel(), "edge_weights");
   Tensor keep = new_vector(indices.numel(), ScalarType::Bool);
   dispatch_index(indices, [&](auto* sources) {
-    for (int64_t e = 0; e < indices.numel(); ++e) {
-      check(sources[e] >= 0 && sources[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ",
-            sources[e]);
-    }
+    check_ids(sources, indices.numel(), num_vertices, "indices");
     keep_edges(ptr, sources, edge_weight, num_vertices, most, static_cast<bool*>(keep.mutable_data_ptr()));
   });
   return keep;

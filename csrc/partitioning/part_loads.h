@@ -9,17 +9,16 @@ namespace salientpp {
 
 class PartLoads {
  public:
-  // `part` is changed in place; the arrays must outlive this.
-  PartLoads(int64_t num_vertices, int64_t num_parts, const int64_t* weights, const int64_t* limits,
-            int64_t num_constraints, int64_t* part)
-      : n_(num_vertices),
+  // `part` is changed in place; the arrays, which have passed check_loads, must outlive this.
+  PartLoads(int64_t num_parts, const Tensor& weights, const Tensor& limits, int64_t* part)
+      : n_(weights.size(0)),
         k_(num_parts),
-        num_constraints_(num_constraints),
-        weights_(weights),
-        limits_(limits),
+        num_constraints_(limits.numel()),
+        weights_(int64_data(weights)),
+        limits_(int64_data(limits)),
         part_(part),
         size_(static_cast<size_t>(num_parts), 0),
-        load_(static_cast<size_t>(num_parts * num_constraints), 0) {
+        load_(static_cast<size_t>(num_parts * num_constraints_), 0) {
     for (int64_t v = 0; v < n_; ++v) {
       ++size(part_[v]);
       for (int64_t c = 0; c < num_constraints_; ++c) load(part_[v], c) += weight(v, c);
@@ -61,9 +60,8 @@ inline void check_loads(const Tensor& assignment, const Tensor& weights, const T
   check(weights.scalar_type() == ScalarType::Long, "weights must have dtype ", ScalarType::Long, ", got ",
         weights.scalar_type());
   check(weights.is_contiguous(), "weights must be contiguous");
-  const int64_t *part = int64_data(assignment), *weight = int64_data(weights), *limit = int64_data(limits);
-  for (int64_t v = 0; v < num_vertices; ++v)
-    check(part[v] >= 0 && part[v] < num_parts, "assignment[", v, "] must be in [0, ", num_parts, "), got ", part[v]);
+  check_ids(int64_data(assignment), num_vertices, num_parts, "assignment");
+  const int64_t *weight = int64_data(weights), *limit = int64_data(limits);
   for (int64_t c = 0; c < num_constraints; ++c) {
     check(limit[c] >= 0, "limits[", c, "] must be >= 0, got ", limit[c]);
     int64_t total = 0;

@@ -29,11 +29,8 @@ struct Candidate {
 
 class Reassigner : PartLoads {
  public:
-  Reassigner(const float* cost, int64_t num_vertices, int64_t num_parts, const int64_t* weights, const int64_t* limits,
-             int64_t num_constraints, int64_t* part)
-      : PartLoads(num_vertices, num_parts, weights, limits, num_constraints, part),
-        cost_(cost),
-        moved_(static_cast<size_t>(num_vertices), false) {}
+  Reassigner(const float* cost, int64_t num_parts, const Tensor& weights, const Tensor& limits, int64_t* part)
+      : PartLoads(num_parts, weights, limits, part), cost_(cost), moved_(static_cast<size_t>(n_), false) {}
 
   void run(int64_t most_moves) {
     find_partners(std::max<int64_t>(kMostTried, most_moves / k_));
@@ -150,7 +147,7 @@ Tensor reassign_parts(const Tensor& cost, const Tensor& assignment, const Tensor
         cost.scalar_type(), " and ", cost.dim(), " dimensions");
   check_vector(assignment, ScalarType::Long, "assignment");
   check_vector(limits, ScalarType::Long, "limits");
-  const int64_t num_parts = cost.size(0), num_vertices = assignment.numel(), num_constraints = limits.numel();
+  const int64_t num_parts = cost.size(0), num_vertices = assignment.numel();
   check(num_parts >= 1 && num_parts < (int64_t{1} << 31), "cost must have 1 to 2^31 - 1 rows, got ", num_parts);
   check(cost.size(1) == num_vertices, "assignment must have one entry per column of cost, expected ", cost.size(1),
         ", got ", num_vertices);
@@ -163,9 +160,7 @@ Tensor reassign_parts(const Tensor& cost, const Tensor& assignment, const Tensor
   check_loads(assignment, weights, limits, num_parts);
   Tensor out = new_vector(num_vertices, ScalarType::Long);
   std::copy_n(int64_data(assignment), num_vertices, mutable_int64_data(out));
-  Reassigner(costs, num_vertices, num_parts, int64_data(weights), int64_data(limits), num_constraints,
-             mutable_int64_data(out))
-      .run(most_moves);
+  Reassigner(costs, num_parts, weights, limits, mutable_int64_data(out)).run(most_moves);
   return out;
 }
 

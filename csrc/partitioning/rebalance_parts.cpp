@@ -31,9 +31,9 @@ constexpr int64_t kMostWeight = int64_t{1} << 61;
 template <class Index>
 class Rebalancer : PartLoads {
  public:
-  Rebalancer(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_vertices,
-             const int64_t* weights, const int64_t* limits, int64_t num_constraints, int64_t num_parts, int64_t* part)
-      : PartLoads(num_vertices, num_parts, weights, limits, num_constraints, part),
+  Rebalancer(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_parts,
+             const Tensor& weights, const Tensor& limits, int64_t* part)
+      : PartLoads(num_parts, weights, limits, part),
         indptr_(indptr),
         indices_(indices),
         edge_weights_(edge_weights),
@@ -109,7 +109,7 @@ class Rebalancer : PartLoads {
         if (waiting == kOut || part_[u] != source) continue;
         // One link less to stay for; one more towards the target. Exact unless another target becomes better.
         Move& guess = best[static_cast<size_t>(u)];
-        guess.cost -= edge_weight(e) * (guess.target == found.target ? 2 : 1);
+        guess.cost -= edge_weights_[e] * (guess.target == found.target ? 2 : 1);
         waiting = guess.key();
         heap.push({waiting, u});
       }
@@ -153,7 +153,6 @@ class Rebalancer : PartLoads {
   using Entry = std::pair<double, int64_t>;  // key, vertex: ties go to the smaller id
 
   int64_t& links(int64_t p) { return links_[static_cast<size_t>(p)]; }
-  int64_t edge_weight(int64_t e) const { return edge_weights_[e]; }
 
   double excess(int64_t c, int64_t total) const {
     if (total <= limits_[c]) return 0.0;
@@ -188,7 +187,7 @@ class Rebalancer : PartLoads {
       if (indices_[e] == v) continue;  // a self-loop moves along
       const int64_t p = part_[indices_[e]];
       if (links(p) == 0) touched_.push_back(p);
-      links(p) += edge_weight(e);
+      links(p) += edge_weights_[e];
     }
   }
 
@@ -259,10 +258,8 @@ void check_edges(const int64_t* indptr, const Index* indices, const EdgeWeights&
     check(indptr[v + 1] >= indptr[v], "indptr must not decrease, got indptr[", v, "] = ", indptr[v], " and indptr[",
           v + 1, "] = ", indptr[v + 1]);
   }
-  for (int64_t e = 0; e < num_edges; ++e) {
-    check(indices[e] >= 0 && indices[e] < num_vertices, "indices[", e, "] must be in [0, ", num_vertices, "), got ",
-          indices[e]);
-    if (!edge_weights) continue;
+  check_ids(indices, num_edges, num_vertices, "indices");
+  for (int64_t e = 0; edge_weights && e < num_edges; ++e) {
     check(edge_weights[e] >= 1, "edge_weights[", e, "] must be >= 1, got ", edge_weights[e]);
     // The cost of a move is a difference of two sums, to which each edge adds twice more.
     check(!__builtin_add_overflow(total, edge_weights[e], &total) && total <= kMostWeight,
@@ -279,7 +276,6 @@ Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor
   check_vector(limits, ScalarType::Long, "limits");
   check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
   const int64_t num_vertices = indptr.numel() - 1;
-  const int64_t num_constraints = limits.numel();
   check(assignment.numel() == num_vertices, "assignment must have one entry per vertex, expected ", num_vertices,
         ", got ", assignment.numel());
   check(num_parts >= 1, "num_parts must be >= 1, got ", num_parts);
@@ -293,8 +289,7 @@ Tensor rebalance_parts(const Tensor& indptr, const Tensor& indices, const Tensor
     check_edges(int64_data(indptr), sources, edge_weight, indices.numel(), num_vertices);
     check_loads(assignment, weights, limits, num_parts);
     std::copy_n(int64_data(assignment), num_vertices, part);
-    Rebalancer rebalancer(int64_data(indptr), sources, edge_weight, num_vertices, int64_data(weights),
-                          int64_data(limits), num_constraints, num_parts, part);
+    Rebalancer rebalancer(int64_data(indptr), sources, edge_weight, num_parts, weights, limits, part);
     rebalancer.fill_empty_parts();
     for (int pass = 0; pass < kMaxPasses && rebalancer.balance(); ++pass) {
     }

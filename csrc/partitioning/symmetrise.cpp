@@ -157,7 +157,7 @@ std::tuple<Tensor, Tensor, Tensor> symmetrise(const Tensor& indptr, const Tensor
     Symmetriser<Index> graph(ptr, sources, of_target, of_each, num_vertices);
     out_ptr[0] = 0;
     graph.count(out_ptr);
-    accumulate(out_ptr, num_vertices);
+    std::partial_sum(out_ptr, out_ptr + num_vertices + 1, out_ptr);
     const int64_t entries = out_ptr[num_vertices];
     out_indices = new_vector(entries, indices.scalar_type());
     const bool wide = graph.largest() > std::numeric_limits<int32_t>::max();

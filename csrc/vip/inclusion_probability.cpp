@@ -207,10 +207,7 @@ Tensor inclusion_probability(const Tensor& indptr, const Tensor& out_indptr, con
   const int64_t num_sets = seed_offsets.numel() - 1;
   check(num_sets >= 0, "seed_offsets must have K + 1 >= 1 entries, got 0");
   check_offsets(seed_offsets, seeds.numel(), "seed_offsets", "seeds");
-  for (int64_t i = 0; i < seeds.numel(); ++i) {
-    check(int64_data(seeds)[i] >= 0 && int64_data(seeds)[i] < num_vertices, "seeds[", i, "] must be in [0, ",
-          num_vertices, "), got ", int64_data(seeds)[i]);
-  }
+  check_ids(int64_data(seeds), seeds.numel(), num_vertices, "seeds");
 
   Tensor out = torch::stable::empty({num_sets, num_vertices}, ScalarType::Float);
   auto* result = static_cast<float*>(out.mutable_data_ptr());
