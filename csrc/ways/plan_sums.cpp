@@ -166,12 +166,6 @@ Choice cheapest(const Problem& problem, const int64_t* owner, size_t num_parts) 
   return best;
 }
 
-Tensor to_tensor(const std::vector<int64_t>& values) {
-  Tensor out = new_vector(static_cast<int64_t>(values.size()), ScalarType::Long);
-  std::copy(values.begin(), values.end(), mutable_int64_data(out));
-  return out;
-}
-
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_sums(
     const Tensor& row, const Tensor& col, const Tensor& owner, int64_t first, int64_t num_parts, int64_t row_bytes,
     int64_t id_bytes, int64_t source_bytes) {
@@ -262,8 +256,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
       if (!choice.row[problem.source_of(edge)]) summed_edge[static_cast<size_t>(source_at[part]++)] = cut.place[edge];
     });
   }
-  return {to_tensor(kept_vertex), to_tensor(kept_edge),   to_tensor(kept_row), to_tensor(target),
-          to_tensor(group_size),  to_tensor(summed_edge), to_tensor(groups),   to_tensor(sources)};
+  return {vector_of(kept_vertex), vector_of(kept_edge),   vector_of(kept_row), vector_of(target),
+          vector_of(group_size),  vector_of(summed_edge), vector_of(groups),   vector_of(sources)};
 }
 
 STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {

@@ -119,7 +119,7 @@ class Planner:
 
 
 def _unknown(probability: Tensor) -> Tensor:
-    """int16 keys of rows whose next use is not known, as csrc/ways/slots.h makes them."""
+    """int16 keys of rows whose next use is not known, as csrc/ways/slots.cpp makes them."""
     level = (0x3F800000 - probability.view(torch.int32)) >> 19
     level = torch.where(probability > 0, level.clamp(0, 1022), 1023)
     return (level - 2**15).to(torch.int16)
