@@ -1,9 +1,12 @@
-// What the position of an edge leads to: its source, and its id.
+// What the position of an edge leads to: its source, its id, and where the source is in the batch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
+#include "check.h"
 #include "memory.h"
+#include "sampling/vertex_map.h"
 
 namespace salientpp {
 
@@ -25,5 +28,33 @@ struct Links {
   int64_t source(int64_t position) const { return static_cast<int64_t>(links[position] & 0xffffffffU); }
   int64_t id(int64_t position) const { return static_cast<int64_t>(links[position] >> 32); }
 };
+
+[[noreturn, gnu::cold]] inline void fail_at_source(int64_t source, int64_t num_vertices) {
+  fail("indices is corrupt: it holds ", source, ", expected ids in [0, ", num_vertices, ")");
+}
+
+// Of `num_edges` positions: their sources' local ids, and their ids in place of themselves where edges are kept. What
+// was not in `n_id` comes after its `size` entries; gives how many there are then. By itself, so that all that its loop
+// reads is in registers. `is_far`: the map may be in no cache.
+template <bool keeps_edges, bool is_far, class Inserter, class Lists>
+[[gnu::noinline]] int64_t find_sources(const Inserter inserter, const int64_t num_vertices, const Lists lists,
+                                       const int64_t num_edges, int64_t* __restrict edge, int32_t* __restrict source,
+                                       int64_t* __restrict n_id, int64_t size) {
+  for (int64_t k = 0; is_far && k < std::min(kInsertsAhead, num_edges); ++k) inserter.prefetch(lists.source(edge[k]));
+  for (int64_t k = 0; k < num_edges; ++k) {
+    if (is_far && k + kInsertsAhead < num_edges) inserter.prefetch(lists.source(edge[k + kInsertsAhead]));
+    const int64_t vertex = lists.source(edge[k]);
+    if (static_cast<uint64_t>(vertex) >= static_cast<uint64_t>(num_vertices)) [[unlikely]]
+      fail_at_source(vertex, num_vertices);
+    const int64_t local_id = inserter.insert(vertex, size);
+    n_id[size] = vertex;
+    size += local_id == size;
+    if constexpr (keeps_edges) {
+      source[k] = static_cast<int32_t>(local_id);
+      edge[k] = lists.id(edge[k]);
+    }
+  }
+  return size;
+}
 
 }  // namespace salientpp

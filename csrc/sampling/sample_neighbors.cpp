@@ -58,13 +58,6 @@ struct Topology {
   int64_t num_edges;
 };
 
-// What is kept of a batch: everything, or its vertices.
-enum class Keep { kAll, kVertices };
-
-[[noreturn, gnu::cold]] void fail_at_source(int64_t source, const Topology& graph) {
-  fail("indices is corrupt: it holds ", source, ", expected ids in [0, ", graph.num_vertices, ")");
-}
-
 // How many neighbours a vertex draws of its list, which begins and ends there.
 [[gnu::always_inline]] inline int64_t draws_of(const Topology& graph, int64_t vertex, int64_t begin, int64_t end,
                                                int64_t fanout, bool replace) {
@@ -77,97 +70,17 @@ enum class Keep { kAll, kVertices };
   return count;
 }
 
-// Of `num_edges` positions: their sources' local ids, and their ids in place of themselves where edges are kept. What
-// was not in `n_id` comes after its `size` entries; gives how many there are then. By itself, so that all that its loop
-// reads is in registers. `is_far`: the map may be in no cache.
-template <Keep keep, bool is_far, class Inserter, class Lists>
-[[gnu::noinline]] int64_t find_sources(const Inserter inserter, const Topology& graph, const Lists lists,
-                                       const int64_t num_edges, int64_t* __restrict edge, int32_t* __restrict source,
-                                       int64_t* __restrict n_id, int64_t size) {
-  const auto num_vertices = static_cast<uint64_t>(graph.num_vertices);
-  for (int64_t k = 0; is_far && k < std::min(kInsertsAhead, num_edges); ++k) inserter.prefetch(lists.source(edge[k]));
-  for (int64_t k = 0; k < num_edges; ++k) {
-    if (is_far && k + kInsertsAhead < num_edges) inserter.prefetch(lists.source(edge[k + kInsertsAhead]));
-    const int64_t vertex = lists.source(edge[k]);
-    if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
-      fail_at_source(vertex, graph);
-    const int64_t local_id = inserter.insert(vertex, size);
-    n_id[size] = vertex;
-    size += local_id == size;
-    if constexpr (keep == Keep::kAll) {
-      source[k] = static_cast<int32_t>(local_id);
-      edge[k] = lists.id(edge[k]);
-    }
-  }
-  return size;
-}
-
-// The same as `expand_hops` where a core's own cache has room for topology and map: nothing need be fetched ahead.
-template <Keep keep, class Lists>
-void expand_near_hops(Scratch& s, StampMap& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
-                      int64_t num_hops, uint64_t batch_key, bool replace) {
-  const StampMap::Inserter inserter = map.inserter();
-  int64_t hop_begin = 0;
-  for (int64_t hop = 0; hop < num_hops; ++hop) {
-    const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
-    const int64_t fanout = fanouts[hop];
-    const bool with_replacement = replace && fanout >= 0;
-    const int64_t hop_end = s.n_id.size();
-    const int64_t edges_before = s.edge.size();
-    s.num_drawn.reserve(hop_end);
-    s.num_drawn.set_size(hop_end);
-    for (int64_t block = hop_begin; block < hop_end; block += kBlockVertices) {
-      const int64_t block_end = std::min(block + kBlockVertices, hop_end);
-      int64_t num_edges = 0;
-      for (int64_t i = block; i < block_end; ++i) {
-        const int64_t vertex = s.n_id.data()[i];
-        const int64_t begin = graph.indptr[vertex], end = graph.indptr[vertex + 1];
-        const int64_t count = draws_of(graph, vertex, begin, end, fanout, replace);
-        s.num_drawn.data()[i] = static_cast<int32_t>(count);
-        num_edges += count;
-      }
-      const int64_t first = s.edge.size();
-      s.edge.reserve(first + num_edges + kWide);
-      s.source.reserve(first + num_edges);
-      s.n_id.reserve(s.n_id.size() + num_edges);
-      int64_t* edge = s.edge.data() + first;
-      for (int64_t i = block, at = 0; i < block_end; ++i) {
-        const int64_t vertex = s.n_id.data()[i], begin = graph.indptr[vertex], count = s.num_drawn.data()[i];
-        const int64_t degree = graph.indptr[vertex + 1] - begin;
-        if (count == degree && !with_replacement) {
-          for (int64_t k = 0; k < count; k += kWide) {
-            for (int64_t j = 0; j < kWide; ++j) edge[at + k + j] = begin + k + j;
-          }
-        } else {
-          draw(vertex_stream(hop_key, vertex), begin, degree, count, with_replacement, s.drawn, edge + at);
-        }
-        at += count;
-      }
-      const int64_t size = find_sources<keep, false>(inserter, graph, lists, num_edges, edge, s.source.data() + first,
-                                                     s.n_id.data(), s.n_id.size());
-      s.n_id.set_size(size);
-      if constexpr (keep == Keep::kAll) {
-        s.edge.set_size(first + num_edges);
-        s.source.set_size(first + num_edges);
-      }
-    }
-    if constexpr (keep == Keep::kAll) {
-      s.num_edges.push_back(s.edge.size() - edges_before);
-      s.num_nodes.push_back(s.n_id.size() - hop_end);
-    }
-    hop_begin = hop_end;
-  }
-}
-
-template <Keep keep, class Lists, class Map>
-void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists, const int64_t* fanouts,
-                 int64_t num_hops, uint64_t batch_key, bool replace, bool shared) {
+// `is_far`: a core's own cache has no room for topology and map, so what is read next is fetched ahead.
+template <bool keeps_edges, bool is_far, class Lists, class Map>
+void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists, const std::vector<int64_t>& fanouts,
+                 uint64_t batch_key, bool replace, bool shared) {
   const uint64_t shared_key = SharedDraw::key_of(batch_key);
   const auto source_at = [&](int64_t position) { return lists.source(position); };
   int64_t hop_begin = 0;
-  for (int64_t hop = 0; hop < num_hops; ++hop) {
-    const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
+  for (size_t hop = 0; hop < fanouts.size(); ++hop) {
+    const uint64_t hop_key = join_key(batch_key, hop);
     const int64_t fanout = fanouts[hop];
+    const bool with_replacement = replace && fanout >= 0;
     const int64_t hop_end = s.n_id.size();
     [[maybe_unused]] const int64_t edges_before = s.edge.size();
     s.num_drawn.reserve(hop_end);
@@ -182,23 +95,25 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         const int64_t count = draws_of(graph, vertex, begin, end, fanout, replace);
         s.num_drawn.data()[i] = static_cast<int32_t>(count);
         block_edges += count;
-        if (shared && SharedDraw::applies(end - begin, count) && s.memory.find(vertex, end - begin, count) == nullptr) {
+        if (is_far && shared && SharedDraw::applies(end - begin, count) &&
+            s.memory.find(vertex, end - begin, count) == nullptr) {
           const int64_t last = std::min(end, begin + kMostAhead);
           for (int64_t e = begin; e < last; e += kLine) lists.prefetch(e);
         }
       }
-      const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
-      for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
-      if (shared && s.memory.is_on())
-        for (int64_t i = block_end; i < next_end; ++i) s.memory.prefetch(s.n_id.data()[i], fanout);
+      if constexpr (is_far) {
+        const int64_t next_end = std::min(block_end + kBlockVertices, hop_end);
+        for (int64_t i = block_end; i < next_end; ++i) prefetch_read(&graph.indptr[s.n_id.data()[i]]);
+        if (shared && s.memory.is_on())
+          for (int64_t i = block_end; i < next_end; ++i) s.memory.prefetch(s.n_id.data()[i], fanout);
+      }
 
       const int64_t first = s.edge.size();  // 0 where no edges are kept
-      s.edge.reserve(first + block_edges);
-      if constexpr (keep == Keep::kAll) s.source.reserve(first + block_edges);
+      s.edge.reserve(first + block_edges + kWide);
+      if constexpr (keeps_edges) s.source.reserve(first + block_edges);
       s.n_id.reserve(s.n_id.size() + block_edges);
       map.reserve(s.n_id.size() + block_edges);
       int64_t* edge = s.edge.data() + first;
-      [[maybe_unused]] int32_t* source = s.source.data() + first;
       const int64_t* n_id = s.n_id.data();
 
       int64_t at = 0;
@@ -207,30 +122,32 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         const int64_t begin = graph.indptr[vertex];
         const int64_t degree = graph.indptr[vertex + 1] - begin;
         const int64_t count = s.num_drawn.data()[i];
-        if (shared && SharedDraw::applies(degree, count)) {
+        if (is_far && shared && SharedDraw::applies(degree, count)) {
           if (const uint16_t* known = s.memory.find(vertex, degree, count); known != nullptr) {
             for (int64_t k = 0; k < count; ++k) edge[at + k] = begin + known[k];
           } else {
             s.shared(shared_key, source_at, begin, degree, count, edge + at);
             s.memory.keep(vertex, begin, degree, count, edge + at);
           }
+        } else if (!is_far && count == degree && !with_replacement) {
+          for (int64_t k = 0; k < count; k += kWide) {
+            for (int64_t j = 0; j < kWide; ++j) edge[at + k + j] = begin + k + j;
+          }
         } else {
-          const Stream stream = vertex_stream(hop_key, vertex);
-          draw(stream, begin, degree, count, replace && fanout >= 0, s.drawn, edge + at);
+          draw(vertex_stream(hop_key, vertex), begin, degree, count, with_replacement, s.drawn, edge + at);
         }
-        for (int64_t k = at; k < at + count; ++k) lists.prefetch(edge[k]);
+        for (int64_t k = at; is_far && k < at + count; ++k) lists.prefetch(edge[k]);
         at += count;
       }
       // From here on `n_id` grows, and only the block's edges are read.
-      const int64_t size = find_sources<keep, true>(map.inserter(), graph, lists, block_edges, edge, source,
-                                                    s.n_id.data(), s.n_id.size());
-      s.n_id.set_size(size);
-      if constexpr (keep == Keep::kAll) {
+      s.n_id.set_size(find_sources<keeps_edges, is_far>(map.inserter(), graph.num_vertices, lists, block_edges, edge,
+                                                        s.source.data() + first, s.n_id.data(), s.n_id.size()));
+      if constexpr (keeps_edges) {
         s.edge.set_size(first + block_edges);
         s.source.set_size(first + block_edges);
       }
     }
-    if constexpr (keep == Keep::kAll) {
+    if constexpr (keeps_edges) {
       s.num_edges.push_back(s.edge.size() - edges_before);
       s.num_nodes.push_back(s.n_id.size() - hop_end);
     }
@@ -251,14 +168,8 @@ int64_t most_local_ids(const Topology& graph, int64_t num_seeds, const std::vect
   return std::min(bound, whole_graph);
 }
 
-Tensor vector_of(const std::vector<int64_t>& values) {
-  Tensor out = new_vector(static_cast<int64_t>(values.size()), ScalarType::Long);
-  std::copy(values.begin(), values.end(), mutable_int64_data(out));
-  return out;
-}
-
-// Draws a batch into the scratch of this thread.
-template <Keep keep>
+// Draws a batch into the scratch of this thread: everything, or its vertices alone.
+template <bool keeps_edges>
 Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& links,
                     const Tensor& seeds, const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace,
                     int64_t map_budget_bytes, bool shared, int64_t graph_number) {
@@ -295,25 +206,25 @@ Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::opti
   const auto run = [&](auto& map) {
     map.begin_batch(graph.num_vertices, num_seeds);
     map.reserve(num_seeds);
+    const auto inserter = map.inserter();
     for (int64_t i = 0; i < num_seeds; ++i) {
       check(seed[i] >= 0 && seed[i] < graph.num_vertices, "seeds[", i, "] must be in [0, ", graph.num_vertices,
             "), got ", seed[i]);
       // A repeated seed keeps its place in n_id; edges refer to its first one.
-      map.insert(seed[i], i);
+      inserter.insert(seed[i], i);
       s.n_id.data()[i] = seed[i];
     }
     s.n_id.set_size(num_seeds);
     s.num_nodes.push_back(num_seeds);
     const auto expand = [&](const auto& lists) {
-      const auto num_hops = static_cast<int64_t>(fanouts.size());
       const auto key = static_cast<uint64_t>(batch_key);
       if constexpr (std::is_same_v<decltype(map), StampMap&>) {
         const int64_t bytes = (graph.num_vertices + 1) * int64_t{sizeof(int64_t)} +
                               StampMap::bytes(graph.num_vertices) + graph.num_edges * lists.kBytes;
         if (!shared && bytes <= kNearBytes)
-          return expand_near_hops<keep>(s, map, graph, lists, fanouts.data(), num_hops, key, replace);
+          return expand_hops<keeps_edges, false>(s, map, graph, lists, fanouts, key, replace, false);
       }
-      expand_hops<keep>(s, map, graph, lists, fanouts.data(), num_hops, key, replace, shared);
+      expand_hops<keeps_edges, true>(s, map, graph, lists, fanouts, key, replace, shared);
     };
     if (links)
       expand(Links{static_cast<const uint64_t*>(links->const_data_ptr())});
@@ -342,8 +253,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
           ", got ", edge_id->numel());
     check(!links, "edge_id must be None where there are links, which hold the ids");
   }
-  Scratch& s = draw_batch<Keep::kAll>(indptr, indices, links, seeds, fanouts, batch_key, replace, map_budget_bytes,
-                                      shared, graph_number);
+  Scratch& s = draw_batch<true>(indptr, indices, links, seeds, fanouts, batch_key, replace, map_budget_bytes, shared,
+                                graph_number);
   const int64_t num_sampled = s.edge.size();
   Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
   copy_out(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
@@ -370,8 +281,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
 Tensor sample_vertices(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
                        const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace, int64_t map_budget_bytes,
                        bool shared, int64_t graph_number) {
-  Scratch& s = draw_batch<Keep::kVertices>(indptr, indices, std::nullopt, seeds, fanouts, batch_key, replace,
-                                           map_budget_bytes, shared, graph_number);
+  Scratch& s = draw_batch<false>(indptr, indices, std::nullopt, seeds, fanouts, batch_key, replace, map_budget_bytes,
+                                 shared, graph_number);
   Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
   copy_out(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
   return n_id;

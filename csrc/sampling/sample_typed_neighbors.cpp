@@ -11,8 +11,7 @@
 //   times      a tree sees a neighbour only if its time (or its edge's) is at most that of the tree's seed. Lists are
 //              sorted by time, so what a tree sees of a list is a prefix; the strategy 'last' draws from its end.
 //   shared     the neighbours' numbers decide (shared_draw.h), keyed by (batch key, source type, neighbour): the same
-//   for all
-//              trees, and for all relations from a type.
+//              for all trees, and for all relations from a type.
 //   induced    in the end all edges between the vertices found, instead of those that were drawn.
 //
 // As in sample_neighbors.cpp the frontier is taken in blocks, and each block in phases that first prefetch what the
@@ -241,8 +240,9 @@ void set_type(VertexType& type, const Arguments& a, size_t t, MapKind map_kind, 
     } else {
       map.begin_batch(type.num_vertices, num_seeds);
       map.reserve(num_seeds);
+      const auto inserter = map.inserter();
       // A repeated seed keeps its place in n_id; edges refer to its first one.
-      for (int64_t i = 0; i < num_seeds; ++i) map.insert(seed[i], i);
+      for (int64_t i = 0; i < num_seeds; ++i) inserter.insert(seed[i], i);
     }
   });
   type.hop_begin = 0;
@@ -315,24 +315,10 @@ TypedSample sample_typed_neighbors(
     const std::vector<Tensor>& seeds, const std::vector<std::optional<Tensor>>& seed_time,
     const std::vector<int64_t>& first_tree, const std::vector<int64_t>& fanouts, int64_t num_hops, int64_t batch_key,
     bool replace, bool disjoint, bool last, bool induced, int64_t map_budget_bytes, bool shared) {
-  const Arguments a{indptr,
-                    indices,
-                    edge_id,
-                    links,
-                    edge_weight,
-                    edge_time,
-                    source_type,
-                    target_type,
-                    num_vertices,
-                    node_time,
-                    seeds,
-                    seed_time,
-                    first_tree,
-                    fanouts,
-                    num_hops,
-                    batch_key,
-                    map_budget_bytes,
-                    {replace, disjoint, last, induced, shared}};
+  const Options options{replace, disjoint, last, induced, shared};
+  const Arguments a{indptr,      indices,      edge_id,          links,  edge_weight, edge_time,  source_type,
+                    target_type, num_vertices, node_time,        seeds,  seed_time,   first_tree, fanouts,
+                    num_hops,    batch_key,    map_budget_bytes, options};
   check_sizes(a);
   const size_t num_types = num_vertices.size();
   const size_t num_relations = indptr.size();

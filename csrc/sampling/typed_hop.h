@@ -1,4 +1,5 @@
-// Expands a hop over one relation, or finds all edges of it between the vertices of the batch.
+// Expands a hop over one relation, or finds all edges of it between the vertices of the batch: finds the lists of a
+// block of vertices, as far as the vertices' trees may see them, draws from them, and gives what was drawn its places.
 #pragma once
 
 #include <algorithm>
@@ -6,12 +7,188 @@
 #include <limits>
 
 #include "check.h"
+#include "memory.h"
+#include "random.h"
 #include "sampling/typed_batch.h"
-#include "sampling/typed_draw.h"
-#include "sampling/typed_insert.h"
-#include "sampling/typed_lists.h"
 
+// Without a name, as the sampler alone includes this: what is called once is then always inlined.
 namespace salientpp::typed {
+namespace {
+
+// Shortens each list of the block to the neighbours whose time is at most its seed's. The searches go on side by side,
+// so that their cache misses overlap.
+template <class TimeOf, class Prefetch>
+void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
+  int64_t num_searching = 0;
+  for (int64_t i = 0; i < block.size; ++i) {
+    block.low[i] = block.begin[i];
+    block.left[i] = block.end[i] - block.begin[i];
+    prefetch(block.low[i] + block.left[i] / 2);
+    block.searching[num_searching] = static_cast<int32_t>(i);
+    num_searching += block.left[i] > 0;
+  }
+  while (num_searching > 0) {
+    int64_t kept = 0;
+    for (int64_t k = 0; k < num_searching; ++k) {
+      const int32_t i = block.searching[k];
+      const int64_t half = block.left[i] / 2;
+      const int64_t middle = block.low[i] + half;
+      const int64_t is_past = time_of(middle) <= block.now[i];  // as a number: a coin toss that no predictor wins
+      block.low[i] += is_past * (half + 1);
+      block.left[i] = half - (is_past & ~block.left[i]);  // the upper half is one smaller where the size is even
+      prefetch(block.low[i] + block.left[i] / 2);
+      block.searching[kept] = i;
+      kept += block.left[i] > 0;
+    }
+    num_searching = kept;
+  }
+  for (int64_t i = 0; i < block.size; ++i) block.end[i] = block.low[i];
+}
+
+// Finds the lists of the block's vertices, as far as their trees may see them, and prefetches for the next block.
+template <class Lists>
+void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t first, int64_t last) {
+  VertexType& target = s.types[relation.target];
+  const VertexType& source = s.types[relation.source];
+  Block& block = s.block;
+  block.first = first;
+  block.size = std::min(kBlockVertices, last - first);
+  const int64_t* n_id = target.n_id.data() + first;
+  for (int64_t i = 0; i < block.size; ++i) {
+    const int64_t begin = relation.indptr[n_id[i]], end = relation.indptr[n_id[i] + 1];
+    check(begin >= 0 && begin <= end && end <= relation.num_edges, "indptr is corrupt at vertex ", n_id[i]);
+    block.begin[i] = begin;
+    block.end[i] = end;
+  }
+  const int64_t ahead = std::min(2 * kBlockVertices, last - first);
+  for (int64_t i = block.size; i < ahead; ++i) prefetch_read(&relation.indptr[n_id[i]]);
+  if (s.seed_time.empty()) return;
+  const int32_t* tree = target.tree.data() + first;
+  for (int64_t i = 0; i < block.size; ++i) block.now[i] = s.seed_time[static_cast<size_t>(tree[i])];
+  if (relation.time != nullptr) {
+    dispatch_index(*relation.time, [&](auto* time) {
+      keep_past(block, [&](int64_t e) -> int64_t { return time[e]; }, [&](int64_t e) { prefetch_read(&time[e]); });
+    });
+  }
+  if (source.time != nullptr) {
+    keep_past(
+        block,
+        [&](int64_t e) {
+          const auto id = static_cast<uint64_t>(lists.source(e));
+          check(id < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
+                static_cast<int64_t>(id));
+          return source.time[id];
+        },
+        [&](int64_t e) { lists.prefetch(e); });
+  }
+}
+
+// Draws for the block: positions in `indices`, list by list, each fetched while the next list is drawn from.
+template <class Lists>
+void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_t fanout, uint64_t key,
+                uint64_t shared_key, const Options& options, int64_t* edge) {
+  VertexType& target = s.types[relation.target];
+  const Block& block = s.block;
+  const int64_t* n_id = target.n_id.data() + block.first;
+  const int32_t* tree = options.disjoint ? target.tree.data() + block.first : nullptr;
+  const bool replace = options.replace && fanout >= 0;
+  const auto stream_of = [&](int64_t i) {
+    return vertex_stream(tree == nullptr ? key : join_key(key, static_cast<uint64_t>(tree[i])), n_id[i]);
+  };
+  constexpr int64_t kMostLines = 16;  // of a list; beyond that the processor has seen where it goes
+  if (relation.weight == nullptr) {
+    const auto is_shared = [&](int64_t i) {
+      return options.shared && SharedDraw::applies(block.end[i] - block.begin[i], block.count[i]);
+    };
+    constexpr int64_t kLine = 64 / Lists::kBytes;
+    for (int64_t i = 0; options.shared && i < block.size; ++i) {
+      const int64_t end = is_shared(i) ? std::min(block.end[i], block.begin[i] + kMostLines * kLine) : 0;
+      for (int64_t e = block.begin[i]; e < end; e += kLine) lists.prefetch(e);
+    }
+    const auto source_at = [&](int64_t position) { return lists.source(position); };
+    for (int64_t i = 0; i < block.size; ++i) {
+      const int64_t degree = block.end[i] - block.begin[i];
+      if (is_shared(i))
+        s.shared(shared_key, source_at, block.begin[i], degree, block.count[i], edge);
+      else
+        draw(stream_of(i), block.begin[i], degree, block.count[i], replace, s.drawn, edge);
+      for (const int64_t* end = edge + block.count[i]; edge < end; ++edge) lists.prefetch(*edge);
+    }
+    return;
+  }
+  const auto draw_all = [&](const auto* weight) {
+    constexpr int64_t kLine = 64 / sizeof(*weight);
+    constexpr int64_t kAhead = 8;  // lists: more would push each other out of the nearest cache
+    const auto prefetch = [&](int64_t i) {
+      const int64_t end = std::min(block.end[i], block.begin[i] + kMostLines * kLine);
+      for (int64_t e = block.begin[i]; e < end; e += kLine) prefetch_read(&weight[e]);
+    };
+    for (int64_t i = 0; i < std::min(kAhead, block.size); ++i) prefetch(i);
+    for (int64_t i = 0; i < block.size; ++i) {
+      if (i + kAhead < block.size) prefetch(i + kAhead);
+      s.weighted(stream_of(i), weight, block.begin[i], block.end[i] - block.begin[i], block.count[i], replace, edge);
+      for (const int64_t* end = edge + block.count[i]; edge < end; ++edge) lists.prefetch(*edge);
+    }
+  };
+  if (relation.weight->scalar_type() == ScalarType::Float)
+    draw_all(static_cast<const float*>(relation.weight->const_data_ptr()));
+  else
+    draw_all(static_cast<const double*>(relation.weight->const_data_ptr()));
+}
+
+constexpr int64_t kLookAhead = 1024;  // vertices of a tree beyond the block
+
+// As find_sources, in trees; `tree_of` holds the `num_left` vertices from the block on. With `ends` a tree that none of
+// these has takes no more vertices.
+template <class Lists, class Key>
+void insert_in_trees(VertexType& source, TreeMap<Key>& map, const Lists& lists, int64_t* edge, const Block& block,
+                     const int32_t* tree_of, int64_t num_left, bool ends, int32_t* row) {
+  const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
+  bool is_cold = false;  // a table that was neither made now nor used for the block before
+  for (int64_t i = 0; i < block.size;) {
+    const int32_t tree = tree_of[i];
+    const int64_t begin = i;
+    int64_t num_edges = 0;
+    for (; i < block.size && tree_of[i] == tree; ++i) num_edges += block.count[i];
+    // A run of vertices of one tree may go on in the next blocks, and tables should not grow at each.
+    int64_t run = i;
+    if (i == block.size) {
+      const int64_t most = std::min(i + kLookAhead, num_left);
+      while (run < most && tree_of[run] == tree) ++run;
+    }
+    const bool is_new = map.reserve(tree, num_edges, num_edges * (run - begin) / (i - begin));
+    is_cold |= !is_new && (begin > 0 || block.first == 0 || tree_of[-1] != tree);
+  }
+  int64_t at = 0;
+  for (int64_t i = 0; is_cold && i < block.size; ++i) {
+    const auto table = map.table(tree_of[i]);
+    for (const int64_t end = at + block.count[i]; at < end; ++at) table.prefetch(lists.source(edge[at]));
+  }
+  int64_t size = source.n_id.size();
+  int64_t* found = source.n_id.data();
+  int32_t* tree_found = source.tree.data();
+  at = 0;
+  for (int64_t i = 0; i < block.size; ++i) {
+    const int32_t tree = tree_of[i];
+    const auto table = map.table(tree);
+    const int64_t before = size;
+    for (const int64_t end = at + block.count[i]; at < end; ++at) {
+      const int64_t vertex = lists.source(edge[at]);
+      if (static_cast<uint64_t>(vertex) >= num_vertices) [[unlikely]]
+        fail_at_source(vertex, source.num_vertices);
+      const int64_t local_id = table.insert(vertex, size);
+      found[size] = vertex;
+      tree_found[size] = tree;
+      size += local_id == size;
+      row[at] = static_cast<int32_t>(local_id);
+      edge[at] = lists.id(edge[at]);
+    }
+    map.give_back(tree, block.count[i] - (size - before));
+    if (ends && (i + 1 == num_left || tree_of[i + 1] != tree)) map.release(tree);
+  }
+  source.n_id.set_size(size);
+  source.tree.set_size(size);
+}
 
 // Not inlined: where the scratch of the thread is would be looked up again and again.
 template <class Lists>
@@ -50,16 +227,14 @@ template <class Lists>
     if (options.disjoint) source.tree.reserve(source.n_id.size() + num_edges);
     int64_t* edge = relation.edge.data() + edges_before;
     int32_t* row = relation.row.data() + edges_before;
-    if (options.shared)
-      draw_shared_block(s, relation, lists, key, shared_key, options, edge);
-    else
-      draw_block(s, relation, lists, fanout, key, options, edge);
+    draw_block(s, relation, lists, fanout, key, shared_key, options, edge);
     with_map(source, [&](auto& map) {
       if constexpr (requires { map.table(0); }) {
-        insert_block(source, map, lists, edge, block, target.tree.data() + first, target.hop_end - first, ends, row);
+        insert_in_trees(source, map, lists, edge, block, target.tree.data() + first, target.hop_end - first, ends, row);
       } else {
         map.reserve(source.n_id.size() + num_edges);
-        insert_block(source, map, lists, edge, num_edges, row);
+        source.n_id.set_size(find_sources<true, true>(map.inserter(), source.num_vertices, lists, num_edges, edge, row,
+                                                      source.n_id.data(), source.n_id.size()));
       }
     });
     relation.edge.set_size(edges_before + num_edges);
@@ -123,4 +298,5 @@ template <class Lists>
   });
 }
 
+}  // namespace
 }  // namespace salientpp::typed

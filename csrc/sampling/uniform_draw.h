@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -19,9 +20,7 @@ constexpr int64_t kScanFanout = 48;
 class DrawnSet {
  public:
   void clear(int64_t fanout) {
-    size_t capacity = 128;
-    while (capacity < 2 * static_cast<size_t>(fanout)) capacity *= 2;
-    table_.assign(capacity, -1);
+    table_.assign(std::max(size_t{128}, std::bit_ceil(2 * static_cast<size_t>(fanout))), -1);
   }
   bool insert(int64_t value) {
     const size_t mask = table_.size() - 1;

@@ -1,7 +1,7 @@
 // Global id -> local id, for one batch at a time: the maps that the sampler inserts into.
 //
-// Promise of both maps: `begin_batch` forgets every id; `insert(id, next)` returns the local id of `id`, which
-// is `next` exactly when the id was not there; `reserve(size)` precedes the inserts that it makes room for.
+// Promise of both maps: `begin_batch` forgets every id; `insert(id, next)` of the inserter returns the local id of
+// `id`, which is `next` exactly when the id was not there; `reserve(size)` precedes the inserts that it makes room for.
 //
 // `find(id)` is -1 where the id is not there.
 //
@@ -50,17 +50,8 @@ class StampMap {
   void prefetch(int64_t id) const { prefetch_write(&slots_[id]); }
   void reserve(int64_t /*size*/) {}
 
-  // Branch-free: whether the id is new is a coin toss that no predictor wins.
-  int64_t insert(int64_t id, int64_t next) {
-    const uint32_t slot = slots_[id];
-    const uint32_t fresh = (stamp_ << 24) | static_cast<uint32_t>(next);
-    const bool is_new = (slot >> 24) != stamp_;
-    const uint32_t value = is_new ? fresh : slot;
-    slots_[id] = value;
-    return value & 0xffffffU;
-  }
-
-  // The same for a loop, in registers that what the loop writes to is no part of.
+  // For a loop, in registers that what the loop writes to is no part of. Branch-free: whether the id is new is a coin
+  // toss that no predictor wins.
   struct Inserter {
     uint32_t* slots;
     uint32_t stamped;  // a slot of local id 0
@@ -154,15 +145,10 @@ class HashMap {
 
  private:
   static uint64_t capacity_for(int64_t size) {
-    uint64_t capacity = 1024;
-    while (capacity < 2 * static_cast<uint64_t>(size)) capacity *= 2;
-    return capacity;
+    return std::max(uint64_t{1024}, std::bit_ceil(2 * static_cast<uint64_t>(size)));
   }
 
-  void set_shift() {
-    shift_ = 64;
-    for (uint64_t c = table_.size(); c > 1; c /= 2) --shift_;
-  }
+  void set_shift() { shift_ = 64 - std::countr_zero(table_.size()); }
 
   uint64_t home(int64_t id) const { return (static_cast<uint64_t>(id) * kGolden) >> shift_; }
 
