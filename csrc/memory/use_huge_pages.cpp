@@ -2,31 +2,21 @@
 #include "memory.h"
 
 #include <cstdio>
+#include <fstream>
 #include <string>
 
 namespace salientpp {
 namespace {
 
 // Whether the page at `address` belongs to no file. Of a file nothing must be read that was not asked for.
-bool is_anonymous([[maybe_unused]] uintptr_t address) {
-  bool anonymous = false;
-#ifdef __linux__
-  std::FILE* maps = std::fopen("/proc/self/maps", "r");
-  if (maps == nullptr) return false;
-  char line[512];
-  bool line_starts = true;
-  while (std::fgets(line, sizeof line, maps) != nullptr) {
+[[maybe_unused]] bool is_anonymous(uintptr_t address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
     unsigned long begin = 0, end = 0, inode = 0;
-    const bool read = line_starts && std::sscanf(line, "%lx-%lx %*s %*s %*s %lu", &begin, &end, &inode) == 3;
-    line_starts = std::char_traits<char>::find(line, std::char_traits<char>::length(line), '\n') != nullptr;
-    if (read && begin <= address && address < end) {
-      anonymous = inode == 0;
-      break;
-    }
+    const bool read = std::sscanf(line.c_str(), "%lx-%lx %*s %*s %*s %lu", &begin, &end, &inode) == 3;
+    if (read && begin <= address && address < end) return inode == 0;
   }
-  std::fclose(maps);
-#endif
-  return anonymous;
+  return false;
 }
 
 void use_huge_pages(const Tensor& tensor) {

@@ -10,24 +10,9 @@
 namespace salientpp {
 namespace {
 
-// Bytes of a row, where `source` and `out` have rows of one kind.
-int64_t check_kind(const Tensor& source, const Tensor& out) {
-  check(source.dim() >= 1 && out.dim() == source.dim(),
-        "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
-  check(source.scalar_type() == out.scalar_type(), "out must have the dtype of source, expected ", source.scalar_type(),
-        ", got ", out.scalar_type());
-  check(source.is_contiguous() && out.is_contiguous(), "source and out must be contiguous");
-  int64_t row_bytes = source.element_size();
-  for (int64_t d = 1; d < source.dim(); ++d) {
-    check(source.size(d) == out.size(d), "out must have rows of the same shape as source, expected size ",
-          source.size(d), " in dimension ", d, ", got ", out.size(d));
-    row_bytes *= source.size(d);
-  }
-  return row_bytes;
-}
-
-Piece memory_of(const Tensor& rows, int64_t row_bytes) {
-  return {static_cast<const char*>(rows.const_data_ptr()), rows.size(0) * row_bytes};
+Piece memory_of(const Tensor& rows) {
+  const auto bytes = static_cast<int64_t>(rows.numel() * rows.element_size());
+  return {static_cast<const char*>(rows.const_data_ptr()), bytes};
 }
 
 // Moves the rows that begin at row(i), in one of `sources`, to their places; null: in order.
@@ -84,7 +69,7 @@ void move_rows(const std::vector<Piece>& sources, const Row& row, int64_t num_ro
   };
   constexpr int64_t kGrainBytes = int64_t{1} << 20;
   const int64_t grain = std::max<int64_t>(1, parallel ? kGrainBytes / std::max<int64_t>(1, row_bytes) : num_rows);
-  for_rows_at(sources, row_bytes, row, num_rows, grain, copy_range);
+  ReadAhead(sources, row_bytes, row, num_rows).over(grain, copy_range);
 }
 
 // out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.
@@ -93,11 +78,11 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
   check_defined(source, "source");
   check_defined(out, "out");
   check_index_vector(source_index, "source_index");
-  const int64_t row_bytes = check_kind(source, out);
+  const int64_t row_bytes = check_kind(source, out) * source.element_size();
   const int64_t num_rows = source_index.numel();
   const int64_t* target = check_places(num_rows, out, out_index);
-  const Piece from = memory_of(source, row_bytes), to = memory_of(out, row_bytes);
-  check_apart(from.from, from.bytes, to.from, to.bytes);
+  check_apart(source, out);
+  const Piece from = memory_of(source);
   dispatch_index(source_index, [&](auto* index) {
     check_rows(index, num_rows, source.size(0), target, out.size(0));
     if (row_bytes == 0) return;  // then there may be no memory to copy from or to
@@ -119,9 +104,9 @@ void gather_joined_rows(const std::vector<Tensor>& sources, const Tensor& source
   std::vector<uintptr_t> origin;
   for (const Tensor& source : sources) {
     check_defined(source, "a tensor of sources");
-    row_bytes = check_kind(source, out);
-    const Piece from = memory_of(source, row_bytes), to = memory_of(out, row_bytes);
-    check_apart(from.from, from.bytes, to.from, to.bytes);
+    row_bytes = check_kind(source, out) * source.element_size();
+    check_apart(source, out);
+    const Piece from = memory_of(source);
     pieces.push_back(from);
     origin.push_back(reinterpret_cast<uintptr_t>(from.from) - static_cast<uintptr_t>(first_row.back() * row_bytes));
     first_row.push_back(first_row.back() + source.size(0));

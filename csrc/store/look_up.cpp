@@ -95,12 +95,6 @@ struct Writer {
   }
 };
 
-Tensor to_tensor(const std::vector<int64_t>& values, int64_t size) {
-  Tensor out = new_vector(size, ScalarType::Long);
-  std::copy(values.begin(), values.begin() + size, mutable_int64_data(out));
-  return out;
-}
-
 // Sets of `sets`, each of ids in [0, num_ids).
 std::vector<IdSet> open_sets(const std::vector<Tensor>& sets, int64_t num_ids, const char* name, const char* ids) {
   std::vector<IdSet> opened;
@@ -163,11 +157,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
     local.size = here.size;
     foreign.size = elsewhere.size;
   }
-  if (largest >= static_cast<uint64_t>(num_vertices) && size > 0) {
-    for (int64_t i = 0; i < size; ++i) {
-      check(id[i] >= 0 && id[i] < num_vertices, "n_id[", i, "] must be in [0, ", num_vertices, "), got ", id[i]);
-    }
-  }
+  if (largest >= static_cast<uint64_t>(num_vertices)) check_ids(id, size, num_vertices, "n_id");
 
   constexpr int64_t kAhead = 32;
   // Moves the members of each set from `rest` to a group of their own, and what is left to one more.
@@ -197,8 +187,9 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
 
   std::vector<Tensor> positions, slots;
   for (size_t g = 0; g + 1 < num_groups; ++g) {
-    positions.push_back(to_tensor(groups[g].position, groups[g].size));
-    slots.push_back(to_tensor(groups[g].row, groups[g].size));
+    const auto entries = static_cast<size_t>(groups[g].size);
+    positions.push_back(vector_of({groups[g].position.data(), entries}));
+    slots.push_back(vector_of({groups[g].row.data(), entries}));
   }
 
   // Group the remote ids by owner, keeping their order inside a group.

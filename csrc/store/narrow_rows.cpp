@@ -9,9 +9,6 @@
 #include <limits>
 #include <vector>
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include "check.h"
 #include "memory.h"
 #include "store/places.h"
@@ -243,16 +240,9 @@ class Coder {
     const int64_t columns = layout_.columns, header = layout_.header_bytes();
     const int64_t used = header + layout_.code_bytes();
     std::memset(to + used, 0, static_cast<size_t>(layout_.row_bytes() - used));
-    switch (layout_.format) {
-      case kFloat16:
-        return encode_16(values, columns, to, to_half);
-      case kBrain16:
-        return encode_16(values, columns, to, to_brain);
-      case kFloat8:
-        return encode_float8(values, columns, to);
-      default:
-        break;
-    }
+    if (layout_.format == kFloat16) return encode_16(values, columns, to, to_half);
+    if (layout_.format == kBrain16) return encode_16(values, columns, to, to_brain);
+    if (layout_.format == kFloat8) return encode_float8(values, columns, to);
     const bool packed = layout_.format == kInt4;
     uint8_t* code = packed ? codes_.data() : to + header;
     for (int64_t block = 0; block < layout_.num_blocks(); ++block) {
@@ -265,16 +255,9 @@ class Coder {
 
   void decode(const uint8_t* from, float* values) {
     const int64_t columns = layout_.columns, header = layout_.header_bytes();
-    switch (layout_.format) {
-      case kFloat16:
-        return decode_16(from, columns, values, from_half);
-      case kBrain16:
-        return decode_16(from, columns, values, from_brain);
-      case kFloat8:
-        return decode_float8(from, columns, values);
-      default:
-        break;
-    }
+    if (layout_.format == kFloat16) return decode_16(from, columns, values, from_half);
+    if (layout_.format == kBrain16) return decode_16(from, columns, values, from_brain);
+    if (layout_.format == kFloat8) return decode_float8(from, columns, values);
     const uint8_t* code = from + header;
     if (layout_.format == kInt4) {
       unpack(code, columns, codes_.data());
@@ -293,46 +276,20 @@ class Coder {
   std::vector<uint8_t> codes_;
 };
 
-// Rows of any float dtype as rows of 32-bit floats, in `buffer` unless they are such.
-const float* as_floats(const float* row, int64_t, float*) {
-  return row;
-}
+// A row of any float dtype as 32-bit floats, in `buffer` unless it is of such.
 template <class Wide>
 const float* as_floats(const Wide* row, int64_t columns, float* buffer) {
-  for (int64_t c = 0; c < columns; ++c) buffer[c] = static_cast<float>(row[c]);
+  if constexpr (std::is_same_v<Wide, float>) return row;
+  std::copy_n(row, columns, buffer);
   return buffer;
 }
 
-void from_floats(const float*, int64_t, float*) {}
+// Decodes a row to any float dtype, by way of `buffer` unless that is of 32 bits.
 template <class Wide>
-void from_floats(const float* values, int64_t columns, Wide* row) {
-  for (int64_t c = 0; c < columns; ++c) row[c] = static_cast<Wide>(values[c]);
-}
-
-// Where rows of `row` are decoded to, before from_floats.
-float* floats_at(float* row, float*) {
-  return row;
-}
-template <class Wide>
-float* floats_at(Wide*, float* buffer) {
-  return buffer;
-}
-
-// Calls f with a null pointer of the type of a wide tensor's values.
-template <class F>
-void dispatch_wide(const Tensor& tensor, const char* name, F&& f) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float:
-      return f(static_cast<float*>(nullptr));
-    case ScalarType::Double:
-      return f(static_cast<double*>(nullptr));
-    case ScalarType::Half:
-      return f(static_cast<torch::headeronly::Half*>(nullptr));
-    case ScalarType::BFloat16:
-      return f(static_cast<torch::headeronly::BFloat16*>(nullptr));
-    default:
-      fail(name, " must have dtype float32, float64, float16 or bfloat16, got ", tensor.scalar_type());
-  }
+void decode_to(Coder& coder, const uint8_t* from, int64_t columns, Wide* row, float* buffer) {
+  if constexpr (std::is_same_v<Wide, float>) return coder.decode(from, row);
+  coder.decode(from, buffer);
+  std::copy_n(buffer, columns, row);
 }
 
 int64_t columns_of(const Tensor& rows) {
@@ -359,7 +316,7 @@ void for_rows(const Tensor& source, const Tensor& source_index, const Tensor& ou
   const int64_t* target = check_places(num_rows, out, out_index);
   const char* from = static_cast<const char*>(source.const_data_ptr());
   const char* to = static_cast<const char*>(out.mutable_data_ptr());
-  check_apart(from, source.size(0) * source_bytes, to, out.size(0) * out_bytes);
+  check_apart(source, out);
   dispatch_index(source_index, [&](auto* index) {
     check_rows(index, num_rows, source.size(0), target, out.size(0));
     if (layout.row_bytes() == 0) return;  // then there may be no memory to read or write
@@ -379,9 +336,9 @@ void for_rows(const Tensor& source, const Tensor& source_index, const Tensor& ou
     };
     constexpr int64_t kGrainBytes = int64_t{1} << 19;
     const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, source_bytes + out_bytes));
-    for_rows_at(
-        {{from, source.size(0) * source_bytes}}, source_bytes,
-        [&](int64_t i) { return from + index[i] * source_bytes; }, num_rows, grain, range);
+    const std::vector<Piece> rows{{from, source.size(0) * source_bytes}};
+    const auto row_at = [&](int64_t i) { return from + index[i] * source_bytes; };
+    ReadAhead(rows, source_bytes, row_at, num_rows).over(grain, range);
   });
 }
 
@@ -392,7 +349,7 @@ void encode_rows(const Tensor& source, const Tensor& source_index, const Tensor&
   check(source.dim() >= 1, "source must have at least 1 dimension");
   const Layout layout(format, columns_of(source), block);
   check_encoded(out, layout, "out");
-  dispatch_wide(source, "source", [&]<class Wide>(Wide*) {
+  dispatch_float(source, "source", [&]<class Wide>(Wide*) {
     const auto* from = static_cast<const Wide*>(source.const_data_ptr());
     auto* to = static_cast<uint8_t*>(out.mutable_data_ptr());
     const int64_t columns = layout.columns, row_bytes = layout.row_bytes();
@@ -410,16 +367,13 @@ void decode_rows(const Tensor& source, const Tensor& source_index, const Tensor&
   check(out.dim() >= 1, "out must have at least 1 dimension");
   const Layout layout(format, columns_of(out), block);
   check_encoded(source, layout, "source");
-  dispatch_wide(out, "out", [&]<class Wide>(Wide*) {
+  dispatch_float(out, "out", [&]<class Wide>(Wide*) {
     const auto* from = static_cast<const uint8_t*>(source.const_data_ptr());
     auto* to = static_cast<Wide*>(out.mutable_data_ptr());
     const int64_t columns = layout.columns, row_bytes = layout.row_bytes();
     for_rows(source, source_index, out, out_index, layout, row_bytes, columns * out.element_size(),
              [=](Coder& coder, float* buffer, int64_t row, int64_t place) {
-               Wide* values = to + place * columns;
-               float* floats = floats_at(values, buffer);
-               coder.decode(from + row * row_bytes, floats);
-               from_floats(floats, columns, values);
+               decode_to(coder, from + row * row_bytes, columns, to + place * columns, buffer);
              });
   });
 }
@@ -433,7 +387,7 @@ void round_rows(const Tensor& source, const Tensor& source_index, const Tensor& 
   check(source.scalar_type() == out.scalar_type() && columns_of(out) == layout.columns,
         "out must have the dtype of source and rows of the same size, expected ", source.scalar_type(), " of ",
         layout.columns, ", got ", out.scalar_type(), " of ", columns_of(out));
-  dispatch_wide(source, "source", [&]<class Wide>(Wide*) {
+  dispatch_float(source, "source", [&]<class Wide>(Wide*) {
     const auto* from = static_cast<const Wide*>(source.const_data_ptr());
     auto* to = static_cast<Wide*>(out.mutable_data_ptr());
     const int64_t columns = layout.columns, bytes = columns * source.element_size();
@@ -443,10 +397,7 @@ void round_rows(const Tensor& source, const Tensor& source_index, const Tensor& 
                static thread_local std::vector<uint8_t> encoded;
                if (encoded.size() < row_bytes) encoded.resize(row_bytes);
                coder.encode(as_floats(from + row * columns, columns, buffer), encoded.data());
-               Wide* values = to + place * columns;
-               float* floats = floats_at(values, buffer);
-               coder.decode(encoded.data(), floats);
-               from_floats(floats, columns, values);
+               decode_to(coder, encoded.data(), columns, to + place * columns, buffer);
              });
   });
 }

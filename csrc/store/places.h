@@ -3,9 +3,45 @@
 
 #include <algorithm>
 
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
 #include "check.h"
 
 namespace salientpp {
+
+// Calls f with a null pointer of the type of a tensor's values, which are floats.
+template <class F>
+void dispatch_float(const Tensor& tensor, const char* name, F&& f) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return f(static_cast<float*>(nullptr));
+    case ScalarType::Double:
+      return f(static_cast<double*>(nullptr));
+    case ScalarType::Half:
+      return f(static_cast<torch::headeronly::Half*>(nullptr));
+    case ScalarType::BFloat16:
+      return f(static_cast<torch::headeronly::BFloat16*>(nullptr));
+    default:
+      fail(name, " must have dtype float32, float64, float16 or bfloat16, got ", tensor.scalar_type());
+  }
+}
+
+// The values of a row, where `source` and `out` have rows of one kind.
+inline int64_t check_kind(const Tensor& source, const Tensor& out) {
+  check(source.dim() >= 1 && out.dim() == source.dim(),
+        "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
+  check(source.scalar_type() == out.scalar_type(), "out must have the dtype of source, expected ", source.scalar_type(),
+        ", got ", out.scalar_type());
+  check(source.is_contiguous() && out.is_contiguous(), "source and out must be contiguous");
+  int64_t columns = 1;
+  for (int64_t d = 1; d < source.dim(); ++d) {
+    check(source.size(d) == out.size(d), "out must have rows of the same shape as source, expected size ",
+          source.size(d), " in dimension ", d, ", got ", out.size(d));
+    columns *= source.size(d);
+  }
+  return columns;
+}
 
 // Which of K ranges an id is in: the range p is [offset[p], offset[p + 1]), and `id` in one of them.
 inline int32_t owner_of(int64_t id, const int64_t* offset, int64_t num_parts) {
@@ -41,7 +77,10 @@ void check_rows(const Index* index, int64_t num_rows, int64_t source_rows, const
   }
 }
 
-inline void check_apart(const char* from, int64_t source_bytes, const char* to, int64_t out_bytes) {
+inline void check_apart(const Tensor& source, const Tensor& out) {
+  const auto *from = static_cast<const char*>(source.const_data_ptr()),
+             *to = static_cast<const char*>(out.const_data_ptr());
+  const int64_t source_bytes = source.numel() * source.element_size(), out_bytes = out.numel() * out.element_size();
   const bool overlap = source_bytes > 0 && out_bytes > 0 && from < to + out_bytes && to < from + source_bytes;
   check(!overlap, "out must not overlap source in memory");
 }

@@ -25,12 +25,13 @@ struct Piece {
 };
 
 // Calls range(first, last) on pieces of [0, num_rows), in parallel, for rows that start at row(i), in one of `sources`.
-template <class Row, class F>
+template <class Row>
 class ReadAhead {
  public:
   ReadAhead(const std::vector<Piece>& sources, int64_t row_bytes, const Row& row, int64_t num_rows)
       : sources_(sources), row_bytes_(row_bytes), row_(row), num_rows_(num_rows) {}
 
+  template <class F>
   void over(int64_t grain, const F& range) const {
 #ifdef __linux__
     if (is_on_disk()) {
@@ -104,11 +105,5 @@ class ReadAhead {
   const Row& row_;
   int64_t num_rows_;
 };
-
-template <class Row, class F>
-void for_rows_at(const std::vector<Piece>& sources, int64_t row_bytes, const Row& row, int64_t num_rows, int64_t grain,
-                 const F& range) {
-  ReadAhead<Row, F>(sources, row_bytes, row, num_rows).over(grain, range);
-}
 
 }  // namespace salientpp

@@ -5,9 +5,6 @@
 #include <type_traits>
 #include <vector>
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include "check.h"
 #include "memory.h"
 #include "store/places.h"
@@ -68,17 +65,7 @@ void reduce_rows(const Tensor& source, const Tensor& source_index, const Tensor&
   check_index_vector(source_index, "source_index");
   check_vector(size, ScalarType::Long, "size");
   check(reduction >= kSum && reduction <= kMax, "reduction must be 0 (sum), 1 (mean) or 2 (max), got ", reduction);
-  check(source.dim() >= 1 && out.dim() == source.dim(),
-        "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
-  check(source.scalar_type() == out.scalar_type(), "out must have the dtype of source, expected ", source.scalar_type(),
-        ", got ", out.scalar_type());
-  check(source.is_contiguous() && out.is_contiguous(), "source and out must be contiguous");
-  int64_t columns = 1;
-  for (int64_t d = 1; d < source.dim(); ++d) {
-    check(source.size(d) == out.size(d), "out must have rows of the same shape as source, expected size ",
-          source.size(d), " in dimension ", d, ", got ", out.size(d));
-    columns *= source.size(d);
-  }
+  const int64_t columns = check_kind(source, out);
   const int64_t num_groups = size.numel(), num_rows = source_index.numel();
   check(out.size(0) == num_groups, "out must have a row for each group, expected ", num_groups, ", got ", out.size(0));
   std::vector<int64_t> begin(static_cast<size_t>(num_groups) + 1);
@@ -96,31 +83,16 @@ void reduce_rows(const Tensor& source, const Tensor& source_index, const Tensor&
     check(weight->numel() == num_rows, "weight must have an entry for each row, expected ", num_rows, ", got ",
           weight->numel());
   }
-  const int64_t bytes = columns * source.element_size();
-  check_apart(static_cast<const char*>(source.const_data_ptr()), source.size(0) * bytes,
-              static_cast<const char*>(out.const_data_ptr()), num_groups * bytes);
+  check_apart(source, out);
   dispatch_index(source_index, [&](auto* index) {
     check_rows(index, num_rows, source.size(0), nullptr, 0);
     if (columns == 0 || num_groups == 0) return;
-    const auto run = [&](auto* value, auto wide) {
-      using Value = std::remove_pointer_t<decltype(value)>;
-      using Wide = decltype(wide);
+    dispatch_float(source, "source", [&]<class Value>(Value*) {
+      using Wide = std::conditional_t<std::is_same_v<Value, double>, double, float>;
       reduce<Value, Wide>(static_cast<const Value*>(source.const_data_ptr()), index,
                           weight ? static_cast<const Wide*>(weight->const_data_ptr()) : nullptr, begin, columns,
                           reduction, parallel, static_cast<Value*>(out.mutable_data_ptr()));
-    };
-    switch (source.scalar_type()) {
-      case ScalarType::Float:
-        return run(static_cast<float*>(nullptr), 0.0F);
-      case ScalarType::Double:
-        return run(static_cast<double*>(nullptr), 0.0);
-      case ScalarType::Half:
-        return run(static_cast<torch::headeronly::Half*>(nullptr), 0.0F);
-      case ScalarType::BFloat16:
-        return run(static_cast<torch::headeronly::BFloat16*>(nullptr), 0.0F);
-      default:
-        fail("source must have dtype float32, float64, float16 or bfloat16, got ", source.scalar_type());
-    }
+    });
   });
 }
 
