@@ -240,9 +240,16 @@ class Coder {
     const int64_t columns = layout_.columns, header = layout_.header_bytes();
     const int64_t used = header + layout_.code_bytes();
     std::memset(to + used, 0, static_cast<size_t>(layout_.row_bytes() - used));
-    if (layout_.format == kFloat16) return encode_16(values, columns, to, to_half);
-    if (layout_.format == kBrain16) return encode_16(values, columns, to, to_brain);
-    if (layout_.format == kFloat8) return encode_float8(values, columns, to);
+    switch (layout_.format) {
+      case kFloat16:
+        return encode_16(values, columns, to, to_half);
+      case kBrain16:
+        return encode_16(values, columns, to, to_brain);
+      case kFloat8:
+        return encode_float8(values, columns, to);
+      default:
+        break;
+    }
     const bool packed = layout_.format == kInt4;
     uint8_t* code = packed ? codes_.data() : to + header;
     for (int64_t block = 0; block < layout_.num_blocks(); ++block) {
@@ -255,9 +262,16 @@ class Coder {
 
   void decode(const uint8_t* from, float* values) {
     const int64_t columns = layout_.columns, header = layout_.header_bytes();
-    if (layout_.format == kFloat16) return decode_16(from, columns, values, from_half);
-    if (layout_.format == kBrain16) return decode_16(from, columns, values, from_brain);
-    if (layout_.format == kFloat8) return decode_float8(from, columns, values);
+    switch (layout_.format) {
+      case kFloat16:
+        return decode_16(from, columns, values, from_half);
+      case kBrain16:
+        return decode_16(from, columns, values, from_brain);
+      case kFloat8:
+        return decode_float8(from, columns, values);
+      default:
+        break;
+    }
     const uint8_t* code = from + header;
     if (layout_.format == kInt4) {
       unpack(code, columns, codes_.data());
@@ -276,20 +290,29 @@ class Coder {
   std::vector<uint8_t> codes_;
 };
 
-// A row of any float dtype as 32-bit floats, in `buffer` unless it is of such.
+// Rows of any float dtype as rows of 32-bit floats, in `buffer` unless they are such.
+const float* as_floats(const float* row, int64_t, float*) {
+  return row;
+}
 template <class Wide>
 const float* as_floats(const Wide* row, int64_t columns, float* buffer) {
-  if constexpr (std::is_same_v<Wide, float>) return row;
-  std::copy_n(row, columns, buffer);
+  for (int64_t c = 0; c < columns; ++c) buffer[c] = static_cast<float>(row[c]);
   return buffer;
 }
 
-// Decodes a row to any float dtype, by way of `buffer` unless that is of 32 bits.
+void from_floats(const float*, int64_t, float*) {}
 template <class Wide>
-void decode_to(Coder& coder, const uint8_t* from, int64_t columns, Wide* row, float* buffer) {
-  if constexpr (std::is_same_v<Wide, float>) return coder.decode(from, row);
-  coder.decode(from, buffer);
-  std::copy_n(buffer, columns, row);
+void from_floats(const float* values, int64_t columns, Wide* row) {
+  for (int64_t c = 0; c < columns; ++c) row[c] = static_cast<Wide>(values[c]);
+}
+
+// Where rows of `row` are decoded to, before from_floats.
+float* floats_at(float* row, float*) {
+  return row;
+}
+template <class Wide>
+float* floats_at(Wide*, float* buffer) {
+  return buffer;
 }
 
 int64_t columns_of(const Tensor& rows) {
@@ -373,7 +396,10 @@ void decode_rows(const Tensor& source, const Tensor& source_index, const Tensor&
     const int64_t columns = layout.columns, row_bytes = layout.row_bytes();
     for_rows(source, source_index, out, out_index, layout, row_bytes, columns * out.element_size(),
              [=](Coder& coder, float* buffer, int64_t row, int64_t place) {
-               decode_to(coder, from + row * row_bytes, columns, to + place * columns, buffer);
+               Wide* values = to + place * columns;
+               float* floats = floats_at(values, buffer);
+               coder.decode(from + row * row_bytes, floats);
+               from_floats(floats, columns, values);
              });
   });
 }
@@ -397,7 +423,10 @@ void round_rows(const Tensor& source, const Tensor& source_index, const Tensor& 
                static thread_local std::vector<uint8_t> encoded;
                if (encoded.size() < row_bytes) encoded.resize(row_bytes);
                coder.encode(as_floats(from + row * columns, columns, buffer), encoded.data());
-               decode_to(coder, encoded.data(), columns, to + place * columns, buffer);
+               Wide* values = to + place * columns;
+               float* floats = floats_at(values, buffer);
+               coder.decode(encoded.data(), floats);
+               from_floats(floats, columns, values);
              });
   });
 }
