@@ -27,7 +27,6 @@ import struct
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -74,23 +73,11 @@ def init_process_group(
     if launch.device.type == "cuda":
         torch.cuda.set_device(launch.device)
     backend = backend or ("cpu:gloo,cuda:nccl" if launch.device.type == "cuda" else "gloo")
-    if launch.launcher == "torchrun":
-        address = f"{launch.master_addr}:{launch.master_port}"
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
-            _connect(launch, address, backend, timeout, _meet_at_agent(launch, address, timeout))
-        else:
-            _connect(launch, address, backend, timeout, init_method="env://")
+    address = f"{launch.master_addr}:{launch.master_port}"
+    if launch.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        _connect(launch, address, backend, timeout, _meet_at_agent(launch, address, timeout))
     elif launch.master_port is not None:
-        address = f"{launch.master_addr}:{launch.master_port}"
-        _connect(
-            launch,
-            address,
-            backend,
-            timeout,
-            init_method=f"tcp://{address}",
-            rank=launch.rank,
-            world_size=launch.world_size,
-        )
+        _connect(launch, address, backend, timeout, "env://" if launch.launcher == "torchrun" else f"tcp://{address}")
     else:
         directory = Path(directory or os.environ.get("SLURM_SUBMIT_DIR") or ".").absolute()
         file = directory / f".salientpp-{launch.job}-{next(_meetings)}"
@@ -109,13 +96,7 @@ def init_process_group(
 def _meet_at_agent(launch: Launch, address: str, timeout: timedelta) -> dist.Store:
     """The store of torchrun's agents, for those alone whom they have started together."""
     try:
-        store = dist.TCPStore(
-            str(launch.master_addr),
-            int(launch.master_port or 0),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timeout,
-        )
+        store = _store_at(str(launch.master_addr), launch.master_port or 0, timeout)
         return meet(store, launch.rank, launch.world_size, timeout)
     except (RuntimeError, OSError) as error:
         raise LaunchError(_unreachable(launch, address, error)) from error
@@ -229,9 +210,13 @@ def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, s
     try:
         # Some hosts do not know their own name as the others know it. SLURM's is then the second choice.
         host = _resolvable(host, launch.master_addr)
-        return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout), address
+        return _store_at(host, int(port), timeout), address
     except (RuntimeError, OSError) as error:
         raise LaunchError(_unreachable(launch, address, error)) from error
+
+
+def _store_at(host: str, port: int, timeout: timedelta) -> dist.Store:
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def _resolvable(*hosts: str | None) -> str:
@@ -245,18 +230,14 @@ def _resolvable(*hosts: str | None) -> str:
     return hosts[0] or "localhost"
 
 
-def _connect(
-    launch: Launch, address: str, backend: str, timeout: timedelta, store: dist.Store | None = None, **options: Any
-) -> None:
-    """Initialise torch.distributed. A ``store`` is one that all ranks have from this module, so those that are connected have greeted."""
+def _connect(launch: Launch, address: str, backend: str, timeout: timedelta, meeting: dist.Store | str) -> None:
+    """Initialise torch.distributed, at a store that all ranks have from this module, so that those which are connected have greeted; or by torch's method."""
+    store, method = (None, meeting) if isinstance(meeting, str) else (meeting, None)
     try:
-        if store is None:
-            dist.init_process_group(backend, timeout=timeout, **options)
-        else:
+        if store is not None:
             greet(store, launch.rank)
-            dist.init_process_group(
-                backend, timeout=timeout, store=store, rank=launch.rank, world_size=launch.world_size
-            )
+        dist.init_process_group(backend, method, timeout, launch.world_size, launch.rank, store)
+        if store is not None:
             # Versions without a greeting are found when the first loader is made.
             compare_greetings(store, range(launch.world_size), launch.rank, all_came=False)
     except DifferentVersions as error:
