@@ -174,10 +174,6 @@ class Placement:
         """The ranks of this rank's host."""
         return range(*self._first_ranks[self.host : self.host + 2])
 
-    @property
-    def num_hosts(self) -> int:
-        return len(self.ranks_by_host)
-
     @cached_property
     def row_parts(self) -> list[range]:
         """The parts of each row part."""

@@ -119,26 +119,8 @@ def sharing(comm: Comm, hosts: Sequence[range]) -> str | None:
         hosts: the ranks of each host; together all of ``comm``.
     """
     first = next(ranks[0] for ranks in hosts if comm.rank in ranks)
-    block, trouble = None, None
-    try:
-        if first == comm.rank:
-            block = Block(_ALIGNMENT)
-    except CannotShare as error:
-        trouble = str(error)
-    try:
-        offers = comm.gather_facts({"offer": None if block is None else vars(block.offer)})
-        try:
-            if first != comm.rank and offers[first]["offer"] is not None:
-                mapped(Offer(**offers[first]["offer"]))
-        except CannotShare as error:
-            trouble = str(error)
-        told = comm.gather_facts({"trouble": trouble})
-    finally:
-        if block is not None:
-            block.close()
-    return next(
-        (f"rank {rank}{comm.of}: {facts['trouble']}" for rank, facts in enumerate(told) if facts["trouble"]), None
-    )
+    _, told = _shared_memory(comm, first, _ALIGNMENT)
+    return next((f"rank {rank}{comm.of}: {words}" for rank, words in enumerate(told) if words), None)
 
 
 def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:
@@ -155,33 +137,33 @@ def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype
     begins = [0]
     for size in sizes:
         begins.append(begins[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-    memory = _shared_memory(host, begins[-1])
+    memory, told = _shared_memory(host, 0, begins[-1])
+    words = next((words for words in told if words), None)
+    if words is not None or memory is None:
+        raise CannotShare(words or "the first rank of the host has no memory to share")
     return [
         memory[begin : begin + size].view(dtype).view(tuple(shape))
         for (shape, dtype), begin, size in zip(shapes, begins, sizes)
     ]
 
 
-def _shared_memory(host: Comm, num_bytes: int) -> Tensor:
+def _shared_memory(comm: Comm, first: int, num_bytes: int) -> tuple[Tensor | None, list[str | None]]:
+    """A block of the rank ``first`` of this host, as this rank has mapped it; and of every rank why it could not."""
     block, memory, trouble = None, None, None
     try:
-        if host.rank == 0:
+        if comm.rank == first:
             block = Block(num_bytes)
             memory = block.memory
     except CannotShare as error:
         trouble = str(error)
     try:
-        offer = host.gather_facts({"offer": None if block is None else vars(block.offer)})[0]["offer"]
+        offer = comm.gather_facts({"offer": None if block is None else vars(block.offer)})[first]["offer"]
         try:
-            if host.rank > 0 and offer is not None:
+            if comm.rank != first and offer is not None:
                 memory = mapped(Offer(**offer))
         except CannotShare as error:
             trouble = str(error)
-        told = [facts["trouble"] for facts in host.gather_facts({"trouble": trouble})]
+        return memory, [facts["trouble"] for facts in comm.gather_facts({"trouble": trouble})]
     finally:
         if block is not None:
             block.close()
-    words = next((words for words in told if words), None)
-    if words is not None or memory is None:
-        raise CannotShare(words or "the first rank of the host has no memory to share")
-    return memory
