@@ -70,7 +70,7 @@ def gather_rows(
     Raises:
         RuntimeError: an index is out of range or shapes differ; then nothing was written.
     """
-    if source.dtype not in _KNOWN_DTYPES and source.dtype == out.dtype:
+    if source.dtype not in KNOWN_DTYPES and source.dtype == out.dtype:
         source, out = _as_bytes(source), _as_bytes(out)
     operators.gather_rows(source, source_index, out, out_index, parallel)
 
@@ -83,7 +83,7 @@ def gather_joined_rows(
     parallel: bool = True,
 ) -> None:
     """:func:`gather_rows` of ``torch.cat(sources)``, which is not made: at least one tensor, of one dtype and row shape."""
-    if out.dtype not in _KNOWN_DTYPES and all(source.dtype == out.dtype for source in sources):
+    if out.dtype not in KNOWN_DTYPES and all(source.dtype == out.dtype for source in sources):
         sources, out = [_as_bytes(source) for source in sources], _as_bytes(out)
     operators.gather_joined_rows(list(sources), source_index, out, out_index, parallel)
 
@@ -147,22 +147,10 @@ def round_rows(
     operators.round_rows(source, source_index, out, out_index, format, block)
 
 
-#: What every libtorch of the stable ABI can pass to a kernel; others are passed as bytes.
-_KNOWN_DTYPES = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.complex128,
-    }
+#: What every libtorch of the stable ABI can pass to a kernel, and all that torch indexes; others are passed as bytes.
+KNOWN_DTYPES = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 )
 
 

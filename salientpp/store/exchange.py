@@ -28,11 +28,9 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
 from salientpp.store.buffers import BufferPool
 from salientpp.store.cache import FeatureCache
+from salientpp.store.narrow import Column
 from salientpp.store.rows import RowSource, empty_rows, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet
-
-#: An attribute of the vertices of one type; the type is None where there is only one.
-Column = tuple[str | None, str]
 
 #: The cache is filled by requests for about this many bytes of rows, so that filling needs little memory.
 FILL_CHUNK_BYTES = 64 * 2**20

@@ -89,9 +89,6 @@ class InPlace:
     Args:
         buffers: where the memory of large tensors comes from; None: torch.
         decodes: rows that are encoded are decoded; rows for other ranks are not.
-
-    Attributes:
-        holds: a finished batch should stay in the pipeline for one more tick.
     """
 
     holds = False
@@ -227,21 +224,18 @@ class Packed:
     def put_together(
         self, tiers: Tiers, name: str, plan: Recipe, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
     ) -> Tensor:
-        out = taken if plan.index is None else self._assembled(tiers, name, plan, plan.index, taken, arrived, kept)
         narrow = tiers.narrow.get(name) if self._decodes else None
+        out = taken
+        if plan.index is not None:
+            tensors = self._tensors(tiers, name, taken, arrived, kept)
+            out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
+            assemble_rows([rows for rows in tensors if len(rows)], plan.index, out)
         return out if narrow is None else narrow.decode_by_torch(out)
 
-    def _assembled(
-        self,
-        tiers: Tiers,
-        name: str,
-        plan: Recipe,
-        index: Tensor,
-        taken: Tensor,
-        arrived: Tensor | None,
-        kept: KeptRows | None,
-    ) -> Tensor:
-        """The rows of all tensors, by the plan's ``index``."""
+    def _tensors(
+        self, tiers: Tiers, name: str, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None
+    ) -> list[Tensor]:
+        """Those that hold the rows of an attribute, in the order of a plan's ``index``."""
         tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
         tensors += [taken, taken[:0] if arrived is None else arrived]
         if kept is not None:
@@ -251,9 +245,7 @@ class Packed:
             )
             put_rows(kept.rows, slot, staged)
             tensors.append(staged.to(self._device, non_blocking=True))
-        out = taken.new_empty((index.numel(), *taken.shape[1:]))
-        assemble_rows([rows for rows in tensors if len(rows)], index, out)
-        return out
+        return tensors
 
     def pin(self, batch: Any) -> Any:
         """The batch with its tensors in pinned memory."""

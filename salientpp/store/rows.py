@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
+from salientpp.ops.store import KNOWN_DTYPES
 from salientpp.store.thread_groups import in_group, in_pieces
 
 
@@ -51,12 +52,6 @@ _SMALL_BYTES = 64 * 2**10
 #: many, and other rows as long as a pool would not give them memory.
 _CACHED_BYTES, _NARROW_BYTES, _UNPOOLED_BYTES = 4 * 2**20, 8, 2**20
 
-#: The dtypes that torch's operator takes.
-_INDEXED = frozenset(
-    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-    | {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
-)
-
 
 class TensorRows:
     """The rows of a contiguous tensor, which may be memory-mapped. One on a device is there for the device alone: ``take`` is for the CPU."""
@@ -64,7 +59,7 @@ class TensorRows:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self._most_little = -1  # rows
-        if tensor.dtype in _INDEXED:
+        if tensor.dtype in KNOWN_DTYPES:
             row_bytes = max(1, tensor.nbytes // max(1, tensor.size(0)))
             is_cached = tensor.nbytes <= _CACHED_BYTES
             most = (
