@@ -80,7 +80,7 @@ def synthetic(
     Raises:
         ValueError: an argument is out of range, the graph has no room for so many distinct edges, or this machine has none for the graph.
     """
-    _check_parameters(locals())
+    check_parameters(**locals())
     if degree_cap is None:
         degree_cap = math.sqrt(num_vertices * average_degree)
     num_vertices = int(num_vertices)
@@ -151,13 +151,13 @@ def check_kinds(parameters: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be in [0, 1], got {value}")
 
 
-def _check_parameters(given: Mapping[str, Any]) -> None:
+def check_parameters(**given: Any) -> None:
     """Raise ValueError if a generated graph cannot have these, see `synthetic`."""
     check_kinds({name: value for name, value in given.items() if name != "degree_cap" or value is not None})
     num_vertices, num_classes, average_degree = (
         given[name] for name in ("num_vertices", "num_classes", "average_degree")
     )
-    exponent, signal, degree_cap = (given[name] for name in ("exponent", "signal", "degree_cap"))
+    exponent, signal, degree_cap = given["exponent"], given["signal"], given.get("degree_cap")
     total = sum(given[f"{split}_fraction"] for split in SPLITS)
     if total > 1 + 1e-9:
         raise ValueError(f"train_fraction + val_fraction + test_fraction must be <= 1, got {total:g}")
