@@ -221,11 +221,11 @@ def time_tiers(data: Data, arguments: argparse.Namespace, device: torch.device) 
                     "beta": beta,
                     "ms_per_batch": statistics.median(spent) * 1e3,
                     "ms": [s * 1e3 for s in spent],
-                    "share_of_rows_from_host": stats.rows_cpu / stats.rows,
+                    "share_of_rows_from_host": stats.rows_host / stats.rows,
                 }
             )
             print(
-                f"{order:8} beta {beta:4.2f}  {rows[-1]['ms_per_batch']:8.2f} ms per batch, {stats.rows_cpu / stats.rows:6.1%} of the rows from the host",
+                f"{order:8} beta {beta:4.2f}  {rows[-1]['ms_per_batch']:8.2f} ms per batch, {stats.rows_host / stats.rows:6.1%} of the rows from the host",
                 flush=True,
             )
             del loader

@@ -120,7 +120,7 @@ def count_copies(arguments: argparse.Namespace) -> None:
 def cost(parted: Parted, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
     """CPU seconds to draw a batch of part 0 and to choose its sums, without a cache: medians."""
     sampler = Sampler(parted.graph, fanouts)
-    tiers = Tiers(parted.book, 0, Tier("cpu", None, {}, False, ""))
+    tiers = Tiers(parted.book, 0, Tier("host", None, {}, False, ""))
     wire = Wire(parted.row_bytes[None], 4)
     seeds = parted.seeds[0][torch.randperm(parted.seeds[0].numel(), generator=torch.Generator().manual_seed(0))]
     seconds: list[tuple[float, float]] = []

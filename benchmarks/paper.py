@@ -273,7 +273,7 @@ def count_device_rows(rank: int, root: str, betas: list[float]) -> list[tuple[in
         for batch in loader:
             own = batch.n_id[(batch.n_id >= begin) & (batch.n_id < end)]
             accesses[own - begin] += 1
-        in_vip_order.append(loader.stats().rows_cpu)
+        in_vip_order.append(loader.stats().rows_host)
     in_file_order = by_file(part, accesses, begin, end)
     return [(rows, int(in_file_order[int(beta * (end - begin)) :].sum())) for beta, rows in zip(betas, in_vip_order)]
 
@@ -388,9 +388,9 @@ def timed(
             **predicted[configuration].of(row_bytes, num_hosts, facts["batches_per_epoch"]),
             "bytes": mean_of(of_rank, "bytes_received") * num_hosts,
             "feature_bytes": sum(
-                turns[0]["memory"].get(tier, 0) for turns in ranks for tier in ("cpu", "cache", "lookahead")
+                turns[0]["memory"].get(tier, 0) for turns in ranks for tier in ("host", "cache", "lookahead")
             ),
-            "partitioned_bytes": sum(turns[0]["memory"]["cpu"] for turns in ranks),
+            "partitioned_bytes": sum(turns[0]["memory"]["host"] for turns in ranks),
             "seconds_waiting": mean_of(ranks, "seconds_waiting"),
             "seconds_by_stage": {
                 stage: statistics.mean(turn["seconds_by_stage"][stage] for turns in ranks for turn in turns)

@@ -90,12 +90,12 @@ def summarize(reports: list[dict], single: float) -> dict:
             for key in of_ranks[0]
             if key.startswith(("rows_", "bytes_", "predicted"))
         }
-        rows = {tier: total[f"rows_{tier}"] for tier in ("gpu", "cpu", "cache", "remote")}
+        rows = {tier: total[f"rows_{tier}"] for tier in ("device", "host", "cache", "remote")}
         runs.append(
             {
                 "name": of_ranks[0]["name"],
                 "rows": sum(rows.values()),
-                "local rows": rows["gpu"] + rows["cpu"],
+                "local rows": rows["device"] + rows["host"],
                 "cache hits": rows["cache"],
                 "remote rows": rows["remote"],
                 "remote rows, VIP's forecast": total["predicted"],

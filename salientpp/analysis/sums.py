@@ -39,7 +39,7 @@ class Sums:
     def __init__(self, rank: Rank, workload: Workload, alphas: Sequence[float], row_bytes: int) -> None:
         book, part_id = workload.book, workload.part_id
         self._rank, self.wire = rank, Wire(row_bytes, 4 if book.num_vertices < 2**31 else 8)
-        home = Tier("cpu", None, {}, False, "")
+        home = Tier("host", None, {}, False, "")
         scores = score("vip", workload)
         self._tiers = []
         for alpha in alphas:
@@ -48,7 +48,7 @@ class Sums:
         size, self._device_tiers = book.size_of(part_id), []
         for beta in GPU_FRACTIONS:
             members = IdSet.of(torch.arange(int(beta * size), device="cpu"), size)
-            near = [Tier("gpu", members, {}, True, "")] if beta else []
+            near = [Tier("device", members, {}, True, "")] if beta else []
             self._device_tiers.append(Tiers(book, part_id, home, near=near))
         self.fetched = [Moved() for _ in self._tiers]
         self.copied = [Moved() for _ in self._device_tiers]

@@ -82,7 +82,7 @@ class Basis:
         return {
             type_: Tiers.of(
                 book, source.exchange.part_of(type_), source.rows[type_], device=self.device, zero_copy=self.zero_copy,
-                gpu_ids=NO_IDS if near is None else near[type_], seeds_only=self.seeds_only(type_), narrow=source.narrow_of(type_),
+                device_ids=NO_IDS if near is None else near[type_], seeds_only=self.seeds_only(type_), narrow=source.narrow_of(type_),
             )
             for type_, book in source.books.items()
         }  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from salientpp.engine.engine import Engine
 
-_TIERS = ("gpu", "cpu", "cache", "remote")
+_TIERS = ("device", "host", "cache", "remote")
 
 
 @dataclass(frozen=True)
@@ -15,21 +15,21 @@ class LoaderStats:
 
     Attributes:
         batches: given to the user.
-        rows_gpu, rows_cpu, rows_cache, rows_remote: feature rows delivered, by the tier they came from. Batches that
+        rows_device, rows_host, rows_cache, rows_remote: feature rows delivered, by the tier they came from. Batches that
             were under way when an epoch was left count too: their rows did cross the network. A remote row that a batch
             holds several times, as disjoint trees may, was fetched once and counts once.
         bytes_sent, bytes_received: to and from other ranks: counts, ids and rows.
         seconds_by_stage: time spent in each stage by the thread that drives the pipeline.
         seconds_waiting: time that the caller spent in ``next()``.
-        by_type: per vertex type (None where there is only one), these rows by tier, 'gpu', 'cpu', 'cache' and 'remote', and
+        by_type: per vertex type (None where there is only one), these rows by tier, 'device', 'host', 'cache' and 'remote', and
             'bytes_received', what the remote ones took.
         rows_partial: sums that this rank received in the place of rows (``partial_aggregation``); no rows of the tiers, and in ``bytes_received``.
-        rows_partial_cpu: sums that the host of this rank made in the place of its own rows, of the tiers 'cpu' and 'cache', and copied to the device.
+        rows_partial_host: sums that the host of this rank made in the place of its own rows, of the tiers 'host' and 'cache', and copied to the device.
     """
 
     batches: int
-    rows_gpu: int
-    rows_cpu: int
+    rows_device: int
+    rows_host: int
     rows_cache: int
     rows_remote: int
     bytes_sent: int
@@ -38,11 +38,11 @@ class LoaderStats:
     seconds_waiting: float
     by_type: dict[str | None, dict[str, int]]
     rows_partial: int = 0
-    rows_partial_cpu: int = 0
+    rows_partial_host: int = 0
 
     @property
     def rows(self) -> int:
-        return self.rows_gpu + self.rows_cpu + self.rows_cache + self.rows_remote
+        return self.rows_device + self.rows_host + self.rows_cache + self.rows_remote
 
     @classmethod
     def of(cls, engine: Engine) -> LoaderStats:
@@ -68,6 +68,6 @@ class LoaderStats:
             seconds_waiting=counters.seconds_waiting,
             by_type=by_type,
             rows_partial=of_ways.get("rows_partial", 0),
-            rows_partial_cpu=of_ways.get("rows_partial_cpu", 0),
+            rows_partial_host=of_ways.get("rows_partial_host", 0),
             **rows,
         )

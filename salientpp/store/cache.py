@@ -59,7 +59,7 @@ class FeatureCache:
         """Its tiers, nearest first; with ``zero_copy`` the device reads those of the host too."""
         found = []
         if len(self.device_members):
-            found.append(Tier("cache", self.device_members, _sources(self.device_rows), True, "gpu"))
+            found.append(Tier("cache", self.device_members, _sources(self.device_rows), True, "device"))
         if len(self):
             found.append(Tier("cache", self.members, _sources(self.rows), zero_copy, "cache"))
         return found

@@ -4,9 +4,9 @@ The tiers of a rank are an ordered list: those **near** hold some of its part's 
 parts. What is in none of them is **remote**: :mod:`salientpp.store.exchange` fetches it. One look-up says for every id of a
 batch which tier serves it, at which slot: the first that has it.
 
-Statistics count rows under four names: ``gpu``, the part's rows that batches need most, in device memory; ``cpu``, the part's rows on the host,
+Statistics count rows under four names: ``device``, the part's rows that batches need most, in device memory; ``host``, the part's rows on the host,
 in memory, in a memory-mapped file or in another storage; ``cache``, copies of the remote rows that batches need most; ``remote``. With
-``device='cpu'`` the gpu tier is a tensor in host memory like any other, which is how its logic is tested.
+``device='cpu'`` the device tier is a tensor in host memory like any other, which is how its logic is tested.
 """
 
 from __future__ import annotations
@@ -146,17 +146,17 @@ class Tiers:
         rows: Mapping[str, RowSource],
         *,
         device: torch.device,
-        gpu_ids: Tensor = NO_IDS,
+        device_ids: Tensor = NO_IDS,
         zero_copy: bool = False,
         seeds_only: Iterable[str] = (),
         narrow: Mapping[str, Narrow] | None = None,
     ) -> Tiers:
-        """Home, and a copy of the rows ``gpu_ids`` on the device.
+        """Home, and a copy of the rows ``device_ids`` on the device.
 
         Args:
             rows: attribute name -> a row for every vertex of the part.
             device: where batches live.
-            gpu_ids: ascending local ids, int64.
+            device_ids: ascending local ids, int64.
             zero_copy: the device reads rows of the host where they are, in pinned memory.
             seeds_only: attributes that are read on the host alone.
             narrow: of the attributes whose rows are encoded.
@@ -177,8 +177,8 @@ class Tiers:
                     f"zero_copy needs rows in memory, but those of {', '.join(elsewhere)} come from a source of yours; leave zero_copy out"
                 )
             rows = {**rows, **{name: TensorRows(pinned(tensor)) for name, tensor in in_memory.items()}}
-        made = cls(book, part_id, Tier("cpu", None, rows, zero_copy, "cpu"), narrow=narrow or {})
-        return made.with_near(gpu_ids, device, seeds_only)
+        made = cls(book, part_id, Tier("host", None, rows, zero_copy, "host"), narrow=narrow or {})
+        return made.with_near(device_ids, device, seeds_only)
 
     def with_near(self, ids: Tensor, device: torch.device, seeds_only: Iterable[str] = ()) -> Tiers:
         """These tiers and a copy on ``device`` of the rows ``ids``, ascending local ids int64, of all attributes but those for seeds."""
@@ -190,7 +190,7 @@ class Tiers:
             for name, source in self.home.rows.items()
             if name not in seeds_only
         }
-        near = Tier("gpu", members, rows, True, "gpu")
+        near = Tier("device", members, rows, True, "device")
         return dataclasses.replace(self, near=[*self.near, near])
 
     @property
@@ -230,8 +230,8 @@ class Tiers:
         return zip(self.all, places.position, places.slot, strict=True)
 
     def memory(self) -> dict[str, int]:
-        """Bytes by kind of memory; ``cpu`` counts arrays that may be memory-mapped and shared, sources that do not say take none."""
-        memory = {"gpu": 0, "cpu": 0, "cache": 0}
+        """Bytes by kind of memory; ``host`` counts arrays that may be memory-mapped and shared, sources that do not say take none."""
+        memory = {"device": 0, "host": 0, "cache": 0}
         for tier in self.all:
             if tier.memory:
                 memory[tier.memory] += sum(getattr(source, "nbytes", 0) for source in tier.rows.values())

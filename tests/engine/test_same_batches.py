@@ -118,7 +118,7 @@ def digest(batches: Iterable[Data | HeteroData], loader: Any) -> str:
     stats = loader.stats()
     sha.update(
         repr(
-            (stats.batches, stats.rows_gpu, stats.rows_cpu, stats.rows_cache, stats.rows_remote, stats.bytes_sent)
+            (stats.batches, stats.rows_device, stats.rows_host, stats.rows_cache, stats.rows_remote, stats.bytes_sent)
         ).encode()
     )
     return sha.hexdigest()[:16]

@@ -67,7 +67,7 @@ def _compare(root: str, options: dict[str, Any]) -> Found:
             wrong += [f"batch {number}: {name}" for name in _unlike(ours, want)]
             number += 1
     stats, row_bytes = loader.stats(), WIDTH * 4
-    counted = stats.by_type[None]["bytes_received"] / number, (stats.rows_cpu + stats.rows_cache) * row_bytes / number
+    counted = stats.by_type[None]["bytes_received"] / number, (stats.rows_host + stats.rows_cache) * row_bytes / number
     remote = stats.rows_remote + stats.rows_partial, plain.stats().rows_remote
     return Found(wrong, (price.fetched[None], counted[0]), (price.copied[None], counted[1]), price.seconds, remote)
 

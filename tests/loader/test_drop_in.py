@@ -1318,12 +1318,12 @@ def test_statistics_and_memory_add_up_over_types(device_rows):
     loader = NeighborLoader(data, [3, 2], ("paper", TEN), batch_size=4, device_rows=device_rows, seed=1)
     rows = sum(batch.num_nodes for batch in loader)
     stats_ = loader.stats()
-    assert stats_.batches == 3 and stats_.rows == stats_.rows_gpu + stats_.rows_cpu == rows
-    assert (stats_.rows_gpu > 0) == (device_rows > 0) and (stats_.rows_cpu > 0) == (device_rows < 1)
+    assert stats_.batches == 3 and stats_.rows == stats_.rows_device + stats_.rows_host == rows
+    assert (stats_.rows_device > 0) == (device_rows > 0) and (stats_.rows_host > 0) == (device_rows < 1)
     memory = loader.memory()
     row_bytes = 2 * 4 + 8  # x and time
-    assert memory["cpu"] == row_bytes * data.num_nodes and memory["cache"] == 0
-    assert memory["gpu"] >= row_bytes * sum(int(device_rows * data[name].num_nodes) for name in data.node_types)
+    assert memory["host"] == row_bytes * data.num_nodes and memory["cache"] == 0
+    assert memory["device"] >= row_bytes * sum(int(device_rows * data[name].num_nodes) for name in data.node_types)
     assert memory["graph"] == NeighborSampler(data, [1]).nbytes > 0
 
 
@@ -1333,7 +1333,7 @@ def test_the_hottest_rows_are_kept_on_the_device(kind):
     for _ in range(3):
         list(loader)
     stats_ = loader.stats()
-    assert stats_.rows_gpu > 1.15 * 0.25 * stats_.rows, "hot rows are asked for more often than others"
+    assert stats_.rows_device > 1.15 * 0.25 * stats_.rows, "hot rows are asked for more often than others"
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------

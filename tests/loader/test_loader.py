@@ -713,10 +713,10 @@ def test_the_hottest_rows_are_kept_on_the_device(data, part, source, device_rows
         loader = make(part, input_nodes="train", batch_size=16, device_rows=device_rows)
     rows = torch.cat([batch.n_id for _ in range(3) for batch in loader])
     stats = loader.stats()
-    assert stats.rows_gpu == int(torch.isin(rows, hot).sum())
-    assert stats.rows_gpu + stats.rows_cpu == rows.numel()
+    assert stats.rows_device == int(torch.isin(rows, hot).sum())
+    assert stats.rows_device + stats.rows_host == rows.numel()
     if 0 < device_rows < 1:
-        assert stats.rows_gpu > 1.2 * device_rows * rows.numel(), "hot rows are asked for more often than others"
+        assert stats.rows_device > 1.2 * device_rows * rows.numel(), "hot rows are asked for more often than others"
 
 
 def test_stats_add_up(data):
@@ -727,7 +727,7 @@ def test_stats_add_up(data):
     elapsed = time.perf_counter() - started
     stats = loader.stats()
     assert stats.batches == 2 * len(loader) == 16
-    assert stats.rows == stats.rows_gpu + stats.rows_cpu + stats.rows_cache + stats.rows_remote == rows
+    assert stats.rows == stats.rows_device + stats.rows_host + stats.rows_cache + stats.rows_remote == rows
     assert stats.rows_cache == stats.rows_remote == stats.bytes_sent == stats.bytes_received == 0
     assert list(stats.seconds_by_stage) == [
         "sample",
@@ -760,11 +760,11 @@ def test_memory_adds_up(device_rows):
     data = Data(edge_index=random_data(N, 1500).edge_index, x=torch.zeros(N, 16), y=torch.zeros(N, dtype=torch.int64))
     memory = make(data, device_rows=device_rows).memory()
     row_bytes = 16 * 4 + 8
-    assert memory["cpu"] == N * row_bytes
+    assert memory["host"] == N * row_bytes
     assert memory["cache"] == 0
     assert memory["graph"] == salientpp.Graph.from_data(data).nbytes
     num_hot = int(device_rows * N)
-    packed_set = memory["gpu"] - num_hot * row_bytes
+    packed_set = memory["device"] - num_hot * row_bytes
     assert 0 < packed_set <= 8 * (N // 32 + 1) if num_hot else packed_set == 0
 
 

@@ -169,7 +169,7 @@ def test_every_iter_in_a_thread_is_a_whole_epoch_of_its_own():
         epochs = _in_threads(lambda _: [[batch.n_id.tolist() for batch in loader] for _ in range(2)])
         assert sorted(sum(epochs, [])) == expected
         stats, right = loader.stats(), alone.stats()
-        assert (stats.batches, stats.rows, stats.rows_cpu) == (right.batches, right.rows, right.rows_cpu)
+        assert (stats.batches, stats.rows, stats.rows_host) == (right.batches, right.rows, right.rows_host)
         assert loader.state_dict()["epoch"] == 2 * SHARING
 
 

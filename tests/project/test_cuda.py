@@ -198,7 +198,7 @@ def test_memory_is_bounded_as_stated(large):
         for batch in loader:  # noqa: B007  (kept until the memory is read)
             torch.cuda.synchronize()
         stated = loader.memory()
-        assert torch.cuda.max_memory_allocated() - before <= stated["gpu"] + stated["batches"] + 2**21
+        assert torch.cuda.max_memory_allocated() - before <= stated["device"] + stated["batches"] + 2**21
         del loader, batch
 
 

@@ -811,7 +811,7 @@ def test_the_tier_of_any_id_equals_the_reference(data, sizes):
     position, slot, counts = ops.look_up(n_id, offsets, part_id, *sets)
     want = reference.look_up(n_id.tolist(), offsets.tolist(), part_id, gpu.tolist(), cache.tolist())
     want["others"] = [pair for owner in want["remote"] for pair in owner]
-    for tier, at, row in zip(("gpu", "cpu", "cache", "others"), position, slot, strict=True):
+    for tier, at, row in zip(("device", "host", "cache", "others"), position, slot, strict=True):
         assert list(zip(at.tolist(), row.tolist())) == want[tier], tier
     assert counts.tolist() == [len(owner) for owner in want["remote"]]
 

@@ -101,10 +101,12 @@ def test_the_kernel_compiles_for_gpus_and_moves_16_bytes_where_rows_allow(capabi
 def random_tiers(
     seed: int, gpu_fraction: float, cache_fraction: float, zero_copy: bool, cache_share: float
 ) -> tuple[Tiers, torch.Tensor]:
-    book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
+    book, part_id, device_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
     begin, end = book.range_of(part_id)
     x = identity_features(book.num_vertices, 2)
-    tiers = Tiers.of(book, part_id, sources(x=x[begin:end].clone()), gpu_ids=gpu_ids, device=CPU, zero_copy=zero_copy)
+    tiers = Tiers.of(
+        book, part_id, sources(x=x[begin:end].clone()), device_ids=device_ids, device=CPU, zero_copy=zero_copy
+    )
     if len(cache_ids):
         cache = FeatureCache(IdSet.of(cache_ids, book.num_vertices), {"x": x[cache_ids]})
         scores = torch.from_numpy(np.random.default_rng(seed).random(book.num_vertices))
@@ -136,7 +138,7 @@ def test_a_recipe_puts_every_row_in_its_place(
         if zero_copy:
             assert packed.numel() == 0
         else:
-            on_device = sum(slot.numel() for tier, _, slot in tiers.groups(places) if tier.memory == "gpu")
+            on_device = sum(slot.numel() for tier, _, slot in tiers.groups(places) if tier.memory == "device")
             assert len(packed) == len(n_id) - len(arrived) - on_device, "nothing is packed that need not be"
 
 
@@ -169,7 +171,7 @@ def test_one_part_without_device_rows_is_packed_as_it_is():
 def test_places_beyond_two_billion_rows_get_a_wide_index(sizes, dtype):
     # Rows without columns: they are numbered, and take no memory.
     book = PartitionBook(torch.tensor([0, sizes[0], sum(sizes)]))
-    tiers = Tiers(book, 0, Tier("cpu", None, sources(x=torch.empty(sizes[0], 0)), True, "cpu"))
+    tiers = Tiers(book, 0, Tier("host", None, sources(x=torch.empty(sizes[0], 0)), True, "host"))
     last = torch.tensor([sizes[0] - 1])
     places = Places([torch.tensor([0])], [last], torch.tensor([1, 2]), torch.tensor([5, 6]), torch.tensor([0, 2]))
     index = Packed(CPU).plan(tiers, places).index

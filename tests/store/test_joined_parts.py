@@ -172,7 +172,7 @@ def test_one_process_draws_from_all_parts(root):
         seen += batch.n_id[: batch.batch_size].tolist()
     assert set(seen) == {v for part_id in range(5) for v in part.split("train", part_id).tolist()}
     stats = loader.stats()
-    assert stats.rows_remote == stats.rows_cache == 0 < stats.rows_gpu
+    assert stats.rows_remote == stats.rows_cache == 0 < stats.rows_device
 
 
 def test_one_process_with_a_part_of_several_is_told_what_it_would_serve(root):
@@ -197,7 +197,7 @@ def _epoch(rank: int, root: str, **options) -> dict:
     return {
         "part": (part.part_id, part.offsets, part.split("train").tolist()),
         "batches": batches,
-        "gpu": stats.rows_gpu,
+        "device": stats.rows_device,
         "cache": len(loader.cache),
         "remote": stats.rows_remote,
     }
@@ -222,7 +222,7 @@ def test_caches_and_tiers_change_no_batch_and_counts_are_those_of_the_analysis(r
         assert [each["batches"] for each in cached] == [each["batches"] for each in bare]
         assert [each["remote"] for each in cached] == counted[0.3]
         assert all(0 < each["cache"] <= int(0.3 * 300 / world) for each in cached)
-        assert all((each["gpu"] > 0) == ("device_rows" in options) for each in cached)
+        assert all((each["device"] > 0) == ("device_rows" in options) for each in cached)
 
 
 def _with_options(rank: int, root: str, options: dict) -> dict:

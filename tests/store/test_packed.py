@@ -133,7 +133,7 @@ def test_x_may_be_stored_narrower_than_it_is_delivered(stored, delivered, on_dev
     for one, other in zip(want, got, strict=True):
         assert other.x.dtype == delivered and torch.equal(one.x.to(delivered), other.x)
         assert other.other.dtype == torch.float64, "only x is converted"
-    assert loader.memory()["cpu"] == make(data).memory()["cpu"], "it is kept as it is stored"
+    assert loader.memory()["host"] == make(data).memory()["host"], "it is kept as it is stored"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def _share_a_cache(rank: int, root: str) -> None:
     part = salientpp.load(root)
     make_loader = lambda **options: NeighborLoader(part, [4, 3], "train", batch_size=16, seed=3, **options)  # noqa: E731
     owner = make_loader(replication_factor=0.5, device_cache=120)
-    assert owner.memory()["gpu"] == 120 and owner.cache.num_device_rows == 10
+    assert owner.memory()["device"] == 120 and owner.cache.num_device_rows == 10
     other = packed(make_loader(cache=owner.cache))
     assert other.cache.device_rows is owner.cache.device_rows
     assert_same_batches(list(other), list(owner))
@@ -288,8 +288,8 @@ def test_what_is_no_amount_of_memory_is_none(given):
 
 def test_device_memory_is_a_fraction_or_bytes():
     part = NeighborLoader(random_data(), [3], batch_size=8)
-    whole = NeighborLoader(random_data(), [3], batch_size=8, device_rows=1).memory()["gpu"]
-    assert part.memory()["gpu"] == 0 < whole
+    whole = NeighborLoader(random_data(), [3], batch_size=8, device_rows=1).memory()["device"]
+    assert part.memory()["device"] == 0 < whole
     row_bytes = part.engine.basis.source.row_bytes[None]
     for given in (0.25, 100 * row_bytes, f"{100 * row_bytes}B"):
         loader = NeighborLoader(random_data(), [3], batch_size=8, device_rows=given)

@@ -143,8 +143,8 @@ def test_rows_of_a_data_may_come_from_elsewhere(tmp_path, kept, on_device):
             batch.num_nodes = batch.n_id.numel()
     loader = NeighborLoader(data, [4, 3], data.train_mask, columns={"x": source}, **OPTIONS)
     assert_same_batches(list(packed(loader) if on_device else loader), want)
-    assert source.taken == loader.stats().rows_cpu > 0
-    assert loader.memory()["cpu"] == sum(data[name].nbytes for name in data.node_attrs() if name != "x")
+    assert source.taken == loader.stats().rows_host > 0
+    assert loader.memory()["host"] == sum(data[name].nbytes for name in data.node_attrs() if name != "x")
 
 
 def test_rows_of_a_type_may_come_from_elsewhere(tmp_path):

@@ -20,17 +20,17 @@ from salientpp.store.tiers import NO_IDS, IdSet, Places, Tier, Tiers
 CPU = torch.device("cpu")
 
 
-def tiers_of(book, part_id, gpu_ids, cache_ids) -> Tiers:
+def tiers_of(book, part_id, device_ids, cache_ids) -> Tiers:
     begin, end = book.range_of(part_id)
     x = identity_features(book.num_vertices, 2)
-    tiers = Tiers.of(book, part_id, sources(x=x[begin:end].clone()), gpu_ids=gpu_ids, device=CPU)
+    tiers = Tiers.of(book, part_id, sources(x=x[begin:end].clone()), device_ids=device_ids, device=CPU)
     cache = FeatureCache(IdSet.of(cache_ids, book.num_vertices), {"x": x[cache_ids]})
     return dataclasses.replace(tiers, copies=cache.tiers(zero_copy=False))
 
 
 def pairs(tiers: Tiers, places: Places) -> dict[str, list[tuple[int, int]]]:
     """(position, slot) by name of the tier, without what is remote."""
-    found = {"gpu": [], "cpu": [], "cache": []}
+    found = {"device": [], "host": [], "cache": []}
     for tier, position, slot in tiers.groups(places):
         found[tier.name] += zip(range(len(slot)) if position is None else position.tolist(), slot.tolist())
     return found
@@ -42,12 +42,12 @@ def pairs(tiers: Tiers, places: Places) -> dict[str, list[tuple[int, int]]]:
 @FRACTIONS
 @pytest.mark.parametrize("seed", range(15))
 def test_look_up_equals_the_slow_reference(seed, gpu_fraction, cache_fraction):
-    book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
-    tiers = tiers_of(book, part_id, gpu_ids, cache_ids)
+    book, part_id, device_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
+    tiers = tiers_of(book, part_id, device_ids, cache_ids)
     places = tiers.look_up(n_id)
-    want = reference.look_up(n_id.tolist(), book.offsets.tolist(), part_id, gpu_ids.tolist(), cache_ids.tolist())
+    want = reference.look_up(n_id.tolist(), book.offsets.tolist(), part_id, device_ids.tolist(), cache_ids.tolist())
     found = pairs(tiers, places)
-    assert found["gpu"] == want["gpu"] and found["cpu"] == want["cpu"] and found["cache"] == want["cache"]
+    assert found["device"] == want["device"] and found["host"] == want["host"] and found["cache"] == want["cache"]
     # Remote ids come grouped by owner, in the order of the batch inside a group.
     assert list(zip(places.remote_position.tolist(), places.remote_id.tolist())) == sum(want["remote"], [])
     assert places.remote_counts.tolist() == [len(group) for group in want["remote"]]
@@ -57,8 +57,8 @@ def test_look_up_equals_the_slow_reference(seed, gpu_fraction, cache_fraction):
 @FRACTIONS
 @pytest.mark.parametrize("seed", range(15))
 def test_the_four_groups_hold_every_position_once_and_lead_to_the_right_rows(seed, gpu_fraction, cache_fraction):
-    book, part_id, gpu_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
-    tiers = tiers_of(book, part_id, gpu_ids, cache_ids)
+    book, part_id, device_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
+    tiers = tiers_of(book, part_id, device_ids, cache_ids)
     places = tiers.look_up(n_id)
     groups = [(tier, torch.arange(len(slot)) if at is None else at, slot) for tier, at, slot in tiers.groups(places)]
     positions = torch.cat([*(position for _, position, _ in groups), places.remote_position])
@@ -100,8 +100,8 @@ def test_look_up_holds_for_a_million_ids():
 
 
 def test_looking_up_twice_gives_the_same_after_an_error():
-    book, part_id, gpu_ids, cache_ids, n_id = random_case(3, 0.4, 0.4)
-    tiers = tiers_of(book, part_id, gpu_ids, cache_ids)
+    book, part_id, device_ids, cache_ids, n_id = random_case(3, 0.4, 0.4)
+    tiers = tiers_of(book, part_id, device_ids, cache_ids)
     before = tiers.look_up(n_id)
     with pytest.raises(RuntimeError, match=r"n_id\[1\] must be in \[0, "):
         tiers.look_up(torch.tensor([0, book.num_vertices]))
@@ -181,7 +181,7 @@ def test_a_cache_says_how_many_bytes_it_takes():
 def test_the_device_tier_holds_copies_of_its_rows():
     book = PartitionBook(torch.tensor([0, 4, 10]))
     rows = sources(x=identity_features(10, 3)[4:], y=torch.arange(4, 10), label=torch.arange(6))
-    tiers = Tiers.of(book, 1, rows, gpu_ids=torch.tensor([0, 2, 5]), device=CPU, seeds_only=["label"])
+    tiers = Tiers.of(book, 1, rows, device_ids=torch.tensor([0, 2, 5]), device=CPU, seeds_only=["label"])
     gpu, home = tiers.all
     assert gpu.tensor("x")[:, 0].tolist() == [4, 6, 9] and gpu.tensor("y").tolist() == [4, 6, 9]
     assert gpu.tensor("x").data_ptr() != home.tensor("x").data_ptr() == rows["x"].tensor.data_ptr()
@@ -191,13 +191,13 @@ def test_the_device_tier_holds_copies_of_its_rows():
 def test_memory_counts_the_bytes_of_each_tier():
     book = PartitionBook(torch.tensor([0, 4, 104]))
     rows = sources(x=torch.zeros(100, 2), y=torch.zeros(100, dtype=torch.int8))
-    tiers = Tiers.of(book, 1, rows, gpu_ids=torch.arange(10), device=CPU)
-    assert tiers.memory() == {"gpu": 4 * 8 + 10 * 8 + 10, "cpu": 100 * 8 + 100, "cache": 0}
+    tiers = Tiers.of(book, 1, rows, device_ids=torch.arange(10), device=CPU)
+    assert tiers.memory() == {"device": 4 * 8 + 10 * 8 + 10, "host": 100 * 8 + 100, "cache": 0}
     cache = FeatureCache(
         IdSet.of(torch.tensor([1]), 104), {"x": torch.zeros(1, 2), "y": torch.zeros(1, dtype=torch.int8)}
     )
     assert dataclasses.replace(tiers, copies=cache.tiers(False)).memory()["cache"] == 4 * 8 + 8 + 1 == cache.nbytes
-    assert Tiers.of(book, 0, {}, device=CPU).memory() == {"gpu": 0, "cpu": 0, "cache": 0}
+    assert Tiers.of(book, 0, {}, device=CPU).memory() == {"device": 0, "host": 0, "cache": 0}
 
 
 def test_an_attribute_needs_a_row_for_every_vertex_of_the_part():
@@ -217,7 +217,7 @@ def test_device_rows_must_be_rows_of_the_part():
             PartitionBook(torch.tensor([0, 4, 10])),
             1,
             sources(x=torch.zeros(6, 1)),
-            gpu_ids=torch.tensor([6]),
+            device_ids=torch.tensor([6]),
             device=CPU,
         )
 

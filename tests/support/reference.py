@@ -488,18 +488,18 @@ def exact_inclusion_probability(*args, **options) -> list[Fraction]:
 
 
 def look_up(
-    n_id: Sequence[int], offsets: Sequence[int], part_id: int, gpu_ids: Sequence[int], cache_ids: Sequence[int]
+    n_id: Sequence[int], offsets: Sequence[int], part_id: int, device_ids: Sequence[int], cache_ids: Sequence[int]
 ) -> dict[str, list]:
     """(position, slot) pairs of each tier in order of position; ``remote`` as one such list per owner."""
     begin, end = offsets[part_id], offsets[part_id + 1]
-    gpu, cache = list(gpu_ids), list(cache_ids)
-    places: dict[str, list] = {"gpu": [], "cpu": [], "cache": [], "remote": [[] for _ in offsets[1:]]}
+    gpu, cache = list(device_ids), list(cache_ids)
+    places: dict[str, list] = {"device": [], "host": [], "cache": [], "remote": [[] for _ in offsets[1:]]}
     for position, v in enumerate(n_id):
         if begin <= v < end:
             if v - begin in gpu:
-                places["gpu"].append((position, gpu.index(v - begin)))
+                places["device"].append((position, gpu.index(v - begin)))
             else:
-                places["cpu"].append((position, v - begin))
+                places["host"].append((position, v - begin))
         elif v in cache:
             places["cache"].append((position, cache.index(v)))
         else:

@@ -24,11 +24,11 @@ def random_case(seed: int, gpu_fraction: float, cache_fraction: float):
     book = PartitionBook(torch.tensor([0, *cuts, num_vertices]))
     part_id = int(generator.integers(num_parts))
     begin, end = book.range_of(part_id)
-    gpu_ids = some_of(generator, np.arange(end - begin), gpu_fraction)
+    device_ids = some_of(generator, np.arange(end - begin), gpu_fraction)
     foreign = np.setdiff1d(np.arange(num_vertices), np.arange(begin, end))
     cache_ids = some_of(generator, foreign, cache_fraction)
     n_id = torch.from_numpy(generator.integers(0, num_vertices, size=int(generator.integers(0, 300))))
-    return book, part_id, gpu_ids, cache_ids, n_id
+    return book, part_id, device_ids, cache_ids, n_id
 
 
 FRACTIONS = pytest.mark.parametrize("gpu_fraction, cache_fraction", [(0, 0), (0.3, 0), (0, 0.3), (0.4, 0.4), (1, 1)])

@@ -330,4 +330,4 @@ def test_without_hops_the_seeds_are_the_rows_to_keep_on_the_device(options, devi
     loader = NeighborLoader(data, [], seeds, batch_size=16, device_rows=device_rows, **options)
     for batch in loader:
         assert torch.equal(batch.x[:, 0].long(), batch.n_id)
-    assert loader.stats().rows_gpu == min(len(seeds), int(200 * device_rows))
+    assert loader.stats().rows_device == min(len(seeds), int(200 * device_rows))

@@ -203,7 +203,7 @@ class SumsOfRows(Way):
             value = torch.cat([value, arrived[_OF_HOST, name]])
         with self._counting:
             self._counts["rows_partial"] += sums.size.numel()
-            self._counts["rows_partial_cpu"] += 0 if here is None else here.sums.size.numel()
+            self._counts["rows_partial_host"] += 0 if here is None else here.sums.size.numel()
         value = value if self._dtype is None else value.to(self._dtype)
         batch.partial = Partial(to_device(target), value, to_device(count), self._reduction, self._weight_name)
 

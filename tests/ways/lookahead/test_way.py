@@ -66,7 +66,7 @@ def _epochs(rank: int, root: str, options: dict[str, Any], epochs: int) -> tuple
     for _ in range(epochs):
         _check(loader)
     stats = loader.stats()
-    return stats.rows_remote, stats.rows_cache, stats.rows_cpu
+    return stats.rows_remote, stats.rows_cache, stats.rows_host
 
 
 @pytest.mark.parametrize(

@@ -198,10 +198,10 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
 def check_copies(with_sums: NeighborLoader, whole: NeighborLoader, seen: Counter[str]) -> None:
     """What was copied to the device is what was counted; the host's rows that are left, and the sums in the place of others, are fewer."""
     ours, full = with_sums.stats(), whole.stats()
-    seen["host sums"], seen["device rows"] = ours.rows_partial_cpu, ours.rows_gpu
-    seen["copied"], seen["copied whole"] = ours.rows_cpu + ours.rows_cache, full.rows_cpu + full.rows_cache
+    seen["host sums"], seen["device rows"] = ours.rows_partial_host, ours.rows_device
+    seen["copied"], seen["copied whole"] = ours.rows_host + ours.rows_cache, full.rows_host + full.rows_cache
     assert with_sums.copied["rows"] == seen["copied"] and with_sums.copied["(sums of the host)"] == seen["host sums"]
-    assert ours.rows_gpu == full.rows_gpu, "rows that the device has come whole"
+    assert ours.rows_device == full.rows_device, "rows that the device has come whole"
 
 
 def whole_rows(root: str, n_id: Tensor) -> Tensor:
@@ -406,7 +406,7 @@ def check_copied(rank: int, root: str, beta: float) -> tuple[int, ...]:
     for _ in range(2):
         for batch, full in zip(ours, whole, strict=True):
             sources += int(batch.partial.count.sum()) - int(full.partial.count.sum())
-    return whole.stats().rows_cpu, ours.stats().rows_cpu, ours.stats().rows_partial_cpu, sources
+    return whole.stats().rows_host, ours.stats().rows_host, ours.stats().rows_partial_host, sources
 
 
 @pytest.mark.parametrize("parts", [1, 2])
