@@ -233,7 +233,7 @@ def time_tiers(data: Data, arguments: argparse.Namespace, device: torch.device) 
 
 
 def random_probability(sampler, *_) -> dict[None, Tensor]:
-    return {None: torch.rand(sampler.graph.num_vertices, generator=torch.Generator().manual_seed(0))}
+    return {None: torch.rand(sampler.topology.num_vertices[None], generator=torch.Generator().manual_seed(0))}
 
 
 def time_assembly(data: Data, arguments: argparse.Namespace, device: torch.device) -> list[dict]:

@@ -115,7 +115,7 @@ class Batches:
 
     def sampler(self, graph: Graph | TypedGraph) -> NeighborSampler:
         """The loaders' sampler for these batches."""
-        return NeighborSampler.of(
+        return NeighborSampler(
             graph,
             self.num_neighbors,
             replace=self.replace,

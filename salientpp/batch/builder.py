@@ -16,7 +16,9 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import NodeStorage
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from salientpp.batch.template import Contents, DataTemplate, PartitionTemplate, StoreTemplate
+from salientpp.batch.contents import Contents
+from salientpp.batch.store_template import StoreTemplate
+from salientpp.batch.template import DataTemplate, PartitionTemplate
 from salientpp.store.fetch import Column, Fetch
 
 

@@ -19,10 +19,10 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.builder import BatchBuilder
-from salientpp.batch.template import Contents
+from salientpp.batch.contents import Contents
 from salientpp.engine.pipeline import StageError, Trace, in_stage
 from salientpp.engine.stages import Finished, Request
-from salientpp.sampling.sampler import ids_by_type
+from salientpp.sampling.topology import ids_by_type
 from salientpp.store.fetch import Column, Fetch
 from salientpp.store.tiers import Places
 

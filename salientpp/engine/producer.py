@@ -21,8 +21,8 @@ from salientpp.engine.stages import BatchStages, Finished, Request, Sampled
 from salientpp.engine.way import PlacesByType, Price, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
 from salientpp.processes import Threads, Undone, forks, may_compute_in_parallel
-from salientpp.sampling.sampler import ids_by_type
 from salientpp.sampling.schedule import BatchKeys, Turn
+from salientpp.sampling.topology import ids_by_type
 from salientpp.store.buffers import BufferPool
 from salientpp.store.fetch import Fetch, InPlace, Packed
 

@@ -14,14 +14,17 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
-from salientpp.batch.template import Column, DataTemplate, PartitionTemplate, StoreTemplate
+from salientpp.batch.store_template import StoreTemplate
+from salientpp.batch.template import Column, DataTemplate, PartitionTemplate
+from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
-from salientpp.sampling.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.seeds import scores_of_part
+from salientpp.sampling.stored import is_remote
 from salientpp.sampling.union import disjoint_union
 from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
@@ -450,14 +453,15 @@ def access_probability(
             f"device_rows needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
             "pass a salientpp.NeighborSampler, or device_rows=0"
         )
-    if sampler.graph is not None and seeds is not None and sampler.fanouts[0]:
+    graph = sampler.topology.graph
+    if isinstance(graph, Graph) and seeds is not None and sampler.fanouts[0]:
         return {
             None: inclusion_probability(
-                sampler.graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace
+                graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace
             )
         }
     return typed_inclusion_probability(
-        sampler.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace
+        sampler.topology.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace
     )
 
 

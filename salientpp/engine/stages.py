@@ -32,13 +32,13 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.builder import BatchBuilder, store_of
-from salientpp.batch.template import Contents
+from salientpp.batch.contents import Contents
 from salientpp.engine.epochs import Draws
 from salientpp.engine.pipeline import Stage, Trace, tensors_in, traced
 from salientpp.engine.way import HostWork, Wanted, Way
 from salientpp.processes import Task, Undone, lazy
 from salientpp.ranks.comm import Pending
-from salientpp.sampling.sampler import ids_by_type
+from salientpp.sampling.topology import ids_by_type
 from salientpp.store.exchange import Counts, PendingCounts, PendingRows
 from salientpp.store.fetch import Fetch, Recipe, Taken
 from salientpp.store.tiers import Places

@@ -27,7 +27,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp.arguments import as_integer
-from salientpp.batch.template import PartitionTemplate, add_node_attributes
+from salientpp.batch.attributes import add_node_attributes
+from salientpp.batch.template import PartitionTemplate
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.epochs import Epochs
@@ -179,7 +180,7 @@ class Inference:
             raise ValueError(
                 "inference begins with x, which the data does not have; give it one before it is partitioned"
             )
-        graph = source.sampler.graph
+        graph = source.sampler.topology.graph
         network = network_of(self.model)
         edges = {name: self._edge_rows(name, graph) for name, key in self.names.items() if key is not None}
         for name in edges:
@@ -305,7 +306,7 @@ class LayerRun:
             seeds = _seeds(sampler, NodeSamplerInput(None, nodes, None, None))
             return open_data(data, self._comm, sampler, seeds, columns=options.columns)
         connected = connect_part(data, self._comm)
-        sampler = NeighborSampler.of(data.graph, [-1])
+        sampler = NeighborSampler(data.graph, [-1])
         inputs, _ = part_nodes(connected.own, connected.own_part, "all", None, None)
         seeds = _seeds(sampler, inputs)
         return open_partition(connected, sampler, seeds, columns=options.columns, custom_cls=None)

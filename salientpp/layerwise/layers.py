@@ -25,7 +25,8 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.quantiles import corrected
 from salientpp.layerwise.normalisation import Edges, Normalisation
 from salientpp.ops import bytes_of
-from salientpp.sampling.sampler import Sampler
+from salientpp.sampling.stored import GraphTopology
+from salientpp.sampling.topology import DrawOptions
 
 #: A function of rows [n, ...] that treats each by itself.
 RowFunction = Callable[[Tensor], Tensor]
@@ -368,7 +369,7 @@ class _Trial:
         )
         batches = []
         for seeds in torch.randperm(_TRIAL_VERTICES, generator=generator, device="cpu").split(_TRIAL_VERTICES // 3):
-            mfg = Sampler(graph, [-1]).sample(seeds, 0)
+            mfg = GraphTopology(graph).sample({None: seeds}, 0, DrawOptions([[-1]]))
             edge = mfg.edge.to(device)
             batch = Edges(
                 torch.stack([mfg.row, mfg.col]).to(device),

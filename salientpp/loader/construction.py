@@ -16,7 +16,8 @@ from salientpp.engine.way import Way
 from salientpp.loader.values import Options
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.mistakes import go_astray
-from salientpp.sampling.neighbor_sampler import NeighborSampler, is_remote
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.stored import is_remote
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.ways.cache import Cache
 from salientpp.ways.device import DeviceRows

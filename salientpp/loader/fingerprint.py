@@ -50,7 +50,7 @@ def fingerprint_of(
     partitioned, own = isinstance(data, PartitionedGraph), sources_in(options.columns)
     attributes = {name: settings.pop(name) for name in ("time_attr", "weight_attr")}
     return {
-        "dataset": data.fingerprint if partitioned else data_digest(data, sampler.arrays() if ours else []),
+        "dataset": data.fingerprint if partitioned else data_digest(data, sampler.topology.arrays() if ours else []),
         "input_nodes": _seeds_digest(source, seeds) if partitioned else inputs_digest(source.seeds.inputs),
         **(sampler.settings() if ours else {"neighbor_sampler": type(sampler).__name__}),
         **settings,

@@ -16,7 +16,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampl
 from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
-from salientpp.batch.template import add_link_attributes
+from salientpp.batch.attributes import add_link_attributes
 from salientpp.engine.agreement import Facts
 from salientpp.engine.source import (
     BatchSource,
@@ -36,8 +36,8 @@ from salientpp.loader.pyg_arguments import SamplingOptions
 from salientpp.loader.signature import divided, with_options
 from salientpp.loader.values import Options
 from salientpp.ranks.comm import Comm
-from salientpp.sampling.neighbor_sampler import is_remote
 from salientpp.sampling.seeds import checked_ends, edge_start, part_edges
+from salientpp.sampling.stored import is_remote
 from salientpp.store.directory.opened import PartitionedGraph
 
 

@@ -14,7 +14,7 @@ from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
-from salientpp.batch.template import add_node_attributes
+from salientpp.batch.attributes import add_node_attributes
 from salientpp.engine.source import (
     BatchSource,
     Probability,

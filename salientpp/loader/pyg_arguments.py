@@ -64,7 +64,7 @@ class SamplingOptions:
                 "package's sampler draws; leave it out, and say how to draw with the loader's own arguments"
             )
         needs_types = part.is_hetero or self.time_attr is not None or self.weight_attr is not None
-        return NeighborSampler.of(
+        return NeighborSampler(
             part.typed_graph(self.time_attr, self.weight_attr) if needs_types else part.graph,
             self.num_neighbors,
             subgraph_type=self.subgraph_type if self.directed else SubgraphType.induced,

@@ -31,7 +31,7 @@ def sample_neighbors(
     shared: bool = False,
     graph_number: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.sampling.sampler`.
+    """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.sampling.topology`.
 
     Args:
         indptr, indices: the graph in CSC form, as :class:`salientpp.Graph` has checked it.

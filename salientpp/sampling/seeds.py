@@ -188,8 +188,8 @@ def scores_of_part(
         # What a tree may not see, for its time or as it is another's, counts as if it could.
         workload = part.workload(part_id, inputs.node, sampler.fanouts[0], batch_size, sampler.replace)
         return {None: score(policy, workload)}
-    typed, vip = sampler.as_typed(), None
-    if isinstance(inputs, NodeSamplerInput) and all(relation.edge_weight is None for relation in typed.relations):
+    typed, vip = sampler.topology.as_typed(), None
+    if isinstance(inputs, NodeSamplerInput) and not sampler.topology.has_weights:
         vip = part.vip_of(part_id, inputs.input_type, inputs.node, sampler.fanouts, batch_size, sampler.replace)
     return score_types(policy, TypedWorkload(typed, part_id, start, sampler.fanouts, sampler.replace, vip))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import distributed
 import pytest
 import torch
+from samplers import Sampler
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
@@ -21,7 +22,6 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
-from salientpp.sampling.sampler import Sampler
 from salientpp.sampling.schedule import Schedule, batch_key
 from salientpp.vip.policies import POLICIES, plan_cache, score
 

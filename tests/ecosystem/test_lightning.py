@@ -285,9 +285,11 @@ def test_evaluation_may_draw_otherwise():
     assert len(whole.num_sampled_nodes) == 2 and torch.equal(whole.n_id[:30], data.val_mask.nonzero().flatten())
     into = torch.isin(data.edge_index[1], whole.n_id[:30])
     assert whole.num_edges == int(into.sum()), "all neighbours"
-    assert train.engine.basis.source.sampler.graph is val.engine.basis.source.sampler.graph, "one graph for all"
+    assert train.engine.basis.source.sampler.topology.graph is val.engine.basis.source.sampler.topology.graph, (
+        "one graph for all"
+    )
     weighted = LightningNodeData(data, num_neighbors=[3], eval_loader_kwargs={"weight_attr": "weight"})
-    assert weighted.graph_sampler.typed_graph is None and weighted.eval_graph_sampler.typed_graph is not None
+    assert not weighted.graph_sampler.topology.has_weights and weighted.eval_graph_sampler.topology.has_weights
 
 
 def test_a_sampler_of_ones_own_draws():

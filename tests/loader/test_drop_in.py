@@ -41,7 +41,7 @@ from torch_geometric.testing import MyFeatureStore, MyGraphStore
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.engine.pipeline import StageError
-from salientpp.sampling import neighbor_sampler
+from salientpp.sampling import negatives
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -734,7 +734,7 @@ def test_negatives_repeat_with_the_seed_and_differ_between_batches_and_epochs():
 
 @pytest.mark.parametrize("most", [2**24, 0], ids=["torch's", "cumulative sums"])
 def test_negatives_are_uniform_or_by_weight(most, monkeypatch):
-    monkeypatch.setattr(neighbor_sampler, "_MOST_MULTINOMIAL", most)
+    monkeypatch.setattr(negatives, "_MOST_MULTINOMIAL", most)
     data = Data(edge_index=star(5), num_nodes=6)
     weight = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.0, 4.0])
     shares = (weight.double() / 10).tolist()

@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from distributed import NEVER
 from graphs import random_data
+from samplers import Sampler
 from torch.distributed.algorithms.join import Join
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.datasets import synthetic
-from salientpp.sampling.sampler import Sampler
 from salientpp.sampling.schedule import Schedule, batch_key
 
 FANOUTS, BATCH = [5, 3, 2], 16

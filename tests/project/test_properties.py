@@ -21,6 +21,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from operator_cases import CASES
+from samplers import Sampler
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -29,7 +30,6 @@ from salientpp import Graph, NeighborLoader, ops
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.sampling.sampler import Sampler
 from salientpp.sampling.schedule import batch_key
 from salientpp.vip.policies import cache_capacity, plan_cache
 

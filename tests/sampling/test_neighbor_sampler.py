@@ -16,10 +16,10 @@ import torch
 from draws import BOTH_MAPS, HASH_MAP, STAMP_MAP, as_lists, many_stars, random_graph, random_seeds, same, subsets
 from graphs import star
 from reference import FALSE_ALARM
+from samplers import Sampler
 
 from salientpp import Graph, ops
 from salientpp.ops import join_key
-from salientpp.sampling.sampler import Sampler
 from salientpp.sampling.schedule import batch_key, order_key
 
 CSRC = Path(__file__).parents[2] / "csrc"

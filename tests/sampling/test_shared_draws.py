@@ -25,6 +25,7 @@ from draws import (
 from graphs import random_data, random_hetero
 from one_process import FANOUTS, TYPED_FANOUTS, check_batches, homogeneous, typed_data, whole
 from reference import FALSE_ALARM
+from samplers import Sampler, TypedSampler
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PyGLoader
@@ -33,7 +34,6 @@ from torch_geometric.sampler import NodeSamplerInput
 import salientpp
 from salientpp import Graph, LinkNeighborLoader, NeighborLoader, NeighborSampler, ops
 from salientpp.graph.typed import TypedGraph
-from salientpp.sampling.sampler import Sampler, TypedSampler
 from salientpp.sampling.schedule import batch_key, batch_keys
 
 LONGEST = 1000  # of lists whose draws are shared

@@ -18,6 +18,7 @@ import reference
 import torch
 from graphs import RELATIONS, random_hetero, star
 from reference import FALSE_ALARM
+from samplers import Sampler, TypedSampler
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
@@ -27,7 +28,6 @@ from salientpp import Graph, NeighborSampler, ops
 from salientpp.graph.clock import Clock
 from salientpp.graph.typed import TypedGraph
 from salientpp.ops import join_key
-from salientpp.sampling.sampler import Sampler, TypedSampler
 
 REPLACE = pytest.mark.parametrize("replace", [False, True], ids=["", "replace"])
 NONE = torch.empty(0, dtype=torch.int64)

@@ -161,7 +161,7 @@ def _share_a_cache(rank: int, root: str) -> None:
     other = packed(make_loader(cache=owner.cache))
     assert other.cache.device_rows is owner.cache.device_rows
     assert_same_batches(list(other), list(owner))
-    with pytest.raises(ValueError, match="device_cache is for a cache that the loader makes"):
+    with pytest.raises(ValueError, match="excludes device_cache=: a given cache has its device rows from its maker"):
         make_loader(cache=owner.cache, device_cache=5)
 
 

@@ -9,13 +9,13 @@ import pytest
 import reference
 import torch
 from graphs import RELATIONS, random_data, random_hetero, star
+from samplers import TypedSampler
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
 import salientpp
 from salientpp import Graph, NeighborSampler, inclusion_probability, ops
 from salientpp.graph.typed import TypedGraph
-from salientpp.sampling.sampler import TypedSampler
 from salientpp.vip import inclusion as vip
 from salientpp.vip.inclusion import (
     check_fanouts,
@@ -531,7 +531,7 @@ def test_batches_of_edges_meet_vertices_as_often_as_the_formula_says_at_one_hop(
         "item": link_start(edges[1], batch_size, amount, None if negatives is None else negatives.dst_weight),
     }
     sampler = NeighborSampler(data, [2])
-    probability = typed_inclusion_probability(sampler.typed_graph, start, sampler.fanouts, include_seeds=True)
+    probability = typed_inclusion_probability(sampler.topology.as_typed(), start, sampler.fanouts, include_seeds=True)
     counts = {name: np.zeros(data[name].num_nodes, dtype=np.int64) for name in data.node_types}
     for key, chosen in enumerate(
         batch for epoch in range(60) for batch in ops.permutation(400, epoch).split(batch_size)

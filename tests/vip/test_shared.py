@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from graphs import random_data
+from samplers import Sampler
 
 from salientpp import Graph
 from salientpp.ops import join_key
-from salientpp.sampling.sampler import Sampler
 from salientpp.vip import shared as shared_vip
 from salientpp.vip.inclusion import inclusion_probability
 from salientpp.vip.shared import block_probability, shared_inclusion_probability

@@ -33,8 +33,8 @@ from salientpp.ops import code_ids
 from salientpp.processes import Task, Threads, Undone, completed
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.neighbor_sampler import NeighborSampler
-from salientpp.sampling.sampler import ids_by_type
 from salientpp.sampling.schedule import BatchKeys, Turn
+from salientpp.sampling.topology import ids_by_type
 from salientpp.store.fetch import Fetch
 from salientpp.store.tiers import NO_IDS, Places
 from salientpp.vip.policies import Policy

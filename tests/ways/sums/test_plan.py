@@ -7,10 +7,10 @@ import pytest
 import reference
 import torch
 from graphs import random_data
+from samplers import Sampler
 from torch import Tensor
 
 from salientpp import Graph, ops
-from salientpp.sampling.sampler import Sampler
 from salientpp.ways.sums.plan import REDUCTIONS, Wire, owners_of, plan_sums
 
 

@@ -1,0 +1,166 @@
+"""What a user's object holds at one moment, so that a batch is made of that whatever a loop does to the object meanwhile."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import BaseStorage
+
+from salientpp.store.fetch import Column
+
+
+class Contents:
+    """What a ``Data`` or ``HeteroData`` held at one moment: the attributes, and for each tensor which memory it had and how often
+    that had been written to.
+
+    torch counts in-place writes (``Tensor._version``), but none through ``.data`` or numpy.
+
+    Args:
+        data: the object. Another thread may set and delete its attributes at the same time.
+        former: contents from before, which know of what has stayed whether it is an attribute of vertices or of edges.
+
+    Attributes:
+        whole: a shallow copy of the object as it was then, for threads to read.
+    """
+
+    def __init__(self, data: Data | HeteroData, former: Contents | None = None) -> None:
+        self._data = data
+        self.whole = _copy_of(data)
+        _keep_kinds(self.whole, None if former is None else former.whole)
+        self._entries = _entries_of(self.whole)
+        # What is held cannot be taken for something that was put into its memory.
+        self._memory = {
+            column: value.untyped_storage()
+            for column, (value, _) in self._entries.items()
+            if isinstance(value, Tensor) and value.layout == torch.strided
+        }
+
+    def __reduce__(self) -> tuple[type[Contents], tuple[Data | HeteroData]]:
+        return Contents, (self._data,)  # a copy's memory is its own
+
+    def is_current(self) -> bool:
+        """Whether the object still holds this."""
+        entries = iter(self._entries.items())
+        for store in self._data.stores:
+            key = store._key
+            for name, value in dict(store._mapping).items():
+                column, (former, state) = next(entries, _NO_ENTRY)
+                if value is not former or column != (key, name) or _state_of(value) != state:
+                    return False
+        return next(entries, None) is None
+
+    def equals(self, other: Contents | None) -> bool:
+        return self is other or (other is not None and _are_same(self._entries, other._entries))
+
+    def value(self, column: Column) -> object:
+        """An attribute of one type of vertices or edges, or None."""
+        return self._entries.get(column, (None,))[0]
+
+    def has_same(self, column: Column, other: Contents | None) -> bool:
+        """Whether an attribute is the same in both, down to the last write."""
+        if other is None:
+            return False
+        ours, theirs = self._entries.get(column), other._entries.get(column)
+        return ours is not None and theirs is not None and ours[0] is theirs[0] and ours[1] == theirs[1]
+
+    def changed_edges(self, then: Contents) -> list[Any]:
+        """Where the edges are not those of ``then``: their types; None stands for those of a homogeneous graph."""
+        both = dict.fromkeys([*self._entries, *then._entries])
+        changed = [
+            column
+            for column in both
+            if column[1] in ("edge_index", "adj_t") and not (self.has_same(column, then) or self._moved(column, then))
+        ]
+        return list(
+            dict.fromkeys(
+                key for key, name in changed if not _is_equal(self.value((key, name)), then.value((key, name)))
+            )
+        )
+
+    def _moved(self, column: Column, then: Contents) -> bool:
+        """Whether an attribute is the same tensor, only in other memory: torch moves what is sent to another process to where both can read it."""
+        ours, theirs = (each._memory.get(column) for each in (self, then))
+        if ours is None or theirs is None or ours._cdata != theirs._cdata:
+            return False
+        (value, state), (former, former_state) = self._entries[column], then._entries[column]
+        same = isinstance(state, tuple) and isinstance(former_state, tuple) and state[0] == former_state[0]
+        return same and value is former
+
+
+_NO_ENTRY: tuple[Column | None, tuple[object, object]] = (None, (None, None))
+
+
+def _copy_of(data: Data | HeteroData) -> Data | HeteroData:
+    """A shallow copy of an object that another thread may write to at the same time."""
+    for _ in range(10):
+        try:
+            return copy.copy(data)
+        except RuntimeError:  # PyG goes through dictionaries, of types among others, and one has grown meanwhile
+            pass
+    return copy.copy(data)
+
+
+def _keep_kinds(data: Data | HeteroData, former: Data | HeteroData | None) -> None:
+    """Let a copy know which attributes are of vertices and of edges, as far as PyG has found that out for the former copy.
+
+    PyG tells by sizes, which it infers from the attributes that there are: it could not after a loop has deleted ``x``.
+    """
+    known: dict[Any, BaseStorage] = {} if former is None else {store._key: store for store in former.stores}
+    for store in data.stores:
+        kinds = store._cached_attr = defaultdict(set)  # PyG's, who would add it while another thread copies the storage
+        before = known.get(store._key, BaseStorage())
+        for kind, names in dict(before.__dict__.get("_cached_attr", {})).items():
+            kinds[kind] = {name for name in set(names) if store.get(name) is before.get(name)}
+
+
+def _entries_of(data: Data | HeteroData) -> dict[Column, tuple[object, object]]:
+    """(type, name) -> (value, what tells whether the value is as it was). Of an object that no other thread writes to."""
+    return {
+        (store._key, name): (value, _state_of(value)) for store in data.stores for name, value in store._mapping.items()
+    }
+
+
+def _are_same(ours: dict[Column, tuple[object, object]], theirs: dict[Column, tuple[object, object]]) -> bool:
+    if len(ours) != len(theirs):
+        return False
+    return all(
+        a == b and value is other and state == other_state
+        for (a, (value, state)), (b, (other, other_state)) in zip(ours.items(), theirs.items())
+    )
+
+
+def _state_of(value: Any) -> object:
+    try:
+        return (value._version, value.data_ptr(), value.requires_grad)
+    except (AttributeError, RuntimeError):  # no tensor, or one without memory or count of its own
+        return _state_of_other(value)
+
+
+def _state_of_other(value: object) -> object:
+    if not isinstance(value, Tensor):
+        values = (
+            value.storage._value if hasattr(value, "storage") and hasattr(value, "csr") else None
+        )  # a SparseTensor's
+        return None if values is None else _state_of(values)
+    if value.layout == torch.strided:  # made in inference mode
+        return (value.data_ptr(), value.requires_grad)
+    has_values = value.layout != torch.sparse_coo or value.is_coalesced()
+    return (value._version, value.values()._version if has_values else value._values()._version)
+
+
+def _is_equal(ours: object, theirs: object) -> bool:
+    """Of edges; they may have been moved to another device, or copied."""
+    if ours is theirs or not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+        return False
+    if ours.layout != torch.strided or (ours.layout, ours.shape, ours.dtype) != (
+        theirs.layout,
+        theirs.shape,
+        theirs.dtype,
+    ):
+        return False
+    return torch.equal(ours.cpu(), theirs.cpu())

@@ -1,0 +1,229 @@
+"""Topologies whose graph is in the memory of this process, and how they are read from what a user gives.
+
+There are two: :class:`GraphTopology` for one type of vertices and uniform draws, which is the fastest, and :class:`TypedTopology` for
+everything else. Where both apply they draw the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from salientpp import ops
+from salientpp.graph.csc import Graph
+from salientpp.graph.from_pyg import NO_EDGES, count_vertices
+from salientpp.graph.typed import TypedGraph
+from salientpp.processes import lazy
+from salientpp.sampling.topology import DrawOptions, Topology
+
+_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
+
+
+class GraphTopology(Topology):
+    """The edges of a :class:`~salientpp.Graph`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph: Graph = graph
+        self.num_vertices = {None: graph.num_vertices}
+
+    @lazy
+    def _typed(self) -> TypedTopology:
+        return TypedTopology(self.as_typed())
+
+    def arrays(self) -> list[Tensor]:
+        return [self.graph.indptr, self.graph.indices]
+
+    def sample(
+        self,
+        seeds: Mapping[str | None, Tensor],
+        key: int,
+        options: DrawOptions,
+        seed_time: Mapping[str | None, Tensor] | None = None,
+        *,
+        only_vertices: bool = False,
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """As in the protocol; ``row`` and ``col`` are two rows of one tensor."""
+        if options.disjoint or options.induced:
+            return self._typed.sample(seeds, key, options, seed_time)
+        graph, ids, (fanouts,), shared = self.graph, seeds.get(None, _NONE), options.fanouts, options.shared
+        number = graph.number if shared else 0
+        if only_vertices:
+            n_id = ops.sample_vertices(
+                graph.indptr, graph.indices, ids, fanouts, key, options.replace, shared=shared, graph_number=number
+            )
+            return SamplerOutput(n_id, NO_EDGES[0], NO_EDGES[1], None)
+        n_id, edge_index, e_id, num_nodes, num_edges = ops.sample_neighbors(
+            graph.indptr,
+            graph.indices,
+            graph.edge_id if graph.links is None else None,
+            ids,
+            fanouts,
+            key,
+            options.replace,
+            links=graph.links,
+            shared=shared,
+            graph_number=number,
+        )
+        row, col = edge_index.unbind()
+        return SamplerOutput(
+            node=n_id,
+            row=row,
+            col=col,
+            edge=e_id,
+            num_sampled_nodes=num_nodes.tolist(),
+            num_sampled_edges=num_edges.tolist(),
+        )
+
+
+class TypedTopology(Topology):
+    """The edges of a graph with several types of vertices, with times or with weights."""
+
+    def __init__(self, graph: TypedGraph) -> None:
+        self.graph: TypedGraph = graph
+        self.num_vertices = dict(zip(graph.node_types, graph.num_vertices))
+        self.edge_types = graph.edge_types
+        self.node_time = {name: time for name, time in zip(graph.node_types, graph.node_time) if time is not None}
+        self.clock = graph.clock
+        self.has_weights = any(relation.edge_weight is not None for relation in graph.relations)
+
+    def arrays(self) -> list[Tensor]:
+        arrays = [array for r in self.graph.relations for array in (r.indptr, r.indices, r.edge_weight, r.edge_time)]
+        return [array for array in (*arrays, *self.graph.node_time) if array is not None]
+
+    def sample(
+        self,
+        seeds: Mapping[str | None, Tensor],
+        key: int,
+        options: DrawOptions,
+        seed_time: Mapping[str | None, Tensor] | None = None,
+        *,
+        only_vertices: bool = False,
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        graph, fanouts, disjoint, induced = self.graph, options.fanouts, options.disjoint, options.induced
+        first_tree, total = {}, 0
+        for name, ids in seeds.items():
+            first_tree[name], total = total, total + ids.numel()
+        all_seeds = [seeds.get(name, _NONE) for name in graph.node_types]
+        times: list[Tensor | None] = [None] * len(all_seeds)
+        if graph.clock is not None:
+            times = [self._time(name, ids, seed_time) for name, ids in zip(graph.node_types, all_seeds)]
+        relations = graph.relations
+        searched = {relation.source for relation in relations if relation.source_time is None}
+        n_id, tree, edge_index, e_id, num_nodes, num_edges = ops.sample_typed_neighbors(
+            [relation.indptr for relation in relations],
+            [relation.indices for relation in relations],
+            [relation.edge_id if relation.links is None else None for relation in relations],
+            [relation.links for relation in relations],
+            [relation.edge_weight for relation in relations],
+            [relation.edge_time if relation.source_time is None else relation.source_time for relation in relations],
+            [relation.source for relation in relations],
+            [relation.target for relation in relations],
+            graph.num_vertices,
+            [time if place in searched else None for place, time in enumerate(graph.node_time)],
+            all_seeds,
+            times,
+            [first_tree.get(name, 0) for name in graph.node_types],
+            [fanout for per_hop in fanouts for fanout in per_hop],
+            len(fanouts[0]) if fanouts else 0,
+            key,
+            replace=options.replace,
+            disjoint=disjoint,
+            last=options.last,
+            induced=induced,
+            shared=options.shared,
+        )
+        nodes_per_hop, edges_per_hop = num_nodes.tolist(), num_edges.tolist()
+        if graph.is_homogeneous:
+            return SamplerOutput(
+                node=n_id[0],
+                row=edge_index[0][0],
+                col=edge_index[0][1],
+                edge=e_id[0],
+                batch=tree[0] if disjoint else None,
+                num_sampled_nodes=None if induced else nodes_per_hop[0],
+                num_sampled_edges=None if induced else edges_per_hop[0],
+            )
+        return HeteroSamplerOutput(
+            node=dict(zip(graph.node_types, n_id)),
+            row={name: ends[0] for name, ends in zip(graph.edge_types, edge_index)},
+            col={name: ends[1] for name, ends in zip(graph.edge_types, edge_index)},
+            edge=dict(zip(graph.edge_types, e_id)),
+            batch=dict(zip(graph.node_types, tree)) if disjoint else None,
+            num_sampled_nodes=None if induced else dict(zip(graph.node_types, nodes_per_hop)),
+            num_sampled_edges=None if induced else dict(zip(graph.edge_types, edges_per_hop)),
+        )
+
+    def _time(self, name: str | None, seeds: Tensor, seed_time: Mapping[str | None, Tensor] | None) -> Tensor | None:
+        if not seeds.numel():
+            return None
+        if seed_time is not None and seed_time.get(name) is not None:
+            return seed_time[name]
+        if name not in self.node_time:
+            of_edges = any(relation.edge_time is not None for relation in self.graph.relations)
+            kind = "edges have times" if of_edges else f"{name!r} has none"
+            raise ValueError(f"the seeds need times, since {kind}; pass input_time (of a link loader edge_label_time)")
+        return self.node_time[name][seeds]
+
+
+def is_remote(data: Any) -> bool:
+    """Whether this is a pair of PyG's interfaces to data that is kept elsewhere."""
+    return (
+        isinstance(data, (tuple, list))
+        and len(data) == 2
+        and isinstance(data[0], FeatureStore)
+        and isinstance(data[1], GraphStore)
+    )
+
+
+def topology_of(
+    data: Any, *, time_attr: str | None, weight_attr: str | None, is_sorted: bool, backward: bool, linked: bool
+) -> Topology:
+    """The topology that a sampler draws from.
+
+    Args:
+        data: as in :class:`~salientpp.NeighborSampler`.
+        time_attr, weight_attr, is_sorted: as there.
+        backward: turn every edge round.
+        linked: keep edge ids beside the sources, see :class:`~salientpp.graph.csc.LinkedGraph`.
+
+    Raises:
+        ValueError, TypeError: the arguments do not fit.
+    """
+    if isinstance(data, (Topology, Graph, TypedGraph)):
+        if time_attr is not None or weight_attr is not None or backward:
+            raise ValueError(
+                f"time_attr, weight_attr and sample_direction are for PyG's objects: a {type(data).__name__} has its times, weights and directions; "
+                "leave them out"
+            )
+        if isinstance(data, Topology):
+            return data
+        return GraphTopology(data) if isinstance(data, Graph) else TypedTopology(data)
+    if is_remote(data):
+        if weight_attr is not None:
+            raise NotImplementedError(
+                "weight_attr is for a Data or HeteroData; PyG does not take it for a pair of stores either"
+            )
+        return TypedTopology(TypedGraph.from_stores(*data, time_attr=time_attr, backward=backward))
+    if not isinstance(data, (Data, HeteroData)):
+        raise TypeError(
+            f"data must be a torch_geometric.data.Data, a HeteroData or a pair of FeatureStore and GraphStore, got {type(data).__name__}"
+        )
+    if isinstance(data, HeteroData) or time_attr is not None or weight_attr is not None or backward:
+        return TypedTopology(
+            TypedGraph.from_data(
+                data,
+                time_attr=time_attr,
+                weight_attr=weight_attr,
+                is_sorted=is_sorted,
+                backward=backward,
+                linked=linked,
+            )
+        )
+    if data.get("edge_index") is None and data.get("adj_t") is None:
+        return GraphTopology(Graph.from_edge_index(NO_EDGES, count_vertices(data)[None]))
+    return GraphTopology(Graph.from_data(data, is_sorted=is_sorted, linked=linked))
