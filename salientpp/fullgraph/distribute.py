@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ class DistributedModel(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo") -> None:
         super().__init__()
-        self._agree(module, graph, layout)
+        _agree(module, graph, layout)
         self._number = graph.ranks.agreement.number_model()
         self.layout = fastest_layout(graph, _reductions(module)) if layout == "auto" else layout
         self._is_chosen = layout == "auto"
@@ -93,62 +93,6 @@ class DistributedModel(torch.nn.Module):
     @property
     def ranks(self) -> Ranks:
         return self.graph.ranks
-
-    # --- construction ---------------------------------------------------------------------------------------
-
-    def _agree(self, module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
-        """Every rank has the same model, which can be distributed; then rank 0's values everywhere."""
-        facts: dict[str, Any] = {"tensors": [], "layout": layout}
-        error = None
-        try:
-            if not isinstance(module, torch.nn.Module):
-                raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
-            self._check(module, graph, layout)
-            facts["tensors"] = [
-                f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(module).items()
-            ]
-        except Exception as raised:
-            error = raised
-        try:
-            graph.ranks.agree("distribute")
-            everyone = graph.ranks.comm.gather_facts(facts, error, "distribute its model")
-        finally:
-            error = None  # else this frame and the traceback would hold each other
-        first, of = everyone[0], graph.ranks.comm.of
-        for rank, theirs in enumerate(everyone):
-            if theirs["tensors"] != first["tensors"]:
-                differing = sorted(set(theirs["tensors"]) ^ set(first["tensors"]))
-                raise ValueError(
-                    f"all ranks must have the same model, but rank 0 and rank {rank}{of} differ in {', '.join(differing) or 'order'}"
-                )
-            if theirs["layout"] != first["layout"]:
-                raise ValueError(
-                    f"all ranks must have the same layout, got {first['layout']!r} on rank 0 and {theirs['layout']!r} on rank {rank}{of}"
-                )
-        with torch.no_grad():
-            for tensor in _tensors(module).values():
-                _from_rank_0(tensor, graph.ranks)
-
-    def _check(self, module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
-        found = [str(refusal) for refusal in refusals(module)]
-        if found:
-            raise ValueError(f"this model cannot be trained over ranks: {'; '.join(found)}")
-        if layout in ("auto", "halo"):
-            return
-        kind = Layout.of(layout, graph.ranks.size).kind
-        for path, reduce in _reductions(module).items():
-            if reduce is None:
-                raise ValueError(
-                    f"layout={layout!r} multiplies rows by a constant matrix, and {path} does more with its in-neighbours' rows; use layout='halo'"
-                )
-            if reduce == "max" and kind in ("summa", "cover"):
-                raise ValueError(
-                    f"layout={layout!r} adds up products, and {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
-                )
-        if graph.is_planned:
-            raise ValueError(
-                f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
-            )
 
     # --- a step ---------------------------------------------------------------------------------------------
 
@@ -165,7 +109,8 @@ class DistributedModel(torch.nn.Module):
             trained = [value for value in self.module.parameters() if value.requires_grad]
             stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.ranks.replicated(trained))}
             calling = self.ranks.agreement.calling(facts_of(self.module, self._number, x))
-            with calling, self._installed(stand_ins), Substituted(stand_ins):
+            self._hop, self.seen = 0, []
+            with calling, _replaced(self._replacements(stand_ins)), Substituted(stand_ins):
                 out = self.module(given, *args, **kwargs)
             check_gradients(out, self.module, stand_ins)
             return mapped(out, self._own_rows) if self.graph.is_planned else out
@@ -204,47 +149,28 @@ class DistributedModel(torch.nn.Module):
             )
         return out[: graph.num_own]
 
-    @contextlib.contextmanager
-    def _installed(self, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:
-        """While this lasts, the layers ask other ranks, and parameters are their stand-ins, given by ``id``."""
-        before: list[tuple[torch.nn.Module, str, Any]] = []
-
-        def put(module: torch.nn.Module, name: str, value: Any) -> None:
-            before.append((module, name, module.__dict__.get(name)))
-            module.__dict__[name] = value
-
+    def _replacements(self, stand_ins: Mapping[int, Tensor]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """(attributes of a module, name, value): the layers ask other ranks, and parameters are their stand-ins, given by ``id``."""
         helpers = self._helpers.by_name()
-        self._hop, self.seen = 0, []
-        parameters: list[tuple[dict[str, Any], str, Any]] = []
-        try:
-            for module in self.module.modules():
-                # torch.func.functional_call does the same, but loses a parameter of a module that stands in two places.
-                for name, value in module._parameters.items():
-                    if id(value) in stand_ins:
-                        parameters.append((module._parameters, name, value))
-                        module._parameters[name] = stand_ins[id(value)]  # type: ignore[assignment]
-                if isinstance(module, MessagePassing):
-                    put(module, "propagate", functools.partial(self._propagate, module, module.propagate))
-                    put(module, "edge_updater", functools.partial(self._edge_updater, module, module.edge_updater))
-                    for name, method in with_helpers(module, helpers).items():
-                        put(module, name, method)
-                    # What a layer with cached=True keeps is of whichever graph it was called on first.
-                    for name, kept in [*vars(module).items()]:
-                        if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
-                            put(module, name, False if name == "cached" else None)
-                elif isinstance(module, _BatchNorm):
-                    put(module, "forward", functools.partial(batch_norm, module, graph=self.graph))
-                elif (forward := corrected(module)) is not None:
-                    put(module, "forward", forward)
-            yield
-        finally:
-            for owner, name, value in parameters:
-                owner[name] = value
-            for module, name, value in reversed(before):
-                if value is None:
-                    del module.__dict__[name]
-                else:
-                    module.__dict__[name] = value
+        for module in self.module.modules():
+            own = module.__dict__
+            # torch.func.functional_call does the same, but loses a parameter of a module that stands in two places.
+            for name, value in module._parameters.items():
+                if id(value) in stand_ins:
+                    yield module._parameters, name, stand_ins[id(value)]
+            if isinstance(module, MessagePassing):
+                yield own, "propagate", functools.partial(self._propagate, module, module.propagate)
+                yield own, "edge_updater", functools.partial(self._edge_updater, module, module.edge_updater)
+                for name, method in with_helpers(module, helpers).items():
+                    yield own, name, method
+                # What a layer with cached=True keeps is of whichever graph it was called on first.
+                for name, kept in [*own.items()]:
+                    if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
+                        yield own, name, False if name == "cached" else None
+            elif isinstance(module, _BatchNorm):
+                yield own, "forward", functools.partial(batch_norm, module, graph=self.graph)
+            elif (forward := corrected(module)) is not None:
+                yield own, "forward", forward
 
     # --- a layer --------------------------------------------------------------------------------------------
 
@@ -289,24 +215,24 @@ class DistributedModel(torch.nn.Module):
     def _with_halo(self, tables: Sequence[Tensor]) -> list[Tensor]:
         """Each [num_inner, ...] as [num_rows, ...]."""
         hop = self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
-        distinct = list({id(table): table for table in tables}.values())
+        distinct = {id(table): table for table in tables}.values()
+        alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
         for table in distinct:
             if table.size(0) != self.graph.num_inner:
                 raise ValueError(
                     f"a layer must pass on one row for each of the {self.graph.num_inner} vertices here, got {list(table.shape)}"
                 )
+            alike.setdefault((table.dtype, table.requires_grad), []).append(table)
         self._see(sum(map(width_of, distinct)), any(table.requires_grad for table in distinct))
-        flights: list[tuple[list[Tensor], Flight]] = []
-        for kind in dict.fromkeys((table.dtype, table.requires_grad) for table in distinct):
-            alike = [table for table in distinct if (table.dtype, table.requires_grad) == kind]
-            together = alike[0] if len(alike) == 1 else torch.cat([table.flatten(1) if table.dim() > 1 else table[:, None] for table in alike], 1)  # fmt: skip
-            flights.append((alike, self.ranks.start(together, hop.route)))
+        flights: list[Flight] = []
+        for group in alike.values():
+            flat = [table.reshape(table.size(0), width_of(table)) for table in group]
+            flights.append(self.ranks.start(group[0] if len(group) == 1 else torch.cat(flat, 1), hop.route))
         found: dict[int, Tensor] = {}
-        for alike, flight in flights:
-            arrived = flight.rows()
-            widths = [width_of(table) for table in alike]
-            pieces = [arrived] if len(alike) == 1 else arrived.split(widths, 1)
-            for table, piece in zip(alike, pieces, strict=True):
+        for group, flight in zip(alike.values(), flights, strict=True):
+            widths = [width_of(table) for table in group]
+            arrived = flight.rows().view(hop.route.num_received, sum(widths))
+            for table, piece in zip(group, arrived.split(widths, 1), strict=True):
                 piece = piece.reshape(piece.size(0), *table.shape[1:])
                 found[id(table)] = self.graph.with_halo(table, hop, piece)
         return [found[id(table)] for table in tables]
@@ -383,6 +309,77 @@ class DistributedModel(torch.nn.Module):
         memo[id(self._helpers)] = Helpers(self.graph)
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         return copied
+
+
+@contextlib.contextmanager
+def _replaced(replacements: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """While this lasts, some dictionaries have other values, (dictionary, key, value)."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for owner, name, value in replacements:
+            before.append((owner, name, owner.get(name)))
+            owner[name] = value
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            if value is None:
+                del owner[name]
+            else:
+                owner[name] = value
+
+
+def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
+    """Every rank has the same model, which can be distributed; then rank 0's values everywhere."""
+    facts: dict[str, Any] = {"tensors": [], "layout": layout}
+    error = None
+    try:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+        _check(module, graph, layout)
+        facts["tensors"] = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(module).items()]
+    except Exception as raised:
+        error = raised
+    try:
+        graph.ranks.agree("distribute")
+        everyone = graph.ranks.comm.gather_facts(facts, error, "distribute its model")
+    finally:
+        error = None  # else this frame and the traceback would hold each other
+    first, of = everyone[0], graph.ranks.comm.of
+    for rank, theirs in enumerate(everyone):
+        if theirs["tensors"] != first["tensors"]:
+            differing = sorted(set(theirs["tensors"]) ^ set(first["tensors"]))
+            raise ValueError(
+                f"all ranks must have the same model, but rank 0 and rank {rank}{of} differ in {', '.join(differing) or 'order'}"
+            )
+        if theirs["layout"] != first["layout"]:
+            raise ValueError(
+                f"all ranks must have the same layout, got {first['layout']!r} on rank 0 and {theirs['layout']!r} on rank {rank}{of}"
+            )
+    with torch.no_grad():
+        for tensor in _tensors(module).values():
+            _from_rank_0(tensor, graph.ranks)
+
+
+def _check(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
+    found = [str(refusal) for refusal in refusals(module)]
+    if found:
+        raise ValueError(f"this model cannot be trained over ranks: {'; '.join(found)}")
+    if layout in ("auto", "halo"):
+        return
+    kind = Layout.of(layout, graph.ranks.size).kind
+    for path, reduce in _reductions(module).items():
+        if reduce is None:
+            raise ValueError(
+                f"layout={layout!r} multiplies rows by a constant matrix, and {path} does more with its in-neighbours' rows; use layout='halo'"
+            )
+        if reduce == "max" and kind in ("summa", "cover"):
+            raise ValueError(
+                f"layout={layout!r} adds up products, and {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
+            )
+    if graph.is_planned:
+        raise ValueError(
+            f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
+        )
 
 
 def _reductions(module: torch.nn.Module) -> dict[str, str | None]:

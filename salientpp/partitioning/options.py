@@ -53,7 +53,7 @@ class PartitionOptions:
             raise ValueError(f"refine must be True, False or None, got {self.refine!r}")
 
     def decided(
-        self, *, num_parts: int, num_edges: int, num_seeds: int, is_hetero: bool = False
+        self, num_parts: int, num_edges: int, num_seeds: int, is_hetero: bool = False
     ) -> tuple[PartitionOptions, str | None]:
         """The options with a method and a ``refine`` that are decided for a graph.
 

@@ -192,6 +192,11 @@ class NeighborSampler(BaseSampler):
         self._disjoint = disjoint
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the edges, in this process."""
+        return self.topology.nbytes
+
+    @property
     def num_nodes(self) -> int | dict[Any, int]:
         sizes = self.topology.num_vertices
         return dict(sizes) if self.is_hetero else sizes[None]

@@ -97,6 +97,11 @@ class Topology(ABC):
     def is_hetero(self) -> bool:
         return None not in self.num_vertices
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the edges that this process holds."""
+        return 0 if self.graph is None else self.graph.nbytes
+
     def as_typed(self) -> TypedGraph:
         """:attr:`graph` as one with types.
 

@@ -396,11 +396,6 @@ def test_heavy_packages_are_imported_where_they_are_used():
 
 MOST_LINES = {ast.Module: 500, ast.ClassDef: 300, ast.FunctionDef: 80}
 
-#: Until they are divided, each by the questions that it answers. Nothing may be added.
-STILL_TOO_LARGE = {
-    "fullgraph/distribute.py DistributedModel",
-}
-
 
 def too_large(source: str) -> dict[str, int]:
     """Lines of what has too many: '' is the file itself, others are dotted names."""
@@ -425,7 +420,7 @@ def test_no_file_class_or_function_is_too_large():
         for path in SOURCES
         for name, lines in too_large(path.read_text()).items()
     }
-    assert {name: lines for name, lines in found.items() if name not in STILL_TOO_LARGE} == {}
+    assert found == {}
 
 
 def test_what_is_too_large_is_seen():

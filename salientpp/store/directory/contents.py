@@ -201,17 +201,3 @@ def _choose_replicated(
     }
     most = min(_REPLICATED_BYTES, _REPLICATED_SHARE * sum(nbytes.values()))
     return frozenset(name for name, size in nbytes.items() if is_hetero and 0 < size <= most)
-
-
-def describe(rows: Tensor, stored: tuple[Narrow, Loss] | None = None) -> dict[str, Any]:
-    """What the manifest says of an attribute, and of how it is ``stored`` narrower."""
-    entry: dict[str, Any] = {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}
-    if stored is not None:
-        narrow, loss = stored
-        entry["stored_as"] = {
-            "format": narrow.format,
-            "row_bytes": narrow.row_bytes,
-            "largest_error": loss.largest,
-            "relative_rms_error": loss.relative_rms,
-        }
-    return entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,29 +11,17 @@ from torch import Tensor
 from salientpp.graph.relation import Relation
 from salientpp.partitioning.assign import PartitionAssignment
 from salientpp.partitioning.numbering import VipNumbering
-from salientpp.partitioning.options import PartitionOptions
-from salientpp.store.directory.contents import Contents, describe
 from salientpp.store.directory.description import Description, EdgeType, VertexType
 from salientpp.store.directory.labels import num_classes_of
+from salientpp.store.directory.task import Job
+from salientpp.store.narrow import Loss, Narrow
 
 
 def describe_directory(
-    contents: Contents,
-    numberings: Mapping[str | None, VipNumbering],
-    assigned: PartitionAssignment,
-    time_attr: str | None,
-    fanouts: list[list[int]],
-    batch_size: int,
-    options: PartitionOptions,
+    job: Job, numberings: Mapping[str | None, VipNumbering], assigned: PartitionAssignment
 ) -> Description:
-    """The description, without the files.
-
-    Args:
-        numberings: per type of vertices.
-        fanouts: per relation.
-        options: as they were decided for this graph.
-    """
-    graph = contents.graph
+    """The description, without the files; ``numberings`` are per type of vertices."""
+    contents, graph, time_attr = job.contents, job.contents.graph, job.time_attr
     version = 2 if contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None else 1
     version = 3 if any(contents.narrow.values()) else version
     parts = {name: numbering.part_of_old() for name, numbering in numberings.items()}
@@ -47,7 +36,7 @@ def describe_directory(
             num_vertices=size,
             offsets=numberings[name].book.offsets.tolist(),
             attributes={
-                column: describe(rows, contents.narrow[name].get(column))
+                column: _describe(rows, contents.narrow[name].get(column))
                 for column, rows in contents.node_columns[name].items()
             },
             splits=counts(contents.splits[name], parts[name]),
@@ -61,7 +50,7 @@ def describe_directory(
             name=name,
             prefix=f"e{number}." if version > 1 else "",
             num_edges=relation.indices.numel(),
-            attributes={column: describe(rows) for column, rows in contents.edge_columns[name].items()},
+            attributes={column: _describe(rows) for column, rows in contents.edge_columns[name].items()},
             splits=counts(
                 contents.edge_splits[name], _part_of_edges(relation, parts[graph.node_types[relation.target]])
             )
@@ -76,15 +65,15 @@ def describe_directory(
         node_types=node_types,
         edge_types=edge_types,
         time_attr=time_attr,
-        num_neighbors=fanouts,
-        batch_size=batch_size,
+        num_neighbors=job.fanouts,
+        batch_size=job.batch_size,
         seeds=contents.seeds,
         quality={
             "edge_cut": assigned.edge_cut,
             "edge_cut_fraction": assigned.edge_cut_fraction,
             "balance": dict(assigned.balance),
         },
-        partitioning=options.to_json(),
+        partitioning=job.options.to_json(),
     )
 
 
@@ -96,3 +85,17 @@ def _part_of_edges(relation: Relation, part: Tensor) -> Tensor:
     of_user = torch.empty_like(in_lists)
     of_user[relation.edge_id] = in_lists
     return of_user
+
+
+def _describe(rows: Tensor, stored: tuple[Narrow, Loss] | None = None) -> dict[str, Any]:
+    """What the manifest says of an attribute, and of how it is ``stored`` narrower."""
+    entry: dict[str, Any] = {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}
+    if stored is not None:
+        narrow, loss = stored
+        entry["stored_as"] = {
+            "format": narrow.format,
+            "row_bytes": narrow.row_bytes,
+            "largest_error": loss.largest,
+            "relative_rms_error": loss.relative_rms,
+        }
+    return entry

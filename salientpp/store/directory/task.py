@@ -1,44 +1,64 @@
-"""Identifies a call of ``partition``: its options and its data, by which a later call knows whether it goes on with the same job."""
+"""A call of ``partition`` whose data is read, and what identifies it, so that a later call knows whether it goes on with the same job."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from salientpp.graph.mapped import mapped_from
+from salientpp.ops import bytes_of
 from salientpp.partitioning.options import PartitionOptions
+from salientpp.progress import Progress
 from salientpp.store.directory.contents import Contents
-from salientpp.store.directory.identity import identify
+
+_PIECE_BYTES = 64 * 2**20
 
 
-def task_of(
-    contents: Contents,
-    num_parts: int,
-    options: PartitionOptions,
-    fanouts: list[list[int]],
-    batch_size: int,
-    time_attr: str | None,
-) -> dict[str, Any]:
-    """JSON that tells this job from others. The options are decided."""
-    return {
-        "num_parts": num_parts,
-        "method": _named(options.method),
-        "edge_weights": options.edge_weights,
-        "order": options.order,
-        "refine": options.refine,
-        "num_neighbors": fanouts,
-        "batch_size": batch_size,
-        "seeds": contents.seeds,
-        "replicate": sorted(map(str, contents.replicated)),
-        "time_attr": time_attr,
-        "store_as": [
-            [type_, name, narrow.format] for type_, of in contents.narrow.items() for name, (narrow, _) in of.items()
-        ],
-        "tolerance": options.tolerance,
-        "seed": options.seed,
-        "data": _identify(contents),
-    }
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A call of :func:`~salientpp.store.directory.writer.partition` whose data is read and whose options are decided.
+
+    Attributes:
+        why_not_refined: as :meth:`PartitionOptions.decided` says.
+        fanouts: per relation.
+    """
+
+    contents: Contents
+    num_parts: int
+    options: PartitionOptions
+    why_not_refined: str | None
+    fanouts: list[list[int]]
+    batch_size: int
+    time_attr: str | None
+    progress: Progress
+
+    def task(self) -> dict[str, Any]:
+        """JSON that tells this job from others."""
+        contents, options = self.contents, self.options
+        return {
+            "num_parts": self.num_parts,
+            "method": _named(options.method),
+            "edge_weights": options.edge_weights,
+            "order": options.order,
+            "refine": options.refine,
+            "num_neighbors": self.fanouts,
+            "batch_size": self.batch_size,
+            "seeds": contents.seeds,
+            "replicate": sorted(map(str, contents.replicated)),
+            "time_attr": self.time_attr,
+            "store_as": [
+                [type_, name, narrow.format]
+                for type_, of in contents.narrow.items()
+                for name, (narrow, _) in of.items()
+            ],
+            "tolerance": options.tolerance,
+            "seed": options.seed,
+            "data": _identify(contents),
+        }
 
 
 def _named(method: Any) -> Any:
@@ -63,3 +83,23 @@ def _identify(contents: Contents) -> list[list[Any]]:
         found += [(f"split {name}{of}", array) for name, array in contents.splits[node_type].items()]
     sizes = [[f"number of {name or 'vertices'}", n] for name, n in zip(graph.node_types, graph.num_vertices)]
     return [*sizes, *sorted([name, identify(array)] for name, array in found)]
+
+
+def identify(array: Tensor) -> list[Any]:
+    """JSON that is equal for equal arrays alone, as far as checksums can tell.
+
+    Args:
+        array: of any dtype that files can hold, [n, ...]. Of one that is mapped from a file the file's name, size and time stand for the contents, and
+            nothing is read; all else is read once, at 2 GB a second on a machine whose processor knows SHA-256.
+    """
+    said = [str(array.dtype).removeprefix("torch."), list(array.shape)]
+    found = mapped_from(array)
+    if found is not None:
+        path, offset = found
+        file = path.stat()
+        return [*said, path.name, file.st_size, file.st_mtime_ns, offset]
+    digest = hashlib.sha256()
+    for piece in array.split(max(1, _PIECE_BYTES // max(1, array.nbytes // max(1, len(array))))):
+        if piece.numel():
+            digest.update(bytes_of(piece).numpy().data)
+    return [*said, digest.hexdigest()]

@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,14 @@ from salientpp.partitioning.typed import Fanouts, assign_types, check_typed_fano
 from salientpp.partitioning.workload import assign_for
 from salientpp.progress import Progress
 from salientpp.store.directory.attributes import check_types
-from salientpp.store.directory.contents import Contents, read_contents
+from salientpp.store.directory.contents import read_contents
 from salientpp.store.directory.describe import describe_directory
 from salientpp.store.directory.description import Description
 from salientpp.store.directory.journal import JOURNAL, Journal, says_what_to_do
 from salientpp.store.directory.manifest import manifest_checksum, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.step_writer import StepWriter
-from salientpp.store.directory.task import task_of
+from salientpp.store.directory.task import Job
 from salientpp.store.directory.type_files import write_edges, write_numbering, write_vertices
 from salientpp.store.directory.unfinished import check_root_is_free, folder_beside, move_into_place
 from salientpp.vip.inclusion import check_batch_size
@@ -72,8 +71,7 @@ def partition(
     """Partition a graph, order each part by VIP, and write the dataset directory ``root``.
 
     A run that was stopped, however, goes on where it was when it is called again with the same arguments and data: what it had done lies in
-    ``.<name>.writing`` beside ``root``. Data in memory is the same if its checksums are, arrays that are mapped from files if these have the same names,
-    sizes and times.
+    ``.<name>.writing`` beside ``root``. Data in memory is the same if its checksums are, mapped arrays if names, sizes and times of their files are.
 
     Args:
         data: a ``Data`` or ``HeteroData`` with ``edge_index`` or ``adj_t``; its node and edge attributes that are tensors are stored with it. Vertices with
@@ -109,7 +107,7 @@ def partition(
 
     Raises:
         ValueError: an argument or the data is wrong; ``root`` exists, or was begun with others.
-        OSError: ``root`` cannot be written. An existing directory is then left as it was, and what was done stays for the next run.
+        OSError: ``root`` cannot be written. It is then left as it was, and what was done stays for the next run.
     """
     progress = progress or Progress()
     options, root = PartitionOptions(method, edge_weights, order, refine, tolerance, seed), Path(root)
@@ -122,7 +120,10 @@ def partition(
         contents = read_contents(
             data, split=split, edge_split=edge_split, seeds=seeds, replicate=replicate, time_attr=time_attr, store_as=store_as
         )  # fmt: skip
-        job = _Job.of(contents, num_parts, options, fanouts, batch_size, time_attr, progress)
+        num_edges = sum(relation.indices.numel() for relation in contents.graph.relations)
+        num_seeds = sum(ids.numel() for ids in contents.starts.values())
+        options, why = options.decided(num_parts, num_edges, num_seeds, contents.is_hetero)
+        job = Job(contents, num_parts, options, why, fanouts, batch_size, time_attr, progress)
         _write_directory(job, folder, root, overwrite)
     return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
 
@@ -139,44 +140,9 @@ def _checked(
     return data, fanouts
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """A call of :func:`partition` whose data is read and whose options are decided."""
-
-    contents: Contents
-    num_parts: int
-    options: PartitionOptions
-    why_not_refined: str | None
-    fanouts: list[list[int]]
-    batch_size: int
-    time_attr: str | None
-    progress: Progress
-
-    @classmethod
-    def of(
-        cls,
-        contents: Contents,
-        num_parts: int,
-        options: PartitionOptions,
-        fanouts: list[list[int]],
-        batch_size: int,
-        time_attr: str | None,
-        progress: Progress,
-    ) -> _Job:
-        """Decide the options."""
-        decided, why_not_refined = options.decided(
-            num_parts=num_parts,
-            num_edges=sum(relation.indices.numel() for relation in contents.graph.relations),
-            num_seeds=sum(ids.numel() for ids in contents.starts.values()),
-            is_hetero=contents.is_hetero,
-        )
-        return cls(contents, num_parts, decided, why_not_refined, fanouts, batch_size, time_attr, progress)
-
-
-def _write_directory(job: _Job, folder: Path, root: Path, overwrite: bool) -> None:
+def _write_directory(job: Job, folder: Path, root: Path, overwrite: bool) -> None:
     """Do every step that is not done in ``folder``, and move it to ``root``."""
-    task = task_of(job.contents, job.num_parts, job.options, job.fanouts, job.batch_size, job.time_attr)
-    journal = Journal.open(folder, "partition", task, overwrite=overwrite, name=root)
+    journal = Journal.open(folder, "partition", job.task(), overwrite=overwrite, name=root)
     for part in folder.glob("part-*") if not journal.steps else ():  # of a call that was given up
         shutil.rmtree(part)
     manifest = _write_files(job, StepWriter(journal), journal)
@@ -188,7 +154,7 @@ def _write_directory(job: _Job, folder: Path, root: Path, overwrite: bool) -> No
     (root / JOURNAL).unlink()
 
 
-def _write_files(job: _Job, writer: StepWriter, journal: Journal) -> dict[str, Any]:
+def _write_files(job: Job, writer: StepWriter, journal: Journal) -> dict[str, Any]:
     """Do every step that is not done, and return the manifest but for the files."""
     contents = job.contents
 
@@ -196,9 +162,7 @@ def _write_files(job: _Job, writer: StepWriter, journal: Journal) -> dict[str, A
         assigned = _assigned(job, writer)
         job.progress.begin("computing inclusion probabilities")
         numberings = _number(job, assigned, writer.root)
-        described = describe_directory(
-            contents, numberings, assigned, job.time_attr, job.fanouts, job.batch_size, job.options
-        )
+        described = describe_directory(job, numberings, assigned)
         for vertices in described.node_types:
             write_numbering(writer, vertices, numberings[vertices.name])
         return described.to_manifest({})
@@ -219,7 +183,7 @@ def _write_files(job: _Job, writer: StepWriter, journal: Journal) -> dict[str, A
     return manifest
 
 
-def _assigned(job: _Job, writer: StepWriter) -> PartitionAssignment:
+def _assigned(job: Job, writer: StepWriter) -> PartitionAssignment:
     """The parts of all vertices, as they were noted, or else computed and noted now."""
 
     def write() -> dict[str, Any]:
@@ -237,7 +201,7 @@ def _assigned(job: _Job, writer: StepWriter) -> PartitionAssignment:
     return PartitionAssignment(assignment=parts, num_parts=job.num_parts, **noted)
 
 
-def _assign(job: _Job) -> PartitionAssignment:
+def _assign(job: Job) -> PartitionAssignment:
     """The parts of all vertices, those of one type after those of another."""
     contents = job.contents
     if contents.is_hetero:
@@ -263,7 +227,7 @@ def _assign(job: _Job) -> PartitionAssignment:
     )
 
 
-def _number(job: _Job, assigned: PartitionAssignment, folder: Path) -> dict[str | None, VipNumbering]:
+def _number(job: Job, assigned: PartitionAssignment, folder: Path) -> dict[str | None, VipNumbering]:
     """Per type, how its vertices are numbered."""
     contents, order = job.contents, job.options.order
     if contents.is_hetero:

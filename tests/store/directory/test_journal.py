@@ -18,8 +18,8 @@ from steps import Told
 import salientpp
 from salientpp.datasets import load_dataset
 from salientpp.store.directory import writer
-from salientpp.store.directory.identity import identify
 from salientpp.store.directory.journal import JOURNAL, Journal, has_steps
+from salientpp.store.directory.task import identify
 
 ROOT = Path(__file__).parents[3]
 
@@ -217,10 +217,10 @@ def test_a_mapped_source_is_known_by_its_files(tmp_path, begun):
     "dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.float64]
 )
 def test_the_identity_of_an_array_is_of_its_values_dtype_and_shape(dtype, monkeypatch):
-    from salientpp.store.directory import identity
+    from salientpp.store.directory import task
 
     array = torch.arange(60).view(20, 3).remainder(2).to(dtype)
-    monkeypatch.setattr(identity, "_PIECE_BYTES", 7)
+    monkeypatch.setattr(task, "_PIECE_BYTES", 7)
     said = identify(array)
     assert said == identify(array.clone()) == identify(array.t().contiguous().t())
     others = [array.view(10, 6), array[1:], array.flip(0), array.to(torch.int32), torch.cat([array[:-1], array[:1]])]
