@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
-from salientpp.analysis.placed import Parted, Unparted, open_graph
+from salientpp.analysis.graph import open_graph
+from salientpp.analysis.in_memory import MemoryGraph, Unparted
 from salientpp.datasets import load_dataset
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
@@ -56,12 +57,12 @@ def main() -> None:
     for dataset in tqdm(arguments.datasets):
         data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
         name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
-        unparted = open_graph(data, arguments.parts, "train")
-        assert isinstance(unparted, Unparted)  # it is a Data
         several = [Batches(fanouts, arguments.batch_size, "train", arguments.epochs) for fanouts in FANOUTS]
+        unparted, row_bytes = open_graph(data, arguments.parts, several[-1])
+        assert isinstance(unparted, Unparted)  # it is a Data
         parted = unparted.parted(PartitionOptions("metis", refine=False), several[-1], Progress())
-        assignment = torch.empty_like(parted.original_id)
-        assignment[parted.original_id] = parted.book.owner(torch.arange(parted.book.num_vertices))
+        assignment = torch.empty_like(parted.order)
+        assignment[parted.order] = parted.parts.owner(torch.arange(parted.parts.num_vertices))
         ways = Ways(["vip"], ALPHAS, sums=True)
         analysis = analyze(data, several, ways, parts=arguments.parts, name=name, method=assignment)
         labels = {
@@ -85,7 +86,8 @@ def main() -> None:
                 f"and {summed.sums_per_epoch:12,.0f} sums; bytes {summed.bytes_without:15,.0f} -> {summed.bytes_with:15,.0f}: {1 / summed.share:.2f}x",
                 flush=True,
             )
-        costs += [{**labels, **cost(parted, fanouts, arguments.batch_size)} for fanouts in FANOUTS]
+        wire = Wire(row_bytes[None], 4)
+        costs += [{**labels, **cost(parted, wire, fanouts, arguments.batch_size)} for fanouts in FANOUTS]
         for of_fanouts in costs[-len(FANOUTS) :]:
             print(of_fanouts, flush=True)
     write_results(
@@ -117,11 +119,10 @@ def count_copies(arguments: argparse.Namespace) -> None:
     write_results("partial_copies", rows, batch_size=arguments.batch_size, epochs=arguments.epochs)
 
 
-def cost(parted: Parted, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
+def cost(parted: MemoryGraph, wire: Wire, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
     """CPU seconds to draw a batch of part 0 and to choose its sums, without a cache: medians."""
     sampler = Sampler(parted.graph, fanouts)
-    tiers = Tiers(parted.book, 0, Tier("host", None, {}, False, ""))
-    wire = Wire(parted.row_bytes[None], 4)
+    tiers = Tiers(parted.parts, 0, Tier("host", None, {}, False, ""))
     seeds = parted.seeds[0][torch.randperm(parted.seeds[0].numel(), generator=torch.Generator().manual_seed(0))]
     seconds: list[tuple[float, float]] = []
     for key in range(repeats):

@@ -1,7 +1,7 @@
 """Counts and forecasts the feature rows that would cross the network in an epoch, and says what caches, lookahead and sums would save.
 
 The count is that of a run with the same seed: per batch the distinct rows that its host lacks and no cache has, of the batches that loaders make. Every way to
-fetch fewer rows is counted on one dry run (:mod:`salientpp.analysis.dry`), since none changes a batch.
+fetch fewer rows is counted on one dry run of the loaders' engine, since none changes a batch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -20,9 +21,11 @@ from salientpp.analysis import sums
 from salientpp.analysis.advice import DeviceRows, Recommendation, advise
 from salientpp.analysis.batches import Batches, one_or_several
 from salientpp.analysis.caches import CACHE, LEARNED, Accesses, Caches, Probabilities, check_policies, other_accesses
-from salientpp.analysis.dry import DryBatch, Rank, dry
-from salientpp.analysis.placed import MOST_RANKS, Job, Unparted, open_graph, placed
+from salientpp.analysis.graph import open_graph
+from salientpp.analysis.in_memory import Unparted
+from salientpp.analysis.job import MOST_RANKS, Job, placed
 from salientpp.analysis.result import Analysis, Copies, Volume, word_of_type
+from salientpp.engine.producer import Drawn
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
 from salientpp.store.directory.opened import PartitionedGraph
@@ -110,25 +113,24 @@ def analyze(
     policies = check_policies(ways.policies, predict_only, is_typed)
     _check_sums(data, ways)
     options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
-    source = open_graph(data, parts, several[0], ways.send_as)
-    num_parts = source.parts if isinstance(source, Unparted) else source.num_parts
+    graph, row_bytes = open_graph(data, parts, several[0], ways.send_as)
+    num_parts = graph.num_parts
     if ranks is not None or num_parts <= MOST_RANKS:
         placed(ranks, num_parts, ranks_per_host)  # what does not fit is said before the graph is partitioned
     del data  # a caller who keeps no reference either has the memory back
-    parted = source.parted(options, several[0], progress) if isinstance(source, Unparted) else source
-    del source
+    part: Any = graph.parted(options, several[0], progress) if isinstance(graph, Unparted) else graph
+    del graph
     placements = placed(ranks, num_parts, ranks_per_host)
-    job = Job.of(parted, placements)
-    found = [_Count(job, each, ways, policies, 0 if predict_only else each.epochs, progress) for each in several]
+    jobs = [Job.of(part, row_bytes, placements, each) for each in several]
+    found = [_Count(job, ways, policies, 0 if predict_only else job.batches.epochs, progress) for job in jobs]
     for count in found:
         count.run()
-    first, graph = several[0], parted
-    del parted
-    send_as = ways.send_as
+    first, send_as = several[0], ways.send_as
+    quality = part.description.quality if isinstance(part, PartitionedGraph) else part.quality
     return Analysis(
         dataset=name,
-        num_vertices={word_of_type(type_): book.num_vertices for type_, book in graph.books.items()},
-        num_edges=graph.num_edges,
+        num_vertices={word_of_type(type_): book.num_vertices for type_, book in part.books.items()},
+        num_edges=part.num_edges,
         parts=num_parts,
         ranks_by_host=placements[0].ranks_by_host,
         parts_by_rank=tuple(len(placement.own_parts) for placement in placements),
@@ -136,13 +138,13 @@ def analyze(
         epochs=0 if predict_only else first.epochs,
         seeds=first.words_of_seeds(),
         seed=first.seed,
-        row_bytes={word_of_type(type_): width for type_, width in graph.row_bytes.items()},
-        replicated=tuple(word_of_type(type_) for type_ in graph.books if type_ in graph.replicated),
-        edge_cut_fraction=graph.quality["edge_cut_fraction"],
-        balance=graph.quality["balance"],
+        row_bytes={word_of_type(type_): width for type_, width in row_bytes.items()},
+        replicated=tuple(word_of_type(type_) for type_ in part.books if type_ in part.replicated),
+        edge_cut_fraction=quality["edge_cut_fraction"],
+        balance=quality["balance"],
         draws={**first.draws(), "lookahead": ways.lookahead},
         send_as=None if not send_as else {_words(key): value for key, value in send_as.items()},
-        steps_per_epoch=max(rank.schedule.num_batches for rank in found[0].ranks),
+        steps_per_epoch=max(jobs[0].engines[0].basis.epochs.order.batches_by_rank),
         results=tuple(volume for count in found for volume in count.volumes),
         device_rows=tuple(row for count in found for row in count.device_rows),
         recommendations=tuple(count.recommendation for count in found if count.recommendation is not None),
@@ -172,7 +174,7 @@ class Consumer(Protocol):
 
     edges: bool
 
-    def measure(self, batch: DryBatch) -> Any:
+    def measure(self, batch: Drawn) -> Any:
         """What counts of one batch; called by threads."""
 
     def add(self, epoch: int, measured: Any) -> None:
@@ -182,21 +184,16 @@ class Consumer(Protocol):
 class _Count:
     """Counts one kind of batches for all ranks of a job."""
 
-    def __init__(
-        self, job: Job, batches: Batches, ways: Ways, policies: Sequence[str], epochs: int, progress: Progress
-    ) -> None:
-        self.job, self.batches, self._ways, self._policies = job, batches, ways, policies
+    def __init__(self, job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress: Progress) -> None:
+        self.job, self._ways, self._policies = job, ways, policies
         self.epochs, self._progress, self.alphas = epochs, progress, ways.alphas
-        self.widths = {type_: job.graph.row_bytes[type_] for type_ in job.held}
-        self._title = ",".join(map(str, batches.fanouts))
-        self.ranks = job.ranks(batches)
+        self._title = ",".join(map(str, job.batches.fanouts))
         self.volumes: list[Volume] = []
         self.device_rows: list[DeviceRows] = []
         self.recommendation: Recommendation | None = None
         self.copies: list[Copies] = []
-        self._is_plain = batches.is_plain and job.is_simple
-        agree = batches.shared_draws is not None or batches.draw_block > 1
-        if (agree or ways.lookahead is not None or ways.sums) and not self._is_plain:
+        agree = job.batches.shared_draws is not None or job.batches.draw_block > 1
+        if (agree or ways.lookahead is not None or ways.sums) and not job.is_simple:
             raise ValueError(
                 "lookahead, shared_draws, draw_block and partial are counted for plain draws from one type of vertices, and a rank per part and host; "
                 "loader.stats() says what a loader with them fetches"
@@ -204,83 +201,88 @@ class _Count:
 
     def run(self) -> None:
         self._progress.begin(f"{self._title}: inclusion probabilities")
-        known = Probabilities.of(self.job, self.batches, self.ranks)
-        caches = Caches(known, self.widths, self._policies, self.alphas, self.epochs)
+        known = Probabilities.of(self.job)
+        caches = Caches(known, self._policies, self.alphas, self.epochs)
         windows: list[list[ahead.Known]] = []
         summed: list[sums.Sums] = []
         for host in self.job.hosts:
             accesses, others = [], []
-            for rank in self.ranks[host.start : host.stop]:
-                consumers = self._consumers(rank, known)
-                self._dry_run(rank, consumers)
-                accesses.append(consumers[0])
-                windows += [each.found() for each in consumers if isinstance(each, ahead.Lookahead)]
-                summed += [each.finished() for each in consumers if isinstance(each, sums.Sums)]
-                others += [self._other_epochs(rank)] if "oracle-heldout" in self._policies else []
+            for number in host:
+                own = Accesses(self.job, self.epochs)
+                consumers: list[Consumer] = [own]
+                window = self._lookahead(number, known) if self.job.is_simple else None
+                if window is not None and self._ways.lookahead is not None:
+                    consumers.append(window)
+                if self._ways.sums:
+                    workload, width = known.workloads[number], self.job.widths[None]
+                    summed.append(sums.Sums(self.job.engines[number], workload, self.alphas, width))
+                    consumers.append(summed[-1])
+                self._dry_run(number, consumers)
+                accesses.append(own)
+                windows += [] if window is None else [window.found()]
+                if self._ways.sums:
+                    summed[-1].finish()
+                others += [self._other_epochs(number)] if "oracle-heldout" in self._policies else []
             self._progress.begin(f"{self._title}: host {self._of(host.start)}", len(self._policies), "policies")
             caches.count(host, accesses, others, self._progress.advance)
         for way, policy in caches.left:
             self.volumes += _volumes(self, caches, way, policy)
-        if self._is_plain:
+        if self.job.is_simple:
             self._advise(known)
             self._add_lookahead(caches, windows)
         if summed:
             self._add_sums(summed)
 
     def _of(self, number: int) -> str:
-        return f"{number} of {len(self.ranks)}"
+        return f"{number} of {len(self.job.engines)}"
 
-    def _consumers(self, rank: Rank, known: Probabilities) -> list[Any]:
-        """All that is counted of a rank's batches; the accesses come first."""
-        consumers: list[Consumer] = [Accesses(self.job, self.epochs)]
-        if self._is_plain:
-            workload, width = known.workloads[rank.number], self.widths[None]
-            epochs = 0 if self._ways.lookahead is None else self.epochs
-            window = "auto" if self._ways.lookahead is None else self._ways.lookahead
-            consumers.append(ahead.Lookahead(rank, workload, self.batches, self.alphas, window, width, epochs))
-            if self._ways.sums:
-                consumers.append(sums.Sums(rank, workload, self.alphas, width))
-        return consumers
+    def _lookahead(self, number: int, known: Probabilities) -> ahead.Lookahead:
+        epochs = 0 if self._ways.lookahead is None else self.epochs
+        window = "auto" if self._ways.lookahead is None else self._ways.lookahead
+        return ahead.Lookahead(
+            self.job.engines[number], known.workloads[number], self.alphas, window, self.job.widths[None], epochs
+        )
 
-    def _dry_run(self, rank: Rank, consumers: Sequence[Consumer]) -> None:
+    def _dry_run(self, number: int, consumers: Sequence[Consumer]) -> None:
         """Draw the rank's epochs once, for all consumers."""
-        edges = any(consumer.edges for consumer in consumers)
+        engine, bare = self.job.engines[number], not any(consumer.edges for consumer in consumers)
         for epoch in range(self.epochs):
-            step = f"{self._title}: rank {self._of(rank.number)}, epoch {epoch}"
-            self._progress.begin(step, rank.schedule.num_batches, "batches")
-            for measured in dry(rank, epoch, lambda batch: [each.measure(batch) for each in consumers], edges=edges):
+            step = f"{self._title}: rank {self._of(number)}, epoch {epoch}"
+            self._progress.begin(step, engine.basis.epochs.order.num_batches, "batches")
+            for measured in engine.dry(epoch, lambda batch: [c.measure(batch) for c in consumers], only_vertices=bare):
                 for consumer, own in zip(consumers, measured):
                     consumer.add(epoch, own)
                 self._progress.advance()
 
-    def _other_epochs(self, rank: Rank) -> dict[str | None, np.ndarray]:
-        total = self.epochs * -(-rank.num_seeds // rank.schedule.batch_size)
-        self._progress.begin(f"{self._title}: rank {self._of(rank.number)}, held-out epochs", total, "batches")
-        return other_accesses(self.job, rank, self.epochs, self._progress.advance)
+    def _other_epochs(self, number: int) -> dict[str | None, np.ndarray]:
+        basis = self.job.engines[number].basis
+        total = self.epochs * -(-basis.source.seeds.number // basis.batch_size)
+        self._progress.begin(f"{self._title}: rank {self._of(number)}, held-out epochs", total, "batches")
+        return other_accesses(self.job, number, self.epochs, self._progress.advance)
 
     def _advise(self, known: Probabilities) -> None:
         own = [volume for volume in self.volumes if (volume.way, volume.policy) == (CACHE, "vip")]
-        graph = self.job.graph
-        assert graph.original_id is not None  # one type of vertices
+        part: Any = self.job.engines[0].basis.source.part
+        original_id = part.original_id(torch.arange(part.books[None].num_vertices, device="cpu"))
         self.device_rows, self.recommendation = advise(
             known.workloads,
             [scores[None] for scores in known.vip],
-            graph.original_id,
+            original_id,
             [(volume.replication_factor, 1 - volume.reduction) for volume in own],
-            self.widths[None],
+            self.job.widths[None],
         )
 
     def _add_lookahead(self, caches: Caches, found: Sequence[Sequence[ahead.Known]]) -> None:
         counted = self._ways.lookahead is not None and self.epochs > 0
-        if counted and self.batches.draw_block > 1:
+        if counted and self.job.batches.draw_block > 1:
             # Of draws that agree the probabilities say too little of what a static cache leaves, which is counted.
             static = caches.left[CACHE, "vip"].counted[:, 0].mean(axis=2)
             found = [
                 [
-                    replace(own, static=float(rows) / max(1, rank.schedule.num_batches))
+                    replace(own, static=float(rows) / max(1, engine.basis.epochs.order.num_batches))
                     for own, rows in zip(of_rank, left)
                 ]
-                for of_rank, left, rank in zip(found, static, self.ranks)
+                for of_rank, left, engine in zip(found, static, self.job.engines)
             ]
         for own, of_alpha in zip(self._vip(), zip(*found)):
             rows = [sum(each.rows) / self.epochs for each in of_alpha] if counted else None
@@ -289,7 +291,7 @@ class _Count:
             self.volumes.append(_of_other_way(own, "lookahead", rows, left, ahead=figures))
 
     def _add_sums(self, summed: Sequence[sums.Sums]) -> None:
-        found, self.copies = sums.over_ranks(summed, self.batches.fanouts, self.epochs)
+        found, self.copies = sums.over_ranks(summed, self.job.batches.fanouts, self.epochs)
         for a, (own, figures) in enumerate(zip(self._vip(), found)):
             rows = [each.fetched[a].rows / self.epochs for each in summed]
             volume = _of_other_way(own, "sums", rows, sum(rows) + figures.sums_per_epoch, summed=figures)
@@ -314,14 +316,14 @@ def _volumes(count: _Count, caches: Caches, way: str, policy: str) -> list[Volum
     for a, alpha in enumerate(count.alphas):
         if len(job.held) == 1:
             ((type_, book),) = job.held.items()
-            num_bytes = cache_capacity(alpha, book) * count.widths[type_]
+            num_bytes = cache_capacity(alpha, book) * job.widths[type_]
         else:
-            num_bytes = cache_bytes(alpha, job.held, count.widths)
-        for t, (type_, width) in enumerate(count.widths.items()):
+            num_bytes = cache_bytes(alpha, job.held, job.widths)
+        for t, (type_, width) in enumerate(job.widths.items()):
             of_epochs, is_vip = left.counted[:, t, a].sum(axis=0), policy == "vip"
             found.append(
                 Volume(
-                    fanouts=count.batches.fanouts,
+                    fanouts=job.batches.fanouts,
                     way=way,
                     policy=policy,
                     replication_factor=alpha,

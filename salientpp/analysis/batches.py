@@ -8,8 +8,8 @@ from typing import Any
 
 from torch_geometric.sampler import NegativeSampling
 
-from salientpp.graph.csc import Graph
-from salientpp.graph.typed import TypedGraph
+from salientpp.engine.connected import Connected
+from salientpp.engine.seeds import Seeds, edges_of_part, sampler_of_part, vertices_of_part
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.inclusion import check_batch_size, check_fanouts
@@ -113,16 +113,18 @@ class Batches:
         if isinstance(block, bool) or not isinstance(block, int) or block < 1:
             raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {block!r}")
 
-    def sampler(self, graph: Graph | TypedGraph) -> NeighborSampler:
-        """The loaders' sampler for these batches."""
-        return NeighborSampler(
-            graph,
-            self.num_neighbors,
-            replace=self.replace,
-            disjoint=self.disjoint,
-            temporal_strategy=self.temporal_strategy,
-            shared_draws=self.shared_draws,  # type: ignore[arg-type]  # checked
-        )
+    def sampler(self, part: Any) -> NeighborSampler:
+        """The loaders' sampler for these batches of a graph in parts."""
+        return sampler_of_part(
+            part, self.num_neighbors, self.time_attr, self.weight_attr, replace=self.replace, disjoint=self.disjoint,
+            temporal_strategy=self.temporal_strategy, shared_draws=self.shared_draws,
+        )  # fmt: skip
+
+    def seeds_of(self, connected: Connected, sampler: NeighborSampler) -> Seeds:
+        """The loaders' seeds of a rank."""
+        if not self.link:
+            return vertices_of_part(connected, sampler, self.seeds)
+        return edges_of_part(connected, sampler, self.seeds, time=self.edge_label_time, negatives=self.negatives)
 
     def draws(self) -> dict[str, Any]:
         """How batches are drawn, as JSON values."""

@@ -9,27 +9,29 @@ it has learned their noise. ``oracle-heldout`` ranks by as many other epochs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.sampler import EdgeSamplerInput
+from torch_geometric.sampler import NodeSamplerInput
 
-from salientpp.analysis.batches import Batches
-from salientpp.analysis.dry import DryBatch, Rank, draw
-from salientpp.analysis.placed import Job
+from salientpp.analysis.job import Job
+from salientpp.engine.basis import Basis
+from salientpp.engine.engine import Engine
+from salientpp.engine.producer import Drawn
 from salientpp.processes import in_order
 from salientpp.ranks.partition_book import PartitionBook
+from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys
-from salientpp.sampling.seeds import edge_start, scores_of_part
 from salientpp.vip.accesses import shuffled_batches
-from salientpp.vip.inclusion import inclusion_probability, uniform_start
+from salientpp.vip.inclusion import inclusion_probability
 from salientpp.vip.policies import POLICIES, TYPED_POLICIES, Policy, Workload, add_scores, plan_caches, score
 from salientpp.vip.shared import shared_inclusion_probability
+from salientpp.ways.cache import scores_of
 
 ORACLES = ("oracle", "oracle-heldout")
 #: Compared unless others are named: all but 'vip-hop', which ranks nearly as 'vip' does.
@@ -44,6 +46,7 @@ _CALIBRATION_BATCHES = 20
 #: By vertex type.
 Values = dict[str | None, np.ndarray]
 Scores = Mapping[str | None, Tensor]
+Out = TypeVar("Out")
 
 
 def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed: bool) -> list[str]:
@@ -84,34 +87,47 @@ class Accesses:
         sizes = {type_: book.num_vertices for type_, book in job.held.items()}
         self.counts = [{type_: np.zeros(size, dtype=np.int32) for type_, size in sizes.items()} for _ in range(epochs)]
 
-    def measure(self, batch: DryBatch) -> Values:
-        return {type_: ids.numpy() for type_, ids in batch.remote.items()}
+    def measure(self, batch: Drawn) -> Values:
+        return {type_: batch.places[type_].remote_id.numpy() for type_ in self.counts[0]}
 
     def add(self, epoch: int, measured: Values) -> None:
         for type_, ids in measured.items():
             self.counts[epoch][type_][ids] += 1
 
 
-def other_accesses(job: Job, rank: Rank, epochs: int, on_batch: Callable[[], None]) -> Values:
-    """The same counts over as many other epochs: int32 [N] by type."""
+def other_accesses(job: Job, number: int, epochs: int, on_batch: Callable[[], None]) -> Values:
+    """The same counts of rank ``number`` over as many other epochs: int32 [N] by type."""
     # The keys of `simulation` are numbered by part; these lie beyond.
-    total = Accesses(job, 1)
-    for batch in _other_batches(rank, rank.schedule.batch_size, len(job.placements) + rank.number, epochs):
-        total.add(0, total.measure(batch))
+    total, engine = Accesses(job, 1), job.engines[number]
+    for measured in _other_batches(engine, total.measure, engine.basis.batch_size, len(job.engines) + number, epochs):
+        total.add(0, measured)
         on_batch()
     return total.counts[0]
 
 
 def _other_batches(
-    rank: Rank, batch_size: int, number: int, epochs: int, only_of: int | None = None, most: int | None = None
-) -> Iterable[DryBatch]:
-    """Batches of no training run, by the keys of ``number``: those of ``only_of`` seeds, ``most`` at most."""
-    positions = torch.arange(rank.num_seeds, device="cpu")
-    drawn = shuffled_batches(positions, batch_size, number, epochs) if rank.num_seeds else ()
+    engine: Engine,
+    measure: Callable[[Drawn], Out],
+    batch_size: int,
+    key: int,
+    epochs: int,
+    only_of: int | None = None,
+    most: int | None = None,
+) -> Iterator[Out]:
+    """What ``measure`` says of batches of no training run, by keys of ``key``: those of ``only_of`` seeds, ``most`` at most."""
+    positions = torch.arange(engine.basis.source.seeds.number, device="cpu")
+    drawn = shuffled_batches(positions, batch_size, key, epochs) if positions.numel() else ()
     chosen = (each for each in drawn if only_of is None or each[0].numel() == only_of)
-    return in_order(
-        lambda each: draw(rank, each[0], BatchKeys(each[1], each[1])), islice(chosen, most), "salientpp-dry"
-    )
+
+    def measured(batch: tuple[Tensor, int]) -> Out:
+        return measure(engine.producer.drawn([(batch[0], BatchKeys(batch[1], batch[1]))], only_vertices=True))
+
+    return in_order(measured, islice(chosen, most), "salientpp-dry")
+
+
+def _batch_sizes(basis: Basis) -> list[int]:
+    """Seeds of each batch of an epoch."""
+    return [positions.numel() for positions in basis.epochs.positions(0)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,60 +141,44 @@ class Probabilities:
     """
 
     job: Job
-    batches: Batches
-    ranks: Sequence[Rank]
     vip: Sequence[Scores]
     workloads: Sequence[Workload]
     expected: list[Values] = field(default_factory=list)
 
     @classmethod
-    def of(cls, job: Job, batches: Batches, ranks: Sequence[Rank]) -> Probabilities:
-        units = range(job.graph.num_parts)
-        if batches.is_plain and job.graph.books.keys() == {None}:
-            workloads = [job.graph.workload(unit, batches) for unit in units]
+    def of(cls, job: Job) -> Probabilities:
+        if job.is_of_one_type:
+            workloads = [_workload_of(basis) for basis in job.units]
             if any(workload.vip is None for workload in workloads):  # one sweep for all
-                seeds = [workload.seeds for workload in workloads]
-                computed = inclusion_probability(
-                    workloads[0].graph, seeds, batches.num_neighbors, workloads[0].batch_size
-                )
+                seeds, first = [workload.seeds for workload in workloads], workloads[0]
+                computed = inclusion_probability(first.graph, seeds, first.num_neighbors, first.batch_size)
                 workloads = [
                     replace(each, vip=own) if each.vip is None else each for each, own in zip(workloads, computed)
                 ]
-            found = cls(job, batches, ranks, [{None: cast(Tensor, each.vip)} for each in workloads], workloads)
+            found = cls(job, [{None: cast(Tensor, each.vip)} for each in workloads], workloads)
         else:
-            found = cls(job, batches, ranks, [], [])
-            found = replace(found, vip=[found.scores("vip", unit) for unit in units])
+            found = cls(job, [scores_of(basis, "vip") for basis in job.units], [])
         return replace(found, expected=found._expected())
 
     def scores(self, policy: str, unit: int) -> Scores:
         """What a unit's cache is planned by, as a run does."""
-        if policy == "vip" and self.vip:
+        if policy == "vip":
             return self.vip[unit]
         if self.workloads:
             return {None: score(cast(Policy, policy), self.workloads[unit])}
-        rank = next(rank for rank in self.ranks if rank.schedule.unit == unit)
-        part, inputs, batch_size = self.job.graph.part, rank.inputs, rank.schedule.batch_size
-        assert part is not None  # others have plain batches
-        start = (
-            edge_start(inputs, rank.negatives, batch_size)
-            if isinstance(inputs, EdgeSamplerInput)
-            else {inputs.input_type: uniform_start(inputs.node, batch_size)}
-        )
-        return scores_of_part(
-            policy, part=part, part_id=unit, sampler=rank.sampler, inputs=inputs, start=start, batch_size=batch_size
-        )
+        return scores_of(self.job.units[unit], cast(Policy, policy))
 
     def _expected(self) -> list[Values]:
         found: list[Values] = []
-        last = self._last_batches()
-        for rank in self.ranks:
-            sizes, batch_size = rank.batch_sizes, rank.schedule.batch_size
-            unit = rank.schedule.unit
+        last, agrees = self._last_batches(), self.job.batches.shared_draws is not None
+        for engine in self.job.engines:
+            basis = engine.basis
+            sizes, batch_size, unit = _batch_sizes(basis), basis.batch_size, basis.epochs.placement.own_part
             of_rank: Values = {}
-            for type_, (begin, end) in rank.held.items():
+            for type_, book in self.job.held.items():
                 if not self.workloads:  # a smaller batch counts by its size
                     chance = self.vip[unit][type_].double() * (sum(sizes) / batch_size)
-                elif self.batches.shared_draws is not None:
+                elif agrees:
                     chance = self._shared(self.workloads[unit], sizes)
                 else:
                     full = sum(size == batch_size for size in sizes)
@@ -186,17 +186,17 @@ class Probabilities:
                     if full < len(sizes):
                         chance += last[sizes[-1]][unit]
                 of_rank[type_] = chance.numpy()
-                of_rank[type_][begin:end] = 0
+                of_rank[type_][slice(*book.range_of(basis.source.exchange.part_id))] = 0
             found.append(of_rank)
         return found
 
     def _last_batches(self) -> dict[int, Tensor]:
         """By size [units, N], the probabilities of batches that are smaller than the others."""
-        if not self.workloads or self.batches.shared_draws is not None:
+        if not self.workloads or self.job.batches.shared_draws is not None:
             return {}
-        sizes = {size for rank in self.ranks for size in rank.batch_sizes[-1:] if size < rank.schedule.batch_size}
-        seeds, graph = [workload.seeds for workload in self.workloads], self.workloads[0].graph
-        return {size: inclusion_probability(graph, seeds, self.batches.num_neighbors, size) for size in sizes}
+        first, seeds = self.workloads[0], [workload.seeds for workload in self.workloads]
+        sizes = {size for engine in self.job.engines for size in _batch_sizes(engine.basis)[-1:]} - {first.batch_size}
+        return {size: inclusion_probability(first.graph, seeds, first.num_neighbors, size) for size in sizes}
 
     def _shared(self, workload: Workload, sizes: list[int]) -> Tensor:
         total = torch.zeros(workload.graph.num_vertices, dtype=torch.float64, device="cpu")
@@ -204,6 +204,16 @@ class Probabilities:
             chance = shared_inclusion_probability(workload.graph, workload.seeds, workload.num_neighbors, size)
             total += chance.double() * sizes.count(size)
         return total
+
+
+def _workload_of(basis: Basis) -> Workload:
+    source, sampler = basis.source, cast(NeighborSampler, basis.source.sampler)
+    assert (
+        source.part is not None
+        and source.part.part_id is not None
+        and isinstance(source.seeds.inputs, NodeSamplerInput)
+    )
+    return source.part.workload(source.part.part_id, source.seeds.inputs.node, sampler.fanouts[0], basis.batch_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,23 +242,17 @@ class Left:
 class Caches:
     """The static caches of a job's ranks, host after host.
 
-    Args:
-        widths: bytes of a row, by vertex type.
-
     Attributes:
         left: by (way, policy).
         bare, bare_predicted: [W, T, R] and [W, T], rows per epoch without a cache.
     """
 
-    def __init__(
-        self, known: Probabilities, widths: Mapping[str | None, int], policies: Sequence[str], alphas: Sequence[float],
-        epochs: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, known: Probabilities, policies: Sequence[str], alphas: Sequence[float], epochs: int) -> None:
         job = known.job
-        self._known, self._job, self._widths, self._alphas, self._epochs = known, job, widths, alphas, epochs
+        self._known, self._job, self._alphas, self._epochs = known, job, alphas, epochs
         self._policies, self._types = list(policies), list(job.held)
         ways = [CACHE, PRIVATE] if job.shares else [CACHE]
-        shape = len(job.placements), len(self._types), len(alphas), epochs
+        shape = len(job.engines), len(self._types), len(alphas), epochs
         self.left = {(way, policy): Left.nothing(*shape) for way in ways for policy in policies}
         self.bare = np.zeros((shape[0], shape[1], epochs))
         self.bare_predicted = np.zeros(shape[:2])
@@ -285,7 +289,7 @@ class Caches:
             ]
         if policy == "oracle-heldout":
             return [{t: torch.from_numpy(counts[t]).double() for t in self._types} for counts in others]
-        units = [self._known.ranks[number].schedule.unit for number in host]
+        units = [self._job.placements[number].own_part for number in host]
         of_unit = {unit: self._known.scores(policy, unit) for unit in dict.fromkeys(units)}
         return [of_unit[unit] for unit in units]
 
@@ -293,20 +297,19 @@ class Caches:
         self, policy: str, host: range, accesses: Sequence[Accesses], others: Sequence[Values]
     ) -> list[tuple[str, list[int], Values]]:
         """The caches of a host: (way, ranks that use it, which rows it has)."""
-        placements, scores = self._job.placements, self._scores(policy, host, accesses, others)
+        scores, engines = self._scores(policy, host, accesses, others), self._job.engines[host.start : host.stop]
         pooled: Scores = scores[0]
         if len(host) > 1:
             pooled = {t: torch.zeros(scores[0][t].numel(), dtype=torch.float64, device="cpu") for t in self._types}
             for each in scores:
                 for type_, pool in pooled.items():
                     add_scores(cast(Policy, policy), pool, each[type_])
-        found = [(CACHE, list(host), self._since(pooled, self._job.held, placements[host[0]].part_id))]
+        found = [(CACHE, list(host), self._since(pooled, self._job.held, engines[0].basis.source.exchange.part_id))]
         if self._job.shares:
-            own = {type_: self._job.graph.row_books[type_] for type_ in self._types}
-            found += [
-                (PRIVATE, [number], self._since(each, own, placements[number].own_part))
-                for number, each in zip(host, scores)
-            ]
+            for number, each, engine in zip(host, scores, engines):
+                part: Any = engine.basis.source.part
+                own = {type_: part.row_books[type_] for type_ in self._types}
+                found.append((PRIVATE, [number], self._since(each, own, part.part_id)))
         return found
 
     def _since(self, scores: Scores, books: Mapping[str | None, PartitionBook], part_id: int) -> Values:
@@ -314,7 +317,7 @@ class Caches:
         since = {t: np.full(book.num_vertices, len(self._alphas), dtype=np.int32) for t, book in books.items()}
         wanted = {type_: scores[type_] for type_ in books}
         for a in reversed(range(len(self._alphas))):
-            for type_, ids in plan_caches(wanted, books, self._widths, part_id, self._alphas[a]).items():
+            for type_, ids in plan_caches(wanted, books, self._job.widths, part_id, self._alphas[a]).items():
                 since[type_][ids.numpy()] = a
         return since
 
@@ -329,26 +332,25 @@ class Caches:
                     left.counted[number, t, :, epoch] = self._beyond(counts[type_], since[type_])
         if policy == "vip" and self._epochs:
             for number in numbers:
-                self._calibrate(left, self._known.ranks[number], since)
+                self._calibrate(left, number, since)
 
     def _beyond(self, values: np.ndarray, since: np.ndarray) -> np.ndarray:
         """[A]: the sum of the values of rows that are not cached, for each replication factor."""
         by_factor = np.bincount(since, weights=values, minlength=len(self._alphas) + 1)
         return by_factor[::-1].cumsum()[::-1][1:]
 
-    def _calibrate(self, left: Left, rank: Rank, since: Values) -> None:
-        sizes = rank.batch_sizes if rank.num_seeds else []
+    def _calibrate(self, left: Left, number: int, since: Values) -> None:
+        engine, ranks = self._job.engines[number], len(self._job.engines)
+        sizes, num_seeds = _batch_sizes(engine.basis), engine.basis.source.seeds.number
+
+        def beyond(batch: Drawn) -> list[list[Any]]:
+            ids = {type_: batch.places[type_].remote_id.numpy() for type_ in self._types}
+            return [[np.count_nonzero(since[t][ids[t]] > a) for a in range(len(self._alphas))] for t in self._types]
+
         for batch_size in sorted(set(sizes)):  # full batches, and perhaps a smaller last one
-            epochs = -(-_CALIBRATION_BATCHES * batch_size // rank.num_seeds) + 1
-            key, whole = 2 * len(self._job.placements) + rank.number, min(batch_size, rank.num_seeds)
-            batches = _other_batches(rank, batch_size, key, epochs, whole, _CALIBRATION_BATCHES)
-            found = [
-                [
-                    [np.count_nonzero(since[t][batch.remote[t].numpy()] > a) for a in range(len(self._alphas))]
-                    for t in self._types
-                ]
-                for batch in batches
-            ]
-            sampled, times = np.array(found, dtype=np.float64), sizes.count(batch_size)
+            epochs = -(-_CALIBRATION_BATCHES * batch_size // num_seeds) + 1
+            whole = min(batch_size, num_seeds)
+            found = _other_batches(engine, beyond, batch_size, 2 * ranks + number, epochs, whole, _CALIBRATION_BATCHES)
+            sampled, times = np.array(list(found), dtype=np.float64), sizes.count(batch_size)
             left.calibrated[:] += sampled.mean(axis=0) * times
             left.variance[:] += sampled.var(axis=0, ddof=min(1, len(sampled) - 1)) / len(sampled) * times**2

@@ -11,15 +11,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 
 import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.analysis.batches import Batches
-from salientpp.analysis.dry import DryBatch, Rank, dry
 from salientpp.analysis.result import Ahead
+from salientpp.engine.engine import Engine
+from salientpp.engine.producer import Drawn
+from salientpp.sampling.schedule import Turn
 from salientpp.vip.policies import Workload, cache_capacity, plan_cache, score
 from salientpp.ways.lookahead.forecast import Blocks, Trial, forecast
 from salientpp.ways.lookahead.planner import Planner
@@ -58,11 +59,16 @@ class Lookahead:
     edges = False
 
     def __init__(
-        self, rank: Rank, workload: Workload, batches: Batches, alphas: Sequence[float], lookahead: Window, row_bytes: int,
+        self,
+        engine: Engine,
+        workload: Workload,
+        alphas: Sequence[float],
+        lookahead: Window,
+        row_bytes: int,
         epochs: int,
-    ) -> None:  # fmt: skip
-        self._rank, self._workload, self._batches, self._alphas = rank, workload, batches, alphas
-        self._epochs, self._num_batches = epochs, rank.schedule.num_batches
+    ) -> None:
+        self._engine, self._workload, self._alphas = engine, workload, alphas
+        self._epochs, self._num_batches = epochs, engine.basis.epochs.order.num_batches
         book, part_id = workload.book, workload.part_id
         begin, end = book.range_of(part_id)
         scores = score("vip", workload).to(torch.float32)
@@ -99,22 +105,24 @@ class Lookahead:
     def _trial(self) -> Trial:
         if not self._epochs:
             return Trial.expected(self._remote)
-        tried = dry(self._rank, 0, self.measure, only=Trial.batches(self._num_batches))
-        return Trial.of(list(tried), self._remote.numel())
+        return Trial.of(list(self._lists_of(0, self._engine.basis.trial_turns)), self._remote.numel())
 
     @cached_property
     def _blocks(self) -> Blocks | None:
-        draws = self._batches
-        return Blocks.of(self._workload, draws.draw_block, self._num_batches, draws.shared_draws is not None)
+        basis = self._engine.basis
+        shared = getattr(basis.source.sampler, "shared_draws", None) is not None
+        return Blocks.of(self._workload, basis.epochs.draw_block, self._num_batches, shared)
+
+    def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
+        """The coded remote ids of the batches of an epoch."""
+        return self._engine.dry(epoch, self.measure, turns, only_vertices=True)
 
     # --- counting -----------------------------------------------------------------------------------------
 
-    def measure(self, batch: DryBatch) -> Tensor:
-        return ops.code_ids(batch.remote[None], self._remote.numel()) if self._epochs else batch.remote[None]
+    def measure(self, batch: Drawn) -> Tensor:
+        return ops.code_ids(batch.places[None].remote_id, self._remote.numel())
 
     def add(self, epoch: int, measured: Tensor) -> None:
-        if not self._epochs:
-            return
         self._lists.append(measured)
         if len(self._lists) > self._reach:
             self._plan_next()
@@ -122,7 +130,7 @@ class Lookahead:
     def _finish(self) -> None:
         """Plan the last batches, whose windows reach into the next epochs."""
         epochs = count(self._epochs) if self._num_batches else ()
-        self._later = (list_ for epoch in epochs for list_ in dry(self._rank, epoch, self.measure))
+        self._later = chain.from_iterable(map(self._lists_of, epochs))
         while self._first < self._epochs * self._num_batches:
             self._plan_next()
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from salientpp.analysis.dry import DryBatch, Rank, dry
 from salientpp.analysis.result import Copies, Summed
+from salientpp.engine.engine import Engine
+from salientpp.engine.producer import Drawn
 from salientpp.store.tiers import IdSet, Tier, Tiers
 from salientpp.vip.policies import Workload, plan_cache, score
-from salientpp.ways.lookahead.forecast import Trial
 from salientpp.ways.sums.moved import Moved, are_copies_worth_it, are_fetches_worth_it
 from salientpp.ways.sums.plan import Wire
 
@@ -36,9 +36,9 @@ class Sums:
 
     edges = True
 
-    def __init__(self, rank: Rank, workload: Workload, alphas: Sequence[float], row_bytes: int) -> None:
+    def __init__(self, engine: Engine, workload: Workload, alphas: Sequence[float], row_bytes: int) -> None:
         book, part_id = workload.book, workload.part_id
-        self._rank, self.wire = rank, Wire(row_bytes, 4 if book.num_vertices < 2**31 else 8)
+        self._engine, self.wire = engine, Wire(row_bytes, 4 if book.num_vertices < 2**31 else 8)
         home = Tier("host", None, {}, False, "")
         scores = score("vip", workload)
         self._tiers = []
@@ -53,8 +53,8 @@ class Sums:
         self.fetched = [Moved() for _ in self._tiers]
         self.copied = [Moved() for _ in self._device_tiers]
 
-    def measure(self, batch: DryBatch) -> tuple[list[Moved], list[Moved]]:
-        mfg: Any = batch.drawn  # of one type
+    def measure(self, batch: Drawn) -> tuple[list[Moved], list[Moved]]:
+        mfg: Any = batch.mfg  # of one type
         fetched = [Moved.between_ranks(mfg, tiers, self.wire) for tiers in self._tiers]
         return fetched, [Moved.to_device(mfg, tiers, self.wire) for tiers in self._device_tiers]
 
@@ -64,16 +64,14 @@ class Sums:
             for total, own in zip((self.fetched, self.copied), measured)
         )  # fmt: skip
 
-    def finished(self) -> Sums:
-        """The same after the last epoch, without what found rows."""
-        only = Trial.batches(self._rank.schedule.num_batches)
-        tried: list[Any] = list(dry(self._rank, 0, lambda batch: batch.drawn, only=only, edges=True))
+    def finish(self) -> None:
+        """After the last epoch: see ``asks``, and let go of what found rows."""
+        tried: list[Any] = list(self._engine.dry(0, lambda batch: batch.mfg, self._engine.basis.trial_turns))
         self.asks = (
             [are_fetches_worth_it(tried, tiers, self.wire) for tiers in self._tiers],
             [are_copies_worth_it(tried, tiers, self.wire) for tiers in self._device_tiers],
         )
         self._tiers, self._device_tiers = [], []
-        return self
 
 
 def over_ranks(ranks: Sequence[Sums], fanouts: tuple[Any, ...], epochs: int) -> tuple[list[Summed], list[Copies]]:

@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -21,9 +21,12 @@ from salientpp.engine.run import Counters, Run
 from salientpp.engine.source import by_type
 from salientpp.engine.state import Resume
 from salientpp.engine.way import Price, Way
-from salientpp.processes import Lock
+from salientpp.processes import Lock, in_order
+from salientpp.sampling.schedule import Turn
 from salientpp.store.exchange import Traffic
 from salientpp.store.tiers import NO_IDS, Tiers
+
+Out = TypeVar("Out")
 
 
 class Engine:
@@ -81,9 +84,27 @@ class Engine:
         run.leave_if_done()
         return run
 
-    def dry(self, epoch: int) -> Iterator[Drawn]:
-        """The batches of an epoch on this rank, drawn and placed; nothing moves."""
-        return self.producer.dry(epoch)
+    def dry(
+        self,
+        epoch: int,
+        measure: Callable[[Drawn], Out],
+        turns: Sequence[Turn] | None = None,
+        *,
+        only_vertices: bool = False,
+    ) -> Iterator[Out]:
+        """What ``measure`` says of the batches of an epoch on this rank, in order. They are drawn and placed; nothing moves.
+
+        Args:
+            measure: called by several threads, each with another batch.
+            turns: of the epoch; None: all.
+            only_vertices: edges are not wanted, and may be missing.
+        """
+        epochs = self.basis.epochs
+
+        def measured(turn: Turn) -> Out:
+            return measure(self.producer.drawn(epochs.pieces(epoch, turn), only_vertices))
+
+        return in_order(measured, epochs.order.of_epoch(epoch) if turns is None else turns, "salientpp-dry")
 
     def price(self) -> Price:
         """What a batch of this rank takes, by a trial of some batches and the ways' forecasts; nothing moves."""

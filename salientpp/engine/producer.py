@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +35,11 @@ class Drawn:
     """A batch that was drawn and whose rows were placed, while nothing has moved.
 
     Attributes:
-        turn: of the epoch.
         mfg: what was drawn; of several pieces, all as one.
         places: where its rows are, by vertex type.
         notes: of each way.
     """
 
-    turn: Turn
     mfg: SamplerOutput | HeteroSamplerOutput
     places: PlacesByType
     notes: Sequence[Any]
@@ -181,20 +179,22 @@ class Producer:
             self.fetch.count(made.places)
         return made.batch
 
-    def dry(self, epoch: int, turns: Iterable[Turn] | None = None) -> Iterator[Drawn]:
-        """The batches of an epoch, or of these turns of it, drawn and placed; nothing moves."""
-        for turn in self.basis.epochs.order.of_epoch(epoch) if turns is None else turns:
-            mfg = self.basis.source.draw_joined(self.basis.epochs.pieces(epoch, turn))
-            notes = []
-            for way in self.ways:
-                mfg, note = way.on_drawn(mfg)
-                notes.append(note)
-            yield Drawn(turn, mfg, self.fetch.look_up(ids_by_type(mfg.node)), notes)
+    def drawn(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Drawn:
+        """A batch of these pieces, drawn and placed; nothing moves. Several threads may call it.
+
+        Args:
+            only_vertices: edges are not wanted, and may be missing.
+        """
+        mfg, notes = self.basis.source.draw_joined(pieces, only_vertices), []
+        for way in self.ways:
+            mfg, note = way.on_drawn(mfg)
+            notes.append(note)
+        return Drawn(mfg, self.fetch.look_up(ids_by_type(mfg.node)), notes)
 
     def price(self) -> Price:
         """What a batch of this rank takes, by a trial of epoch 0 and what the ways say of it."""
         begun = time.thread_time()
-        tried = list(self.dry(0, self.basis.trial_turns))
+        tried = [self.drawn(self.basis.epochs.pieces(0, turn)) for turn in self.basis.trial_turns]
         number, row_bytes, tiers = max(1, len(tried)), self.basis.source.row_bytes, self.fetch.tiers
         fetched, copied = dict.fromkeys(tiers, 0.0), dict.fromkeys(tiers, 0.0)
         for drawn in tried:

@@ -1,70 +1,38 @@
 """What does a loader draw from, and how does it come from what the user gave?
 
 A :class:`BatchSource` joins the two things that loaders differ in: the kind of data (an object in memory, a pair of stores, a partitioned graph; opened by
-:func:`open_data` and :func:`open_partition`) and the kind of seeds (:class:`Seeds`: vertices or edges).
+:func:`open_data` and :func:`open_partition`) and the kind of seeds (:mod:`salientpp.engine.seeds`: vertices or edges).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
 from salientpp.batch.store_template import StoreTemplate
 from salientpp.batch.template import Column, DataTemplate, PartitionTemplate
-from salientpp.graph.csc import Graph
+from salientpp.engine.connected import Connected
+from salientpp.engine.seeds import Seeds
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys
-from salientpp.sampling.seeds import scores_of_part
 from salientpp.sampling.stored import is_remote
 from salientpp.sampling.union import disjoint_union
 from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.exchange import Exchange, Message
+from salientpp.store.exchange import Exchange
 from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows, read_formats
 from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
-from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability
 
 #: Per vertex type, the names and rows of its attributes.
 RowsByType = Mapping["str | None", Mapping[str, RowSource]]
-
-#: Per vertex type, float [N].
-Probability = Mapping["str | None", Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Seeds:
-    """All seeds of a loader, and what follows from their being vertices or edges.
-
-    Attributes:
-        inputs: in PyG's type; ``inputs[positions]`` is a batch of them.
-        number: how many.
-        draw: the sampler's method for such inputs; makes an MFG of a batch of them.
-        add_batch_attributes: sets what PyG's loader sets on a batch beside the attributes of the data.
-        access_probability: of the batch size: how probably a batch needs each row; called if rows are to be kept on the device. None: rows
-            are in that order.
-        split: the name of the seeds, if they have one that means the same on every rank.
-        part_of: gives int64 [number], the stored part that has each seed; None of seeds that no part has, as pairs of vertices of the user's.
-        start: of the batch size: per vertex type with seeds, how probably a batch has each vertex among them, a function of the number of
-            vertices. Of a partitioned graph, whose cache is planned by it.
-    """
-
-    inputs: NodeSamplerInput | EdgeSamplerInput
-    number: int
-    draw: Callable[..., SamplerOutput | HeteroSamplerOutput]
-    add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
-    access_probability: Callable[[int], Probability] | None
-    split: str | None = None
-    part_of: Callable[[], Tensor] | None = None
-    start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,10 +102,12 @@ class BatchSource:
             mfg.metadata = (inputs.input_id, inputs.time)
         return mfg
 
-    def draw_joined(self, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> SamplerOutput | HeteroSamplerOutput:
-        """The MFG of the seeds at these positions, each piece drawn by its keys, as one."""
+    def draw_joined(
+        self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """The MFG of the seeds at these positions, each piece drawn by its keys, as one; the arguments are those of :meth:`draw`."""
         if len(pieces) == 1:
-            return self.draw(*pieces[0])
+            return self.draw(*pieces[0], only_vertices=only_vertices)
         inputs = self.seeds.inputs
         mfgs = [self.draw(positions, keys) for positions, keys in pieces]
         return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
@@ -219,66 +189,6 @@ def open_data(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Connected:
-    """A partitioned graph as a rank of a group sees it.
-
-    Attributes:
-        own: its part is what this rank's batches start from, and what its inclusion probabilities are of.
-        held: its part is what this rank's host has the rows of.
-        exchange: gets rows that the host does not have.
-    """
-
-    own: PartitionedGraph
-    held: PartitionedGraph
-    exchange: Exchange
-
-    @property
-    def own_part(self) -> int:
-        assert self.own.part_id is not None  # it was made with one
-        return self.own.part_id
-
-    @property
-    def is_in_order(self) -> bool:
-        """Whether the rows of the host are in the order of this rank's need of them."""
-        held, parts = self.exchange.placement.row_parts[self.exchange.part_id], self.exchange.placement.own_parts
-        return held == parts and len(parts) == 1
-
-
-def connect_part(
-    part: PartitionedGraph,
-    comm: Comm,
-    slots: int | None = None,
-    ranks_by_host: Sequence[int] = (),
-    messages: Sequence[Message] = (),
-) -> Connected:
-    """What each rank has and visits.
-
-    Args:
-        slots: that share an epoch's batches; None: as many as ranks.
-        ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
-        messages: what may be asked for beside rows of a graph with one type of vertices.
-
-    Raises:
-        ValueError: the ranks or slots do not fit the parts, or this rank loaded another part.
-    """
-    whole = part.whole
-    try:
-        placement = Placement(comm.rank, comm.size, whole.num_parts, slots or 0, tuple(ranks_by_host))
-    except ValueError as error:
-        raise ValueError(f"{part.root}: {error}") from None
-    mine = placement.own_parts
-    if part.offsets == whole.offsets and part.part_id is not None and [part.part_id] != list(mine):
-        parts = f"part {mine[0]}" if len(mine) == 1 else f"parts {mine[0]} to {mine[-1]}"
-        raise ValueError(
-            f"rank {comm.rank} serves {parts} of {whole.num_parts}, but its graph was loaded with part_id={part.part_id}; leave part_id out of "
-            "salientpp.load, and give it the loader's process_group"
-        )
-    held = whole.joined(placement.row_offsets, placement.part_id)
-    own = whole.joined(placement.own_offsets, placement.own_part)
-    return Connected(own, held, Exchange(comm, held.row_books, placement, () if part.is_hetero else messages))
-
-
 def open_partition(
     connected: Connected,
     sampler: NeighborSampler,
@@ -291,7 +201,7 @@ def open_partition(
     """The source of a partitioned graph.
 
     Args:
-        connected: from :func:`connect_part`.
+        connected: from :func:`~salientpp.engine.connected.connect_part`.
         columns, custom_cls, send_as: as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
@@ -433,60 +343,3 @@ def _checked_columns(given: Any, known: list[Column], part: PartitionedGraph) ->
             raise ValueError(f"columns must name node attributes of {part.root} ({', '.join(there)}), got {name!r}")
         columns |= dict.fromkeys(found)
     return list(columns)
-
-
-def access_probability(
-    sampler: BaseSampler, start: Mapping[str | None, Callable[[int], Tensor]], seeds: Tensor | None, batch_size: int
-) -> Probability:
-    """Per vertex type, how probably a batch needs each row.
-
-    Args:
-        start: per vertex type, the probability that a batch has the vertex as a seed: of the number of vertices, float [N]; other types
-            have no seeds.
-        seeds: what ``start`` comes from, if that is drawing ``batch_size`` of these.
-
-    Raises:
-        ValueError: the sampler is none of this package's.
-    """
-    if not isinstance(sampler, NeighborSampler):
-        raise ValueError(
-            f"device_rows needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
-            "pass a salientpp.NeighborSampler, or device_rows=0"
-        )
-    graph = sampler.topology.graph
-    if isinstance(graph, Graph) and seeds is not None and sampler.fanouts[0]:
-        return {
-            None: inclusion_probability(
-                graph, seeds, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace
-            )
-        }
-    return typed_inclusion_probability(
-        sampler.topology.as_typed(), start, sampler.fanouts, include_seeds=True, replace=sampler.replace
-    )
-
-
-def access_of_part(
-    connected: Connected,
-    sampler: NeighborSampler,
-    inputs: NodeSamplerInput | EdgeSamplerInput,
-    start: Callable[[int], Mapping[str | None, Callable[[int], Tensor]]],
-    batch_size: int,
-) -> Probability:
-    """Per vertex type float [rows of the host], how probably a batch of this rank needs each row."""
-    part, starts = connected.own, start(batch_size)
-    drawn = scores_of_part(
-        "vip",
-        part=part,
-        part_id=connected.own_part,
-        sampler=sampler,
-        inputs=inputs,
-        start=starts,
-        batch_size=batch_size,
-    )
-    found = {}
-    for type_, chance in drawn.items():
-        begin, end = connected.held.row_books[type_].range_of(connected.exchange.part_of(type_))
-        if type_ in starts:
-            chance = (chance.double() + starts[type_](chance.numel())).clamp(max=1.0)
-        found[type_] = chance[begin:end]
-    return found

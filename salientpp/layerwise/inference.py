@@ -31,9 +31,11 @@ from salientpp.batch.attributes import add_node_attributes
 from salientpp.batch.template import PartitionTemplate
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
+from salientpp.engine.connected import connect_part, placement_of
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.run import Epoch
-from salientpp.engine.source import BatchSource, Seeds, connect_part, open_data, open_partition
+from salientpp.engine.seeds import Seeds
+from salientpp.engine.source import BatchSource, open_data, open_partition
 from salientpp.files import check_output, write_whole
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.layerwise.layers import RowShape, device_of, digests_of, evaluating, network_of, try_out
@@ -305,7 +307,7 @@ class LayerRun:
             nodes = torch.arange(data.num_nodes, device="cpu")
             seeds = _seeds(sampler, NodeSamplerInput(None, nodes, None, None))
             return open_data(data, self._comm, sampler, seeds, columns=options.columns)
-        connected = connect_part(data, self._comm)
+        connected = connect_part(data, self._comm, placement_of(data, self._comm))
         sampler = NeighborSampler(data.graph, [-1])
         inputs, _ = part_nodes(connected.own, connected.own_part, "all", None, None)
         seeds = _seeds(sampler, inputs)

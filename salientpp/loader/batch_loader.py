@@ -21,7 +21,9 @@ from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.producer import ByHand
-from salientpp.engine.source import BatchSource, Seeds, sources_in
+from salientpp.engine.seeds import Seeds
+from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of_parts
+from salientpp.engine.source import BatchSource, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
 from salientpp.loader.engine_loader import EngineLoader
@@ -30,7 +32,6 @@ from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import Padding, check_padding, padding_of
 from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
-from salientpp.loader.shares import Shares, check_units, seeds_by_part, seeds_of_parts
 from salientpp.loader.values import Options
 from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from salientpp.engine.epochs import Epochs
+from salientpp.engine.shares import Shares
 from salientpp.engine.state import Position, Progress, Resume, check_state, make_state
-from salientpp.loader.shares import Shares
 
 
 @dataclass(eq=False)

@@ -127,7 +127,7 @@ def facts_of(
     """What a rank tells the others.
 
     Args:
-        seeds: from :func:`salientpp.loader.shares.seeds_of_parts`.
+        seeds: from :func:`salientpp.engine.shares.seeds_of_parts`.
         settings: what all ranks must have the same, beside ``options``.
         generator: draws the seed, where none is given.
     """

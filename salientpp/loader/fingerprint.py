@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.utils.data
 
+from salientpp.engine.shares import SeedsByPart
 from salientpp.engine.source import BatchSource, sources_in
 from salientpp.engine.state import data_digest, inputs_digest
-from salientpp.loader.shares import SeedsByPart
 from salientpp.loader.values import Options
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.store.directory.opened import PartitionedGraph

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,18 +15,10 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampl
 from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
-from salientpp.batch.attributes import add_link_attributes
 from salientpp.engine.agreement import Facts
-from salientpp.engine.source import (
-    BatchSource,
-    Probability,
-    Seeds,
-    access_of_part,
-    access_probability,
-    connect_part,
-    open_data,
-    open_partition,
-)
+from salientpp.engine.connected import connect_part, placement_of
+from salientpp.engine.seeds import Seeds, edge_inputs, edge_seeds, edges_of_part
+from salientpp.engine.source import BatchSource, open_data, open_partition
 from salientpp.engine.state import digest
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
@@ -36,7 +27,7 @@ from salientpp.loader.pyg_arguments import SamplingOptions
 from salientpp.loader.signature import divided, with_options
 from salientpp.loader.values import Options
 from salientpp.ranks.comm import Comm
-from salientpp.sampling.seeds import checked_ends, edge_start, part_edges
+from salientpp.sampling.seeds import checked_ends
 from salientpp.sampling.stored import is_remote
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -132,20 +123,17 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         if isinstance(self.data, PartitionedGraph):
             messages = [message for way in self._own_ways for message in way.messages]
-            connected = connect_part(self.data, comm, self.slots, self._hosts, messages)
+            connected = connect_part(self.data, comm, placement_of(self.data, comm, self.slots, self._hosts), messages)
             of_part = sampling.sampler_of_part(self.data)
-            stored = part_edges(connected.own, connected.own_part, self.edge_label_index)
-            label, time = stored.attribute(self.edge_label), stored.attribute(self.edge_label_time)
-            input_id = stored.edge_id if self.input_id is None else self.input_id
-            inputs = self._edge_inputs(stored.type_, stored.ends, label, time, input_id)
-            seeds = self._seeds(of_part, inputs)
-            assert seeds.start is not None  # edges have one
-            in_order = connected.is_in_order
-            access = None if in_order else partial(access_of_part, connected, of_part, inputs, seeds.start)
-            # The graph's own edges are their targets' parts'.
-            book = connected.own.whole.books[None if stored.type_ is None else stored.type_[-1]]
-            part_of = None if stored.edge_id is None else partial(book.owner, inputs.col)
-            seeds = dataclasses.replace(seeds, access_probability=access, split=stored.split, part_of=part_of)
+            seeds = edges_of_part(
+                connected,
+                of_part,
+                self.edge_label_index,
+                self.edge_label,
+                self.edge_label_time,
+                self.input_id,
+                negatives,
+            )
             return open_partition(
                 connected,
                 of_part,
@@ -156,30 +144,14 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             )
         sampler = sampling.sampler(self.data, "sample_from_edges")
         type_, ends = self._given_edges(self.data)
-        inputs = self._edge_inputs(type_, ends, self.edge_label, self.edge_label_time, self.input_id)
-        return open_data(
-            self.data, comm, sampler, self._seeds(sampler, inputs), columns=self.columns, custom_cls=self.custom_cls
-        )
-
-    def _seeds(self, sampler: BaseSampler, inputs: EdgeSamplerInput) -> Seeds:
-        start = partial(edge_start, inputs, self.neg_sampling)
-        return Seeds(
-            inputs=inputs,
-            number=inputs.row.numel(),
-            draw=partial(sampler.sample_from_edges, neg_sampling=self.neg_sampling),
-            add_batch_attributes=partial(add_link_attributes, input_type=inputs.input_type, triplet=self._is_triplet),
-            access_probability=partial(_access_probability, sampler, start),
-            start=start,
-        )
+        inputs = edge_inputs(type_, ends, self.edge_label, self.edge_label_time, self.input_id, negatives)
+        seeds = edge_seeds(sampler, inputs, negatives)
+        return open_data(self.data, comm, sampler, seeds, columns=self.columns, custom_cls=self.custom_cls)
 
     @property
     def link_sampler(self) -> BaseSampler:
         """What draws, by PyG's name."""
         return self.engine.basis.source.sampler
-
-    @property
-    def _is_triplet(self) -> bool:
-        return self.neg_sampling is not None and self.neg_sampling.is_triplet()
 
     def _given_edges(self, data: Data | HeteroData) -> tuple[tuple[str, str, str] | None, Tensor]:
         """Edge type and int64 [2, M] of ``edge_label_index``, checked, of what one process holds."""
@@ -201,30 +173,6 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 )
         type_, ends = get_edge_label_index(data, given)
         return type_, checked_ends(ends, type_, sizes)
-
-    def _edge_inputs(
-        self,
-        type_: tuple[str, str, str] | None,
-        ends: Tensor,
-        label: Any,
-        time: Any,
-        input_id: Tensor | None,
-    ) -> EdgeSamplerInput:
-        """All seeds, checked, with labels as they were given."""
-        for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
-            if values is not None and (
-                not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)
-            ):
-                got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-                raise ValueError(
-                    f"{name} must have one entry per edge of edge_label_index, expected {ends.size(1)}, got {got}"
-                )
-        if self._is_triplet and label is not None:
-            raise ValueError(
-                "edge_label needs to be undefined for 'triplet'-based negative sampling: src_index, dst_pos_index and dst_neg_index of the "
-                "batch tell which is which"
-            )
-        return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
 
     def _with_facts_of_seeds(self, facts: Facts, source: BatchSource) -> Facts:
         inputs, negatives = source.seeds.inputs, self.neg_sampling
@@ -265,8 +213,3 @@ def _all_edges(graph_store: GraphStore) -> Tensor:
     """int64 [2, E] of a graph of one type."""
     row, col, _ = graph_store.coo()
     return torch.stack([row, col])
-
-
-def _access_probability(sampler: BaseSampler, start: Callable[[int], Any], batch_size: int) -> Probability:
-    """How probably a batch needs each row."""
-    return access_probability(sampler, start(batch_size), None, batch_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,17 +13,9 @@ from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
-from salientpp.batch.attributes import add_node_attributes
-from salientpp.engine.source import (
-    BatchSource,
-    Probability,
-    Seeds,
-    access_of_part,
-    access_probability,
-    connect_part,
-    open_data,
-    open_partition,
-)
+from salientpp.engine.connected import connect_part, placement_of
+from salientpp.engine.seeds import vertex_seeds, vertices_of_part
+from salientpp.engine.source import BatchSource, open_data, open_partition
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
 from salientpp.loader.options import NeighborLoaderOptions
@@ -32,9 +23,8 @@ from salientpp.loader.pyg_arguments import SamplingOptions
 from salientpp.loader.signature import divided, with_options
 from salientpp.loader.values import Options
 from salientpp.ranks.comm import Comm
-from salientpp.sampling.seeds import check_one_per_seed, part_nodes, read_seeds, split_type
+from salientpp.sampling.seeds import check_one_per_seed, read_seeds, split_type
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.vip.inclusion import uniform_start
 from salientpp.ways.sums.way import messages_of
 
 
@@ -116,13 +106,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         _check_times(self.input_time, sampling)
         sampler = sampling.sampler(data, "sample_from_nodes")
         inputs = _node_inputs(data, self.input_nodes, self.input_time, self.input_id)
-        seeds = Seeds(
-            inputs=inputs,
-            number=inputs.node.numel(),
-            draw=sampler.sample_from_nodes,
-            add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
-            access_probability=partial(_access_probability, sampler, inputs),
-        )
+        seeds = vertex_seeds(sampler, inputs)
         return open_data(data, comm, sampler, seeds, columns=self.columns, custom_cls=self.custom_cls)
 
     def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
@@ -131,27 +115,13 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         connected = connect_part(
             part,
             comm,
-            self.slots,
-            self._hosts,
+            placement_of(part, comm, self.slots, self._hosts),
             [
                 *messages_of(self.partial_aggregation, self.partial_weight),
                 *(message for way in self._own_ways for message in way.messages),
             ],
         )
-        inputs, split = part_nodes(connected.own, connected.own_part, self.input_nodes, self.input_time, self.input_id)
-        start = partial(_start, inputs)
-        seeds = Seeds(
-            inputs=inputs,
-            number=inputs.node.numel(),
-            draw=sampler.sample_from_nodes,
-            add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
-            access_probability=None
-            if connected.is_in_order
-            else partial(access_of_part, connected, sampler, inputs, start),
-            split=split,
-            part_of=partial(connected.own.whole.books[inputs.input_type].owner, inputs.node),
-            start=start,
-        )
+        seeds = vertices_of_part(connected, sampler, self.input_nodes, self.input_time, self.input_id)
         return open_partition(
             connected,
             sampler,
@@ -165,16 +135,6 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     def node_sampler(self) -> BaseSampler:
         """What draws, by PyG's name."""
         return self.engine.basis.source.sampler
-
-
-def _start(inputs: NodeSamplerInput, batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:
-    """How probably a batch starts from each vertex."""
-    return {inputs.input_type: uniform_start(inputs.node, batch_size)}
-
-
-def _access_probability(sampler: BaseSampler, inputs: NodeSamplerInput, batch_size: int) -> Probability:
-    """How probably a batch needs each row."""
-    return access_probability(sampler, _start(inputs, batch_size), inputs.node, batch_size)
 
 
 def _check_times(input_time: Tensor | None, sampling: SamplingOptions) -> None:

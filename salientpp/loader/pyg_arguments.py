@@ -11,6 +11,7 @@ from torch_geometric.sampler import BaseSampler
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.arguments import as_integer
+from salientpp.engine.seeds import sampler_of_part
 from salientpp.sampling.neighbor_sampler import NeighborSampler, SharedDraws
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -63,10 +64,11 @@ class SamplingOptions:
                 "neighbor_sampler= is for data in one process: on a partitioned graph the cache and the order of rows follow from how this "
                 "package's sampler draws; leave it out, and say how to draw with the loader's own arguments"
             )
-        needs_types = part.is_hetero or self.time_attr is not None or self.weight_attr is not None
-        return NeighborSampler(
-            part.typed_graph(self.time_attr, self.weight_attr) if needs_types else part.graph,
+        return sampler_of_part(
+            part,
             self.num_neighbors,
+            self.time_attr,
+            self.weight_attr,
             subgraph_type=self.subgraph_type if self.directed else SubgraphType.induced,
             replace=self.replace,
             disjoint=self.disjoint,

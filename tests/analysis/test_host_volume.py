@@ -12,7 +12,7 @@ from graphs import random_data
 import salientpp
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
-from salientpp.analysis.placed import placed
+from salientpp.analysis.job import placed
 from salientpp.cli import main
 from salientpp.ops import permutation, sample_neighbors
 from salientpp.sampling.schedule import batch_key, order_key

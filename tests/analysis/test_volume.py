@@ -17,8 +17,7 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
-from salientpp.analysis.dry import dry
-from salientpp.analysis.placed import Job, open_graph, placed
+from salientpp.analysis.job import Job, placed
 from salientpp.cli import given_graph, main
 from salientpp.files import write_whole
 from salientpp.vip.policies import POLICIES, Workload, expected_remote_rows, plan_cache, score
@@ -299,7 +298,7 @@ def test_an_interrupt_leaves_the_files_of_before(tmp_path, capsys, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("salientpp.analysis.analyze.dry", interrupt)
+    monkeypatch.setattr("salientpp.engine.engine.Engine.dry", interrupt)
     command = [
         "analyze",
         "synthetic:num_vertices=1000",
@@ -471,18 +470,18 @@ def test_ways_to_draw_are_for_dataset_directories(capsys):
 def test_a_dry_batch_names_each_row_once_that_its_host_lacks_whatever_else_is_drawn(typed_directory, draws):
     part = salientpp.load(typed_directory)
     batches = Batches(epochs=1, **draws).filled(part)
-    job = Job.of(open_graph(part, None, batches), placed(None, 2))
+    job = Job.of(part, dict.fromkeys(part.books, 4), placed(None, 2), batches)
 
     def same(batch):
         return batch
 
-    for rank in job.ranks(batches):
-        plain, whole = list(dry(rank, 0, same)), list(dry(rank, 0, same, edges=True))
-        assert len(plain) == len(whole) == rank.schedule.num_batches > 1
-        (alone,) = dry(rank, 0, same, only=[1])
-        for type_, (begin, end) in rank.held.items():
+    for rank, engine in enumerate(job.engines):
+        plain, whole = list(engine.dry(0, same, only_vertices=True)), list(engine.dry(0, same))
+        assert len(plain) == len(whole) == engine.basis.epochs.order.num_batches > 1
+        for type_, book in job.held.items():
+            begin, end = book.range_of(rank)
             for one, other in zip(plain, whole):
-                ids = one.remote[type_].tolist()
-                expected = {v for v in other.drawn.node[type_].tolist() if not begin <= v < end}
-                assert len(ids) == len(set(ids)) and set(ids) == expected == set(other.remote[type_].tolist())
-            assert set(alone.remote[type_].tolist()) == set(plain[1].remote[type_].tolist())
+                ids = one.places[type_].remote_id.tolist()
+                expected = {v for v in other.mfg.node[type_].tolist() if not begin <= v < end}
+                assert len(ids) == len(set(ids)) and set(ids) == expected
+                assert set(other.places[type_].remote_id.tolist()) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,7 @@ class Shares:
 
     def order(self, placement: Placement, seed: int) -> Turns:
         """This rank's batches, and when it gives them."""
-        sizes = [self._size_of(placement.parts_of_unit(unit)) for unit in range(placement.num_units)]
+        sizes = self._sizes(placement)
         per_unit = placement.slots_per_unit
         schedules = [
             Schedule(
@@ -104,9 +105,14 @@ class Shares:
         check_units(self.source, found)
         return found, order
 
-    def _size_of(self, parts: range) -> int:
-        """How many seeds these parts have."""
-        return sum(number for (first, last), (number, _) in self.seeds.items() if first in parts and last <= parts.stop)
+    def _sizes(self, placement: Placement) -> list[int]:
+        """How many seeds each unit has."""
+        parts = [placement.parts_of_unit(unit) for unit in range(placement.num_units)]
+        starts, sizes = [of_unit.start for of_unit in parts], [0] * len(parts)
+        for (first, last), (number, _) in self.seeds.items():
+            unit = bisect_right(starts, first) - 1
+            sizes[unit] += number if last <= parts[unit].stop else 0
+        return sizes
 
     def _positions_by_unit(self, placement: Placement) -> dict[int, Tensor]:
         """Where the seeds of each unit are among a rank's; nothing of a rank that has but one unit."""

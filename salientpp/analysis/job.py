@@ -1,0 +1,144 @@
+"""The ranks of a job on their hosts, each with the engine that a loader would have: without rows, and without other ranks to talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from salientpp.analysis.batches import Batches
+from salientpp.batch.template import PartitionTemplate
+from salientpp.engine.basis import Basis
+from salientpp.engine.connected import connect_part
+from salientpp.engine.engine import Engine
+from salientpp.engine.epochs import Epochs
+from salientpp.engine.seeds import Seeds
+from salientpp.engine.shares import Shares
+from salientpp.engine.source import BatchSource
+from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.ranks.placement import Placement
+
+#: Upper bound on ranks that are given; each is counted by itself.
+MOST_RANKS = 1024
+
+
+def placed(ranks: int | None, num_parts: int, ranks_per_host: int | Sequence[int] = 1) -> list[Placement]:
+    """Every rank's placement; None ranks are as many as parts.
+
+    Raises:
+        ValueError: the numbers do not fit each other, or there are too many ranks.
+    """
+    if ranks is not None and ranks > MOST_RANKS:
+        raise ValueError(f"rows can be counted for at most {MOST_RANKS:,} ranks, got {ranks:,}")
+    ranks = num_parts if ranks is None else ranks
+    if isinstance(ranks_per_host, int):
+        if ranks_per_host < 1 or ranks % ranks_per_host:
+            raise ValueError(f"ranks_per_host must be >= 1 and divide the {ranks} ranks, got {ranks_per_host}")
+        ranks_per_host = [ranks_per_host] * (ranks // ranks_per_host)
+    by_host = tuple(ranks_per_host)
+    return [Placement(rank, ranks, num_parts, ranks_by_host=by_host) for rank in range(ranks)]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One kind of batches of all ranks.
+
+    Attributes:
+        batches: what the ranks draw.
+        engines: of the ranks; they draw the loaders' batches, in the loaders' order.
+        widths: by vertex type whose rows travel, bytes of a row.
+    """
+
+    batches: Batches
+    engines: Sequence[Engine]
+    widths: Mapping[str | None, int]
+
+    @classmethod
+    def of(
+        cls, part: Any, row_bytes: Mapping[str | None, int], placements: Sequence[Placement], batches: Batches
+    ) -> Job:
+        """Engines as of loaders that shuffle. Where ranks have no seeds, loaders serve them with uneven='exact'.
+
+        Args:
+            part: a :class:`~salientpp.PartitionedGraph` or a :class:`~salientpp.analysis.in_memory.MemoryGraph`.
+            row_bytes: by vertex type, of a row of ``x`` as it travels.
+        """
+        types = [type_ for type_ in part.books if type_ not in part.replicated]
+        if part.is_hetero:
+            types = [type_ for type_ in types if row_bytes[type_]]
+            if not types:
+                raise ValueError("no type of vertices has rows of x that would travel, so there is nothing to count")
+        alone, sampler, batch_size = Comm(None, DEFAULT_TIMEOUT), batches.sampler(part), batches.batch_size
+        assert batch_size is not None  # filled
+        views = [connect_part(part, alone, placement) for placement in placements]
+        seeds: dict[int, Seeds] = {}
+        for view in views:
+            if view.own_part not in seeds:  # others share it
+                seeds[view.own_part] = batches.seeds_of(view, sampler)
+        fewest = min(each.number for each in seeds.values())
+        uneven = "exact" if fewest < placements[0].slots_per_unit else "wrap"
+        numbers = {
+            (each.own_parts.start, each.own_parts.stop): (seeds[each.own_part].number, "") for each in placements
+        }
+        engines = []
+        for view, placement in zip(views, placements):
+            books = view.held.row_books
+            source = BatchSource(
+                seeds=seeds[view.own_part],
+                sampler=sampler,
+                exchange=view.exchange,
+                books=books,
+                rows={type_: {} for type_ in books},
+                template=PartitionTemplate({}),
+                exchanged=[(type_, "x") for type_ in types],
+                seed_columns=[],
+                fingerprint="",
+                part=view.own,
+            )
+            shares = Shares(source, numbers, batch_size, True, False, uneven, joined=False, alone=False)
+            epochs = Epochs(batches.seed, placement, shares.order(placement, batches.seed), batches.draw_block)
+            basis = Basis(alone, source, epochs, torch.device("cpu"), batch_size, repeats=sampler.disjoint)
+            engines.append(Engine(basis, ()))
+        return cls(batches, engines, {type_: row_bytes[type_] for type_ in types})
+
+    @property
+    def placements(self) -> list[Placement]:
+        return [engine.basis.epochs.placement for engine in self.engines]
+
+    @property
+    def hosts(self) -> list[range]:
+        """The ranks of each host."""
+        return [*dict.fromkeys(placement.ranks_of_host for placement in self.placements)]
+
+    @property
+    def units(self) -> list[Basis]:
+        """Of the first rank of each part that ranks visit."""
+        found: dict[int, Basis] = {}
+        for engine in self.engines:
+            found.setdefault(engine.basis.epochs.placement.own_part, engine.basis)
+        return list(found.values())
+
+    @property
+    def held(self) -> dict[str | None, PartitionBook]:
+        """By vertex type whose rows travel, which ids each host's rows are of."""
+        return {type_: self.engines[0].basis.source.books[type_] for type_ in self.widths}
+
+    @property
+    def shares(self) -> bool:
+        """A host has several ranks."""
+        return max(self.placements[0].ranks_by_host) > 1
+
+    @property
+    def is_of_one_type(self) -> bool:
+        """Batches are plain, from one type of vertices."""
+        part = self.engines[0].basis.source.part
+        assert part is not None  # of :meth:`of`
+        return self.batches.is_plain and not part.is_hetero
+
+    @property
+    def is_simple(self) -> bool:
+        """And every rank is a host and has a part of its own."""
+        return self.is_of_one_type and not self.shares and len(self.units) == len(self.engines)

@@ -1,0 +1,77 @@
+"""A partitioned graph as one rank of a group sees it: which parts it visits, and which rows its host has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.placement import Placement
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.exchange import Exchange, Message
+
+
+@dataclass(frozen=True, eq=False)
+class Connected:
+    """A partitioned graph as a rank of a group sees it.
+
+    Attributes:
+        own: its part is what this rank's batches start from, and what its inclusion probabilities are of.
+        held: its part is what this rank's host has the rows of.
+        exchange: gets rows that the host does not have.
+    """
+
+    own: PartitionedGraph
+    held: PartitionedGraph
+    exchange: Exchange
+
+    @property
+    def own_part(self) -> int:
+        assert self.own.part_id is not None  # it was made with one
+        return self.own.part_id
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the rows of the host are in the order of this rank's need of them."""
+        held, parts = self.exchange.placement.row_parts[self.exchange.part_id], self.exchange.placement.own_parts
+        return held == parts and len(parts) == 1
+
+
+def placement_of(
+    part: PartitionedGraph, comm: Comm, slots: int | None = None, ranks_by_host: Sequence[int] = ()
+) -> Placement:
+    """Where this rank stands among those of ``comm``.
+
+    Args:
+        slots: that share an epoch's batches; None: as many as ranks.
+        ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
+
+    Raises:
+        ValueError: the ranks or slots do not fit the parts, or this rank loaded another part.
+    """
+    whole = part.whole
+    try:
+        placement = Placement(comm.rank, comm.size, whole.num_parts, slots or 0, tuple(ranks_by_host))
+    except ValueError as error:
+        raise ValueError(f"{part.root}: {error}") from None
+    mine = placement.own_parts
+    if part.offsets == whole.offsets and part.part_id is not None and [part.part_id] != list(mine):
+        parts = f"part {mine[0]}" if len(mine) == 1 else f"parts {mine[0]} to {mine[-1]}"
+        raise ValueError(
+            f"rank {comm.rank} serves {parts} of {whole.num_parts}, but its graph was loaded with part_id={part.part_id}; leave part_id out of "
+            "salientpp.load, and give it the loader's process_group"
+        )
+    return placement
+
+
+def connect_part(
+    part: PartitionedGraph, comm: Comm, placement: Placement, messages: Sequence[Message] = ()
+) -> Connected:
+    """What the rank at this place has and visits.
+
+    Args:
+        messages: what may be asked for beside rows of a graph with one type of vertices.
+    """
+    held = part.whole.joined(placement.row_offsets, placement.part_id)
+    own = part.whole.joined(placement.own_offsets, placement.own_part)
+    return Connected(own, held, Exchange(comm, held.row_books, placement, () if part.is_hetero else messages))

@@ -1,0 +1,220 @@
+"""The seeds of a loader, which are vertices or edges, what draws batches of them, and how probably a batch needs each row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+
+from salientpp.batch.attributes import add_link_attributes, add_node_attributes
+from salientpp.engine.connected import Connected
+from salientpp.graph.csc import Graph
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.seeds import edge_start, part_edges, part_nodes, scores_of_part
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability, uniform_start
+
+#: Per vertex type, float [N].
+Probability = Mapping["str | None", Tensor]
+
+#: Of the batch size: per vertex type with seeds, how probably a batch has each vertex among them, a function of the number of vertices.
+Start = Callable[[int], Mapping["str | None", Callable[[int], Tensor]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Seeds:
+    """All seeds of a loader, and what follows from their being vertices or edges.
+
+    Attributes:
+        inputs: in PyG's type; ``inputs[positions]`` is a batch of them.
+        number: how many.
+        draw: the sampler's method for such inputs; makes an MFG of a batch of them.
+        add_batch_attributes: sets what PyG's loader sets on a batch beside the attributes of the data.
+        access_probability: of the batch size: how probably a batch needs each row; called if rows are to be kept on the device. None: rows
+            are in that order.
+        split: the name of the seeds, if they have one that means the same on every rank.
+        part_of: gives int64 [number], the stored part that has each seed; None of seeds that no part has, as pairs of vertices of the user's.
+        start: by which the cache of a partitioned graph is planned.
+    """
+
+    inputs: NodeSamplerInput | EdgeSamplerInput
+    number: int
+    draw: Callable[..., SamplerOutput | HeteroSamplerOutput]
+    add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
+    access_probability: Callable[[int], Probability] | None
+    split: str | None = None
+    part_of: Callable[[], Tensor] | None = None
+    start: Start | None = None
+
+
+def sampler_of_part(
+    part: PartitionedGraph, num_neighbors: Any, time_attr: str | None, weight_attr: str | None, **draws: Any
+) -> NeighborSampler:
+    """A sampler over the topology of a partitioned graph, which every rank has whole; the arguments are those of the sampler."""
+    needs_types = part.is_hetero or time_attr is not None or weight_attr is not None
+    graph = part.typed_graph(time_attr, weight_attr) if needs_types else part.graph
+    return NeighborSampler(graph, num_neighbors, **draws)
+
+
+def vertex_seeds(sampler: BaseSampler, inputs: NodeSamplerInput) -> Seeds:
+    """Seeds of what one process holds."""
+    start = partial(_start, inputs)
+    return Seeds(
+        inputs=inputs,
+        number=inputs.node.numel(),
+        draw=sampler.sample_from_nodes,
+        add_batch_attributes=partial(add_node_attributes, input_type=inputs.input_type),
+        access_probability=partial(_access_probability, sampler, start, inputs.node),
+        start=start,
+    )
+
+
+def _start(inputs: NodeSamplerInput, batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:
+    return {inputs.input_type: uniform_start(inputs.node, batch_size)}
+
+
+def edge_seeds(sampler: BaseSampler, inputs: EdgeSamplerInput, negatives: NegativeSampling | None) -> Seeds:
+    """Seeds of what one process holds."""
+    start = partial(edge_start, inputs, negatives)
+    triplet = negatives is not None and negatives.is_triplet()
+    return Seeds(
+        inputs=inputs,
+        number=inputs.row.numel(),
+        draw=partial(sampler.sample_from_edges, neg_sampling=negatives),
+        add_batch_attributes=partial(add_link_attributes, input_type=inputs.input_type, triplet=triplet),
+        access_probability=partial(_access_probability, sampler, start, None),
+        start=start,
+    )
+
+
+def vertices_of_part(
+    connected: Connected,
+    sampler: NeighborSampler,
+    nodes: Any,
+    time: Tensor | None = None,
+    input_id: Tensor | None = None,
+) -> Seeds:
+    """The seeds that a rank visits; the arguments are those of :class:`~salientpp.NeighborLoader`."""
+    inputs, split = part_nodes(connected.own, connected.own_part, nodes, time, input_id)
+    owner = connected.own.whole.books[inputs.input_type].owner
+    return _of_part(connected, sampler, vertex_seeds(sampler, inputs), split, partial(owner, inputs.node))
+
+
+def edges_of_part(
+    connected: Connected,
+    sampler: NeighborSampler,
+    edges: Any,
+    label: Tensor | str | None = None,
+    time: Tensor | str | None = None,
+    input_id: Tensor | None = None,
+    negatives: NegativeSampling | None = None,
+) -> Seeds:
+    """The seeds that a rank visits; the arguments are those of :class:`~salientpp.LinkNeighborLoader`."""
+    stored = part_edges(connected.own, connected.own_part, edges)
+    label, time = stored.attribute(label), stored.attribute(time)
+    input_id = stored.edge_id if input_id is None else input_id
+    inputs = edge_inputs(stored.type_, stored.ends, label, time, input_id, negatives)
+    # The graph's own edges are their targets' parts'.
+    book = connected.own.whole.books[None if stored.type_ is None else stored.type_[-1]]
+    part_of = None if stored.edge_id is None else partial(book.owner, inputs.col)
+    return _of_part(connected, sampler, edge_seeds(sampler, inputs, negatives), stored.split, part_of)
+
+
+def _of_part(
+    connected: Connected,
+    sampler: NeighborSampler,
+    seeds: Seeds,
+    split: str | None,
+    part_of: Callable[[], Tensor] | None,
+) -> Seeds:
+    access = None if connected.is_in_order else partial(_access_of_part, connected, sampler, seeds)
+    return dataclasses.replace(seeds, access_probability=access, split=split, part_of=part_of)
+
+
+def edge_inputs(
+    type_: tuple[str, str, str] | None,
+    ends: Tensor,
+    label: Any,
+    time: Any,
+    input_id: Tensor | None,
+    negatives: NegativeSampling | None,
+) -> EdgeSamplerInput:
+    """Edges int64 [2, M] and what was given for each, checked, with labels as they were given."""
+    for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
+        if values is not None and (
+            not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)
+        ):
+            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(
+                f"{name} must have one entry per edge of edge_label_index, expected {ends.size(1)}, got {got}"
+            )
+    if label is not None and negatives is not None and negatives.is_triplet():
+        raise ValueError(
+            "edge_label needs to be undefined for 'triplet'-based negative sampling: src_index, dst_pos_index and dst_neg_index of the "
+            "batch tell which is which"
+        )
+    return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
+
+
+# --- how probably a batch needs each row ---------------------------------------------------------------------
+
+
+def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None, batch_size: int) -> Probability:
+    """Per vertex type, how probably a batch needs each row.
+
+    Args:
+        nodes: the seeds, if a batch starts from ``batch_size`` vertices drawn of these.
+
+    Raises:
+        ValueError: the sampler is none of this package's.
+    """
+    if not isinstance(sampler, NeighborSampler):
+        raise ValueError(
+            f"device_rows needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
+            "pass a salientpp.NeighborSampler, or device_rows=0"
+        )
+    graph = sampler.topology.graph
+    if isinstance(graph, Graph) and nodes is not None and sampler.fanouts[0]:
+        return {
+            None: inclusion_probability(
+                graph, nodes, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace
+            )
+        }
+    return typed_inclusion_probability(
+        sampler.topology.as_typed(), start(batch_size), sampler.fanouts, include_seeds=True, replace=sampler.replace
+    )
+
+
+def _access_of_part(connected: Connected, sampler: NeighborSampler, seeds: Seeds, batch_size: int) -> Probability:
+    """Per vertex type float [rows of the host], how probably a batch of this rank needs each row."""
+    assert seeds.start is not None  # those of a part have one
+    starts = seeds.start(batch_size)
+    drawn = scores_of_part(
+        "vip",
+        part=connected.own,
+        part_id=connected.own_part,
+        sampler=sampler,
+        inputs=seeds.inputs,
+        start=starts,
+        batch_size=batch_size,
+    )
+    found = {}
+    for type_, chance in drawn.items():
+        begin, end = connected.held.row_books[type_].range_of(connected.exchange.part_of(type_))
+        if type_ in starts:
+            chance = (chance.double() + starts[type_](chance.numel())).clamp(max=1.0)
+        found[type_] = chance[begin:end]
+    return found

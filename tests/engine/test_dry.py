@@ -1,0 +1,57 @@
+"""Law 4: a dry run draws the batches of the epoch, and says which rows these fetch, while nothing moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import distributed
+import pytest
+from graphs import random_data
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cache": {"replication_factor": 0.3},
+    "trees": {"disjoint": True, "replace": True},
+    "blocks": {"shared_draws": "batch", "draw_block": 3},
+    "joined": {"slots": 4, "join_slots": True},
+    "ends": {"uneven": "exact", "drop_last": True},
+    "threads": {"num_workers": 2, "replication_factor": 0.1},
+}
+
+
+def _compare(rank: int, root: str) -> dict[str, tuple]:
+    """Of each kind of loader: vertices by batch of a dry run, without edges, of every second batch, and of the epoch; then remote rows of both."""
+    found = {}
+    for name, options in [*OPTIONS.items(), ("edges", {"neg_sampling": "binary"})]:
+        kind, seeds = (LinkNeighborLoader, "all") if name == "edges" else (NeighborLoader, "train")
+        loader = kind(salientpp.load(root), [4, 3], seeds, **{"batch_size": 8, "shuffle": True, "seed": 5, **options})
+        for epoch in range(2):
+            dry = list(loader.engine.dry(epoch, lambda drawn: drawn))
+            bare = list(loader.engine.dry(epoch, lambda drawn: drawn.mfg.node.tolist(), only_vertices=True))
+            turns = loader.engine.basis.epochs.order.of_epoch(epoch)[1::2]
+            few = list(loader.engine.dry(epoch, lambda drawn: drawn.mfg.node.tolist(), turns))
+            loader.reset_stats()
+            live = [batch.n_id.tolist() for batch in loader]
+            rows = sum(drawn.places[None].remote_id.numel() for drawn in dry)
+            drawn_in_all = [drawn.mfg.node.tolist() for drawn in dry]
+            found[f"{name} {epoch}"] = drawn_in_all, bare, few, live, rows, loader.stats().rows_remote
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory) -> list[dict[str, tuple]]:
+    root = tmp_path_factory.mktemp("dry") / "parts"
+    salientpp.partition(random_data(), 2, root, [4, 3], 8)
+    return distributed.run(_compare, 2, str(root))
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, "edges"])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_dry_run_is_of_the_epochs_batches_and_of_the_rows_that_they_fetch(of_ranks, name, epoch):
+    for of_rank in of_ranks:
+        dry, bare, few, live, counted, fetched = of_rank[f"{name} {epoch}"]
+        assert dry == bare == live and few == live[1::2] and len(live) > 1
+        assert counted == fetched
