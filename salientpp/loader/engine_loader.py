@@ -27,7 +27,6 @@ from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.ways.cache import Cache
-from salientpp.ways.lookahead.way import Lookahead
 
 
 class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
@@ -184,7 +183,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             RuntimeError: this loader looks ahead.
         """
         way = self.engine.way(Cache)
-        if isinstance(way, Lookahead) and way.ahead is not None:
+        if way is not None and way.finds_late:
             raise RuntimeError(
                 "the rows of a cache that looks ahead change from batch to batch, so it is its loader's alone; make the other loader with a replication_factor "
                 "of its own"

@@ -32,20 +32,6 @@ from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
 Plan = TypeVar("Plan")
 
 
-class ChangingRows(Protocol):
-    """Rows of one type of vertices that a rank keeps for a while.
-
-    Attributes:
-        rows: attribute name -> [entries, ...] on the host.
-    """
-
-    @property
-    def rows(self) -> Mapping[str, Tensor]: ...
-
-    def take_over(self, name: str, arrived: Tensor, kept: Kept) -> None:
-        """Write what the batch has fetched, of an attribute [fetched, ...], on the host or on a device."""
-
-
 @dataclass(frozen=True, eq=False)
 class KeptRows:
     """Rows [slots, ...] on the host of a cache that changes, and which of them a batch gets."""
@@ -153,6 +139,16 @@ def _put(narrow: Narrow | None, rows: Tensor | RowSource, index: Tensor, out: Te
         put_rows(rows, index, out, out_index)
     else:
         rows.take(index, out, out_index)
+
+
+def _take_over(slots: Tensor, arrived: Tensor, kept: Kept) -> None:
+    """Write to ``slots`` what a batch has fetched, ``arrived`` [fetched, ...] on the host or on a device, and what is to be kept of it."""
+    row = kept.admitted_row
+    if not row.numel():
+        return
+    if arrived.device.type != "cpu":
+        arrived, row = arrived.index_select(0, row.to(arrived.device)).cpu(), torch.arange(row.numel(), device="cpu")
+    put_rows(arrived, row, slots, kept.admitted_slot)
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,7 +295,7 @@ class Fetch:
         seed_columns: those that only seeds get.
         own, served: how rows are put together for this rank's batches, and for other ranks.
         repeats: a batch may hold a vertex several times, as trees do.
-        moving: by vertex type, a cache whose rows change; its statistics are those of the tier 'cache'.
+        moving: by vertex type, attribute name -> [slots, ...] on the host, of a cache whose rows change; its statistics are those of the tier 'cache'.
         counts: rows delivered, by vertex type and the name of the tier that served them; remote ones as often as they were fetched.
         counting: guards them, since threads may drive an epoch each.
     """
@@ -311,7 +307,7 @@ class Fetch:
     own: Assembly[Any]
     served: Assembly[Any]
     repeats: bool = False
-    moving: Mapping[str | None, ChangingRows] = field(default_factory=dict)
+    moving: Mapping[str | None, Mapping[str, Tensor]] = field(default_factory=dict)
     counts: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     counting: Lock = field(default_factory=Lock)
 
@@ -438,12 +434,12 @@ class Fetch:
         for type_, moving in self.moving.items():
             kept = places[type_].kept
             if kept is not None:
-                for name in moving.rows:
-                    moving.take_over(name, fetched[type_, name], kept)
+                for name, slots in moving.items():
+                    _take_over(slots, fetched[type_, name], kept)
         return rows, arrived
 
     def _kept(self, type_: str | None, name: str, places: Places) -> KeptRows | None:
-        return None if places.kept is None else KeptRows(self.moving[type_].rows[name], places.kept)
+        return None if places.kept is None else KeptRows(self.moving[type_][name], places.kept)
 
     def count(self, places: Mapping[str | None, Places]) -> None:
         """Add the rows of a delivered batch to ``counts``."""

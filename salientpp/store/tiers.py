@@ -76,7 +76,7 @@ class Tier:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Remote rows of a batch that a changing cache has (:class:`salientpp.store.fetch.ChangingRows`), and what it takes over from the batch: int64 vectors.
+    """Remote rows of a batch that a changing cache has (:class:`salientpp.store.fetch.Fetch`), and what it takes over from the batch: int64 vectors.
 
     Attributes:
         position, slot: places in the batch, and where their rows are when it is put together.

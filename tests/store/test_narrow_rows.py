@@ -94,7 +94,7 @@ def _compare(rank: int, roots: dict[str, str], x: torch.Tensor, formats: list[st
                 narrow = Narrow(format, x.dtype, tuple(x.shape[1:]))
                 assert stats.by_type[None]["bytes_received"] == stats.rows_remote * narrow.row_bytes
                 if "lookahead" in options:
-                    assert (loader.engine.way(Lookahead).ahead is not None) == (parts["wide"].num_parts > 1)
+                    assert (loader.engine.way(Lookahead).finds_late) == (parts["wide"].num_parts > 1)
                 elif "replication_factor" in options and parts["wide"].num_parts > 1:
                     of_rows = loader.cache.rows["x"]
                     assert (of_rows.dtype, of_rows.size(1)) == (torch.uint8, narrow.row_bytes)

@@ -5,8 +5,10 @@ A batch is a pure function of (seed, epoch, slot, index). So beside the batches 
 
 What is kept is decided (:mod:`salientpp.ways.lookahead.planner`) when a batch enters the pipeline, in the order of the batches: begun in ``sample`` and
 awaited in the stage after it, by a thread of its own where there are sampling threads. What was only asked for may be cancelled; what has entered is put
-together, also when the epoch is left. So nothing that was decided has to be undone. Rows move when batches are put together, in the same order
-(:mod:`salientpp.ways.lookahead.moving`).
+together, also when the epoch is left. So nothing that was decided has to be undone.
+
+Rows move when batches are put together (:mod:`salientpp.store.fetch`), up to ten batches later and in the same order: first what the batch needs is read, then
+what it has fetched is written. So a row may be found that a batch before it has yet to bring, and a slot is written to when all who were to read it have.
 
 Epochs join: near the end of one the first batches of the next are drawn. If something else comes then, the window is forgotten and the rows stay.
 """
@@ -14,34 +16,34 @@ Epochs join: near the end of one the first batches of the next are drawn. If som
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.sampler import NodeSamplerInput
 
+from salientpp import ops
 from salientpp.engine.basis import Basis
 from salientpp.engine.epochs import Draws
 from salientpp.engine.way import PlacesByType, Price
 from salientpp.engine.workers import SamplingWorkers
-from salientpp.ops import code_ids
 from salientpp.processes import Task, Threads, Undone, completed
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys, Turn
 from salientpp.sampling.topology import ids_by_type
 from salientpp.store.fetch import Fetch
-from salientpp.store.tiers import NO_IDS, Places
+from salientpp.store.tiers import NO_IDS, Kept, Places
 from salientpp.vip.policies import Policy
 from salientpp.ways.cache import Cache
 from salientpp.ways.lookahead.forecast import Blocks, Trial, forecast
-from salientpp.ways.lookahead.moving import MovingRows, with_kept
-from salientpp.ways.lookahead.planner import Planner
+from salientpp.ways.lookahead.planner import Moves, Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
 #: By vertex type, the list of remote ids that a batch needs.
@@ -60,25 +62,22 @@ class Scouts:
     def __init__(
         self, turns: Callable[[Draws], Sequence[Turn]], submit: Callable[[Draws, Turn], Task | Undone], ahead: int
     ) -> None:
-        self._turns_of, self._submit, self._ahead = turns, submit, ahead
-        self._kept: dict[Draws, Sequence[Turn]] = {}  # of the epoch at hand and the one after it
+        # Of the epochs of the batch that enters, of the one that is drawn, and of the one after either.
+        self._turns = lru_cache(3)(turns)
+        self._submit, self._ahead = submit, ahead
         self._pending: deque[Task | Undone] = deque()
         self._expected: tuple[Draws, int] | None = None  # the batch that enters next
         self._next: tuple[Draws, int] | None = None  # to be drawn next
 
     def enter(self, draws: Draws, tick: int) -> bool:
         """A batch enters; whether it is the one that follows those that did before, so that what is known is of those that follow it."""
-        expected, turns = self._expected, self._turns(draws)
-        if expected is not None and expected[0] == draws and turns[expected[1]].tick == tick:
-            follows, number = True, expected[1]
-        else:
-            follows, number = False, bisect_left(turns, tick, key=lambda turn: turn.tick)
+        turns = self._turns(draws)
+        number = bisect_left(turns, tick, key=lambda turn: turn.tick)
+        follows = self._expected == (draws, number)
         self._expected = self._after(draws, number)
         if not follows:
             self._cancel()
             self._next = self._expected
-        if any(each.epoch < draws.epoch for each in self._kept):
-            self._kept = {each: turns for each, turns in self._kept.items() if each.epoch >= draws.epoch}
         return follows
 
     def forget(self) -> None:
@@ -99,100 +98,11 @@ class Scouts:
             self._next = self._after(draws, number)
         return self._pending.popleft().result() if self._pending else None
 
-    def _turns(self, draws: Draws) -> Sequence[Turn]:
-        if draws not in self._kept:
-            self._kept[draws] = self._turns_of(draws)
-        return self._kept[draws]
-
     def _after(self, draws: Draws, number: int) -> tuple[Draws, int] | None:
         if number + 1 < len(self._turns(draws)):
             return draws, number + 1
         following = draws._replace(epoch=draws.epoch + 1)
         return (following, 0) if len(self._turns(following)) else None
-
-
-class LookaheadCache:
-    """What one rank keeps of the rows that its batches fetch.
-
-    Args:
-        planners: by vertex type.
-        rows, books: of the same types.
-        scouts: what the batches to come need.
-        submit: has a function done, one after the other, and returns its future.
-    """
-
-    def __init__(
-        self,
-        planners: Mapping[str | None, Planner],
-        rows: Mapping[str | None, MovingRows],
-        books: Mapping[str | None, PartitionBook],
-        scouts: Scouts,
-        submit: Callable[..., Task | Future],
-    ) -> None:
-        self.planners, self.rows, self._books, self._scouts = planners, rows, books, scouts
-        self._submit = submit
-        self._decision: Task | Future | None = None  # the last
-        self._lists: dict[str | None, deque[Tensor]] = {type_: deque() for type_ in planners}
-        self._under_way = 0  # batches that have entered and are not put together
-
-    def begin_epoch(self) -> None:
-        """Before any batch of it enters. Where batches of an epoch before were lost on their way, so are rows that slots were to have."""
-        if self._under_way:
-            self._under_way = 0
-            if self._decision is not None:
-                with contextlib.suppress(BaseException):  # whoever it was for has had the error, or is gone
-                    self._decision.result()
-            self._scouts.forget()
-            for planner in self.planners.values():
-                planner.forget_rows()
-
-    def begin_to_decide(self, draws: Draws, tick: int, places: Mapping[str | None, Places]) -> Task | Future:
-        """Where the rows of a batch that enters come from, once it is known; called in the order of the batches."""
-        self._under_way += 1
-        self._decision = self._submit(self._decide, draws, tick, places)
-        return self._decision
-
-    def _decide(self, draws: Draws, tick: int, places: Mapping[str | None, Places]) -> dict[str | None, Places]:
-        if not self._scouts.enter(draws, tick):
-            for type_, planner in self.planners.items():
-                planner.forget_window()
-                self._lists[type_].clear()
-        decided = dict(places)
-        for type_, planner in self.planners.items():
-            moves = planner.plan(places[type_].remote_id, partial(self._upcoming, type_))
-            decided[type_] = with_kept(places[type_], moves, self._books[type_])
-        return decided
-
-    def _upcoming(self, type_: str | None) -> Tensor | None:
-        """The next list of a type; those of other types wait until these ask, as their windows may be shorter."""
-        if not self._lists[type_]:
-            found = self._scouts.next()
-            if found is None:
-                return None
-            for other, waiting in self._lists.items():
-                waiting.append(found[other])
-        return self._lists[type_].popleft()
-
-    def put_together(self) -> None:
-        """A batch has read its rows and left those that are kept."""
-        self._under_way -= 1
-
-    @property
-    def window(self) -> int:
-        """How many batches are known, by the type of which most are."""
-        return max(planner.shape.window for planner in self.planners.values())
-
-    def memory(self) -> dict[str, int]:
-        """Bytes of the rows, under ``cache``, of what finds them and of the window's ids, under ``lookahead``."""
-        return {
-            "cache": sum(rows.nbytes for rows in self.rows.values()),
-            "lookahead": sum(planner.shape.state_bytes for planner in self.planners.values()),
-        }
-
-
-def most_pending(planners: Mapping[str | None, Planner], most_ahead: int) -> int:
-    """How many lists are drawn before they are asked for: with long windows several are asked for at once."""
-    return most_ahead + max(group_of(planner.shape.window) for planner in planners.values()) - 1
 
 
 class Lookahead(Cache):
@@ -205,7 +115,7 @@ class Lookahead(Cache):
         replication_factor, policy, fill: as of a :class:`~salientpp.ways.cache.Cache`.
 
     Attributes:
-        ahead: what the rank keeps; None: nothing is to be gained.
+        planners: by vertex type, of those whose rows change; empty: nothing is to be gained.
     """
 
     def __init__(self, window: Window, replication_factor: float, policy: Policy, fill: bool) -> None:
@@ -213,7 +123,8 @@ class Lookahead(Cache):
         self._window = window
         self.planners: dict[str | None, Planner] = {}
         self._shares: dict[str | None, Callable[[], float]] = {}  # by type, the part of the remote rows that is fetched
-        self.ahead: LookaheadCache | None = None
+        self._decision: Task | Future | None = None  # the last
+        self._under_way = 0  # batches that have entered and are not put together
 
     @property
     def finds_late(self) -> bool:  # type: ignore[override]  # known when rows are placed
@@ -234,7 +145,7 @@ class Lookahead(Cache):
 
             def trial(type_: str | None = type_, book: PartitionBook = book, part_id: int = part_id) -> Trial:
                 sizes = book.num_vertices, *book.range_of(part_id)
-                return Trial.of([code_ids(ids.get(type_, NO_IDS), *sizes) for ids in tried()], book.num_vertices)
+                return Trial.of([ops.code_ids(ids.get(type_, NO_IDS), *sizes) for ids in tried()], book.num_vertices)
 
             planned = plan_rows(
                 self._window, scores[type_], book, part_id, static.numel(), source.row_bytes[type_], trial,
@@ -249,44 +160,71 @@ class Lookahead(Cache):
         return members
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
-        planners, source = self.planners, basis.source
-        if not planners:
+        if not self.planners:
             return
-        rows = {type_: MovingRows(self.cache.by_type[type_].rows) for type_ in planners}
-        books = {type_: source.books[type_] for type_ in planners}
-        scouts = Scouts(
+        self._books = basis.source.books
+        self._lists: dict[str | None, deque[Tensor]] = {type_: deque() for type_ in self.planners}
+        # With long windows several lists are asked for at once.
+        group = max(group_of(planner.shape.window) for planner in self.planners.values())
+        self._scouts = Scouts(
             basis.epochs.turns,
             lambda draws, turn: workers.scout(self._scout, basis, fetch, basis.epochs.pieces(draws.epoch, turn)),
-            most_pending(planners, basis.most_ahead if basis.num_workers else 0),
+            (basis.most_ahead if basis.num_workers else 0) + group - 1,
         )
-        submit: Callable[..., Any] = Threads(1, "salientpp-decide").submit if basis.num_workers else completed
-        self.ahead = LookaheadCache(planners, rows, books, scouts, submit)
-        fetch.moving = rows
+        self._submit: Callable[..., Any] = Threads(1, "salientpp-decide").submit if basis.num_workers else completed
+        fetch.moving = {type_: self.cache.by_type[type_].rows for type_ in self.planners}
 
-    def _scout(
-        self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]
-    ) -> dict[str | None, Tensor]:
-        """Per vertex type, the list of remote ids that the batch of these pieces needs."""
+    def _scout(self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Lists:
+        """The lists of the batch of these pieces."""
         ids = _ids_of([basis.source.draw(*piece, only_vertices=True) for piece in pieces])
         found = {}
         for type_ in self.planners:
-            book, tiers, of_type = basis.source.books[type_], fetch.tiers[type_], ids.get(type_, NO_IDS)
+            tiers, of_type = fetch.tiers[type_], ids.get(type_, NO_IDS)
             if tiers.copies:  # of other ways
                 of_type = tiers.look_up(of_type).remote_id
-            found[type_] = code_ids(of_type, book.num_vertices, *book.range_of(tiers.part_id))
+            found[type_] = ops.code_ids(of_type, tiers.book.num_vertices, *tiers.book.range_of(tiers.part_id))
         return found
 
     def begin_epoch(self) -> None:
-        if self.ahead is not None:
-            self.ahead.begin_epoch()
+        """Where batches of an epoch before were lost on their way, so are rows that slots were to have."""
+        if self._under_way:
+            self._under_way = 0
+            if self._decision is not None:
+                with contextlib.suppress(BaseException):  # whoever it was for has had the error, or is gone
+                    self._decision.result()
+            self._scouts.forget()
+            for planner in self.planners.values():
+                planner.forget_rows()
 
     def find(self, draws: Draws, tick: int, places: PlacesByType) -> Task | Future:
-        assert self.ahead is not None  # the engine asks only those that find late
-        return self.ahead.begin_to_decide(draws, tick, places)
+        self._under_way += 1
+        self._decision = decision = self._submit(self._decide, draws, tick, places)
+        return decision
+
+    def _decide(self, draws: Draws, tick: int, places: PlacesByType) -> dict[str | None, Places]:
+        if not self._scouts.enter(draws, tick):
+            for type_, planner in self.planners.items():
+                planner.forget_window()
+                self._lists[type_].clear()
+        decided = dict(places)
+        for type_, planner in self.planners.items():
+            moves = planner.plan(places[type_].remote_id, partial(self._upcoming, type_))
+            decided[type_] = _with_kept(places[type_], moves, self._books[type_])
+        return decided
+
+    def _upcoming(self, type_: str | None) -> Tensor | None:
+        """The next list of a type; those of other types wait until these ask, as their windows may be shorter."""
+        if not self._lists[type_]:
+            found = self._scouts.next()
+            if found is None:
+                return None
+            for other, waiting in self._lists.items():
+                waiting.append(found[other])
+        return self._lists[type_].popleft()
 
     def deliver(self, batch: Any, note: Any) -> None:
-        if self.ahead is not None:
-            self.ahead.put_together()
+        if self.planners:
+            self._under_way -= 1
 
     def price(self, price: Price, notes: Sequence[Any]) -> Price:
         fetched, copied = dict(price.fetched), dict(price.copied)
@@ -297,7 +235,41 @@ class Lookahead(Cache):
         return Price(fetched, copied, price.seconds * (2 if self.planners else 1))
 
     def memory(self) -> Mapping[str, int]:
-        return {} if self.ahead is None else self.ahead.memory()
+        """Bytes of the rows, under ``cache``, of what finds them and of the window's ids, under ``lookahead``."""
+        if not self.planners:
+            return {}
+        rows = [rows.nbytes for type_ in self.planners for rows in self.cache.by_type[type_].rows.values()]
+        return {"cache": sum(rows), "lookahead": sum(each.shape.state_bytes for each in self.planners.values())}
+
+
+def _with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:
+    """These places where some of the remote rows are not fetched but found in the cache.
+
+    Args:
+        moves: of ``places.remote_id``, in its order.
+    """
+    if places.remote_row is None:
+        taken = ops.take_hits(places.remote_position, places.remote_id, book.offsets, moves.hit_place)
+        kept_position, remote_position, remote_id, counts = taken
+        slot, remote_row = moves.hit_slot, None
+    else:
+        remote_id = places.remote_id[moves.fetched_place]  # owners keep their order
+        counts = torch.bincount(book.owner(remote_id), minlength=book.num_parts)
+        number = torch.full_like(places.remote_id, -1)
+        number[moves.fetched_place] = torch.arange(remote_id.numel(), device="cpu")
+        slot_of = torch.full_like(places.remote_id, -1)
+        slot_of[moves.hit_place] = moves.hit_slot
+        row = number[places.remote_row]
+        kept_position, slot = places.remote_position[row < 0], slot_of[places.remote_row[row < 0]]
+        remote_position, remote_row = places.remote_position[row >= 0], row[row >= 0]
+    return dataclasses.replace(
+        places,
+        remote_position=remote_position,
+        remote_id=remote_id,
+        remote_counts=counts,
+        remote_row=remote_row,
+        kept=Kept(kept_position, slot, moves.admitted_row, moves.admitted_slot),
+    )
 
 
 def _share(

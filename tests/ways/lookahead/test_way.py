@@ -18,15 +18,15 @@ from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
 from salientpp.store.fetch import Packed
-from salientpp.ways.lookahead.way import Lookahead, LookaheadCache
+from salientpp.ways.lookahead.way import Lookahead
 
 FANOUTS, BATCH = [4, 3], 8
 
 
-def ahead_of(loader: NeighborLoader) -> LookaheadCache | None:
-    """What a loader keeps of the rows that its batches fetch; None: its cache stays as it is."""
+def ahead_of(loader: NeighborLoader) -> Lookahead | None:
+    """What decides which rows a loader keeps of those that its batches fetch; None: its cache stays as it is."""
     way = loader.engine.way(Lookahead)
-    return None if way is None else way.ahead
+    return way if way is not None and way.planners else None
 
 
 @pytest.fixture(scope="module")
