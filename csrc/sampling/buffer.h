@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <utility>
 
+#include "check.h"
 #include "memory.h"
 
 namespace salientpp {
@@ -56,6 +58,39 @@ inline void repeat_places(const int32_t* count, int64_t size, int64_t* out, int6
     }
     out += count[i];
   }
+}
+
+template <class T>
+Tensor copy_of(Buffer<T>& buffer) {
+  Tensor out = new_table(buffer.size(), ScalarType::Long);
+  copy_out(buffer.data(), buffer.size(), mutable_int64_data(out));
+  return out;
+}
+
+// The edges of a batch: their ends, int64 [2, e], and their ids.
+//
+// edge       per edge its id, or its position in `edge_id` where that is there.
+// source     per edge the local id of its source.
+// num_drawn  per target how many of the edges are its, which stand together.
+static inline std::pair<Tensor, Tensor> edges_of(Buffer<int64_t>& edge, Buffer<int32_t>& source,
+                                                 Buffer<int32_t>& num_drawn, const Tensor* edge_id) {
+  const int64_t size = edge.size();
+  Tensor edge_index = new_large_tensor<2>({2, size}, ScalarType::Long);
+  int64_t* row = mutable_int64_data(edge_index);
+  copy_out(source.data(), size, row);
+  repeat_places(num_drawn.data(), num_drawn.size(), row + size, row + 2 * size);
+  if (edge_id == nullptr) return {edge_index, copy_of(edge)};
+  Tensor e_id = new_table(size, ScalarType::Long);
+  int64_t* out = mutable_int64_data(e_id);
+  const int64_t* position = edge.data();
+  constexpr int64_t kAhead = 32;
+  dispatch_index(*edge_id, [&](auto* ids) {
+    for (int64_t e = 0; e < size; ++e) {
+      if (e + kAhead < size) prefetch_read(&ids[position[e + kAhead]]);
+      out[e] = ids[position[e]];
+    }
+  });
+  return {edge_index, e_id};
 }
 
 }  // namespace salientpp

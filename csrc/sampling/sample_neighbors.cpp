@@ -255,27 +255,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
   }
   Scratch& s = draw_batch<true>(indptr, indices, links, seeds, fanouts, batch_key, replace, map_budget_bytes, shared,
                                 graph_number);
-  const int64_t num_sampled = s.edge.size();
-  Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
-  copy_out(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
-  Tensor edge_index = new_large_tensor<2>({2, num_sampled}, ScalarType::Long);
-  Tensor e_id = new_table(num_sampled, ScalarType::Long);
-  int64_t* row = mutable_int64_data(edge_index);
-  copy_out(s.source.data(), num_sampled, row);
-  const int64_t num_expanded = s.n_id.size() - (s.num_nodes.size() > 1 ? s.num_nodes.back() : s.n_id.size());
-  repeat_places(s.num_drawn.data(), num_expanded, row + num_sampled, row + 2 * num_sampled);
-  int64_t* edge_out = mutable_int64_data(e_id);
-  if (edge_id) {
-    constexpr int64_t kAhead = 32;
-    const int64_t* ids = int64_data(*edge_id);
-    for (int64_t k = 0; k < num_sampled; ++k) {
-      if (k + kAhead < num_sampled) prefetch_read(&ids[s.edge.data()[k + kAhead]]);
-      edge_out[k] = ids[s.edge.data()[k]];
-    }
-  } else {
-    copy_out(s.edge.data(), num_sampled, edge_out);
-  }
-  return {n_id, edge_index, e_id, vector_of(s.num_nodes), vector_of(s.num_edges)};
+  const auto [edge_index, e_id] = edges_of(s.edge, s.source, s.num_drawn, edge_id ? &*edge_id : nullptr);
+  return {copy_of(s.n_id), edge_index, e_id, vector_of(s.num_nodes), vector_of(s.num_edges)};
 }
 
 Tensor sample_vertices(const Tensor& indptr, const Tensor& indices, const Tensor& seeds,
@@ -283,9 +264,7 @@ Tensor sample_vertices(const Tensor& indptr, const Tensor& indices, const Tensor
                        bool shared, int64_t graph_number) {
   Scratch& s = draw_batch<false>(indptr, indices, std::nullopt, seeds, fanouts, batch_key, replace, map_budget_bytes,
                                  shared, graph_number);
-  Tensor n_id = new_table(s.n_id.size(), ScalarType::Long);
-  copy_out(s.n_id.data(), s.n_id.size(), mutable_int64_data(n_id));
-  return n_id;
+  return copy_of(s.n_id);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(salientpp, CPU, m) {

@@ -52,13 +52,6 @@ struct Arguments {
   }
 };
 
-template <class T>
-Tensor copy_of(Buffer<T>& buffer) {
-  Tensor out = new_table(buffer.size(), ScalarType::Long);
-  copy_out(buffer.data(), buffer.size(), mutable_int64_data(out));
-  return out;
-}
-
 Tensor table_of(const std::vector<std::vector<int64_t>>& rows, int64_t columns) {
   Tensor out = torch::stable::empty({static_cast<int64_t>(rows.size()), columns}, ScalarType::Long);
   int64_t* to = mutable_int64_data(out);
@@ -278,31 +271,6 @@ void sample_hops(Scratch& s, std::span<VertexType> types, std::span<Relation> re
   }
 }
 
-// The edges of a relation: their ends, int64 [2, e], and their ids.
-std::pair<Tensor, Tensor> edges_of(Relation& relation) {
-  const int64_t size = relation.edge.size();
-  Tensor edge_index = new_large_tensor<2>({2, size}, ScalarType::Long);
-  int64_t* row = mutable_int64_data(edge_index);
-  copy_out(relation.row.data(), size, row);
-  int64_t* col = row + size;
-  repeat_places(relation.num_drawn.data(), relation.num_drawn.size(), col, col + size);
-  Tensor e_id = new_table(size, ScalarType::Long);
-  int64_t* out = mutable_int64_data(e_id);
-  const int64_t* edge = relation.edge.data();
-  if (relation.edge_id != nullptr) {
-    constexpr int64_t kAhead = 32;
-    dispatch_index(*relation.edge_id, [&](auto* ids) {
-      for (int64_t e = 0; e < size; ++e) {
-        if (e + kAhead < size) prefetch_read(&ids[edge[e + kAhead]]);
-        out[e] = ids[edge[e]];
-      }
-    });
-  } else {
-    copy_out(edge, size, out);
-  }
-  return {edge_index, e_id};
-}
-
 using TypedSample =
     std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor>;
 
@@ -351,7 +319,7 @@ TypedSample sample_typed_neighbors(
     num_nodes.push_back(type.num_nodes);
   }
   for (Relation& relation : relations) {
-    const auto [edge_index, e_id] = edges_of(relation);
+    const auto [edge_index, e_id] = edges_of(relation.edge, relation.row, relation.num_drawn, relation.edge_id);
     out_edge_index.push_back(edge_index);
     out_e_id.push_back(e_id);
     num_edges.push_back(relation.num_sampled);

@@ -1,11 +1,5 @@
-// Vertex inclusion probabilities (VIP) of several seed sets in one sweep over the edges.
-//
-// After Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152), Proposition 1. With p_0 = min(1, B / |T|) on
-// the seed set T and t_h(v) = the probability that v, when expanded at hop h, draws a given neighbour,
-//     p_h(u) = 1 - prod over the v that list u of (1 - t_h(v) * x_{h-1}(v)),
-// where x is p for expand='hop' (the paper: a vertex may be expanded at every hop) and q for
-// expand='frontier' (a vertex is expanded at the hop that finds it first):
-//     q_0 = p_0,   q_h(u) = p_h(u) * (1 - sum_{j<h} q_j(u)).
+// Vertex inclusion probabilities (VIP) of several seed sets in one sweep over the edges, by the formulas of
+// salientpp/vip/inclusion.py.
 //
 // Products are kept as complements, a <- a + y - a * y, which keeps small probabilities to full relative
 // precision and reaches 1 exactly. All parts of a vertex share a cache line, so an edge costs one line.
