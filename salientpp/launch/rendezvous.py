@@ -134,20 +134,9 @@ def _listen(launch: Launch) -> tuple[socket.socket, str]:
 
 def _bound(address: str) -> socket.socket:
     """A socket that listens at a free port of this address; '' are all of this host."""
-    if address:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    else:
-        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if not address and family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((address, 0))
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    dual = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual or ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
 
 
 def _address_of(interface: str) -> str:
