@@ -1,4 +1,7 @@
-"""Operators that say where feature rows are, and that copy, reduce and encode rows."""
+"""Operators that say where feature rows are, and that copy, reduce and encode rows.
+
+Those that write rows check everything first: where they raise, nothing was written.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +69,6 @@ def gather_rows(
         out: contiguous [O, ...] of the same dtype and row shape, written in place.
         out_index: int64 [n], in [0, O); None means 0, 1, ..., n - 1.
         parallel: torch's threads share large work; False: the thread that calls does it.
-
-    Raises:
-        RuntimeError: an index is out of range or shapes differ; then nothing was written.
     """
     if source.dtype not in KNOWN_DTYPES and source.dtype == out.dtype:
         source, out = _as_bytes(source), _as_bytes(out)
@@ -106,10 +106,7 @@ def reduce_rows(
         weight: [n], by which rows are multiplied first; a mean is still over their number. float64 if rows are, else float32. None: not at all.
         out: contiguous [m, ...] of the same dtype and row shape, written in place.
         reduction: 0 the sum, 1 the mean, 2 the maximum, of which a NaN is one. Rows of 16 bits are added up in 32.
-        parallel: torch's threads share large work; False: the thread that calls does it.
-
-    Raises:
-        RuntimeError: an index is out of range or shapes do not fit; then nothing was written.
+        parallel: as in :func:`gather_rows`.
     """
     operators.reduce_rows(source, source_index, size, weight, out, reduction, parallel)
 
@@ -121,14 +118,10 @@ def encode_rows(
 
     Args:
         source: contiguous [S, ...], float32, float64, float16 or bfloat16; may be memory-mapped.
-        source_index: int32 or int64 [n], in [0, S).
         out: contiguous uint8 [O, W], written in place.
-        out_index: int64 [n], in [0, O); None means 0, 1, ..., n - 1.
+        source_index, out_index: as in :func:`gather_rows`.
         format: the place in :data:`salientpp.store.narrow.FORMATS`.
         block: of integers, how many values share a scale and an offset; 0: all of a row.
-
-    Raises:
-        RuntimeError: an index is out of range or shapes do not fit; then nothing was written.
     """
     operators.encode_rows(source, source_index, out, out_index, format, block)
 
