@@ -11,6 +11,7 @@ rank; waiting may happen anywhere.
 from __future__ import annotations
 
 import json
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -187,14 +188,10 @@ class Comm:
             recv.copy_(send)
             return Pending(self, recv, None)
         # Bytes, because a backend's table of dtypes is shorter than torch's.
-        row_bytes = recv.element_size()
-        for size in recv.shape[1:]:
-            row_bytes *= size
+        row_bytes = math.prod(recv.shape[1:]) * recv.element_size()
         received, sent = bytes_of(recv), bytes_of(send)
-        recv_bytes, send_bytes = (
-            [count * row_bytes for count in recv_counts],
-            [count * row_bytes for count in send_counts],
-        )
+        recv_bytes = [count * row_bytes for count in recv_counts]
+        send_bytes = [count * row_bytes for count in send_counts]
         if not on_host:
             work = dist.all_to_all_single(received, sent, recv_bytes, send_bytes, group=groups.device, async_op=True)
             return Pending(self, recv, work)

@@ -133,7 +133,7 @@ def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype
     Raises:
         CannotShare: on every rank, if one cannot.
     """
-    sizes = [torch.empty((), dtype=dtype, device="cpu").element_size() * math.prod(shape) for shape, dtype in shapes]
+    sizes = [dtype.itemsize * math.prod(shape) for shape, dtype in shapes]
     begins = [0]
     for size in sizes:
         begins.append(begins[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)

@@ -49,8 +49,7 @@ class BufferPool:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised, contiguous CPU tensor."""
-        itemsize = torch.empty(0, dtype=dtype, device="cpu").element_size()
-        num_bytes = math.prod(shape) * itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _POOLED_BYTES:
             return torch.empty(shape, dtype=dtype, device="cpu")
         buffer = self._take(num_bytes)

@@ -47,10 +47,6 @@ class FeatureCache:
         """Of all attributes of a vertex."""
         return sum(rows.nbytes for rows in self.rows.values()) // max(1, len(self))
 
-    def on_device(self, probability: Tensor, num_bytes: int, device: torch.device) -> FeatureCache:
-        """This cache with as many of its rows on ``device`` too as fit into ``num_bytes``: the hottest, by the ``probability`` float [N] of their access."""
-        return on_device({None: self}, {None: probability}, num_bytes, device)[None]
-
     def pinned(self) -> FeatureCache:
         """This cache with its host rows where a device can read them."""
         return dataclasses.replace(self, rows={name: pinned(rows) for name, rows in self.rows.items()})

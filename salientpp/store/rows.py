@@ -127,8 +127,9 @@ def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
     """
     if isinstance(value, Tensor):
         if value.device.type != "cpu" or value.layout != torch.strided or not value.is_contiguous():
+            strides = list(value.stride()) if value.layout == torch.strided else None
             raise ValueError(
-                f"{name} must be a contiguous tensor on the CPU, got {value.layout} on {value.device} with strides {_strides(value)}"
+                f"{name} must be a contiguous tensor on the CPU, got {value.layout} on {value.device} with strides {strides}"
             )
         value = TensorRows(value.detach())
     elif not callable(getattr(value, "take", None)) or not hasattr(value, "shape"):
@@ -143,10 +144,6 @@ def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
     if shape[0] != num_rows:
         raise ValueError(f"{name} must have one row per vertex, expected {num_rows}, got {shape[0]}")
     return value
-
-
-def _strides(value: Tensor) -> list[int] | None:
-    return list(value.stride()) if value.layout == torch.strided else None
 
 
 def empty_rows(like: RowSource, num_rows: int) -> Tensor:

@@ -214,7 +214,7 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
     """
     degree = relation.indptr.diff()
     if relation.edge_weight is None or fanout <= 0:
-        return torch.repeat_interleave(_uniform_draw_probability(degree, fanout, replace), degree)
+        return torch.repeat_interleave(uniform_draw_probability(degree, fanout, replace), degree)
     size = torch.repeat_interleave(degree, degree).to(torch.float64)
     target = torch.repeat_interleave(torch.arange(degree.numel(), device="cpu"), degree)
 
@@ -244,7 +244,7 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
     return torch.where(share > 0, torch.where(all_positive, 1.0, probability), torch.where(all_positive, left, 0.0))
 
 
-def _uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tensor:
+def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tensor:
     """float64 [N]: the probability that a vertex of a degree, once expanded, draws one given neighbour."""
     size = degree.clamp(min=1).to(torch.float64)
     if fanout <= 0:
@@ -261,7 +261,7 @@ class _TypedHops:
         # Per relation and hop: of every vertex where draws are uniform, [N], else of every edge, [E].
         self.chance = [
             [
-                _uniform_draw_probability(relation.indptr.diff(), fanout, replace)
+                uniform_draw_probability(relation.indptr.diff(), fanout, replace)
                 if relation.edge_weight is None
                 else draw_probability(relation, fanout, replace)
                 for fanout in per_hop
@@ -459,7 +459,6 @@ def draw_weights(
         int64 [N].
     """
     fanouts = check_fanouts(num_neighbors)
-    degree = graph.in_degree().clamp(min=1).to(torch.float64)
     reached = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")  # sum of q_j over j < hop
     draws = torch.zeros_like(reached)
     for hop, fanout in enumerate(fanouts):
@@ -467,8 +466,7 @@ def draw_weights(
             until = uniform_start(seeds, batch_size)(graph.num_vertices)
         else:
             until = inclusion_probability(graph, seeds, fanouts[:hop], batch_size, include_seeds=True).double()
-        chance = torch.ones_like(degree) if fanout < 0 else (fanout / degree).clamp(max=1.0)
-        draws += chance * (until - reached).clamp(min=0.0)
+        draws += uniform_draw_probability(graph.in_degree(), fanout, False) * (until - reached).clamp(min=0.0)
         reached = until
     average = (draws @ graph.in_degree().double()) / max(1, graph.num_edges)
     return (draws * (mean / average.clamp(min=1e-30))).round().clamp(1, most).to(torch.int64)

@@ -31,7 +31,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.ids import check_range
-from salientpp.vip.inclusion import check_batch_size, check_fanouts, inclusion_probability
+from salientpp.vip.inclusion import check_batch_size, check_fanouts, inclusion_probability, uniform_draw_probability
 
 #: A longer list draws by itself; csrc/sampling/shared_draw.h has the same.
 MOST_NEIGHBORS = 1000
@@ -121,11 +121,8 @@ def _quadrature() -> tuple[Tensor, Tensor]:
 
 def _draw_probability(degree: Tensor, fanout: int, r: float) -> Tensor:
     """``g``: float64 [N], how probably a vertex of a degree, once expanded, draws a neighbour with the number ``r``."""
-    size = degree.clamp(min=1).to(torch.float64)
-    if fanout <= 0:
-        return torch.full_like(size, -fanout)  # of none or of all
-    alone = (fanout / size).clamp(max=1.0)
-    if fanout >= MOST_NEIGHBORS:
+    alone = uniform_draw_probability(degree, fanout, False)
+    if fanout <= 0 or fanout >= MOST_NEIGHBORS:
         return alone
     others = torch.arange(MOST_NEIGHBORS, dtype=torch.float64, device="cpu").view(-1, 1)  # degree - 1
     smaller = torch.arange(fanout, dtype=torch.float64, device="cpu")

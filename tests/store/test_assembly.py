@@ -16,6 +16,7 @@ from graphs import identity_features
 from tier_rows import FRACTIONS, random_case, random_rows, sources
 
 from salientpp.ranks.partition_book import PartitionBook
+from salientpp.store import cache as caches
 from salientpp.store import fetch
 from salientpp.store.assembly import NUM_TENSORS, assemble_rows, run_kernel
 from salientpp.store.cache import FeatureCache
@@ -110,7 +111,8 @@ def random_tiers(
     if len(cache_ids):
         cache = FeatureCache(IdSet.of(cache_ids, book.num_vertices), {"x": x[cache_ids]})
         scores = torch.from_numpy(np.random.default_rng(seed).random(book.num_vertices))
-        cache = cache.on_device(scores, int(cache_share * len(cache_ids)) * x[0].nbytes, CPU)
+        num_bytes = int(cache_share * len(cache_ids)) * x[0].nbytes
+        cache = caches.on_device({None: cache}, {None: scores}, num_bytes, CPU)[None]
         tiers = dataclasses.replace(tiers, copies=cache.tiers(zero_copy))
     return tiers, n_id
 
@@ -149,7 +151,7 @@ def test_the_highest_scores_go_to_the_device_until_it_is_full():
     scores = torch.zeros(20)
     scores[[4, 8, 11]] = torch.tensor([3.0, 1.0, 2.0])
     for num_bytes, kept in [(0, []), (15, []), (16, [4]), (47, [4, 11]), (48, [4, 8, 11])]:
-        tiered = cache.on_device(scores, num_bytes, CPU)
+        tiered = caches.on_device({None: cache}, {None: scores}, num_bytes, CPU)[None]
         assert tiered.num_device_rows == len(kept)
         if kept:
             assert tiered.device_rows["y"].tolist() == tiered.device_rows["x"][:, 0].tolist() == kept
@@ -158,7 +160,7 @@ def test_the_highest_scores_go_to_the_device_until_it_is_full():
                 "the device's come first"
             )
         assert tiered.rows is cache.rows
-    assert cache.on_device(scores, 10**6, CPU).device_rows["y"].tolist() == ids.tolist()
+    assert caches.on_device({None: cache}, {None: scores}, 10**6, CPU)[None].device_rows["y"].tolist() == ids.tolist()
 
 
 def test_one_part_without_device_rows_is_packed_as_it_is():

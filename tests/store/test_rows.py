@@ -22,6 +22,7 @@ from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.engine.basis import Basis
 from salientpp.engine.pipeline import StageError
 from salientpp.engine.way import TiersByType, Way
+from salientpp.store import cache as caches
 from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import TensorRows
 from salientpp.store.tiers import IdSet, Tier
@@ -51,7 +52,7 @@ class TestCache(RowSourceLaws):
     def source(self, expected, kept):
         ids = torch.arange(0, 3 * len(expected), 3)
         cache = FeatureCache(IdSet.of(ids, 3 * len(expected)), {"x": expected})
-        cache = cache.on_device(torch.ones(3 * len(expected)), 2**30, torch.device("cpu"))
+        cache = caches.on_device({None: cache}, {None: torch.ones(3 * len(expected))}, 2**30, torch.device("cpu"))[None]
         return cache.tiers(False)[["device", "host"].index(kept)].rows["x"]
 
 
