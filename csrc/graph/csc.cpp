@@ -39,8 +39,7 @@ std::tuple<Tensor, Tensor> transpose_csc(const Tensor& indptr, const Tensor& ind
   Tensor out_indices = new_table(num_edges, indices.scalar_type());
   int64_t* out_ptr = mutable_int64_data(out_indptr);
   std::fill(out_ptr, out_ptr + num_vertices + 1, 0);
-  dispatch_index(indices, [&](auto* sources) {
-    using Index = std::remove_const_t<std::remove_pointer_t<decltype(sources)>>;
+  dispatch_index(indices, [&]<class Index>(const Index* sources) {
     for (int64_t e = 0; e < num_edges; ++e) ++out_ptr[sources[e] + 1];
     std::partial_sum(out_ptr, out_ptr + num_vertices + 1, out_ptr);
     std::vector<int64_t> next(out_ptr, out_ptr + num_vertices);

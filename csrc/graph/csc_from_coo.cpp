@@ -184,10 +184,9 @@ std::tuple<Tensor, Tensor, Tensor> csc_from_coo(const Tensor& source, const Tens
   Tensor indices = new_table(num_edges, index_dtype(num_vertices));
   Tensor edge_id = new_table(is_sorted ? 0 : num_edges, ScalarType::Long);
   const Ids ids(is_sorted ? nullptr : mutable_int64_data(edge_id), linked);
-  dispatch_index(source, [&](auto* from) {
-    dispatch_index(indices, [&](auto* tag) {
-      using Index = std::remove_const_t<std::remove_pointer_t<decltype(tag)>>;
-      sort_edges(from, static_cast<decltype(from)>(target.const_data_ptr()), num_vertices, num_edges,
+  dispatch_index(source, [&]<class Id>(const Id* from) {
+    dispatch_index(indices, [&]<class Index>(const Index*) {
+      sort_edges(from, static_cast<const Id*>(target.const_data_ptr()), num_vertices, num_edges,
                  mutable_int64_data(indptr), static_cast<Index*>(indices.mutable_data_ptr()), ids, parallel);
     });
   });

@@ -152,8 +152,7 @@ std::tuple<Tensor, Tensor, Tensor> symmetrise(const Tensor& indptr, const Tensor
   Tensor out_indptr = new_vector(num_vertices + 1, ScalarType::Long);
   int64_t* out_ptr = mutable_int64_data(out_indptr);
   std::optional<Tensor> out_indices, out_weights;
-  dispatch_index(indices, [&](auto* sources) {
-    using Index = std::remove_const_t<std::remove_pointer_t<decltype(sources)>>;
+  dispatch_index(indices, [&]<class Index>(const Index* sources) {
     Symmetriser<Index> graph(ptr, sources, of_target, of_each, num_vertices);
     out_ptr[0] = 0;
     graph.count(out_ptr);

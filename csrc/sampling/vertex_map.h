@@ -117,8 +117,9 @@ class HashMap {
     Table old(capacity_for(2 * size));
     old.swap(table_);
     set_shift();
+    size_ = 0;
     for (const Entry& entry : old) {
-      if (entry.key != 0) place(entry);
+      if (entry.key != 0) insert(static_cast<int64_t>(entry.key - 1), entry.local_id);
     }
   }
 
@@ -151,13 +152,6 @@ class HashMap {
   void set_shift() { shift_ = 64 - std::countr_zero(table_.size()); }
 
   uint64_t home(int64_t id) const { return (static_cast<uint64_t>(id) * kGolden) >> shift_; }
-
-  void place(const Entry& moved) {
-    const uint64_t mask = table_.size() - 1;
-    uint64_t at = home(static_cast<int64_t>(moved.key - 1));
-    while (table_[at].key != 0) at = (at + 1) & mask;
-    table_[at] = moved;
-  }
 
   Table table_;
   int64_t size_ = 0;
