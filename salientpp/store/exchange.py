@@ -137,16 +137,12 @@ class Exchange:
         self._books += [books[None] for _ in messages]
         self._words = frozenset(message.name for message in messages if not message.has_ids)
         self._named = {message.name for message in messages} | {None}
-        self.placement = placement
+        self.placement, self.part_id = placement, placement.part_id
         self.traffic = Traffic()
         self._buffers = BufferPool()  # for rows that arrive
         # int32 ids halve the bytes of a request.
         narrow = all(book.num_vertices < 2**31 for book in self._books)
         self.wire_dtype = torch.int32 if narrow else torch.int64
-
-    @property
-    def part_id(self) -> int:
-        return self.placement.part_id
 
     def part_of(self, type_: str | None) -> int:
         """The part, in the type's book, whose rows this rank has: its own, or the only one."""

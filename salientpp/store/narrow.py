@@ -183,15 +183,8 @@ class NarrowRows:
     """
 
     def __init__(self, encoded: RowSource, narrow: Narrow) -> None:
-        self.encoded, self.narrow = encoded, narrow
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.encoded.shape[0], *self.narrow.row_shape))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.narrow.dtype
+        self.encoded, self.narrow, self.dtype = encoded, narrow, narrow.dtype
+        self.shape = torch.Size((encoded.shape[0], *narrow.row_shape))
 
     @property
     def nbytes(self) -> int:
@@ -217,10 +210,7 @@ class EncodedRows:
 
     def __init__(self, wide: RowSource, narrow: Narrow) -> None:
         self.wide, self.narrow = wide, narrow
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.wide.shape[0], self.narrow.row_bytes))
+        self.shape = torch.Size((wide.shape[0], narrow.row_bytes))
 
     @property
     def nbytes(self) -> int:

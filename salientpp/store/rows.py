@@ -57,11 +57,11 @@ class TensorRows:
     """The rows of a contiguous tensor, which may be memory-mapped. One on a device is there for the device alone: ``take`` is for the CPU."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+        self.tensor, self.shape, self.dtype, self.nbytes = tensor, tensor.shape, tensor.dtype, tensor.nbytes
         self._most_little = -1  # rows
         if tensor.dtype in KNOWN_DTYPES:
-            row_bytes = max(1, tensor.nbytes // max(1, tensor.size(0)))
-            is_cached = tensor.nbytes <= _CACHED_BYTES
+            row_bytes = max(1, self.nbytes // max(1, tensor.size(0)))
+            is_cached = self.nbytes <= _CACHED_BYTES
             most = (
                 sys.maxsize
                 if is_cached and row_bytes <= _NARROW_BYTES
@@ -70,18 +70,6 @@ class TensorRows:
                 else _SMALL_BYTES
             )
             self._most_little = most // row_bytes
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.tensor.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.nbytes
 
     def is_little(self, num_rows: int) -> bool:
         """Whether so many rows are better taken by torch's operator."""
@@ -99,16 +87,9 @@ class JoinedRows:
     """
 
     def __init__(self, pieces: Sequence[Tensor]) -> None:
-        self._pieces = list(pieces)
+        self._pieces, self.dtype = list(pieces), pieces[0].dtype
         self.shape = torch.Size((sum(piece.size(0) for piece in pieces), *pieces[0].shape[1:]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._pieces[0].dtype
-
-    @property
-    def nbytes(self) -> int:
-        return sum(piece.nbytes for piece in self._pieces)
+        self.nbytes = sum(piece.nbytes for piece in pieces)
 
     def whole(self) -> Tensor:
         """All rows, copied into one tensor."""
