@@ -9,7 +9,6 @@
 // 1982).
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <queue>
 #include <vector>

@@ -23,11 +23,9 @@
 #include <optional>
 #include <span>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "check.h"
-#include "memory.h"
 #include "random.h"
 #include "sampling/typed_batch.h"
 #include "sampling/typed_hop.h"

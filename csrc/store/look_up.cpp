@@ -1,7 +1,6 @@
 // Which tier holds a row, and where in it: sets of ids, and the look-up over them.
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <vector>
 
 #include "check.h"

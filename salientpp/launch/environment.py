@@ -95,7 +95,8 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
     # MASTER_ADDR and MASTER_PORT alone say where to meet, not who one is.
     if any(name in environ for name in _TORCHRUN[:4]):
         launch = _from_torchrun(environ, slurm)
-        _check_agreement(launch, slurm, environ)
+        if slurm is not None:
+            _check_agreement(launch, slurm, environ)
         _check_most("LOCAL_WORLD_SIZE", launch.ranks_per_host, "WORLD_SIZE", launch.world_size)
         return launch
     if slurm is not None:
@@ -173,9 +174,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch:
     return launch
 
 
-def _check_agreement(launch: Launch, slurm: Launch | None, environ: Mapping[str, str]) -> None:
-    if slurm is None:
-        return
+def _check_agreement(launch: Launch, slurm: Launch, environ: Mapping[str, str]) -> None:
     if "TORCHELASTIC_RUN_ID" in environ:  # torchrun itself: one agent per task, each with ranks of its own
         agents = (
             _number(environ, "GROUP_WORLD_SIZE", 1)

@@ -243,10 +243,7 @@ class Exchange:
         return pending
 
     def fetch_cache(self, type_: str | None, home: Mapping[str, RowSource], members: IdSet) -> FeatureCache:
-        """Fetch the rows of ``members`` (global ids of a type, of other parts) from their owners.
-
-        Collective: all ranks call it for the same type, each with its own members and the rows of its own part by attribute.
-        """
+        """Copies of the rows of ``members``, global ids of other parts; collective as :meth:`fetch_rows`."""
         rows = {name: empty_rows(source, len(members)) for name, source in home.items()}
         self.fetch_rows(type_, home, members.ids, rows)
         return FeatureCache(members, rows)
