@@ -29,7 +29,8 @@ from salientpp.analysis.in_memory import MemoryGraph, Unparted
 from salientpp.datasets import load_dataset
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
-from salientpp.sampling.sampler import Sampler
+from salientpp.sampling.stored import GraphTopology
+from salientpp.sampling.topology import DrawOptions
 from salientpp.store.tiers import Tier, Tiers
 from salientpp.ways.sums.moved import sums_of
 from salientpp.ways.sums.plan import Wire
@@ -121,13 +122,13 @@ def count_copies(arguments: argparse.Namespace) -> None:
 
 def cost(parted: MemoryGraph, wire: Wire, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
     """CPU seconds to draw a batch of part 0 and to choose its sums, without a cache: medians."""
-    sampler = Sampler(parted.graph, fanouts)
+    topology, options = GraphTopology(parted.graph), DrawOptions([fanouts])
     tiers = Tiers(parted.parts, 0, Tier("host", None, {}, False, ""))
     seeds = parted.seeds[0][torch.randperm(parted.seeds[0].numel(), generator=torch.Generator().manual_seed(0))]
     seconds: list[tuple[float, float]] = []
     for key in range(repeats):
         started = time.thread_time()
-        mfg = sampler.sample(seeds[:batch_size], key)
+        mfg = topology.sample({None: seeds[:batch_size]}, key, options)
         drawn = time.thread_time()
         sums_of(mfg, tiers, wire)
         seconds.append((drawn - started, time.thread_time() - drawn))

@@ -19,8 +19,9 @@ from common import generated, write_results
 from salientpp import ops
 from salientpp.datasets.load import load_dataset
 from salientpp.graph.csc import Graph
-from salientpp.sampling.sampler import Sampler
 from salientpp.sampling.schedule import batch_keys
+from salientpp.sampling.stored import GraphTopology
+from salientpp.sampling.topology import DrawOptions
 
 FANOUTS = [15, 10, 5]
 
@@ -47,14 +48,14 @@ def main() -> None:
         order = seeds[ops.permutation(seeds.numel(), 1)]
         batches = order.split(batch_size)[: arguments.block if real else 8]
         for shared, block in ((None, 1), ("batch", 1), (None, arguments.block), ("batch", arguments.block)):
-            sampler = Sampler(graph, FANOUTS, shared=shared is not None)
+            topology, options = GraphTopology(graph), DrawOptions([FANOUTS], shared=shared is not None)
             seconds = []
             for epoch in range(arguments.repeats):  # with draws of its own, as a thread remembers those that it made
                 needed = torch.zeros(graph.num_vertices, dtype=torch.bool)
                 drawn = vertices = edges = 0.0
                 for index, batch in enumerate(batches):
                     begin = time.process_time()
-                    out = sampler.sample(batch, batch_keys(3, epoch, 0, index, block).draws)
+                    out = topology.sample({None: batch}, batch_keys(3, epoch, 0, index, block).draws, options)
                     drawn += time.process_time() - begin
                     needed[out.node] = True
                     vertices, edges = vertices + out.node.numel(), edges + out.edge.numel()

@@ -1,85 +1,211 @@
-"""What PyG's loaders set in a batch beside the attributes of its vertices and edges: ids, trees, counts and seeds."""
+"""The attributes of the vertices and of the edges of one type, cut to what was sampled."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any
+
 import torch
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.loader.utils import filter_edge_store_, index_select
 
-from salientpp.batch.template import store_of
+from salientpp.graph.from_pyg import positions_in
+from salientpp.store.rows import take_rows
+from salientpp.store.tiers import NO_IDS
+
+#: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
+_SET_BY_LOADER = frozenset(
+    [
+        "batch",
+        "batch_size",
+        "input_id",
+        "seed_time",
+        "num_sampled_nodes",
+        "num_sampled_edges",
+        "edge_label_index",
+        "edge_label",
+        "edge_label_time",
+        "src_index",
+        "dst_pos_index",
+        "dst_neg_index",
+        "_orig_edge_index",
+    ]
+)
 
 
-def _set_attributes(batch: Data | BaseStorage, /, **values: object) -> None:
-    """Set what is not None, and let vanish what is, as PyG's setters do: they take 2 µs each, as much as all of these here."""
-    if isinstance(batch, Data) and type(batch) is not Data:  # may have setters of its own
-        for name, value in values.items():
-            setattr(batch, name, value)
-        return
-    to = batch._store._mapping if isinstance(batch, Data) else batch._mapping
-    for name, value in values.items():
-        if value is not None:
-            to[name] = value
-        else:
-            to.pop(name, None)
-
-
-def add_batch_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput) -> None:
-    """Ids, trees and counts; what is None vanishes, as in PyG."""
-    if isinstance(mfg, HeteroSamplerOutput):
-        for name, n_id in mfg.node.items():
-            store = store_of(batch, name)  # a pair of stores may have no attributes of this type
-            if "n_id" not in store:
-                store.n_id = n_id
-        for name, e_id in (mfg.edge or {}).items():
-            if e_id is not None and "e_id" not in batch[name]:
-                batch[name].e_id = e_id
-        batch.set_value_dict("batch", mfg.batch)
-        batch.set_value_dict("num_sampled_nodes", mfg.num_sampled_nodes)
-        batch.set_value_dict("num_sampled_edges", mfg.num_sampled_edges)
-        if mfg.orig_row is not None:
-            for name in mfg.orig_row:
-                batch[name]._orig_edge_index = torch.stack([mfg.orig_row[name], mfg.orig_col[name]])
-        return
-    _set_attributes(
-        batch,
-        n_id=batch._store._mapping.get("n_id", mfg.node),
-        e_id=batch._store._mapping.get("e_id", mfg.edge),
-        batch=mfg.batch,
-        num_sampled_nodes=mfg.num_sampled_nodes,
-        num_sampled_edges=mfg.num_sampled_edges,
+def _is_rows(value: object) -> bool:
+    """Whether the row kernel can gather from it: a dense, contiguous CPU tensor without a gradient."""
+    return (
+        type(value) is Tensor
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and value.dim() >= 1
+        and value.is_contiguous()
+        and not value.requires_grad
+        and not value.is_quantized
     )
-    if mfg.orig_row is not None:
-        batch._orig_edge_index = torch.stack([mfg.orig_row, mfg.orig_col])
 
 
-def add_node_attributes(
-    batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: str | None
-) -> None:
-    """What ``NeighborLoader`` adds about its seeds, from ``mfg.metadata``: (input ids, times or None)."""
-    add_batch_attributes(batch, mfg)
-    input_id, seed_time = mfg.metadata[:2]
-    seeds = batch if input_type is None else batch[input_type]
-    _set_attributes(seeds, input_id=input_id, seed_time=seed_time, batch_size=input_id.numel())
+class NodeAttributes:
+    """The vertex attributes of one storage, whatever it holds at the moment.
+
+    Args:
+        store: the storage as it is when the loader is made.
+        own: names of those whose rows come from elsewhere; they may be missing in the storage.
+    """
+
+    def __init__(self, store: BaseStorage, own: Collection[str]) -> None:
+        self._own = own
+        self._num_vertices = store.num_nodes  # the graph that is sampled keeps its size
+        x = store.get("x")
+        if isinstance(x, Tensor) and "x" not in own and not x.is_nested and x.dim() and not store.is_node_attr("x"):
+            owner = "data" if store._key is None else f"data[{store._key!r}]"
+            warnings.warn(
+                f"{owner}.x has {x.size(0)} rows for {self._num_vertices} vertices, so every batch carries it whole, as in PyG",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def columns(self, store: BaseStorage) -> dict[str, Tensor]:
+        """Those whose rows the pipeline brings from here; others (on another device, strided, not tensors, with the vertices in another
+        dimension) are left to PyG's ``index_select``."""
+        others = ("num_nodes", *_SET_BY_LOADER, *self._own)
+        names = [name for name in store if name not in others and store.is_node_attr(name)]
+        rows = {
+            name: store[name] for name in names if _is_rows(store[name]) and store[name].size(0) == self._num_vertices
+        }
+        return {name: value for name, value in rows.items() if _cat_dim(store, name) == 0}
+
+    def fill(self, store: BaseStorage, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
+        """Set the attributes of the vertices ``n_id``; ``rows`` holds those that are there already, or will come."""
+        to = out._mapping
+        for name in store._mapping:
+            if name in rows:
+                to[name] = rows[name]
+            elif name == "num_nodes":
+                to[name] = n_id.numel()
+            elif name not in self._own and store.is_node_attr(name):
+                to[name] = _cut(store, name, n_id)
+        for name in self._own:
+            to[name] = rows[name]
 
 
-def add_link_attributes(
-    batch: Data | HeteroData,
-    mfg: SamplerOutput | HeteroSamplerOutput,
-    input_type: tuple[str, str, str] | None,
-    triplet: bool,
-) -> None:
-    """What ``LinkNeighborLoader`` adds about its edges, from ``mfg.metadata`` as PyG's ``edge_sample`` leaves it."""
-    add_batch_attributes(batch, mfg)
-    edges = batch if input_type is None else batch[input_type]
-    edges.input_id = mfg.metadata[0]
-    if not triplet:
-        edges.edge_label_index, edges.edge_label, edges.edge_label_time = mfg.metadata[1:4]
-        return
-    source, target = (batch, batch) if input_type is None else (batch[input_type[0]], batch[input_type[-1]])
-    source.src_index, target.dst_pos_index, target.dst_neg_index = mfg.metadata[1:4]
-    source.seed_time = target.seed_time = mfg.metadata[4]
-    # They belong to the whole graph, if they are there at all.
-    for name in ("edge_label_index", "edge_label_time"):
-        if name in edges:
-            del edges[name]
+class EdgeAttributes:
+    """The edges of one storage, and their attributes, whatever it holds at the moment.
+
+    Args:
+        store: the storage as it is when the loader is made.
+
+    Raises:
+        ValueError: it has ``edge_index`` and ``adj_t``, and they are not of the same edges.
+    """
+
+    def __init__(self, store: BaseStorage) -> None:
+        self._position = None  # in adj_t, of each column of edge_index; None: the same
+        if store.get("edge_index") is not None and store.get("adj_t") is not None:
+            key = store._key
+            self._position = positions_in(store.adj_t, store.edge_index, "the edges" if key is None else repr(key))
+
+    def fill(
+        self,
+        store: BaseStorage,
+        out: BaseStorage,
+        row: Tensor,
+        col: Tensor,
+        edge: Tensor | None,
+        of_vertices: Collection[str] = (),
+    ) -> None:
+        """Set ``edge_index`` or ``adj_t`` and the attributes of the edges ``edge``; those vanish where it is None, as in PyG.
+
+        Args:
+            of_vertices: names of which it is known that they are attributes of vertices; asking PyG takes long.
+        """
+        to = out._mapping
+        for name in store._mapping:
+            if name in ("edge_index", "adj_t") or name in of_vertices or not store.is_edge_attr(name):
+                continue
+            if edge is None:
+                to.pop(name, None)
+            else:
+                to[name] = _cut(store, name, edge)
+        if "edge_index" in store._mapping:
+            device, edge_index = store._mapping["edge_index"].device, edge_index_of(row, col)
+            to["edge_index"] = edge_index if device == edge_index.device else edge_index.to(device)
+        if edge is not None and self._position is not None:
+            edge = self._position[edge.to(torch.int64)]
+        if "adj_t" not in store._mapping:
+            return
+        if isinstance(store.adj_t, Tensor):
+            sources, targets = out.size()
+            out.adj_t = _sparse_rows(store.adj_t, row, col, edge, (targets, sources))
+        else:
+            filter_edge_store_(_Only(store, "adj_t"), out, row, col, edge)
+
+
+class _Only:
+    """A view of a storage with one attribute, for PyG's function."""
+
+    def __init__(self, store: BaseStorage, name: str) -> None:
+        self._item = (name, store[name])
+
+    def items(self) -> list[tuple[str, object]]:
+        return [self._item]
+
+
+def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
+    """int64 [2, e], without a copy where the sampler made row and col as one tensor, in this order."""
+    base = row._base
+    if base is not None and base is col._base and base.shape == (2, row.numel()) and row.data_ptr() == base.data_ptr():
+        return base
+    return torch.stack([row, col])
+
+
+def storage_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
+    """The storage of exactly this type. ``data[type_]`` may mean a relation instead, if the node type does not exist yet."""
+    if isinstance(data, Data):
+        return data._store
+    return data.get_edge_store(*type_) if isinstance(type_, tuple) else data.get_node_store(type_)
+
+
+def of_type(ids: Tensor | Mapping[Any, Tensor], type_: Any) -> Tensor:
+    # In this order: to find out that a tensor is no mapping, Python once goes through all classes of mappings.
+    return ids if isinstance(ids, Tensor) else ids.get(type_, NO_IDS)
+
+
+def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, size: tuple[int, int]) -> Tensor:
+    """The sampled edges as a torch CSR tensor of targets by sources, with the values of ``adj_t``; repeats stay."""
+    order = torch.sort(col, stable=True).indices  # the sampler's edges are sorted already; a transform's may not be
+    values = adj_t.values()[edge] if edge is not None else adj_t.values().new_ones(row.numel())
+    counts = torch.bincount(col, minlength=size[0])
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return torch.sparse_csr_tensor(indptr, row[order], values[order], size, check_invariants=False, device="cpu")
+
+
+def _cat_dim(store: BaseStorage, name: str) -> Any:
+    """Which dimension of an attribute counts vertices or edges, as the object says that the storage is of."""
+    return store._parent().__cat_dim__(name, store[name], store)
+
+
+def _cut(store: BaseStorage, name: str, ids: Tensor) -> object:
+    """An attribute of the vertices or edges, cut to ``ids``.
+
+    Raises:
+        ValueError: it is of a kind that has no rows to take.
+    """
+    value = store[name]
+    dim = _cat_dim(store, name)
+    if dim == 0 and _is_rows(value):
+        return take_rows(value, ids)
+    try:
+        return index_select(value, ids.to(value.device) if isinstance(value, Tensor) else ids, dim=dim)
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        owner = "data" if store._key is None else f"data[{store._key!r}]"
+        kind = f"{value.layout} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        reason = str(error).partition("\n")[0][:200]
+        raise ValueError(
+            f"{owner}.{name} cannot be cut to what was sampled, as PyG does with an attribute that has an entry per vertex or edge: "
+            f"{kind} of length {len(value)} ({reason}); make it a dense or COO tensor, or delete it"
+        ) from error

@@ -17,8 +17,7 @@ from torch_geometric.data.storage import NodeStorage
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.contents import Contents
-from salientpp.batch.store_template import StoreTemplate
-from salientpp.batch.template import DataTemplate, PartitionTemplate
+from salientpp.batch.template import DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.store.fetch import Column, Fetch
 
 

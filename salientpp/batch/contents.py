@@ -1,4 +1,4 @@
-"""What a user's object holds at one moment, so that a batch is made of that whatever a loop does to the object meanwhile."""
+"""What a ``Data`` held at one moment, and whether it still holds that."""
 
 from __future__ import annotations
 

@@ -1,176 +1,27 @@
-"""What does the user's loop receive?
+"""Templates: they make a batch of what was sampled and of the rows of its vertices.
 
-A PyG ``Data`` or ``HeteroData`` with what PyG's loader sets. From such an object every node and edge attribute is there for every
-sampled vertex and edge. From a partitioned graph the attributes in ``columns`` (``x``) are there for every sampled
-vertex, other node attributes for the seeds, edge attributes for every sampled edge.
+From a ``Data`` or ``HeteroData`` every node and edge attribute is there for every sampled vertex and edge. From a partitioned graph the attributes in
+``columns`` (``x``) are there for every sampled vertex, other node attributes for the seeds, edge attributes for every sampled edge.
 """
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.data.storage import BaseStorage
-from torch_geometric.loader.utils import filter_edge_store_, index_select
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
+from salientpp.batch.attributes import EdgeAttributes, NodeAttributes, edge_index_of, of_type, storage_of
 from salientpp.batch.contents import Contents
-from salientpp.graph.from_pyg import positions_in
+from salientpp.graph.from_pyg import count_edges, count_vertices
+from salientpp.processes import Lock
 from salientpp.store.fetch import Column
 from salientpp.store.rows import take_rows
-from salientpp.store.tiers import NO_IDS
-
-#: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
-_SET_BY_LOADER = frozenset(
-    [
-        "batch",
-        "batch_size",
-        "input_id",
-        "seed_time",
-        "num_sampled_nodes",
-        "num_sampled_edges",
-        "edge_label_index",
-        "edge_label",
-        "edge_label_time",
-        "src_index",
-        "dst_pos_index",
-        "dst_neg_index",
-        "_orig_edge_index",
-    ]
-)
-
-
-def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
-    """int64 [2, e], without a copy where the sampler made row and col as one tensor, in this order."""
-    base = row._base
-    if base is not None and base is col._base and base.shape == (2, row.numel()) and row.data_ptr() == base.data_ptr():
-        return base
-    return torch.stack([row, col])
-
-
-def _is_rows(value: object) -> bool:
-    """Whether the row kernel can gather from it: a dense, contiguous CPU tensor without a gradient."""
-    return (
-        type(value) is Tensor
-        and value.layout == torch.strided
-        and value.device.type == "cpu"
-        and value.dim() >= 1
-        and value.is_contiguous()
-        and not value.requires_grad
-        and not value.is_quantized
-    )
-
-
-class _NodeAttributes:
-    """The vertex attributes of one storage, whatever it holds at the moment.
-
-    Args:
-        store: the storage as it is when the loader is made.
-        own: names of those whose rows come from elsewhere; they may be missing in the storage.
-    """
-
-    def __init__(self, store: BaseStorage, own: Collection[str]) -> None:
-        self._own = own
-        self._num_vertices = store.num_nodes  # the graph that is sampled keeps its size
-        x = store.get("x")
-        if isinstance(x, Tensor) and "x" not in own and not x.is_nested and x.dim() and not store.is_node_attr("x"):
-            owner = "data" if store._key is None else f"data[{store._key!r}]"
-            warnings.warn(
-                f"{owner}.x has {x.size(0)} rows for {self._num_vertices} vertices, so every batch carries it whole, as in PyG",
-                UserWarning,
-                stacklevel=2,
-            )
-
-    def columns(self, store: BaseStorage) -> dict[str, Tensor]:
-        """Those whose rows the pipeline brings from here; others (on another device, strided, not tensors, with the vertices in another
-        dimension) are left to PyG's ``index_select``."""
-        others = ("num_nodes", *_SET_BY_LOADER, *self._own)
-        names = [name for name in store if name not in others and store.is_node_attr(name)]
-        rows = {
-            name: store[name] for name in names if _is_rows(store[name]) and store[name].size(0) == self._num_vertices
-        }
-        return {name: value for name, value in rows.items() if _cat_dim(store, name) == 0}
-
-    def fill(self, store: BaseStorage, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Set the attributes of the vertices ``n_id``; ``rows`` holds those that are there already, or will come."""
-        to = out._mapping
-        for name in store._mapping:
-            if name in rows:
-                to[name] = rows[name]
-            elif name == "num_nodes":
-                to[name] = n_id.numel()
-            elif name not in self._own and store.is_node_attr(name):
-                to[name] = _cut(store, name, n_id)
-        for name in self._own:
-            to[name] = rows[name]
-
-
-class _EdgeAttributes:
-    """The edges of one storage, and their attributes, whatever it holds at the moment.
-
-    Args:
-        store: the storage as it is when the loader is made.
-
-    Raises:
-        ValueError: it has ``edge_index`` and ``adj_t``, and they are not of the same edges.
-    """
-
-    def __init__(self, store: BaseStorage) -> None:
-        self._position = None  # in adj_t, of each column of edge_index; None: the same
-        if store.get("edge_index") is not None and store.get("adj_t") is not None:
-            key = store._key
-            self._position = positions_in(store.adj_t, store.edge_index, "the edges" if key is None else repr(key))
-
-    def fill(
-        self,
-        store: BaseStorage,
-        out: BaseStorage,
-        row: Tensor,
-        col: Tensor,
-        edge: Tensor | None,
-        of_vertices: Collection[str] = (),
-    ) -> None:
-        """Set ``edge_index`` or ``adj_t`` and the attributes of the edges ``edge``; those vanish where it is None, as in PyG.
-
-        Args:
-            of_vertices: names of which it is known that they are attributes of vertices; asking PyG takes long.
-        """
-        to = out._mapping
-        for name in store._mapping:
-            if name in ("edge_index", "adj_t") or name in of_vertices or not store.is_edge_attr(name):
-                continue
-            if edge is None:
-                to.pop(name, None)
-            else:
-                to[name] = _cut(store, name, edge)
-        if "edge_index" in store._mapping:
-            device, edge_index = store._mapping["edge_index"].device, edge_index_of(row, col)
-            to["edge_index"] = edge_index if device == edge_index.device else edge_index.to(device)
-        if edge is not None and self._position is not None:
-            edge = self._position[edge.to(torch.int64)]
-        if "adj_t" not in store._mapping:
-            return
-        if isinstance(store.adj_t, Tensor):
-            sources, targets = out.size()
-            out.adj_t = _sparse_rows(store.adj_t, row, col, edge, (targets, sources))
-        else:
-            filter_edge_store_(_Only(store, "adj_t"), out, row, col, edge)
-
-
-class _Only:
-    """A view of a storage with one attribute, for PyG's function."""
-
-    def __init__(self, store: BaseStorage, name: str) -> None:
-        self._item = (name, store[name])
-
-    def items(self) -> list[tuple[str, object]]:
-        return [self._item]
 
 
 class DataTemplate:
@@ -190,8 +41,8 @@ class DataTemplate:
         typed = isinstance(whole, HeteroData)
         nodes, edges = (whole.node_types, whole.edge_types) if typed else ([None], [None])
         own_of = {type_: [name for owner, name in own if owner == type_] for type_ in nodes}
-        self._nodes = {type_: _NodeAttributes(store_of(whole, type_), own_of[type_]) for type_ in nodes}
-        self._edges = {name: _EdgeAttributes(store_of(whole, name)) for name in edges}
+        self._nodes = {type_: NodeAttributes(storage_of(whole, type_), own_of[type_]) for type_ in nodes}
+        self._edges = {name: EdgeAttributes(storage_of(whole, name)) for name in edges}
         self._has_own = bool(own)
 
     def contents(self) -> Contents:
@@ -207,13 +58,13 @@ class DataTemplate:
         return {
             (type_, name): rows
             for type_, nodes in self._nodes.items()
-            for name, rows in nodes.columns(store_of(whole, type_)).items()
+            for name, rows in nodes.columns(storage_of(whole, type_)).items()
         }
 
     def build(
         self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None
     ) -> Data | HeteroData:
-        """The batch without what :func:`~salientpp.batch.attributes.add_batch_attributes` sets.
+        """The batch without what :func:`add_batch_attributes` sets.
 
         Args:
             rows: the columns that the pipeline brings.
@@ -224,62 +75,116 @@ class DataTemplate:
         out = copy.copy(whole)
         for type_, nodes in self._nodes.items():
             own = {name: value for (owner, name), value in rows.items() if owner == type_}
-            nodes.fill(store_of(whole, type_), store_of(out, type_), _of_type(mfg.node, type_), own)
+            nodes.fill(storage_of(whole, type_), storage_of(out, type_), of_type(mfg.node, type_), own)
         for type_, edges in self._edges.items():
-            row, col = _of_type(mfg.row, type_), _of_type(mfg.col, type_)
-            edge = None if mfg.edge is None else _of_type(mfg.edge, type_)
+            row, col = of_type(mfg.row, type_), of_type(mfg.col, type_)
+            edge = None if mfg.edge is None else of_type(mfg.edge, type_)
             # Only with one type of vertices do these share a storage with edges. Rows that are not of the data may go by the name of such an attribute.
             of_vertices = own if type_ is None and not self._has_own else ()
-            edges.fill(store_of(whole, type_), store_of(out, type_), row, col, edge, of_vertices)
+            edges.fill(storage_of(whole, type_), storage_of(out, type_), row, col, edge, of_vertices)
         return out
 
 
-def store_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
-    """The storage of exactly this type. ``data[type_]`` may mean a relation instead, if the node type does not exist yet."""
-    if isinstance(data, Data):
-        return data._store
-    return data.get_edge_store(*type_) if isinstance(type_, tuple) else data.get_node_store(type_)
+class StoreTemplate:
+    """Batches of a pair of PyG's ``FeatureStore`` and ``GraphStore``: what PyG makes of an MFG and these, with attributes of edges too.
 
+    An attribute in a group of an edge type belongs to its edges. In a graph of one type an attribute without such a group belongs to what it has as many
+    rows as, as in a ``Data``.
 
-def _of_type(ids: Tensor | Mapping[Any, Tensor], type_: Any) -> Tensor:
-    # In this order: to find out that a tensor is no mapping, Python once goes through all classes of mappings.
-    return ids if isinstance(ids, Tensor) else ids.get(type_, NO_IDS)
-
-
-def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, size: tuple[int, int]) -> Tensor:
-    """The sampled edges as a torch CSR tensor of targets by sources, with the values of ``adj_t``; repeats stay."""
-    order = torch.sort(col, stable=True).indices  # the sampler's edges are sorted already; a transform's may not be
-    values = adj_t.values()[edge] if edge is not None else adj_t.values().new_ones(row.numel())
-    counts = torch.bincount(col, minlength=size[0])
-    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return torch.sparse_csr_tensor(indptr, row[order], values[order], size, check_invariants=False, device="cpu")
-
-
-def _cat_dim(store: BaseStorage, name: str) -> Any:
-    """Which dimension of an attribute counts vertices or edges, as the object says that the storage is of."""
-    return store._parent().__cat_dim__(name, store[name], store)
-
-
-def _cut(store: BaseStorage, name: str, ids: Tensor) -> object:
-    """An attribute of the vertices or edges, cut to ``ids``.
+    Args:
+        custom_cls: the class of the batches; None: ``Data`` or ``HeteroData``.
 
     Raises:
-        ValueError: it is of a kind that has no rows to take.
+        ValueError: an attribute of edges does not have one row per edge.
     """
-    value = store[name]
-    dim = _cat_dim(store, name)
-    if dim == 0 and _is_rows(value):
-        return take_rows(value, ids)
-    try:
-        return index_select(value, ids.to(value.device) if isinstance(value, Tensor) else ids, dim=dim)
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        owner = "data" if store._key is None else f"data[{store._key!r}]"
-        kind = f"{value.layout} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        reason = str(error).partition("\n")[0][:200]
-        raise ValueError(
-            f"{owner}.{name} cannot be cut to what was sampled, as PyG does with an attribute that has an entry per vertex or edge: "
-            f"{kind} of length {len(value)} ({reason}); make it a dense or COO tensor, or delete it"
-        ) from error
+
+    def __init__(self, feature_store: FeatureStore, graph_store: GraphStore, custom_cls: type | None) -> None:
+        self._features, self._graph = feature_store, graph_store
+        self._custom_cls = custom_cls
+        self._of_edges: dict[tuple[Any, str], bool] = {}  # by group and name
+        self._lock = Lock()  # sampling threads build batches, and a user's store may not expect several
+        typed = None not in {attr.edge_type for attr in graph_store.get_all_edge_attrs()}
+        for attr in feature_store.get_all_tensor_attrs():
+            self._is_of_edges(attr, typed)
+
+    def contents(self) -> None:
+        """None: when a store is read is not the batch's business."""
+        return None
+
+    def columns(self) -> dict[Column, Tensor]:
+        return {}
+
+    def build(
+        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None = None
+    ) -> Data | HeteroData:
+        """The batch without what :func:`add_batch_attributes` sets."""
+        typed = isinstance(mfg, HeteroSamplerOutput)
+        out = (self._custom_cls or (HeteroData if typed else Data))()
+        with self._lock:
+            wanted = []
+            for attr in self._features.get_all_tensor_attrs():
+                of_edges = self._is_of_edges(attr, typed)
+                ids = mfg.edge if of_edges else mfg.node
+                owner = attr.group_name if typed else None
+                index = ids.get(owner) if isinstance(ids, dict) else ids
+                if index is not None:
+                    attr.index = index
+                    wanted.append((of_edges, owner, attr))
+            values = self._features.multi_get_tensor([attr for *_, attr in wanted])
+            relations = list(mfg.row) if typed else [None]
+            if typed:
+                listed = dict.fromkeys(attr.edge_type for attr in self._graph.get_all_edge_attrs())
+                relations = [name for name in listed if name in mfg.row]
+        # PyG sets vertices before edges where there are types, else edges first.
+        if not typed:
+            out.edge_index = torch.stack([mfg.row, mfg.col])
+        for of_edges, owner, attr in wanted:
+            if not of_edges:
+                storage_of(out, owner).num_nodes = attr.index.numel()
+        found = list(zip(wanted, values))
+        for (of_edges, owner, attr), value in found:
+            if not of_edges:
+                storage_of(out, owner)[attr.attr_name] = value
+        for name in relations if typed else []:
+            storage_of(out, name).edge_index = torch.stack([mfg.row[name], mfg.col[name]])
+        for (of_edges, owner, attr), value in found:
+            if of_edges:
+                storage_of(out, owner)[attr.attr_name] = value
+        return out
+
+    def _is_of_edges(self, attr: TensorAttr, typed: bool) -> bool:
+        """Whether an attribute belongs to edges; checked once for each."""
+        key = (attr.group_name, attr.attr_name)
+        if key not in self._of_edges:
+            self._of_edges[key] = self._find_kind(attr, typed)
+        return self._of_edges[key]
+
+    def _find_kind(self, attr: TensorAttr, typed: bool) -> bool:
+        group, name = attr.group_name, attr.attr_name
+        in_group, is_named = isinstance(group, tuple), "edge" in name
+        if typed and not in_group:
+            return False
+        whole = copy.copy(attr)
+        whole.index = None
+        size = self._features.get_tensor_size(whole)
+        num_rows = size[0] if size else None
+        has_vertices = not in_group and num_rows == count_vertices((self._features, self._graph))[None]
+        if has_vertices and not is_named:
+            return False  # the usual case, in which nobody has to count edges
+        num_edges = count_edges(self._graph).get(group if typed else None)
+        if num_edges is None:
+            return True  # no batch has edges of this type
+        if num_rows == num_edges:
+            return True  # where there are as many vertices, PyG's Data goes by the name too
+        if has_vertices:
+            return False
+        if num_rows is not None and (in_group or is_named):
+            of = f" in the group {group!r}" if in_group else ""
+            raise ValueError(
+                f"{name!r}{of} of the feature store must have one row per edge, expected {num_edges} rows, got {num_rows}; store a row for every edge of "
+                "the graph store, in its order, or remove the attribute"
+            )
+        return in_group or is_named
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,18 +204,18 @@ class PartitionTemplate:
     def build(
         self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None = None
     ) -> Data | HeteroData:
-        """The batch without what :func:`~salientpp.batch.attributes.add_batch_attributes` sets; ``rows`` holds all node attributes."""
+        """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds all node attributes."""
         out = Data() if isinstance(mfg, SamplerOutput) else HeteroData()
         edge_types = [None] if isinstance(mfg, SamplerOutput) else list(mfg.row)
-        edge_store = {name: store_of(out, name) for name in edge_types}
+        edge_store = {name: storage_of(out, name) for name in edge_types}
         for name, store in edge_store.items():
-            store.edge_index = edge_index_of(_of_type(mfg.row, name), _of_type(mfg.col, name))
+            store.edge_index = edge_index_of(of_type(mfg.row, name), of_type(mfg.col, name))
         for type_ in [None] if isinstance(mfg, SamplerOutput) else mfg.node:
-            store_of(out, type_).num_nodes = _of_type(mfg.node, type_).numel()
+            storage_of(out, type_).num_nodes = of_type(mfg.node, type_).numel()
         for (type_, attribute), value in rows.items():
-            store_of(out, type_)[attribute] = value
+            storage_of(out, type_)[attribute] = value
         for name, store in edge_store.items():
-            edge = None if mfg.edge is None else _of_type(mfg.edge, name)
+            edge = None if mfg.edge is None else of_type(mfg.edge, name)
             for attribute, value in self.edge_rows[name].items():
                 store[attribute] = None if edge is None else take_rows(value, edge)
         return out

@@ -19,7 +19,7 @@ from torch_geometric.sampler import (
     SamplerOutput,
 )
 
-from salientpp.batch.attributes import add_link_attributes, add_node_attributes
+from salientpp.batch.loader_attributes import add_link_attributes, add_node_attributes
 from salientpp.engine.connected import Connected
 from salientpp.graph.csc import Graph
 from salientpp.sampling.neighbor_sampler import NeighborSampler

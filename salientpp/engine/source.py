@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 
-from salientpp.batch.store_template import StoreTemplate
-from salientpp.batch.template import Column, DataTemplate, PartitionTemplate
+from salientpp.batch.template import Column, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.engine.connected import Connected
 from salientpp.engine.seeds import Seeds
 from salientpp.graph.from_pyg import count_vertices

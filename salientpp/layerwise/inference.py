@@ -27,7 +27,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp.arguments import as_integer
-from salientpp.batch.attributes import add_node_attributes
+from salientpp.batch.loader_attributes import add_node_attributes
 from salientpp.batch.template import PartitionTemplate
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis

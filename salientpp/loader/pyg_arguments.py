@@ -54,16 +54,25 @@ class SamplingOptions:
     shared_draws: SharedDraws = None
 
     def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
-        """A sampler over the topology of a partitioned graph, which every rank has whole.
+        """The given sampler, or one over the topology of a partitioned graph, which every rank has whole.
 
         Raises:
-            ValueError: the arguments do not fit the graph, or a sampler is given: the cache is planned by knowing how batches are drawn.
+            ValueError: the arguments do not fit the graph, or the sampler given is not this package's: the cache is planned by knowing how batches
+                are drawn.
         """
-        if self.neighbor_sampler is not None:
+        own = self.neighbor_sampler
+        if own is not None and not isinstance(own, NeighborSampler):
             raise ValueError(
                 "neighbor_sampler= is for data in one process: on a partitioned graph the cache and the order of rows follow from how this "
-                "package's sampler draws; leave it out, and say how to draw with the loader's own arguments"
+                "package's sampler draws; leave it out, and say how to draw with the loader's own arguments, or pass a salientpp.NeighborSampler"
             )
+        if own is not None:
+            sizes = {type_: book.num_vertices for type_, book in part.books.items()}
+            if own.topology.num_vertices != sizes:
+                raise ValueError(
+                    f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, and {part.root} has {sizes}; pass one of the same graph"
+                )
+            return own
         return sampler_of_part(
             part,
             self.num_neighbors,

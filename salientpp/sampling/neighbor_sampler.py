@@ -192,11 +192,6 @@ class NeighborSampler(BaseSampler):
         self._disjoint = disjoint
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the edges, in this process."""
-        return self.topology.nbytes
-
-    @property
     def num_nodes(self) -> int | dict[Any, int]:
         sizes = self.topology.num_vertices
         return dict(sizes) if self.is_hetero else sizes[None]
@@ -206,6 +201,11 @@ class NeighborSampler(BaseSampler):
         """On the graph's clock."""
         times = self.topology.node_time
         return (dict(times) or None) if self.is_hetero else times.get(None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the topology, see :attr:`Topology.nbytes`."""
+        return self.topology.nbytes
 
     def settings(self) -> dict[str, Any]:
         """How it draws, as plain values."""

@@ -99,7 +99,7 @@ class Topology(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the edges that this process holds."""
+        """Memory of this process that the edges take, with their times and weights."""
         return 0 if self.graph is None else self.graph.nbytes
 
     def as_typed(self) -> TypedGraph:

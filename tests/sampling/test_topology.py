@@ -1,97 +1,214 @@
-"""Laws of topologies: one from outside the package gives the batches of the stored graph with the same edges."""
+"""Laws of topologies: batches do not depend on where a sampler finds the neighbours of vertices. The topologies here are from outside the package."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import pytest
+import reference
 import torch
-from batches import assert_same_batches
+from batches import differences
+from graphs import random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
+from torch_geometric.loader import NeighborLoader as PyGLoader
+from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput, SamplerOutput
 
-from salientpp import NeighborLoader, NeighborSampler
+import salientpp
+from salientpp import Graph, LinkNeighborLoader, NeighborLoader, NeighborSampler
+from salientpp.graph.typed import TypedGraph
 from salientpp.sampling.topology import DrawOptions, Topology
 
-SIZE, FANOUTS = 60, [-1, -1]
+WIDTH, HEIGHT = 12, 9
+STEPS = ((-1, 0), (0, -1), (0, 1), (1, 0))
 
 
-class Ring(Topology):
-    """A topology from outside the package that stores no edges: vertex v has the neighbours v - 1 and v + 1; it takes all of them."""
+class Computed(Sequence):
+    """A sequence whose items are computed when they are asked for."""
 
-    def __init__(self, size: int) -> None:
-        self.num_vertices = {None: size}
+    def __init__(self, item):
+        self._item = item
 
-    def arrays(self) -> list[Tensor]:
-        return [torch.tensor([self.num_vertices[None]])]
+    def __len__(self) -> int:
+        raise NotImplementedError
 
-    def sample(
-        self,
-        seeds: Mapping[str | None, Tensor],
-        key: int,
-        options: DrawOptions,
-        seed_time: Mapping[str | None, Tensor] | None = None,
-        *,
-        only_vertices: bool = False,
-    ) -> SamplerOutput:
-        place: dict[int, int] = {}
-        for vertex in seeds[None].tolist():
-            place.setdefault(vertex, len(place))
-        row, col, edge, first = [], [], [], 0
-        num_nodes, num_edges = [len(place)], []
-        for _ in options.fanouts[0]:
-            frontier = list(place)[first:]
-            first = len(place)
-            for vertex in frontier:
-                for step, delta in enumerate((-1, 1)):
-                    source = (vertex + delta) % self.num_vertices[None]
-                    row.append(place.setdefault(source, len(place)))
-                    col.append(place[vertex])
-                    edge.append(2 * vertex + step)
-            num_nodes.append(len(place) - first)
-            num_edges.append(len(row) - sum(num_edges))
-        ends = torch.tensor([row, col], dtype=torch.int64)
-        return SamplerOutput(
-            torch.tensor(list(place)), ends[0], ends[1], torch.tensor(edge), None, num_nodes, num_edges
+    def __getitem__(self, index):
+        return (
+            [self._item(at) for at in range(index.start, index.stop)] if isinstance(index, slice) else self._item(index)
         )
 
 
-def stored() -> Data:
-    """The same ring with its edges, in the order of their ids."""
-    target = torch.arange(SIZE).repeat_interleave(2)
-    source = (target + torch.tensor([-1, 1]).repeat(SIZE)) % SIZE
-    return Data(x=torch.rand(SIZE, 4), edge_index=torch.stack([source, target]))
+class Torus(Topology):
+    """A grid without borders: each vertex has four neighbours, and no edge is stored."""
+
+    def __init__(self) -> None:
+        self.num_vertices = {None: WIDTH * HEIGHT}
+
+    def arrays(self) -> list[Tensor]:
+        return [torch.tensor([WIDTH, HEIGHT])]
+
+    def sample(self, seeds, key, options: DrawOptions, seed_time=None, *, only_vertices=False) -> SamplerOutput:
+        n_id, (row, col), e_id, num_nodes, num_edges = reference.sample_neighbors(
+            Computed(lambda v: 4 * v), Computed(neighbour), None, seeds[None].tolist(), options.fanouts[0], key,
+            options.replace, options.shared,
+        )  # fmt: skip
+        return SamplerOutput(*map(torch.tensor, (n_id, row, col, e_id)), None, num_nodes, num_edges)
 
 
-def test_a_sampler_draws_from_a_topology_of_the_users():
-    ring, graph = NeighborSampler(Ring(SIZE), FANOUTS), NeighborSampler(stored(), FANOUTS)
-    assert ring.num_nodes == graph.num_nodes and not ring.is_hetero and not ring.is_temporal
-    for start in range(0, SIZE, 7):
-        inputs = NodeSamplerInput(None, torch.tensor([start, (start + 2) % SIZE]))
-        ours, want = ring.sample_from_nodes(inputs, key=1), graph.sample_from_nodes(inputs, key=1)
-        for name in ("node", "row", "col", "edge"):
-            assert torch.equal(getattr(ours, name), getattr(want, name)), name
-        assert ours.num_sampled_nodes == want.num_sampled_nodes and ours.num_sampled_edges == want.num_sampled_edges
+def neighbour(edge: int) -> int:
+    """The source of an edge."""
+    (y, x), (dy, dx) = divmod(edge // 4, WIDTH), STEPS[edge % 4]
+    return (y + dy) % HEIGHT * WIDTH + (x + dx) % WIDTH
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_gives_the_batches_of_the_stored_graph(num_workers):
-    data, options = stored(), {"batch_size": 8, "shuffle": True, "seed": 2, "num_workers": num_workers}
-    sampler = NeighborSampler(Ring(SIZE), FANOUTS)
-    ours = NeighborLoader(data, FANOUTS, neighbor_sampler=sampler, **options)
-    want = NeighborLoader(data, FANOUTS, **options)
-    for _ in range(2):
-        assert_same_batches(list(ours), list(want))
+class Counting(Topology):
+    """Another topology, and how many batches were drawn from it. It holds no graph, as one whose edges are on other hosts."""
+
+    def __init__(self, inner: Topology) -> None:
+        self._inner, self.drawn = inner, 0
+        for name in ("num_vertices", "edge_types", "node_time", "clock", "has_weights"):
+            setattr(self, name, getattr(inner, name))
+
+    def arrays(self) -> list[Tensor]:
+        return self._inner.arrays()
+
+    def sample(self, *args, **options):
+        self.drawn += 1
+        return self._inner.sample(*args, **options)
 
 
-def test_what_needs_edges_says_that_there_are_none():
-    sampler = NeighborSampler(Ring(SIZE), FANOUTS)
-    with pytest.raises(ValueError, match="a Ring holds no graph; leave out what needs them, such as device_rows"):
-        NeighborLoader(stored(), FANOUTS, neighbor_sampler=sampler, batch_size=8, device_rows=0.5)
+def torus() -> Data:
+    edges = range(4 * WIDTH * HEIGHT)
+    edge_index = torch.tensor([[neighbour(edge) for edge in edges], [edge // 4 for edge in edges]])
+    return Data(
+        edge_index=edge_index, x=torch.arange(WIDTH * HEIGHT).view(-1, 1).float(), edge_attr=torch.arange(len(edges))
+    )
 
 
-@pytest.mark.parametrize("argument", [{"time_attr": "time"}, {"weight_attr": "w"}, {"sample_direction": "backward"}])
-def test_arguments_about_pygs_objects_are_refused(argument):
-    with pytest.raises(ValueError, match="are for PyG's objects: a Ring has its times, weights and directions"):
-        NeighborSampler(Ring(SIZE), FANOUTS, **argument)
+def plain(value):
+    """A sample as something that ``==`` compares."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def assert_same_batches(ours, theirs) -> None:
+    ours, theirs = list(ours), list(theirs)
+    assert len(ours) == len(theirs) > 1
+    for one, other in zip(ours, theirs):
+        assert one.keys() == other.keys()
+        stores = zip(one.stores, other.stores)
+        assert [differences(a, b) for a, b in stores] == [[]] * len(one.stores)
+
+
+@pytest.mark.parametrize("draws", [{}, {"replace": True}, {"shared_draws": "batch"}], ids=["", "replace", "shared"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_topology_that_stores_no_edges_gives_the_batches_of_the_stored_graph(draws, workers):
+    data, options = torus(), dict(batch_size=16, shuffle=True, seed=4, num_workers=workers)
+    sampler = NeighborSampler(Torus(), [3, 2], **draws)
+    bare = torus()
+    assert_same_batches(
+        NeighborLoader(bare, [3, 2], neighbor_sampler=sampler, **options),
+        NeighborLoader(data, [3, 2], **options, **draws),
+    )
+    link = dict(edge_label_index=data.edge_index[:, ::9], neg_sampling="binary", **options)
+    assert_same_batches(
+        LinkNeighborLoader(bare, [3, 2], neighbor_sampler=sampler, **link),
+        LinkNeighborLoader(data, [3, 2], **link, **draws),
+    )
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        {},
+        {"disjoint": True},
+        {"subgraph_type": "induced"},
+        {"subgraph_type": "bidirectional"},
+        {"time_attr": "time"},
+        {"time_attr": "time", "temporal_strategy": "last"},
+        {"weight_attr": "weight"},
+        {"sample_direction": "backward"},
+    ],
+    ids=lambda read: "-".join(map(str, read.values())),
+)
+@pytest.mark.parametrize("typed", [False, True], ids=["one type", "types"])
+def test_a_topology_that_wraps_another_draws_what_that_draws(read, typed):
+    data, type_ = (random_hetero(seed=3), "paper") if typed else (random_data(300, 2000, seed=3), None)
+    nodes = data[type_] if typed else data
+    nodes.time = torch.arange(nodes.num_nodes) % 7
+    for store in data.edge_stores:
+        store.weight = torch.rand(store.num_edges)
+    sampler = NeighborSampler(data, [4, 3], **read)
+    again = NeighborSampler(data, [4, 3], **read)
+    again.topology = counting = Counting(sampler.topology)
+    seeds = torch.arange(20)
+    for only in (False, True):
+        inputs = NodeSamplerInput(None, seeds, nodes.time[seeds] if "time_attr" in read else None, type_)
+        one, other = (each.sample_from_nodes(inputs, 5, only_vertices=only) for each in (sampler, again))
+        assert plain(vars(one)) == plain(vars(other))
+    ends = EdgeSamplerInput(
+        None, seeds, seeds.flip(0), None, inputs.time, ("paper", "cites", "paper") if typed else None
+    )
+    one, other = (each.sample_from_edges(ends, key=5) for each in (sampler, again))
+    assert plain(vars(one)) == plain(vars(other)) and counting.drawn == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True, "subgraph_type": "induced"}], ids=["", "induced trees"])
+def test_a_graph_is_a_topology_too(options):
+    data = random_data(300, 2000, seed=8)
+    given = [data, Graph.from_data(data), TypedGraph.from_data(data), NeighborSampler(data, []).topology]
+    inputs = NodeSamplerInput(None, torch.arange(30))
+    samples = [NeighborSampler(each, [4, 3], **options).sample_from_nodes(inputs, 5) for each in given]
+    assert all(plain(vars(sample)) == plain(vars(samples[0])) for sample in samples[1:])
+
+
+def test_pygs_loader_draws_from_a_topology_too():
+    loader = PyGLoader(torus(), [3, 2], neighbor_sampler=NeighborSampler(Torus(), [3, 2]), batch_size=16)
+    for batch in loader:
+        assert torch.equal(batch.x[:, 0].long(), batch.n_id)
+        source, target = batch.n_id[batch.edge_index]
+        assert [neighbour(int(edge)) for edge in batch.e_id] == source.tolist() and (batch.e_id // 4).equal(target)
+
+
+def test_a_saved_state_knows_what_a_topology_depends_on():
+    class Other(Torus):
+        def arrays(self) -> list[Tensor]:
+            return [torch.tensor([WIDTH, HEIGHT + 1])]
+
+    def loader(topology: Topology) -> NeighborLoader:
+        return NeighborLoader(torus(), [2], neighbor_sampler=NeighborSampler(topology, [2]), batch_size=16, seed=1)
+
+    state = loader(Torus()).state_dict()
+    loader(Torus()).load_state_dict(state)
+    with pytest.raises(ValueError, match="dataset"):
+        loader(Other()).load_state_dict(state)
+
+
+def test_what_needs_the_edges_of_a_graph_says_so():
+    sampler = NeighborSampler(Torus(), [2])
+    with pytest.raises(ValueError, match="a Torus holds no graph; leave out what needs them, such as device_rows"):
+        NeighborLoader(torus(), [2], neighbor_sampler=sampler, device_rows=0.5, device="cpu")
+
+
+def test_attributes_of_data_are_refused_with_edges_alone():
+    for wrong in ({"time_attr": "time"}, {"weight_attr": "weight"}, {"sample_direction": "backward"}):
+        with pytest.raises(
+            ValueError, match="time_attr, weight_attr and sample_direction are for PyG's objects: a Torus has its"
+        ):
+            NeighborSampler(Torus(), [2], **wrong)
+
+
+def test_a_partitioned_graph_is_drawn_from_by_a_given_topology(tmp_path):
+    part = salientpp.partition(random_data(300, 2000), 1, tmp_path / "one")
+    counting = Counting(NeighborSampler(part.graph, []).topology)
+    options = dict(batch_size=16, shuffle=True, seed=4)
+    given = NeighborLoader(part, [4, 3], "train", neighbor_sampler=NeighborSampler(counting, [4, 3]), **options)
+    assert_same_batches(given, NeighborLoader(part, [4, 3], "train", **options))
+    assert counting.drawn == len(given)
+    with pytest.raises(
+        ValueError, match=r"the topology of neighbor_sampler has \{None: 108\} vertices, and .* has \{None: 300\}"
+    ):
+        NeighborLoader(part, [2], "train", neighbor_sampler=NeighborSampler(Torus(), [2]))
