@@ -70,7 +70,7 @@ def test_what_is_counted_is_what_the_planner_leaves(part, lookahead, shared, blo
             workload = part.workload(rank, part.split("train", rank), FANOUTS, BATCH, False)
             agreeing = Blocks.of(workload, block, per_epoch, shared is not None)
             plan = plan_rows(
-                lookahead, part.vip(rank), part.book, rank, members.numel(), 256, lambda trial=trial: trial, "", lambda own=agreeing: own
+                lookahead, part.vip(rank), part.book, rank, members.numel(), 256, lambda trial=trial: trial, lambda own=agreeing: own
             )  # fmt: skip
             if plan is None:
                 rows = sum(int((~torch.isin(ids, members)).sum()) for ids in needs[: 2 * per_epoch])
