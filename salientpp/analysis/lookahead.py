@@ -22,7 +22,7 @@ from salientpp.engine.engine import Engine
 from salientpp.engine.producer import Drawn
 from salientpp.sampling.schedule import Turn
 from salientpp.vip.policies import Workload, cache_capacity, plan_cache, score
-from salientpp.ways.lookahead.forecast import Blocks, Trial, forecast
+from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
@@ -155,19 +155,17 @@ class Lookahead:
     def found(self) -> list[Known]:
         """What all replication factors leave, after the last epoch."""
         self._finish()
-        blocks = (None, None) if self._blocks is None else (self._blocks, self._trial)
+        spread = Spread.of(self._remote, self._blocks, None if self._blocks is None else self._trial)
         found = []
         for alpha, own, plan, words, rows in zip(
             self._alphas, self._members, self._plans, self._refused, self._rows, strict=True
         ):
             slots, window = (own.numel(), 0) if plan is None else (plan[0].num_slots, plan[0].window)
             capacity = min(cache_capacity(alpha, self._workload.book), own.numel())
-            expected = forecast(self._remote, slots, window, capacity, *blocks)
-            best = forecast(self._remote, capacity, math.inf, None, *blocks).rows
+            predicted, static = spread.rows(slots, window), spread.rows(capacity, 0)
+            best = spread.rows(capacity, math.inf)
             shape = None if plan is None else plan[0]
-            found.append(
-                Known(shape, words, own.numel(), rows, expected.rows, expected.static_rows, best, expected.reach)
-            )
+            found.append(Known(shape, words, own.numel(), rows, predicted, static, best, spread.reach(slots)))
         return found
 
 

@@ -55,22 +55,6 @@ class Trial:
         return range(0, number, -(-number // TRIAL) or 1)
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """What the inclusion probabilities say of a cache that knows the next batches.
-
-    Attributes:
-        reach: T*, how many batches apart two uses of a row may be that is kept between them, if all of the future is known. A longer window saves no more.
-        rows, static_rows: fetched per batch with the window, and by the static cache of as many rows.
-        best_rows: with all of the future.
-    """
-
-    reach: float
-    rows: float
-    static_rows: float
-    best_rows: float
-
-
 @dataclass(frozen=True, eq=False)
 class Blocks:
     """Batches whose draws agree in blocks, so that a row which one of them needs is needed by others too.
@@ -112,6 +96,10 @@ def _as_counted(probability: Tensor, trial: Trial) -> Tensor:
 class Spread:
     """How many rows have which probability: by descending probability ``chance`` and ``count``, float64 [bins].
 
+    Batches are taken to be independent of each other, or in blocks, and a row to be in each with its probability p. A row is kept between two uses if they are
+    at most T batches apart. Then, with q = 1 - p, ``sum_v 1 - q^T (1 + p T)`` rows are there at a time, and ``sum_v p (1 - q^T)`` are found per batch; T* is
+    where the former fill the slots.
+
     Attributes:
         chance, count: those.
         in_block: of the same rows, how probably a block has them; each of its batches then needs them with ``chance / in_block``, independently. None:
@@ -126,7 +114,12 @@ class Spread:
 
     @classmethod
     def of(cls, probability: Tensor, blocks: Blocks | None = None, trial: Trial | None = None) -> Spread:
-        """Of float [N]; those that are 0 do not count. With ``blocks``, batches have as many rows as those of the ``trial``."""
+        """Of float [N], how probably a batch needs each remote row; those that are 0 do not count.
+
+        Args:
+            blocks: where the draws of batches agree.
+            trial: with ``blocks``, how many rows a batch has; None: as many as expected.
+        """
         if blocks is not None and trial is not None:
             probability = _as_counted(probability, trial)
         bins_per_factor = 64 if blocks is None else 16
@@ -191,7 +184,7 @@ class Spread:
         return again, kept
 
     def reach(self, num_slots: float) -> float:
-        """T*: with uses that far apart the rows between them fill the slots; infinite if these hold everything."""
+        """T*: with uses that far apart the rows between them fill the slots; infinite if these hold everything. A longer window saves no more."""
         if num_slots >= float(self.count.sum()):
             return math.inf
         low, high = 0.0, 1.0
@@ -209,7 +202,10 @@ class Spread:
         return float((self.count * self._within(batches)[1]).sum())
 
     def rows(self, num_slots: float, window: float) -> float:
-        """Rows fetched per batch: with a window that is shorter than T* the hottest rows are kept always, and of the others what comes again inside it."""
+        """Rows fetched per batch, with a window of 0 by the static cache, with an infinite one by all of the future.
+
+        With a window that is shorter than T* the hottest rows are kept always, and of the others what comes again inside it.
+        """
         chance, count = self.chance, self.count
         all_rows = float((chance * count).sum())
         if num_slots >= float(count.sum()):
@@ -235,34 +231,3 @@ def _has_row(chance: Tensor, needed: Tensor, size: int) -> Tensor:
         too_small = (1 - (1 - middle) ** size) / middle > needed / chance
         low, high = torch.where(too_small, middle, low), torch.where(too_small, high, middle)
     return (chance / high).clamp(max=1.0)
-
-
-def forecast(
-    probability: Tensor,
-    num_slots: int,
-    window: float,
-    static_slots: int | None = None,
-    blocks: Blocks | None = None,
-    trial: Trial | None = None,
-) -> Forecast:
-    """What a cache of so many rows fetches, if it knows ``window`` batches.
-
-    Batches are taken to be independent of each other, and a row to be in each with its probability p. A row is kept between two uses if they are at most T
-    batches apart. Then, with q = 1 - p, ``sum_v 1 - q^T (1 + p T)`` rows are there at a time, and ``sum_v p (1 - q^T)`` are found per batch; T* is where the
-    former fill the slots.
-
-    Args:
-        probability: float32 [N], how probably a batch needs each remote row; 0 of others.
-        num_slots: C.
-        window: W; infinity for all of the future.
-        static_slots: rows of the static cache that it is compared with; None: as many.
-        blocks: where the draws of batches agree.
-        trial: with ``blocks``, how many rows a batch has; None: as many as expected.
-    """
-    spread = Spread.of(probability, blocks, trial)
-    return Forecast(
-        spread.reach(num_slots),
-        spread.rows(num_slots, window),
-        spread.rows(num_slots if static_slots is None else static_slots, 0),
-        spread.rows(num_slots, math.inf),
-    )

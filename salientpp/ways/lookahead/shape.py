@@ -103,7 +103,7 @@ def choose_shape(
     trial: Trial,
     blocks: Callable[[], Blocks | None] = lambda: None,
 ) -> Shape:
-    """How a cache that knows ``lookahead`` batches splits its budget; 'auto': the window of which :func:`forecast` expects the fewest rows.
+    """How a cache that knows ``lookahead`` batches splits its budget; 'auto': the window of which the fewest rows are forecast.
 
     Args:
         probability: float32 [N], how probably a batch needs each remote row; 0 of others.

@@ -42,7 +42,7 @@ from salientpp.store.fetch import Fetch
 from salientpp.store.tiers import NO_IDS, Kept, Places
 from salientpp.vip.policies import Policy
 from salientpp.ways.cache import Cache
-from salientpp.ways.lookahead.forecast import Blocks, Trial, forecast
+from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Moves, Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
@@ -278,9 +278,8 @@ def _share(
     """The part of the remote rows of batches that is fetched, as forecast."""
     remote = scores.to(torch.float32, copy=True)
     remote[slice(*own)] = 0
-    agreeing = blocks()
-    expected = forecast(remote, shape.num_slots, shape.window, 0, agreeing, None if agreeing is None else trial())
-    return expected.rows / max(expected.static_rows, 1e-300)
+    spread = Spread.of(remote, blocks(), trial())
+    return spread.rows(shape.num_slots, shape.window) / max(spread.rows(0, 0), 1e-300)
 
 
 def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from known_batches import random_batches, roomy, upcoming
 
 from salientpp import ops
-from salientpp.ways.lookahead.forecast import Blocks, Spread, forecast
+from salientpp.ways.lookahead.forecast import Blocks, Spread
 from salientpp.ways.lookahead.planner import Planner
 from salientpp.ways.lookahead.shape import group_of
 
@@ -24,12 +24,13 @@ def test_the_forecast_is_near_what_independent_batches_fetch(slots, window):
     hottest = torch.sort(prior, descending=True, stable=True).indices
     planner = Planner(roomy(window, slots), prior, hottest[:slots].sort().values)
     fetched = sum(planner.plan(ids, upcoming(planner, lists)).fetched_place.numel() for ids in batches) / 300
-    expected = forecast(prior, slots, window + (group_of(window) - 1) / 2)
+    spread = Spread.of(prior)
+    expected = spread.rows(slots, window + (group_of(window) - 1) / 2)
     bare = float(prior.sum())
-    assert abs(fetched - expected.rows) < 0.03 * bare
-    assert expected.best_rows <= expected.rows <= expected.static_rows + 1e-9
+    assert abs(fetched - expected) < 0.03 * bare
+    assert spread.rows(slots, math.inf) <= expected <= spread.rows(slots, 0) + 1e-9
     static = bare - float(prior[hottest[:slots]].sum())
-    assert expected.static_rows == pytest.approx(static, rel=1e-2)
+    assert spread.rows(slots, 0) == pytest.approx(static, rel=1e-2)
 
 
 def test_the_forecast_falls_with_memory_and_with_the_window():
@@ -74,8 +75,8 @@ def test_where_batches_agree_in_blocks_the_forecast_is_what_the_planner_fetches(
     for slots in (100, 300, 800):
         for window in (3, 8, 30):
             fetched = _fetched(lists, prior, window, slots, size)
-            expected = forecast(prior, slots, window, blocks=blocks).rows
-            alone = forecast(prior, slots, window).rows
+            expected = Spread.of(prior, blocks).rows(slots, window)
+            alone = Spread.of(prior).rows(slots, window)
             assert abs(expected - fetched) < 0.6 * abs(alone - fetched), (slots, window, fetched, expected, alone)
 
 
@@ -92,4 +93,4 @@ def test_blocks_of_one_batch_are_none():
 def test_what_holds_everything_fetches_nothing():
     _, prior = random_batches(1, 100, 2)
     number = int((prior > 0).sum())
-    assert Spread.of(prior).reach(number) == math.inf and forecast(prior, number, 3).rows == 0.0
+    assert Spread.of(prior).reach(number) == math.inf and Spread.of(prior).rows(number, 3) == 0.0
