@@ -96,19 +96,14 @@ class Marked(Tensor):
         return self._version_given == _version_of(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Marked:
-        copied = mark(self.plain().detach().clone(), self.delivered, self.role, self.level, given=self.is_given)
-        memo[id(self)] = copied
+        memo[id(self)] = copied = mark(
+            self.plain().detach().clone(), self.delivered, self.role, self.level, self.is_given
+        )
         return copied
 
-    def __setstate__(self, state: Any) -> None:
-        """Come out of a file or another process, where numbers of versions start anew."""
-        was_given = state.pop("was_given")
-        self.__dict__.update(state)
-        self._version_given = _version_of(self) if was_given else None
-
     def __reduce_ex__(self, protocol: Any) -> Any:
-        state = {"delivered": self.delivered, "role": self.role, "level": self.level, "was_given": self.is_given}
-        return _rebuild, (self.plain().detach(), state)
+        """Come out of a file or another process anew, where numbers of versions start again."""
+        return mark, (self.plain().detach(), self.delivered, self.role, self.level, self.is_given)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -155,12 +150,6 @@ def _version_of(tensor: Tensor) -> int:
     """Counts changes in place. Tensors of inference mode have no version; changes in place of what the loader gave are refused there too."""
     with torch._C.DisableTorchFunctionSubclass():
         return -1 if tensor.is_inference() else tensor._version
-
-
-def _rebuild(value: Tensor, state: dict[str, Any]) -> Marked:
-    marked = value.as_subclass(Marked)
-    marked.__setstate__(dict(state))
-    return marked
 
 
 def _name_of(func: Any) -> str:
@@ -245,7 +234,9 @@ def _check(func: Any, name: str, marked: list[Marked], args: Sequence[Any], kwar
 def _is_row_wise(name: str, marked: list[Marked], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     first, ndim = marked[0], marked[0].dim()
     if name in _ELEMENTWISE or name in _VIEWS:
-        return all(each.dim() == 0 or each.size(0) == first.size(0) for each in marked) and not _is_across(first, args)
+        # Of another number of dimensions, broadcasting would put rows along another dimension.
+        across = any(isinstance(each, Marked) and each.dim() != ndim for each in args)
+        return not across and all(each.dim() == 0 or each.size(0) == first.size(0) for each in marked)
     if name in _ALONG:
         position, default = _ALONG[name]
         dim = kwargs.get("dim", kwargs.get("axis", args[position] if len(args) > position else default))
@@ -269,11 +260,6 @@ def _is_row_wise(name: str, marked: list[Marked], args: Sequence[Any], kwargs: d
         shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
         return len(marked) == 1 and len(shape) < ndim
     return name in ("batch_norm", "group_norm") and ndim > 1
-
-
-def _is_across(first: Marked, args: Sequence[Any]) -> bool:
-    """Whether broadcasting would put rows along another dimension."""
-    return any(isinstance(each, Marked) and each.dim() != first.dim() for each in args)
 
 
 def _mark_all(out: Any, name: str, marked: list[Marked]) -> Any:

@@ -24,7 +24,7 @@ from salientpp.store.exchange import Message
 from salientpp.store.rows import RowSource, TensorRows, take_rows
 from salientpp.store.thread_groups import in_group, in_pieces
 from salientpp.store.tiers import Tiers
-from salientpp.ways.sums.plan import REDUCTIONS, WORTH_IT, Sums, Wire, owners_of, plan_sums, without_sums
+from salientpp.ways.sums.plan import REDUCTIONS, WORTH_IT, Sums, Wire, plan_sums, without_sums
 
 #: What ranks ask one another for.
 SUMS, SOURCES, WEIGHTS = (
@@ -88,7 +88,9 @@ def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> 
         return without_sums(mfg, num_parts)
     last = _found_last(mfg)
     places = tiers.look_up(last)
-    return plan_sums(mfg, owners_of(last.numel(), places.remote_position, places.remote_counts), num_parts, wire)
+    owner = torch.full_like(last, -1)
+    owner[places.remote_position] = torch.repeat_interleave(places.remote_counts)  # they are grouped by part
+    return plan_sums(mfg, owner, num_parts, wire)
 
 
 def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, HostSums]:

@@ -78,18 +78,6 @@ class Wire:
         return (self.row_bytes + self.id_bytes) * (rows + sums) + self.source_bytes * sources
 
 
-def owners_of(num_vertices: int, remote_position: Tensor, remote_counts: Tensor) -> Tensor:
-    """int64 [num_vertices], the part that a row is fetched from, or -1.
-
-    Args:
-        remote_position: int64, places among the vertices, by part.
-        remote_counts: int64 [K], how many of each.
-    """
-    owner = torch.full((num_vertices,), -1, device="cpu")
-    owner[remote_position] = torch.repeat_interleave(torch.arange(remote_counts.numel(), device="cpu"), remote_counts)
-    return owner
-
-
 def without_sums(mfg: SamplerOutput, num_parts: int) -> tuple[SamplerOutput, Sums]:
     """What :func:`plan_sums` gives where sums replace nothing."""
     none, counts = mfg.node.new_empty(0), mfg.node.new_zeros(num_parts)
@@ -101,7 +89,8 @@ def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> 
 
     Args:
         mfg: of vertices of one type, with counts per hop; edges by target, in the order in which targets were found.
-        owner: int64 [d], of the vertices that were first found in the last hop, from :func:`owners_of`; or which of so many kinds of memory has their rows.
+        owner: int64 [d], the part that the rows of vertices first found in the last hop are fetched from, -1 for none; or which of so many kinds of memory
+            has them.
 
     Returns:
         The MFG without the vertices and edges that sums replace, whose other vertices keep their order; and the sums.

@@ -11,7 +11,7 @@ from samplers import Sampler
 from torch import Tensor
 
 from salientpp import Graph, ops
-from salientpp.ways.sums.plan import REDUCTIONS, Wire, owners_of, plan_sums
+from salientpp.ways.sums.plan import REDUCTIONS, Wire, plan_sums
 
 
 def random_hop(seed: int, num_sources: int, num_edges: int) -> tuple[list[int], list[int], list[int], int]:
@@ -90,11 +90,7 @@ def test_a_batch_and_its_sums_are_what_was_sampled(fanouts, replace):
     graph = Graph.from_data(random_data(2000, 8000))
     mfg = Sampler(graph, fanouts, replace).sample(torch.arange(0, 2000, 200), 5)
     part = mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :] * 4 // 2000
-    remote = (part > 0).nonzero().flatten()
-    remote = remote[torch.argsort(part[remote], stable=True)]
-    owner = owners_of(part.numel(), remote, torch.bincount(part[remote], minlength=4))
-    assert torch.equal(owner, torch.where(part > 0, part, -1))
-    left, sums = plan_sums(mfg, owner, 4, Wire(64, 4))
+    left, sums = plan_sums(mfg, torch.where(part > 0, part, -1), 4, Wire(64, 4))
     assert torch.equal(left.node, mfg.node[torch.isin(mfg.node, left.node)]), "in their order"
     assert sum(left.num_sampled_nodes) == left.node.numel() and sum(left.num_sampled_edges) == left.row.numel()
     assert left.num_sampled_nodes[:-1] == mfg.num_sampled_nodes[:-1]
