@@ -71,24 +71,20 @@ class Scouts:
 
     def enter(self, draws: Draws, tick: int) -> bool:
         """A batch enters; whether it is the one that follows those that did before, so that what is known is of those that follow it."""
-        turns = self._turns(draws)
-        number = bisect_left(turns, tick, key=lambda turn: turn.tick)
+        number = bisect_left(self._turns(draws), tick, key=lambda turn: turn.tick)
         follows = self._expected == (draws, number)
-        self._expected = self._after(draws, number)
         if not follows:
-            self._cancel()
-            self._next = self._expected
+            self.forget()
+            self._next = self._after(draws, number)
+        self._expected = self._after(draws, number)
         return follows
 
     def forget(self) -> None:
         """Whatever enters next, nothing is known."""
-        self._cancel()
-        self._expected = self._next = None
-
-    def _cancel(self) -> None:
         for each in self._pending:
             each.cancel()
         self._pending.clear()
+        self._expected = self._next = None
 
     def next(self) -> Lists | None:
         """The lists of the first batch that was not given yet; None if there are no batches at all."""
@@ -134,7 +130,7 @@ class Lookahead(Cache):
         return type_ not in self.planners
 
     def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
-        members, source = super()._members(basis, scores), basis.source
+        members, source, blocks = super()._members(basis, scores), basis.source, partial(_blocks_of, basis)
 
         @cache
         def tried() -> list[dict[str | None, Tensor]]:
@@ -148,15 +144,12 @@ class Lookahead(Cache):
                 return Trial.of([ops.code_ids(ids.get(type_, NO_IDS), *sizes) for ids in tried()], book.num_vertices)
 
             planned = plan_rows(
-                self._window, scores[type_], book, part_id, static.numel(), source.row_bytes[type_], trial,
-                blocks=partial(_blocks_of, basis),
+                self._window, scores[type_], book, part_id, static.numel(), source.row_bytes[type_], trial, blocks
             )  # fmt: skip
             if planned is not None:
                 shape, members[type_] = planned
                 self.planners[type_] = Planner(shape, scores[type_].to(torch.float32), members[type_])
-                self._shares[type_] = partial(
-                    _share, scores[type_], book.range_of(part_id), shape, trial, partial(_blocks_of, basis)
-                )
+                self._shares[type_] = partial(_share, scores[type_], book.range_of(part_id), shape, trial, blocks)
         return members
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:

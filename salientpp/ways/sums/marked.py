@@ -49,7 +49,6 @@ _ALONG: dict[str, tuple[int, Any]] = {
     "glu": (1, -1),
     "flatten": (1, 0),
 }  # fmt: skip
-_ADDS_A_DIMENSION = frozenset({"unsqueeze", "stack"})
 _VIEWS = frozenset({"view", "reshape", "view_as"})
 
 
@@ -243,7 +242,7 @@ def _is_row_wise(name: str, marked: list[Marked], args: Sequence[Any], kwargs: d
         if name == "flatten":
             dim = kwargs.get("start_dim", dim)
         dims = dim if isinstance(dim, (list, tuple)) else [dim]
-        most = ndim + (name in _ADDS_A_DIMENSION)
+        most = ndim + (name in ("unsqueeze", "stack"))
         return bool(dims) and all(type(each) is int and each % most != 0 for each in dims)
     if name in ("transpose", "swapaxes"):
         return all(type(each) is int and each % ndim != 0 for each in args[1:]) and len(args) == 3

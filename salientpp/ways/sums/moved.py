@@ -11,7 +11,9 @@ saved there is rows copied, and ids cost nothing. Rows that a device reads where
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -24,7 +26,7 @@ from salientpp.store.exchange import Message
 from salientpp.store.rows import RowSource, TensorRows, take_rows
 from salientpp.store.thread_groups import in_group, in_pieces
 from salientpp.store.tiers import Tiers
-from salientpp.ways.sums.plan import REDUCTIONS, WORTH_IT, Sums, Wire, plan_sums, without_sums
+from salientpp.ways.sums.plan import REDUCTIONS, WORTH_IT, Sums, Wire, plan_sums
 
 #: What ranks ask one another for.
 SUMS, SOURCES, WEIGHTS = (
@@ -32,21 +34,6 @@ SUMS, SOURCES, WEIGHTS = (
     Message("(sources of sums)", has_ids=True),
     Message("(weights in sums)", has_ids=False),
 )
-
-
-@dataclass(frozen=True, eq=False)
-class HostSums:
-    """What the host sums up for its device in one batch.
-
-    Attributes:
-        sums: by tier, as :func:`host_sums_of` gives them.
-        slot: int64, of the rows in them, in the tier that has them.
-        weight: floating-point, what these rows are multiplied by; None: nothing.
-    """
-
-    sums: Sums
-    slot: Tensor
-    weight: Tensor | None = None
 
 
 def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None, reduction: str, out: Tensor) -> None:
@@ -85,7 +72,8 @@ def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> 
     """What is left of a batch of a rank with these tiers, and the sums that it asks for; with ``asks`` False none."""
     num_parts = tiers.book.num_parts
     if not asks:
-        return without_sums(mfg, num_parts)
+        none, counts = mfg.node.new_empty(0), mfg.node.new_zeros(num_parts)
+        return mfg, Sums(none, none, none, None if mfg.edge is None else mfg.edge[:0], counts, counts)
     last = _found_last(mfg)
     places = tiers.look_up(last)
     owner = torch.full_like(last, -1)
@@ -93,8 +81,11 @@ def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> 
     return plan_sums(mfg, owner, num_parts, wire)
 
 
-def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, HostSums]:
-    """What is left of a batch for a device of a rank with these tiers, and what its host sums up so that it copies fewer, without weights."""
+def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, Sums]:
+    """What is left of a batch for a device of a rank with these tiers, and what its host sums up so that it copies fewer.
+
+    These sums are by tier, and their ``source`` are slots of the tier that has the rows.
+    """
     last = _found_last(mfg)
     tier_of = torch.full((last.numel(),), -1, device="cpu")
     for number, (tier, position, _) in enumerate(tiers.groups(tiers.look_up(last))):
@@ -104,7 +95,7 @@ def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerO
     slot = torch.empty_like(sums.source)
     for _, position, of_tier in tiers.groups(tiers.look_up(sums.source)):
         slot[slice(None) if position is None else position] = of_tier
-    return left, HostSums(sums, slot)
+    return left, dataclasses.replace(sums, source=slot)
 
 
 @dataclass(frozen=True)
@@ -136,15 +127,10 @@ class Moved:
             sum(slot.numel() for tier, _, slot in tiers.groups(tiers.look_up(n_id)) if not tier.on_device)
             for n_id in (left.node, mfg.node)
         )
-        return cls(rows, here.sums.size.numel(), here.sums.source.numel(), whole_rows)
+        return cls(rows, here.size.numel(), here.source.numel(), whole_rows)
 
     def __add__(self, other: Moved) -> Moved:
-        return Moved(
-            self.rows + other.rows,
-            self.sums + other.sums,
-            self.sources + other.sources,
-            self.whole_rows + other.whole_rows,
-        )
+        return Moved(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def bytes(self, wire: Wire) -> int:
         """Of requests and answers, without the messages that say how many there are."""

@@ -78,12 +78,6 @@ class Wire:
         return (self.row_bytes + self.id_bytes) * (rows + sums) + self.source_bytes * sources
 
 
-def without_sums(mfg: SamplerOutput, num_parts: int) -> tuple[SamplerOutput, Sums]:
-    """What :func:`plan_sums` gives where sums replace nothing."""
-    none, counts = mfg.node.new_empty(0), mfg.node.new_zeros(num_parts)
-    return mfg, Sums(none, none, none, None if mfg.edge is None else mfg.edge[:0], counts, counts)
-
-
 def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> tuple[SamplerOutput, Sums]:
     """What is left of a batch when sums have replaced what they may.
 
@@ -97,8 +91,6 @@ def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> 
     """
     nodes, edges = mfg.num_sampled_nodes, mfg.num_sampled_edges
     first, first_edge = mfg.node.numel() - nodes[-1], mfg.row.numel() - edges[-1]
-    if not edges[-1]:
-        return without_sums(mfg, num_parts)
     kept_vertex, kept_edge, kept_row, target, size, summed_edge, groups, sources = ops.plan_sums(
         mfg.row[first_edge:].contiguous(), mfg.col[first_edge:].contiguous(), owner, first, num_parts, wire.row_bytes, wire.id_bytes,
         wire.source_bytes,

@@ -35,7 +35,6 @@ from salientpp.ways.sums.moved import (
     SOURCES,
     SUMS,
     WEIGHTS,
-    HostSums,
     are_copies_worth_it,
     are_fetches_worth_it,
     host_sums_of,
@@ -74,12 +73,14 @@ class Note:
     Attributes:
         sums: what other ranks are asked for beside rows.
         weight: of the rows in them, as words that travel, so many for each; None: they have none.
-        here: what the host sums up for the device; None: nothing.
+        here: what the host sums up for the device, by tier and slot; None: nothing.
+        here_weight: of the rows in those; None: they have none.
     """
 
     sums: Sums
     weight: Tensor | None
-    here: HostSums | None
+    here: Sums | None
+    here_weight: Tensor | None
 
 
 def messages_of(reduction: Any, weight: Any) -> Sequence[Message]:
@@ -133,14 +134,14 @@ class SumsOfRows(Way):
         self._balance = Balance(num_threads, Threads(max(1, num_threads - 1), "salientpp-groups").submit)
 
     def on_drawn(self, mfg: SamplerOutput) -> tuple[SamplerOutput, Note]:
-        tiers, here = self._fetch.tiers[None], None
+        tiers, here, here_weight = self._fetch.tiers[None], None, None
         left, sums = sums_of(mfg, tiers, self._wire, self.asks)
         weight = self._weight_of(sums)
         if self.sums_here:
             left, here = host_sums_of(left, tiers, self._wire)
-            here = dataclasses.replace(here, weight=self._weight_of(here.sums))
+            here_weight = self._weight_of(here)
         words = None if weight is None else weight.view(self._fetch.exchange.wire_dtype)
-        return left, Note(sums, words, here)
+        return left, Note(sums, words, here, here_weight)
 
     def wanted(self, note: Note) -> dict[str | None, Wanted]:
         sums = note.sums
@@ -154,11 +155,10 @@ class SumsOfRows(Way):
         return wanted
 
     def take(self, work: HostWork, take_rows: Callable[[], Taken]) -> Taken:
-        here: HostSums | None = None if work.note is None else work.note.here
-        if here is None:
+        if work.note is None or work.note.here is None:
             taken = take_rows()
         else:
-            taken, of_host = self._balance.both(take_rows, functools.partial(self._summed_here, here, work))
+            taken, of_host = self._balance.both(take_rows, functools.partial(self._summed_here, work))
             taken = dataclasses.replace(taken, own={**taken.own, (_OF_HOST, self._column[1]): of_host})
         served = {**taken.served, (SUMS.name, self._column[1]): self._served(work.asked)}
         return dataclasses.replace(taken, served=served)
@@ -173,15 +173,16 @@ class SumsOfRows(Way):
         put_sums(self._rows, asked[SOURCES.name], size, weight, self._reduction, out)
         return out
 
-    def _summed_here(self, here: HostSums, work: HostWork) -> Tensor:
+    def _summed_here(self, work: HostWork) -> Tensor:
         """What the host sums up for its device, to be copied as packed rows are."""
-        tiers, sums, name = self._fetch.tiers[None], here.sums, self._column[1]
+        tiers, name = self._fetch.tiers[None], self._column[1]
+        sums, weight = work.note.here, work.note.here_weight
         is_pinned = torch.accelerator.is_available()
         shape = (sums.size.numel(), *self._rows.shape[1:])
         out = torch.empty(shape, dtype=self._rows.dtype, pin_memory=is_pinned, device="cpu")
         groups, sources = sums.groups.tolist(), sums.sources.tolist()
-        weights = [None] * len(groups) if here.weight is None else list(here.weight.split(sources))
-        pieces = zip(tiers.all, here.slot.split(sources), sums.size.split(groups), weights, out.split(groups))
+        weights = [None] * len(groups) if weight is None else list(weight.split(sources))
+        pieces = zip(tiers.all, sums.source.split(sources), sums.size.split(groups), weights, out.split(groups))
         with traced(work.trace, "worker: sum_host_rows", work.index):
             for tier, slot, size, weight, to in pieces:
                 if size.numel():
@@ -199,11 +200,11 @@ class SumsOfRows(Way):
         name, sums, here, to_device = self._column[1], note.sums, note.here, self._fetch.own.to_device
         target, value, count = sums.target, arrived[SUMS.name, name], sums.size
         if here is not None:
-            target, count = torch.cat([target, here.sums.target]), torch.cat([count, here.sums.size])
+            target, count = torch.cat([target, here.target]), torch.cat([count, here.size])
             value = torch.cat([value, arrived[_OF_HOST, name]])
         with self._counting:
             self._counts["rows_partial"] += sums.size.numel()
-            self._counts["rows_partial_host"] += 0 if here is None else here.sums.size.numel()
+            self._counts["rows_partial_host"] += 0 if here is None else here.size.numel()
         value = value if self._dtype is None else value.to(self._dtype)
         batch.partial = Partial(to_device(target), value, to_device(count), self._reduction, self._weight_name)
 
@@ -222,7 +223,7 @@ class SumsOfRows(Way):
     def price(self, price: Price, notes: Sequence[Note]) -> Price:
         width = self._wire.row_bytes / max(1, len(notes))
         arriving = sum(note.sums.size.numel() for note in notes) * width
-        here = sum(0 if note.here is None else note.here.sums.size.numel() for note in notes) * width
+        here = sum(0 if note.here is None else note.here.size.numel() for note in notes) * width
         return Price({None: price.fetched[None] + arriving}, {None: price.copied[None] + here}, price.seconds)
 
     def counts(self) -> Mapping[str, int]:
