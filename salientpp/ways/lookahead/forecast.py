@@ -13,9 +13,6 @@ from salientpp import ops
 from salientpp.vip.policies import Workload
 from salientpp.vip.shared import block_probability
 
-#: Batches of epoch 0 that say how many bytes the ids of a batch take; evenly spread over the epoch.
-TRIAL = 8
-
 #: With a window of W batches uses are found again that are up to W / LATE batches apart, as many as with all of the future: fitted to counts on two graphs,
 #: with which the forecast then agrees within 0.02 for windows of half of T* to 3 T*. How far apart uses are that are kept varies from batch to batch.
 LATE = 1.2
@@ -48,11 +45,6 @@ class Trial:
         number = float(probability.sum(dtype=torch.float64))
         bits = number * (2 + math.log2(probability.numel() / number)) if number > 0 else 0.0
         return cls(number, 1 + min(bits, probability.numel()) / 8 + 1)
-
-    @staticmethod
-    def batches(number: int) -> range:
-        """Which of the ``number`` batches of epoch 0 are tried."""
-        return range(0, number, -(-number // TRIAL) or 1)
 
 
 @dataclass(frozen=True, eq=False)
