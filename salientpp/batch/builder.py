@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.data.storage import NodeStorage
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.contents import Contents
 from salientpp.batch.template import DataTemplate, PartitionTemplate, StoreTemplate
+from salientpp.sampling.topology import Mfg
 from salientpp.store.fetch import Column, Fetch
 
 
@@ -39,7 +38,7 @@ class BatchBuilder:
 
     fetch: Fetch
     template: DataTemplate | StoreTemplate | PartitionTemplate
-    add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
+    add_batch_attributes: Callable[[Data | HeteroData, Mfg], None]
     device: torch.device
     pin_memory: bool = False
     dtype: torch.dtype | None = None
@@ -63,17 +62,13 @@ class BatchBuilder:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self.has_current(column, contents, contents)]
 
-    def build(
-        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None
-    ) -> Data | HeteroData:
+    def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:
         """The batch, with these rows and everything else of what the data held at that time. For any thread."""
         batch = self.template.build(mfg, rows, contents)
         self.add_batch_attributes(batch, mfg)
         return batch
 
-    def build_anew(
-        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None
-    ) -> Data | HeteroData:
+    def build_anew(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:
         """The same in the caller's thread, on the device where batches are delivered."""
         batch = self.build(mfg, rows, contents)
         return batch if self.device.type == "cpu" else batch.to(self.device)
@@ -119,10 +114,6 @@ class BatchBuilder:
             and value is self.held.value(column)
             and not value.requires_grad
         )
-
-
-def store_of(batch: Data | HeteroData, type_: str | None) -> Data | NodeStorage:
-    return batch if type_ is None else batch[type_]
 
 
 def _has_compiled() -> bool:

@@ -32,7 +32,12 @@ class Contents:
         self._data = data
         self.whole = _copy_of(data)
         _keep_kinds(self.whole, None if former is None else former.whole)
-        self._entries = _entries_of(self.whole)
+        #: (type, name) -> (value, what tells whether the value is as it was)
+        self._entries: dict[Column, tuple[object, object]] = {
+            (store._key, name): (value, _state_of(value))
+            for store in self.whole.stores
+            for name, value in store._mapping.items()
+        }
         # What is held cannot be taken for something that was put into its memory.
         self._memory = {
             column: value.untyped_storage()
@@ -55,7 +60,14 @@ class Contents:
         return next(entries, None) is None
 
     def equals(self, other: Contents | None) -> bool:
-        return self is other or (other is not None and _are_same(self._entries, other._entries))
+        if self is other or other is None:
+            return self is other
+        if len(self._entries) != len(other._entries):
+            return False
+        return all(
+            a == b and value is former and state == former_state
+            for (a, (value, state)), (b, (former, former_state)) in zip(self._entries.items(), other._entries.items())
+        )
 
     def value(self, column: Column) -> object:
         """An attribute of one type of vertices or edges, or None."""
@@ -116,22 +128,6 @@ def _keep_kinds(data: Data | HeteroData, former: Data | HeteroData | None) -> No
         before = known.get(store._key, BaseStorage())
         for kind, names in dict(before.__dict__.get("_cached_attr", {})).items():
             kinds[kind] = {name for name in set(names) if store.get(name) is before.get(name)}
-
-
-def _entries_of(data: Data | HeteroData) -> dict[Column, tuple[object, object]]:
-    """(type, name) -> (value, what tells whether the value is as it was). Of an object that no other thread writes to."""
-    return {
-        (store._key, name): (value, _state_of(value)) for store in data.stores for name, value in store._mapping.items()
-    }
-
-
-def _are_same(ours: dict[Column, tuple[object, object]], theirs: dict[Column, tuple[object, object]]) -> bool:
-    if len(ours) != len(theirs):
-        return False
-    return all(
-        a == b and value is other and state == other_state
-        for (a, (value, state)), (b, (other, other_state)) in zip(ours.items(), theirs.items())
-    )
 
 
 def _state_of(value: Any) -> object:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.sampler import HeteroSamplerOutput
 
 from salientpp.batch.attributes import storage_of
+from salientpp.sampling.topology import Mfg
 
 
 def _set_attributes(batch: Data | BaseStorage, /, **values: object) -> None:
@@ -24,7 +25,7 @@ def _set_attributes(batch: Data | BaseStorage, /, **values: object) -> None:
             to.pop(name, None)
 
 
-def add_batch_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput) -> None:
+def add_batch_attributes(batch: Data | HeteroData, mfg: Mfg) -> None:
     """Ids, trees and counts; what is None vanishes, as in PyG."""
     if isinstance(mfg, HeteroSamplerOutput):
         for name, n_id in mfg.node.items():
@@ -53,9 +54,7 @@ def add_batch_attributes(batch: Data | HeteroData, mfg: SamplerOutput | HeteroSa
         batch._orig_edge_index = torch.stack([mfg.orig_row, mfg.orig_col])
 
 
-def add_node_attributes(
-    batch: Data | HeteroData, mfg: SamplerOutput | HeteroSamplerOutput, input_type: str | None
-) -> None:
+def add_node_attributes(batch: Data | HeteroData, mfg: Mfg, input_type: str | None) -> None:
     """What ``NeighborLoader`` adds about its seeds, from ``mfg.metadata``: (input ids, times or None)."""
     add_batch_attributes(batch, mfg)
     input_id, seed_time = mfg.metadata[:2]
@@ -65,7 +64,7 @@ def add_node_attributes(
 
 def add_link_attributes(
     batch: Data | HeteroData,
-    mfg: SamplerOutput | HeteroSamplerOutput,
+    mfg: Mfg,
     input_type: tuple[str, str, str] | None,
     triplet: bool,
 ) -> None:

@@ -20,6 +20,7 @@ from salientpp.batch.attributes import EdgeAttributes, NodeAttributes, edge_inde
 from salientpp.batch.contents import Contents
 from salientpp.graph.from_pyg import count_edges, count_vertices
 from salientpp.processes import Lock
+from salientpp.sampling.topology import Mfg
 from salientpp.store.fetch import Column
 from salientpp.store.rows import take_rows
 
@@ -61,9 +62,7 @@ class DataTemplate:
             for name, rows in nodes.columns(storage_of(whole, type_)).items()
         }
 
-    def build(
-        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None
-    ) -> Data | HeteroData:
+    def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:
         """The batch without what :func:`add_batch_attributes` sets.
 
         Args:
@@ -114,9 +113,7 @@ class StoreTemplate:
     def columns(self) -> dict[Column, Tensor]:
         return {}
 
-    def build(
-        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None = None
-    ) -> Data | HeteroData:
+    def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None = None) -> Data | HeteroData:
         """The batch without what :func:`add_batch_attributes` sets."""
         typed = isinstance(mfg, HeteroSamplerOutput)
         out = (self._custom_cls or (HeteroData if typed else Data))()
@@ -201,9 +198,7 @@ class PartitionTemplate:
         """None: what is on disk stays as it is."""
         return None
 
-    def build(
-        self, mfg: SamplerOutput | HeteroSamplerOutput, rows: Mapping[Column, Tensor], contents: Contents | None = None
-    ) -> Data | HeteroData:
+    def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None = None) -> Data | HeteroData:
         """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds all node attributes."""
         out = Data() if isinstance(mfg, SamplerOutput) else HeteroData()
         edge_types = [None] if isinstance(mfg, SamplerOutput) else list(mfg.row)

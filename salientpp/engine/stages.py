@@ -31,7 +31,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from salientpp.batch.builder import BatchBuilder, store_of
+from salientpp.batch.attributes import storage_of
+from salientpp.batch.builder import BatchBuilder
 from salientpp.batch.contents import Contents
 from salientpp.engine.epochs import Draws
 from salientpp.engine.pipeline import Stage, Trace, tensors_in, traced
@@ -220,7 +221,7 @@ class BatchStages:
         seeds = fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {}
         batch = self.builder.build(mfg, {**rows, **seeds}, contents)
         for column in columns:  # attributes keep their order
-            store_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
+            storage_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
         plan = fetch.plan(places) if self._finder is None else {}
         return Sampled(
             index, places, batch=fetch.own.pin(batch), plan=plan, mfg=mfg, contents=contents, notes=notes, asks=asks
@@ -306,7 +307,7 @@ class BatchStages:
             }
             batch = self.builder.build_anew(sampled.mfg, rows, contents)
         for (type_, name), value in rows.items():
-            store_of(batch, type_)[name] = value
+            storage_of(batch, type_)[name] = value
         for way in self.ways:
             way.complete(batch, sampled.notes[way.name], arrived)
         batch = self.builder.finish(batch)
@@ -321,5 +322,5 @@ class BatchStages:
         now = None if finished.contents is None else self.builder.contents()
         if now is None or now.equals(finished.contents):
             return finished.batch
-        own = {(type_, name): store_of(finished.batch, type_)[name] for type_, name in self.builder.own}
+        own = {(type_, name): storage_of(finished.batch, type_)[name] for type_, name in self.builder.own}
         return self.builder.in_dtype(self.builder.build_anew(finished.mfg, own, now))

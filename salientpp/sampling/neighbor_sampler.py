@@ -24,7 +24,6 @@ from torch_geometric.sampler import (
     NegativeSampling,
     NodeSamplerInput,
     NumNeighbors,
-    SamplerOutput,
 )
 from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
@@ -34,7 +33,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
 from salientpp.sampling.negatives import KeyedNegatives
 from salientpp.sampling.stored import GraphTopology, topology_of
-from salientpp.sampling.topology import DrawOptions, Topology
+from salientpp.sampling.topology import DrawOptions, Mfg, Topology
 from salientpp.vip.inclusion import check_fanouts
 
 _STRATEGIES = ("uniform", "last")
@@ -228,7 +227,7 @@ class NeighborSampler(BaseSampler):
         draw_key: int | None = None,
         *,
         only_vertices: bool = False,
-    ) -> SamplerOutput | HeteroSamplerOutput:
+    ) -> Mfg:
         """The MFG of some vertices.
 
         Args:
@@ -251,7 +250,7 @@ class NeighborSampler(BaseSampler):
         draw_key: int | None = None,
         *,
         only_vertices: bool = False,
-    ) -> SamplerOutput | HeteroSamplerOutput:
+    ) -> Mfg:
         """The MFG of the end points of some edges, and of negative examples.
 
         Args:
@@ -280,17 +279,25 @@ class NeighborSampler(BaseSampler):
                 negatives,
             )
         if times is not None and clock is not None:
-            out.metadata = (*out.metadata[:-1], _times_of(times, out.metadata[-1].numel()))
+            # The user's times of the positive edges, repeated for the negative ones as PyG does.
+            size = out.metadata[-1].numel()
+            out.metadata = (*out.metadata[:-1], times.repeat(-(-size // max(1, times.numel())))[:size])
         return self._finished(out, only_vertices)
 
-    def _finished(
-        self, out: SamplerOutput | HeteroSamplerOutput, only_vertices: bool
-    ) -> SamplerOutput | HeteroSamplerOutput:
+    def _finished(self, out: Mfg, only_vertices: bool) -> Mfg:
         if self.subgraph_type != SubgraphType.bidirectional or only_vertices:
             return out
-        if isinstance(out, SamplerOutput):
-            return _bidirectional(out, self.keep_orig_edges)
-        return out.to_bidirectional(keep_orig_edges=self.keep_orig_edges)
+        if isinstance(out, HeteroSamplerOutput):
+            return out.to_bidirectional(keep_orig_edges=self.keep_orig_edges)
+        # What out.to_bidirectional gives, by a faster operator.
+        edge_index, edge = ops.to_bidirectional(out.row, out.col, out.row, out.col, out.edge, out.edge)
+        new = copy.copy(out)
+        if self.keep_orig_edges:
+            new.orig_row, new.orig_col = out.row, out.col
+        else:
+            new.num_sampled_nodes = new.num_sampled_edges = None
+        new.row, new.col, new.edge = edge_index[0], edge_index[1], edge
+        return new
 
     def _sample(
         self,
@@ -299,7 +306,7 @@ class NeighborSampler(BaseSampler):
         key: int | None = None,
         on_clock: bool = False,
         only_vertices: bool = False,
-    ) -> SamplerOutput | HeteroSamplerOutput:
+    ) -> Mfg:
         """By PyG's name, since PyG's bidirectional sampler calls it. ``on_clock``: the graph's clock has read the times."""
         key = _drawn(key)
         self._check_shared_draws()  # `replace` may have been set since
@@ -348,22 +355,5 @@ def _fanouts_of(num_neighbors: NumNeighbors, edge_types: Sequence[Any]) -> list[
     return fanouts
 
 
-def _bidirectional(out: SamplerOutput, keep_orig_edges: bool) -> SamplerOutput:
-    """What ``out.to_bidirectional`` gives."""
-    edge_index, edge = ops.to_bidirectional(out.row, out.col, out.row, out.col, out.edge, out.edge)
-    new = copy.copy(out)
-    if keep_orig_edges:
-        new.orig_row, new.orig_col = out.row, out.col
-    else:
-        new.num_sampled_nodes = new.num_sampled_edges = None
-    new.row, new.col, new.edge = edge_index[0], edge_index[1], edge
-    return new
-
-
 def _drawn(key: int | None) -> int:
     return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu")) if key is None else key
-
-
-def _times_of(times: Tensor, size: int) -> Tensor:
-    """The user's times of the positive edges, repeated for the negative ones as PyG does."""
-    return times.repeat(-(-size // max(1, times.numel())))[:size]

@@ -6,7 +6,6 @@ everything else. Where both apply they draw the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import NO_EDGES, count_vertices
 from salientpp.graph.typed import TypedGraph
 from salientpp.processes import lazy
-from salientpp.sampling.topology import DrawOptions, Topology
+from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
 
 _NONE = torch.empty(0, dtype=torch.int64, device="cpu")
 
@@ -40,13 +39,12 @@ class GraphTopology(Topology):
 
     def sample(
         self,
-        seeds: Mapping[str | None, Tensor],
+        seeds: ByType,
         key: int,
         options: DrawOptions,
-        seed_time: Mapping[str | None, Tensor] | None = None,
-        *,
+        seed_time: ByType | None = None,
         only_vertices: bool = False,
-    ) -> SamplerOutput | HeteroSamplerOutput:
+    ) -> Mfg:
         """As in the protocol; ``row`` and ``col`` are two rows of one tensor."""
         if options.disjoint or options.induced:
             return self._typed.sample(seeds, key, options, seed_time)
@@ -97,13 +95,12 @@ class TypedTopology(Topology):
 
     def sample(
         self,
-        seeds: Mapping[str | None, Tensor],
+        seeds: ByType,
         key: int,
         options: DrawOptions,
-        seed_time: Mapping[str | None, Tensor] | None = None,
-        *,
+        seed_time: ByType | None = None,
         only_vertices: bool = False,
-    ) -> SamplerOutput | HeteroSamplerOutput:
+    ) -> Mfg:
         graph, fanouts, disjoint, induced = self.graph, options.fanouts, options.disjoint, options.induced
         first_tree, total = {}, 0
         for name, ids in seeds.items():
@@ -158,7 +155,7 @@ class TypedTopology(Topology):
             num_sampled_edges=None if induced else dict(zip(graph.edge_types, edges_per_hop)),
         )
 
-    def _time(self, name: str | None, seeds: Tensor, seed_time: Mapping[str | None, Tensor] | None) -> Tensor | None:
+    def _time(self, name: str | None, seeds: Tensor, seed_time: ByType | None) -> Tensor | None:
         if not seeds.numel():
             return None
         if seed_time is not None and seed_time.get(name) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
@@ -13,6 +13,12 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from salientpp.graph.clock import Clock
 from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
+
+#: What a batch is made of, a message-flow graph: its vertices and edges, hop by hop.
+Mfg: TypeAlias = "SamplerOutput | HeteroSamplerOutput"
+
+#: Tensors by vertex type, all under None where there is but one type.
+ByType = Mapping[str | None, Tensor]
 
 
 class DrawOptions(NamedTuple):
@@ -52,7 +58,7 @@ class Topology(ABC):
 
     num_vertices: Mapping[str | None, int]
     edge_types: Sequence[tuple[str, str, str] | None] = (None,)
-    node_time: Mapping[str | None, Tensor] = MappingProxyType({})
+    node_time: ByType = MappingProxyType({})
     clock: Clock | None = None
     has_weights: bool = False
     graph: Graph | TypedGraph | None = None
@@ -64,14 +70,13 @@ class Topology(ABC):
     @abstractmethod
     def sample(
         self,
-        seeds: Mapping[str | None, Tensor],
+        seeds: ByType,
         key: int,
         options: DrawOptions,
-        seed_time: Mapping[str | None, Tensor] | None = None,
-        *,
+        seed_time: ByType | None = None,
         only_vertices: bool = False,
-    ) -> SamplerOutput | HeteroSamplerOutput:
-        """The message-flow graph (MFG) of ``seeds``; a pure function of the topology and the arguments.
+    ) -> Mfg:
+        """The MFG of ``seeds``; a pure function of the topology and the arguments.
 
         Hop h draws, for every vertex first found at hop h - 1, up to ``fanouts[h]`` neighbours. The draws of a vertex depend on (key, hop, vertex)
         alone; shared ones on (key, neighbour).
@@ -116,6 +121,6 @@ class Topology(ABC):
         return TypedGraph.of(self.graph) if isinstance(self.graph, Graph) else self.graph
 
 
-def ids_by_type(n_id: Tensor | Mapping[str | None, Tensor]) -> Mapping[str | None, Tensor]:
+def ids_by_type(n_id: Tensor | ByType) -> ByType:
     """Ids by vertex type; None where there is only one."""
     return {None: n_id} if isinstance(n_id, Tensor) else n_id
