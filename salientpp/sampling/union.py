@@ -7,21 +7,20 @@ they led. It is in PyG's order, hop by hop: the seeds of all, then what all drew
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.sampler import HeteroSamplerOutput
 
-#: Of a type that nothing was drawn of.
+from salientpp.sampling.topology import Mfg
+
 _NOTHING = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
-def disjoint_union(
-    mfgs: Sequence[SamplerOutput | HeteroSamplerOutput], input_type: str | tuple[str, str, str] | None, of_edges: bool
-) -> SamplerOutput | HeteroSamplerOutput:
+def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] | None, of_edges: bool) -> Mfg:
     """One MFG of several that were drawn alike.
 
     Args:
@@ -32,55 +31,63 @@ def disjoint_union(
     Returns:
         With the metadata of all, one after another; ``batch`` counts on from one MFG to the next.
     """
+    kind = type(mfgs[0])
+
+    def by_key(name: str, key: Any) -> list[Any]:
+        """A field of every MFG; without types as if the vertices' type were None and the edges' (None,)."""
+        values = [getattr(mfg, name) for mfg in mfgs]
+        return values if kind is HeteroSamplerOutput else [value if value is None else {key: value} for value in values]
+
+    node, batch, nodes_per_hop = (by_key(name, None) for name in ("node", "batch", "num_sampled_nodes"))
+    row, col, edge, edges_per_hop, orig_row, orig_col = (
+        by_key(name, (None,)) for name in ("row", "col", "edge", "num_sampled_edges", "orig_row", "orig_col")
+    )
     given = [mfg.metadata[0].numel() for mfg in mfgs]
-    trees = [0, *accumulate(given)]
-    # The ends of an edge may be anywhere.
-    seeds = [0] * len(mfgs) if of_edges else given
-    if not isinstance(mfgs[0], HeteroSamplerOutput):
-        hops = [mfg.num_sampled_nodes or _two_hops(mfg.node, number) for mfg, number in zip(mfgs, seeds, strict=True)]
-        layout = _Layout(hops)
-        return SamplerOutput(
-            node=layout.joined([mfg.node for mfg in mfgs]),
-            **_edges(mfgs, lambda whole: whole, layout, layout),
-            batch=_trees([mfg.batch for mfg in mfgs], trees, layout),
-            num_sampled_nodes=_added([mfg.num_sampled_nodes for mfg in mfgs]),
-            num_sampled_edges=_added([mfg.num_sampled_edges for mfg in mfgs]),
-            metadata=_metadata(mfgs, layout, layout),
-        )
+    seeds = [0] * len(mfgs) if of_edges else given  # the ends of an edge may be anywhere
     of_type = {
         type_: _Layout(
             [
-                (mfg.num_sampled_nodes or {}).get(type_) or _two_hops(ids, number if type_ == input_type else 0)
-                for mfg, number in zip(mfgs, seeds, strict=True)
-                for ids in [mfg.node.get(type_, _NOTHING)]
+                # An MFG that does not tell its hops has its seeds, and the rest.
+                (hops or {}).get(type_) or [own := number if type_ == input_type else 0, _of(ids, type_).numel() - own]
+                for hops, ids, number in zip(nodes_per_hop, node, seeds, strict=True)
             ]
         )
-        for type_ in _keys([mfg.node for mfg in mfgs])
+        for type_ in _keys(node)
     }
+    relations = {
+        name: _Layout(
+            [(hops or {}).get(name) or [_of(ends, name).numel()] for hops, ends in zip(edges_per_hop, row, strict=True)]
+        )
+        for name in _keys(row)
+    }
+
+    def moved(ends: Sequence[Any], name: Any, end: int) -> list[Tensor]:
+        return [of_type[name[end]].moved(at, _of(index, name)) for at, index in enumerate(ends)]
+
+    def joined(layout: _Layout, values: Sequence[Tensor | None]) -> Tensor | None:
+        there = [value for value in values if value is not None]
+        return layout.joined(there) if len(there) == len(values) else None
+
+    trees = [
+        {} if of is None else {key: value + at for key, value in of.items() if value is not None}
+        for of, at in zip(batch, [0, *accumulate(given)])
+    ]
+    found: dict[str, Any] = {
+        "node": {type_: layout.joined([_of(ids, type_) for ids in node]) for type_, layout in of_type.items()},
+        "row": {name: layout.joined(moved(row, name, 0)) for name, layout in relations.items()},
+        "col": {name: layout.joined(moved(col, name, -1)) for name, layout in relations.items()},
+        "edge": {name: joined(layout, [(ids or {}).get(name) for ids in edge]) for name, layout in relations.items()},
+        "batch": {type_: joined(layout, [of.get(type_) for of in trees]) for type_, layout in of_type.items()},
+        "num_sampled_nodes": _added(nodes_per_hop),
+        "num_sampled_edges": _added(edges_per_hop),
+        "orig_row": {name: torch.cat(moved(orig_row, name, 0)) for name in relations if orig_row[0] is not None},
+        "orig_col": {name: torch.cat(moved(orig_col, name, -1)) for name in relations if orig_col[0] is not None},
+    }
+    found = {name: value if getattr(mfgs[0], name) is not None else None for name, value in found.items()}
+    if kind is not HeteroSamplerOutput:
+        found = {name: None if value is None else next(iter(value.values())) for name, value in found.items()}
     ends = input_type if isinstance(input_type, tuple) else (input_type,)
-    by_relation = {
-        name: _edges(mfgs, _pick(name), of_type[name[0]], of_type[name[-1]])
-        for name in _keys([mfg.row for mfg in mfgs])
-    }
-    fields = {
-        field: {name: found[field] for name, found in by_relation.items()}
-        for field in ("row", "col", "edge", "orig_row", "orig_col")
-    }
-    for field in ("edge", "orig_row", "orig_col"):
-        if getattr(mfgs[0], field) is None:
-            fields[field] = None  # type: ignore[assignment]
-    return HeteroSamplerOutput(
-        node={
-            type_: layout.joined([mfg.node.get(type_, _NOTHING) for mfg in mfgs]) for type_, layout in of_type.items()
-        },
-        **fields,
-        batch=None
-        if mfgs[0].batch is None
-        else {type_: _trees([mfg.batch.get(type_) for mfg in mfgs], trees, of_type[type_]) for type_ in of_type},
-        num_sampled_nodes=_added_by_key([mfg.num_sampled_nodes for mfg in mfgs]),
-        num_sampled_edges=_added_by_key([mfg.num_sampled_edges for mfg in mfgs]),
-        metadata=_metadata(mfgs, of_type[ends[0]], of_type[ends[-1]]),
-    )
+    return kind(**found, metadata=_metadata(mfgs, of_type[ends[0]], of_type[ends[-1]]))
 
 
 class _Layout:
@@ -117,29 +124,6 @@ class _Layout:
         return index + self._shifts[mfg][index]
 
 
-def _edges(
-    mfgs: Sequence[Any], pick: Callable[[Any], Any], source: _Layout, target: _Layout
-) -> dict[str, Tensor | None]:
-    """The edges of one relation; ``pick`` gives what an MFG has of it."""
-    rows = [_or_nothing(pick(mfg.row)) for mfg in mfgs]
-    counts = [None if mfg.num_sampled_edges is None else pick(mfg.num_sampled_edges) for mfg in mfgs]
-    layout = _Layout([count or [row.numel()] for count, row in zip(counts, rows, strict=True)])
-    cols = [_or_nothing(pick(mfg.col)) for mfg in mfgs]
-    ids = [of_mfg for mfg in mfgs if mfg.edge is not None and (of_mfg := pick(mfg.edge)) is not None]
-    found: dict[str, Tensor | None] = {
-        "row": layout.joined([source.moved(at, row) for at, row in enumerate(rows)]),
-        "col": layout.joined([target.moved(at, col) for at, col in enumerate(cols)]),
-        "edge": layout.joined(ids) if len(ids) == len(mfgs) else None,
-        "orig_row": None,
-        "orig_col": None,
-    }
-    for field, ends in (("orig_row", source), ("orig_col", target)):
-        if getattr(mfgs[0], field) is not None:
-            given = [_or_nothing(pick(getattr(mfg, field))) for mfg in mfgs]
-            found[field] = torch.cat([ends.moved(at, index) for at, index in enumerate(given)])
-    return found
-
-
 def _metadata(mfgs: Sequence[Any], source: _Layout, target: _Layout) -> tuple[Tensor | None, ...]:
     """What tells of the seeds: their ids and times; of edges also their labels, and in which rows their ends are."""
     columns = list(zip(*(mfg.metadata for mfg in mfgs), strict=True))
@@ -162,37 +146,20 @@ def _end_to_end(values: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(there) if len(there) == len(values) else None
 
 
-def _pick(name: Any) -> Callable[[Any], Any]:
-    return lambda by_key: by_key.get(name)
-
-
-def _or_nothing(value: Tensor | None) -> Tensor:
+def _of(by_key: dict[Any, Tensor | None], key: Any) -> Tensor:
+    value = by_key.get(key)
     return _NOTHING if value is None else value
-
-
-def _two_hops(node: Tensor, seeds: int) -> list[int]:
-    """Of an MFG that does not tell its hops: its seeds, and the rest."""
-    return [seeds, node.numel() - seeds]
-
-
-def _trees(batch: Sequence[Tensor | None], first: Sequence[int], layout: _Layout) -> Tensor | None:
-    """The seed whose tree each vertex is in."""
-    there = [trees + number for trees, number in zip(batch, first, strict=False) if trees is not None]
-    return layout.joined(there) if len(there) == len(batch) else None
 
 
 def _keys(dicts: Sequence[dict[Any, Any]]) -> list[Any]:
     return list(dict.fromkeys(key for one in dicts for key in one))
 
 
-def _added(numbers: Sequence[list[int] | None]) -> list[int] | None:
-    there = [one for one in numbers if one is not None]
-    return [sum(of_hop) for of_hop in zip_longest(*there, fillvalue=0)] if len(there) == len(numbers) else None
-
-
-def _added_by_key(numbers: Sequence[dict[Any, list[int]] | None]) -> dict[Any, list[int]] | None:
+def _added(numbers: Sequence[dict[Any, list[int]] | None]) -> dict[Any, list[int]] | None:
     there = [one for one in numbers if one is not None]
     if len(there) < len(numbers):
         return None
-    found = {key: _added([one.get(key, []) for one in there]) for key in _keys(there)}
-    return {key: of_key for key, of_key in found.items() if of_key is not None}
+    return {
+        key: [sum(of_hop) for of_hop in zip_longest(*(one.get(key, []) for one in there), fillvalue=0)]
+        for key in _keys(there)
+    }
