@@ -309,22 +309,26 @@ class NeighborSampler(BaseSampler):
     ) -> Mfg:
         """By PyG's name, since PyG's bidirectional sampler calls it. ``on_clock``: the graph's clock has read the times."""
         key = _drawn(key)
-        self._check_shared_draws()  # `replace` may have been set since
-        times = seed_time if isinstance(seed_time, dict) or seed_time is None else {None: seed_time}
-        clock = self.topology.clock
-        if times is not None and clock is not None and not on_clock:
-            times = {name: clock.read(time, "input_time") for name, time in times.items()}
+        if self.shared_draws is not None:
+            self._check_shared_draws()  # `replace` may have been set since
+        if isinstance(seed, Tensor):
+            seeds: dict[Any, Tensor] = {None: seed.to(torch.int64)}
+        else:
+            seeds = {name: ids.to(torch.int64) for name, ids in seed.items()}
+        clock, times = self.topology.clock, seed_time
+        if times is not None:
+            times = times if isinstance(times, dict) else {None: times}
+            if clock is not None and not on_clock:
+                times = {name: clock.read(time, "input_time") for name, time in times.items()}
         options = DrawOptions(
             self.fanouts,
             self.replace,
-            self.disjoint,
+            self._disjoint or clock is not None,
             self.temporal_strategy == "last",
             # The edges between the vertices of a batch are looked for when it has all of these.
             self.subgraph_type == SubgraphType.induced and not only_vertices,
             self.shared_draws is not None,
         )
-        by_type: dict[Any, Tensor] = seed if isinstance(seed, dict) else {None: seed}
-        seeds = {name: ids.to(torch.int64) for name, ids in by_type.items()}
         out = self.topology.sample(seeds, key, options, times, only_vertices=only_vertices)
         if self.sample_direction == "backward":
             out.row, out.col = out.col, out.row

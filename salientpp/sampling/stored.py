@@ -87,7 +87,21 @@ class TypedTopology(Topology):
         self.edge_types = graph.edge_types
         self.node_time = {name: time for name, time in zip(graph.node_types, graph.node_time) if time is not None}
         self.clock = graph.clock
-        self.has_weights = any(relation.edge_weight is not None for relation in graph.relations)
+        relations = graph.relations
+        self.has_weights = any(relation.edge_weight is not None for relation in relations)
+        searched = {relation.source for relation in relations if relation.source_time is None}
+        self._arrays = (
+            [relation.indptr for relation in relations],
+            [relation.indices for relation in relations],
+            [relation.edge_id if relation.links is None else None for relation in relations],
+            [relation.links for relation in relations],
+            [relation.edge_weight for relation in relations],
+            [relation.edge_time if relation.source_time is None else relation.source_time for relation in relations],
+            [relation.source for relation in relations],
+            [relation.target for relation in relations],
+            graph.num_vertices,
+            [time if place in searched else None for place, time in enumerate(graph.node_time)],
+        )
 
     def arrays(self) -> list[Tensor]:
         arrays = [array for r in self.graph.relations for array in (r.indptr, r.indices, r.edge_weight, r.edge_time)]
@@ -109,19 +123,8 @@ class TypedTopology(Topology):
         times: list[Tensor | None] = [None] * len(all_seeds)
         if graph.clock is not None:
             times = [self._time(name, ids, seed_time) for name, ids in zip(graph.node_types, all_seeds)]
-        relations = graph.relations
-        searched = {relation.source for relation in relations if relation.source_time is None}
         n_id, tree, edge_index, e_id, num_nodes, num_edges = ops.sample_typed_neighbors(
-            [relation.indptr for relation in relations],
-            [relation.indices for relation in relations],
-            [relation.edge_id if relation.links is None else None for relation in relations],
-            [relation.links for relation in relations],
-            [relation.edge_weight for relation in relations],
-            [relation.edge_time if relation.source_time is None else relation.source_time for relation in relations],
-            [relation.source for relation in relations],
-            [relation.target for relation in relations],
-            graph.num_vertices,
-            [time if place in searched else None for place, time in enumerate(graph.node_time)],
+            *self._arrays,
             all_seeds,
             times,
             [first_tree.get(name, 0) for name in graph.node_types],

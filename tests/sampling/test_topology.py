@@ -47,7 +47,7 @@ class Torus(Topology):
     def arrays(self) -> list[Tensor]:
         return [torch.tensor([WIDTH, HEIGHT])]
 
-    def sample(self, seeds, key, options: DrawOptions, seed_time=None, *, only_vertices=False) -> SamplerOutput:
+    def sample(self, seeds, key, options: DrawOptions, seed_time=None, only_vertices=False) -> SamplerOutput:
         n_id, (row, col), e_id, num_nodes, num_edges = reference.sample_neighbors(
             Computed(lambda v: 4 * v), Computed(neighbour), None, seeds[None].tolist(), options.fanouts[0], key,
             options.replace, options.shared,
