@@ -142,17 +142,7 @@ class EdgeAttributes:
             sources, targets = out.size()
             out.adj_t = _sparse_rows(store.adj_t, row, col, edge, (targets, sources))
         else:
-            filter_edge_store_(_Only(store, "adj_t"), out, row, col, edge)
-
-
-class _Only:
-    """A view of a storage with one attribute, for PyG's function."""
-
-    def __init__(self, store: BaseStorage, name: str) -> None:
-        self._item = (name, store[name])
-
-    def items(self) -> list[tuple[str, object]]:
-        return [self._item]
+            filter_edge_store_({"adj_t": store.adj_t}, out, row, col, edge)
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How does what was sampled and gathered become the batch that the user gets, with what the data holds at that time?
+"""The batch that the user gets, made of what was sampled and gathered and of what the data holds at that time.
 
 A ``Data`` may be written to while batches of it are under way. What it held is noted when a batch is begun, and compared when it is given; a batch
 that is no longer as the data is gets made anew, but for the rows that are still right.

@@ -1,9 +1,4 @@
-"""How do PyG's loaders, and ours, ask for a neighbourhood?
-
-:class:`NeighborSampler` is a PyG ``BaseSampler`` with the arguments of PyG's own: a graph and how to draw from it, seeds in, an MFG
-out. Seeds are vertices, or the end points of edges with negative examples; what PyG does around a draw (the seeds of an edge,
-their labels, bidirectional subgraphs of several types) is PyG's code here too.
-"""
+"""The PyG ``BaseSampler`` of this package. What PyG does around a draw (the seeds of an edge, their labels, bidirectional subgraphs) is PyG's code here too."""
 
 from __future__ import annotations
 
@@ -35,8 +30,6 @@ from salientpp.sampling.negatives import KeyedNegatives
 from salientpp.sampling.stored import GraphTopology, topology_of
 from salientpp.sampling.topology import DrawOptions, Mfg, Topology
 from salientpp.vip.inclusion import check_fanouts
-
-_STRATEGIES = ("uniform", "last")
 
 #: In what the draws of a batch's vertices agree.
 SharedDraws = Literal["batch"] | None
@@ -100,7 +93,7 @@ class NeighborSampler(BaseSampler):
             subgraph_type = SubgraphType.induced
         if sample_direction not in ("forward", "backward"):
             raise ValueError(f"sample_direction must be 'forward' or 'backward', got {sample_direction!r}")
-        if temporal_strategy not in _STRATEGIES:
+        if temporal_strategy not in ("uniform", "last"):
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
         self.sample_direction = sample_direction
         self.subgraph_type = SubgraphType(getattr(subgraph_type, "value", subgraph_type))

@@ -1,7 +1,7 @@
-"""Which seeds make up batch i of an epoch in each slot, and when does a rank give which batch?
+"""Which seeds make up batch i of an epoch in each slot, and when a rank gives which batch.
 
-An epoch's batches belong to **slots** (:mod:`salientpp.ranks.placement`; without further ado every rank is one). Every slot of a unit visits its share of the
-unit's seeds, in an order that is a pure function of (seed, epoch, unit). What a batch draws is fixed by a key that joins (seed, epoch, slot, batch index).
+An epoch's batches belong to slots (:mod:`salientpp.ranks.placement`; by default every rank is one). Every slot of a unit visits its share of the unit's
+seeds, in an order that is a pure function of (seed, epoch, unit). What a batch draws is fixed by a key that joins (seed, epoch, slot, batch index).
 Slots may have different numbers of seeds; ``uneven`` says what follows:
 
 * ``'wrap'``: every slot gives as many seeds as the one with the most, repeating its own from the start, so batches
@@ -10,9 +10,9 @@ Slots may have different numbers of seeds; ``uneven`` says what follows:
 * ``'exact'``: every seed once; slots differ in how many batches they give.
 * ``'error'``: different numbers of batches are refused.
 
-**Rounds and ticks.** Round i of an epoch is batch i of every slot, whatever rank it is on. All ranks move through an epoch in equal steps, ticks, each of
-which brings a rank one batch or none. A round takes as many ticks as the rank with most batches of it has such; one with fewer waits first, and gives its
-batches in the last ticks. So after the last tick of a round every rank has all its batches of it, and none waits for another inside a round.
+Round i of an epoch is batch i of every slot, whatever rank it is on. All ranks move through an epoch in equal steps, ticks, each of which brings a rank one
+batch or none. A round takes as many ticks as the rank with most batches of it has such; one with fewer waits first. So after the last tick of a round
+every rank has all its batches of it, and none waits for another inside a round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Which vertices or edges do batches start from, and how probably does a batch start from each?
-
-Seeds as a user names them become PyG's inputs of a sampler, checked: of an object in one process, or of the part of a partitioned graph that
-a rank serves.
-"""
+"""Seeds as a user names them, checked and in PyG's types, and how probably a batch starts from each vertex."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is one batch that holds what several have drawn?
+"""The disjoint union of MFGs: one batch that holds what several have drawn.
 
-The **disjoint union** of MFGs: their vertices stay apart, also where two have the same one, since each has drawn its own neighbours; edges lead where
-they led. It is in PyG's order, hop by hop: the seeds of all, then what all drew in the first hop, and so on. So what a model does with
-``num_sampled_nodes`` and ``num_sampled_edges`` holds for it, and the first ``batch_size`` rows are those of the seeds.
+Their vertices stay apart, also where two have the same one, since each has drawn its own neighbours. The union is in PyG's order, hop by hop: the seeds of
+all, then what all drew in the first hop, and so on. So what a model does with ``num_sampled_nodes`` and ``num_sampled_edges`` holds for it, and the first
+``batch_size`` rows are those of the seeds.
 """
 
 from __future__ import annotations
