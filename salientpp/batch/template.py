@@ -128,10 +128,7 @@ class StoreTemplate:
                     attr.index = index
                     wanted.append((of_edges, owner, attr))
             values = self._features.multi_get_tensor([attr for *_, attr in wanted])
-            relations = list(mfg.row) if typed else [None]
-            if typed:
-                listed = dict.fromkeys(attr.edge_type for attr in self._graph.get_all_edge_attrs())
-                relations = [name for name in listed if name in mfg.row]
+            listed = dict.fromkeys(attr.edge_type for attr in self._graph.get_all_edge_attrs()) if typed else {}
         # PyG sets vertices before edges where there are types, else edges first.
         if not typed:
             out.edge_index = torch.stack([mfg.row, mfg.col])
@@ -142,8 +139,9 @@ class StoreTemplate:
         for (of_edges, owner, attr), value in found:
             if not of_edges:
                 storage_of(out, owner)[attr.attr_name] = value
-        for name in relations if typed else []:
-            storage_of(out, name).edge_index = torch.stack([mfg.row[name], mfg.col[name]])
+        for name in listed:
+            if name in mfg.row:
+                storage_of(out, name).edge_index = torch.stack([mfg.row[name], mfg.col[name]])
         for (of_edges, owner, attr), value in found:
             if of_edges:
                 storage_of(out, owner)[attr.attr_name] = value

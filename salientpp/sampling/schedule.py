@@ -18,7 +18,7 @@ every rank has all its batches of it, and none waits for another inside a round.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -149,20 +149,6 @@ class Schedule:
             order = order[torch.arange(wanted, device="cpu") % order.numel()]
         return list(order.split(self.batch_size)[: self.num_batches]) if order.numel() else []
 
-    def drawn(
-        self, seeds: Tensor, epoch: int, block: int = 1, only: Iterable[int] | None = None
-    ) -> Iterator[tuple[Tensor, int]]:
-        """The seeds of this slot's batches, and the keys that their neighbours are drawn by.
-
-        Args:
-            seeds: int64 [num_seeds], of the unit.
-            block: so many batches that follow one another draw alike.
-            only: which batches; None: all.
-        """
-        batches = self.batches(epoch)
-        for index in range(len(batches)) if only is None else only:
-            yield seeds[batches[index]], batch_keys(self.seed, epoch, self.slot, index, block).draws
-
 
 class Turn(NamedTuple):
     """What one tick brings a rank: one batch.
@@ -197,10 +183,6 @@ class Turns:
     def batches_of_slot(self) -> int:
         """Batches that the first of this rank's slots gives in an epoch."""
         return self.schedules[0].num_batches
-
-    @property
-    def num_slots(self) -> int:
-        return len(self.schedules[0].seeds_per_slot)
 
     @property
     def num_rounds(self) -> int:
