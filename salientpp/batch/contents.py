@@ -82,15 +82,13 @@ class Contents:
 
     def changed_edges(self, then: Contents) -> list[Any]:
         """Where the edges are not those of ``then``: their types; None stands for those of a homogeneous graph."""
-        both = dict.fromkeys([*self._entries, *then._entries])
-        changed = [
-            column
-            for column in both
-            if column[1] in ("edge_index", "adj_t") and not (self.has_same(column, then) or self._moved(column, then))
-        ]
         return list(
             dict.fromkeys(
-                key for key, name in changed if not _is_equal(self.value((key, name)), then.value((key, name)))
+                column[0]
+                for column in [*self._entries, *then._entries]
+                if column[1] in ("edge_index", "adj_t")
+                and not (self.has_same(column, then) or self._moved(column, then))
+                and not _is_equal(self.value(column), then.value(column))
             )
         )
 
