@@ -1,14 +1,14 @@
 """Train on as many machines as there are: a job that was stopped, or lost a machine, goes on with the same steps on another number of ranks.
 
     salientpp partition synthetic parts-8 --parts 8                                                  # once
-    torchrun --nproc-per-node 8 examples/train_elastic.py parts-8 --slots 8                          # today 8 ranks
-    torchrun --nproc-per-node 3 examples/train_elastic.py parts-8 --slots 8                          # tomorrow 3
+    torchrun --nproc-per-node 8 examples/train_elastic.py parts-8 --logical-ranks 8                          # today 8 ranks
+    torchrun --nproc-per-node 3 examples/train_elastic.py parts-8 --logical-ranks 8                          # tomorrow 3
     torchrun --nnodes 2:8 --max-restarts 5 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
-        examples/train_elastic.py parts-8 --slots 8                                                  # 2 to 8 hosts, as many as are left
+        examples/train_elastic.py parts-8 --logical-ranks 8                                                  # 2 to 8 hosts, as many as are left
 
-An epoch's batches belong to slots, and each rank has some of them. After every round, a batch of each slot, all ranks take one step with the mean of the slots'
-gradients, so any number of ranks takes the same steps, up to the order of sums. Rank 0 writes a checkpoint every few rounds; whoever starts reads it,
-on any number of ranks. Under SLURM a requeued job does the same (docs/slurm.md).
+An epoch's batches belong to logical ranks, and each rank has some of them. After every round, a batch of each logical rank, all ranks take one step with the
+mean of the logical ranks' gradients, so any number of ranks takes the same steps, up to the order of sums. Rank 0 writes a checkpoint every few rounds;
+whoever starts reads it, on any number of ranks. Under SLURM a requeued job does the same (docs/slurm.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="a dataset directory")
     parser.add_argument(
-        "--slots", type=int, help="that share an epoch's batches; without it as many as there are parts"
+        "--logical-ranks", type=int, help="that share an epoch's batches; without it as many as there are parts"
     )
     parser.add_argument("--checkpoint", type=Path, default=Path("elastic.pt"), help="on a disk that all hosts share")
     parser.add_argument("--every", type=int, default=20, help="rounds between checkpoints")
@@ -54,12 +54,12 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
     torch.manual_seed(args.seed)  # all ranks begin with the same model
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     part = salientpp.load(args.dataset)
-    slots = args.slots or part.whole.num_parts
+    logical_ranks = args.logical_ranks or part.whole.num_parts
     options = dict(num_neighbors=args.fanouts, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth)
     options |= dict(seed=args.seed, device=device, device_rows=args.beta)
-    options |= dict(slots=slots)
+    options |= dict(logical_ranks=logical_ranks)
     loader = NeighborLoader(part, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
-    # No dropout: its draws would be those of a rank, and not of a slot.
+    # No dropout: its draws would be those of a rank, and not of a logical rank.
     model = GraphSAGE(part.num_features, args.hidden, len(args.fanouts), part.num_classes).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     if args.checkpoint.exists():
@@ -69,7 +69,10 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
         loader.load_state_dict(saved["loader"])  # rank 0's, for every rank
     state = loader.state_dict()
     if rank == 0:
-        print(f"{size} ranks, {slots} slots, from epoch {state['epoch']}, round {state['round']}", flush=True)
+        print(
+            f"{size} ranks, {logical_ranks} logical ranks, from epoch {state['epoch']}, round {state['round']}",
+            flush=True,
+        )
     for epoch in range(state["epoch"], args.epochs):
         loader.set_epoch(epoch)
         losses = torch.zeros(2, device=device)
@@ -80,7 +83,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
                     parameter.grad = torch.zeros_like(parameter)
             for batch in batches:
                 loss = F.cross_entropy(forward(model, batch), batch.y[: batch.batch_size])
-                (loss / slots).backward()  # adds to what the rank's other slots gave
+                (loss / logical_ranks).backward()  # adds to what the rank's other logical ranks gave
                 losses += torch.stack([loss.detach(), torch.ones_like(loss)])
             if size > 1:
                 for parameter in model.parameters():

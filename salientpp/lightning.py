@@ -104,7 +104,7 @@ class FollowingLoader:
             if state.get("ranks", own["ranks"]) != own["ranks"] and not (state.get("joined") and own["joined"]):
                 raise ValueError(
                     f"this checkpoint is of {state['ranks']} ranks and this run has {own['ranks']}: a Trainer counts the batches of one rank, which are "
-                    "as many on any number of ranks only with join_slots=True"
+                    "as many on any number of ranks only with join_logical_ranks=True"
                 )
             self.loader.load_state_dict({**state, "rank": own["rank"]})  # Lightning keeps rank 0's for all
 

@@ -79,7 +79,7 @@ class Job:
             if view.own_part not in seeds:  # others share it
                 seeds[view.own_part] = batches.seeds_of(view, sampler)
         fewest = min(each.number for each in seeds.values())
-        uneven = "exact" if fewest < placements[0].slots_per_unit else "wrap"
+        uneven = "exact" if fewest < placements[0].logical_ranks_per_unit else "wrap"
         numbers = {
             (each.own_parts.start, each.own_parts.stop): (seeds[each.own_part].number, "") for each in placements
         }

@@ -38,20 +38,20 @@ class Connected:
 
 
 def placement_of(
-    part: PartitionedGraph, comm: Comm, slots: int | None = None, ranks_by_host: Sequence[int] = ()
+    part: PartitionedGraph, comm: Comm, logical_ranks: int | None = None, ranks_by_host: Sequence[int] = ()
 ) -> Placement:
     """Where this rank stands among those of ``comm``.
 
     Args:
-        slots: that share an epoch's batches; None: as many as ranks.
+        logical_ranks: that share an epoch's batches; None: as many as ranks.
         ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
 
     Raises:
-        ValueError: the ranks or slots do not fit the parts, or this rank loaded another part.
+        ValueError: the ranks or logical ranks do not fit the parts, or this rank loaded another part.
     """
     whole = part.whole
     try:
-        placement = Placement(comm.rank, comm.size, whole.num_parts, slots or 0, tuple(ranks_by_host))
+        placement = Placement(comm.rank, comm.size, whole.num_parts, logical_ranks or 0, tuple(ranks_by_host))
     except ValueError as error:
         raise ValueError(f"{part.root}: {error}") from None
     mine = placement.own_parts

@@ -18,7 +18,7 @@ class Order(Protocol):
     Attributes:
         num_batches: of an epoch, on this rank.
         batches_by_rank: of an epoch, by rank; of one process that shares with others without talking to them, its own.
-        batches_of_slot: of an epoch, of the rank's first logical rank.
+        batches_of_logical_rank: of an epoch, of the rank's first logical rank.
         num_rounds, num_ticks: of an epoch; the same on every rank. None: as many as this rank has batches.
     """
 
@@ -29,7 +29,7 @@ class Order(Protocol):
     def batches_by_rank(self) -> list[int]: ...
 
     @property
-    def batches_of_slot(self) -> int: ...
+    def batches_of_logical_rank(self) -> int: ...
 
     @property
     def num_rounds(self) -> int | None: ...
@@ -54,12 +54,12 @@ class Draws(NamedTuple):
     """What the batches of an epoch are drawn by.
 
     Attributes:
-        seed, slots: of the engine; loading a state may change them.
+        seed, logical_ranks: of the engine; loading a state may change them.
         epoch: its number.
     """
 
     seed: int
-    slots: int
+    logical_ranks: int
     epoch: int
 
 
@@ -84,16 +84,16 @@ class Epochs:
         return self.order.of_epoch(draws.epoch)
 
     def draws(self, epoch: int) -> Draws:
-        return Draws(self.seed, self.placement.num_slots, epoch)
+        return Draws(self.seed, self.placement.num_logical_ranks, epoch)
 
-    def keys(self, epoch: int, index: int, slot: int | None = None) -> BatchKeys:
+    def keys(self, epoch: int, index: int, logical_rank: int | None = None) -> BatchKeys:
         """Of a batch of this logical rank; None: of the rank's first."""
-        slot = self.placement.slots[0] if slot is None else slot
-        return batch_keys(self.seed, epoch, slot, index, self.draw_block)
+        logical_rank = self.placement.logical_ranks[0] if logical_rank is None else logical_rank
+        return batch_keys(self.seed, epoch, logical_rank, index, self.draw_block)
 
     def pieces(self, epoch: int, turn: Turn) -> list[tuple[Tensor, BatchKeys]]:
         """The positions of a batch's seeds and the keys of its draws; several where batches of a round are joined."""
-        return [(positions, self.keys(epoch, turn.round, slot)) for slot, positions in turn.pieces]
+        return [(positions, self.keys(epoch, turn.round, logical_rank)) for logical_rank, positions in turn.pieces]
 
     def positions(self, epoch: int) -> list[Tensor]:
         """The positions of the seeds of an epoch, int64, batch by batch."""

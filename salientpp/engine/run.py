@@ -137,7 +137,7 @@ class Run:
             return True
 
     def give_round(self) -> list[Data]:
-        """The next round's batches, none if this rank's slots have ended before others; StopIteration after the last round."""
+        """The next round's batches, none if this rank's logical ranks have ended before others; StopIteration after the last round."""
         progress = self.progress
         if progress.rounds is None:
             progress.rounds = 0 if self._resume is None else self._resume.round
@@ -241,7 +241,7 @@ class Run:
         epochs, resume = self._epochs, self._resume
         point = Point(
             self._epoch, start, resume is not None, join_key(epochs.seed), 0 if resume is None else resume.round,
-            resume is not None and resume.by_round, epochs.placement.num_slots,
+            resume is not None and resume.by_round, epochs.placement.num_logical_ranks,
         )  # fmt: skip
         while True:
             try:

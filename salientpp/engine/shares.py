@@ -63,44 +63,46 @@ class Shares:
     def order(self, placement: Placement, seed: int) -> Turns:
         """This rank's batches, and when it gives them."""
         sizes = self._sizes(placement)
-        per_unit = placement.slots_per_unit
+        per_unit = placement.logical_ranks_per_unit
         schedules = [
             Schedule(
-                num_seeds=sizes[placement.unit_of(slot)],
-                unit=placement.unit_of(slot),
-                place=placement.place_of(slot),
-                slots_per_unit=per_unit,
-                seeds_per_slot=[share_size(size, place, per_unit) for size in sizes for place in range(per_unit)],
-                slot=slot,
+                num_seeds=sizes[placement.unit_of(logical_rank)],
+                unit=placement.unit_of(logical_rank),
+                place=placement.place_of(logical_rank),
+                logical_ranks_per_unit=per_unit,
+                seeds_per_logical_rank=[
+                    share_size(size, place, per_unit) for size in sizes for place in range(per_unit)
+                ],
+                logical_rank=logical_rank,
                 batch_size=self.batch_size,
                 shuffle=self.shuffle,
                 drop_last=self.drop_last,
                 uneven=self.uneven,
                 seed=seed,
-                kind="rank" if placement.num_slots == placement.world_size else "slot",
+                kind="rank" if placement.num_logical_ranks == placement.world_size else "logical_rank",
             )
-            for slot in placement.slots
+            for logical_rank in placement.logical_ranks
         ]
         ranks = [placement.rank] if self.alone else range(placement.world_size)
-        slots = [placement.slots_of(rank) for rank in ranks]
-        return Turns(schedules, slots, self.joined, self._positions_by_unit(placement))
+        logical_ranks = [placement.logical_ranks_of(rank) for rank in ranks]
+        return Turns(schedules, logical_ranks, self.joined, self._positions_by_unit(placement))
 
-    def with_slots(self, placement: Placement, slots: int, seed: int) -> tuple[Placement, Turns]:
+    def with_logical_ranks(self, placement: Placement, logical_ranks: int, seed: int) -> tuple[Placement, Turns]:
         """What this rank gives if the batches of an epoch belong to another number of logical ranks.
 
         Raises:
             ValueError: then it would have other parts.
         """
         try:
-            found = dataclasses.replace(placement, num_slots=slots)
+            found = dataclasses.replace(placement, num_logical_ranks=logical_ranks)
             order = self.order(found, seed)
         except ValueError as error:
-            raise ValueError(f"cannot load this state: it is of {slots} slots; {error}") from None
+            raise ValueError(f"cannot load this state: it is of {logical_ranks} logical ranks; {error}") from None
         ranks = range(placement.world_size)
         if [found.parts_of(rank) for rank in ranks] != [placement.parts_of(rank) for rank in ranks]:
             raise ValueError(
-                f"cannot load this state: it is of {slots} slots, by which the {len(ranks)} ranks would have other parts; "
-                f"make the loader with slots={slots}"
+                f"cannot load this state: it is of {logical_ranks} logical ranks, by which the {len(ranks)} ranks would have other parts; "
+                f"make the loader with logical_ranks={logical_ranks}"
             )
         check_units(self.source, found)
         return found, order
@@ -126,13 +128,13 @@ class Shares:
 
 def _units(placement: Placement) -> range:
     """What a rank's logical ranks draw from."""
-    return range(placement.unit_of(placement.slots[0]), placement.unit_of(placement.slots[-1]) + 1)
+    return range(placement.unit_of(placement.logical_ranks[0]), placement.unit_of(placement.logical_ranks[-1]) + 1)
 
 
 def check_units(source: BatchSource, placement: Placement) -> None:
     """Refuse seeds of the user's own that do not say which logical rank visits them."""
     if source.seeds.part_of is None and len(_units(placement)) > 1:
         raise ValueError(
-            f"rank {placement.rank} has {len(placement.slots)} slots that draw from {len(_units(placement))} groups of parts, and seeds of your own do not "
-            "say which they are of; name a split, or start as many ranks as there are slots"
+            f"rank {placement.rank} has {len(placement.logical_ranks)} logical ranks that draw from {len(_units(placement))} groups of parts, and seeds of "
+            "your own do not say which they are of; name a split, or start as many ranks as there are logical ranks"
         )

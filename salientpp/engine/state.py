@@ -6,12 +6,12 @@ A **state** is a dict of plain values, so that ``torch.load(weights_only=True)``
 * ``epoch``, ``batches``: the epoch, and how many of its batches the user got from this rank (not those under way);
 * ``round``: how many rounds of the epoch this rank has given whole (:mod:`salientpp.sampling.schedule`): what a run with another number of ranks goes on from;
 * ``seed``: with the epoch it fixes the order of the seeds and all draws;
-* ``slots``: how many share the epoch's batches;
+* ``logical_ranks``: how many share the epoch's batches;
 * ``ranks``, ``rank``, ``joined``: whose the state is, and whether its batches are rounds: what ``batches`` counts;
 * ``fingerprint``: what else decides which batches follow: data, seeds, sampling, batch size, ``shuffle``, ``drop_last``, ``uneven``.
   What changes no batch (workers, depth, caches, devices, the number of ranks) is not in it.
 
-Nothing more is needed, since a batch is a pure function of (seed, epoch, slot, index). Ranks may have stopped at
+Nothing more is needed, since a batch is a pure function of (seed, epoch, logical rank, index). Ranks may have stopped at
 different points; :func:`first_point` says where they start together.
 """
 
@@ -30,7 +30,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 from salientpp.ops import bytes_of
 
 #: Another number wherever the fields, the order of seeds or the draws change.
-VERSION = 2
+VERSION = 3
 
 #: An attribute of a ``Data`` counts by dtype, shape and about this many of its entries: features may be larger than memory.
 _ENTRIES = 4096
@@ -75,18 +75,18 @@ class Point:
     seed_key: int
     round: int = 0
     by_round: bool = False
-    slots: int = 0
+    logical_ranks: int = 0
 
     def numbers(self) -> list[int]:
         """As ranks tell each other."""
         resumed = self.resumed + (self.resumed and self.by_round)
-        return [self.epoch, self.start, resumed, self.round, self.slots, self.seed_key]
+        return [self.epoch, self.start, resumed, self.round, self.logical_ranks, self.seed_key]
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Point:
         """The reverse of :meth:`numbers`."""
-        epoch, start, resumed, number, slots, key = numbers
-        return cls(epoch, start, resumed > 0, key, number, resumed == 2, slots)
+        epoch, start, resumed, number, logical_ranks, key = numbers
+        return cls(epoch, start, resumed > 0, key, number, resumed == 2, logical_ranks)
 
 
 class Disagreement(RuntimeError):
@@ -97,7 +97,7 @@ class Disagreement(RuntimeError):
 _MOST_EPOCHS = 2**62
 
 #: Of a state, beside ``version`` and ``fingerprint``: what must be an integer.
-_NUMBERS = ("epoch", "batches", "round", "seed", "slots", "ranks", "rank")
+_NUMBERS = ("epoch", "batches", "round", "seed", "logical_ranks", "ranks", "rank")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Position:
     batches: int
     round: int
     seed: int
-    slots: int
+    logical_ranks: int
     ranks: int
     rank: int
     joined: bool
@@ -154,7 +154,11 @@ def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -
             f"cannot load this state: it is of a loader with other data or arguments ({'; '.join(wrong)}); "
             "make the loader as it was made then"
         )
-    for name, begin, end in (("epoch", 0, _MOST_EPOCHS), ("ranks", 1, state["slots"] + 1), ("rank", 0, state["ranks"])):
+    for name, begin, end in (
+        ("epoch", 0, _MOST_EPOCHS),
+        ("ranks", 1, state["logical_ranks"] + 1),
+        ("rank", 0, state["ranks"]),
+    ):
         if not begin <= state[name] < end:
             raise ValueError(
                 f"cannot load this state: {name} must be in [{begin}, {end}), got {state[name]}; it was altered or is damaged"
@@ -175,7 +179,7 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
         points: by rank.
 
     Raises:
-        Disagreement: some ranks resume and others do not; seeds or numbers of slots differ; epochs are further apart than loops that started together
+        Disagreement: some ranks resume and others do not; seeds or numbers of logical ranks differ; epochs are further apart than loops that started together
             can be: by one where all resume, else not at all; or a rank goes on from a round, and another from another one.
     """
     resumed = [rank for rank, point in enumerate(points) if point.resumed]
@@ -186,9 +190,10 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
             "(or left it with set_epoch); call load_state_dict on every rank, each with its own state or all with one rank's"
         )
     for rank, point in enumerate(points):
-        if point.slots != points[0].slots:
+        if point.logical_ranks != points[0].logical_ranks:
             raise Disagreement(
-                f"all ranks must have the same slots, got {points[0].slots} on rank 0 and {point.slots} on rank {rank}; load states of one run"
+                f"all ranks must have the same logical ranks, got {points[0].logical_ranks} on rank 0 and {point.logical_ranks} on rank {rank}; "
+                "load states of one run"
             )
     epochs = [point.epoch for point in points]
     first = min(epochs)

@@ -260,8 +260,8 @@ class LayerRun:
         rank, size = self._comm.rank, self._comm.size
         by_rank = {first: number for facts in everyone for first, _, number, _ in facts.seeds}
         schedule = Ranges(
-            num_seeds=source.seeds.number, unit=rank, place=0, slots_per_unit=1, seeds_per_slot=[by_rank[other] for other in range(size)],
-            slot=rank, batch_size=1, shuffle=False, drop_last=False, uneven="exact", seed=0, ranges=call.steps.own_ranges,
+            num_seeds=source.seeds.number, unit=rank, place=0, logical_ranks_per_unit=1, seeds_per_logical_rank=[by_rank[other] for other in range(size)],
+            logical_rank=rank, batch_size=1, shuffle=False, drop_last=False, uneven="exact", seed=0, ranges=call.steps.own_ranges,
         )  # fmt: skip
         order = Turns([schedule], [range(other, other + 1) for other in range(size)])
         basis = Basis(
@@ -369,7 +369,7 @@ class LayerRun:
 
 @dataclass(frozen=True, eq=False)
 class Ranges(Schedule):
-    """The batches of this rank are given; ``seeds_per_slot`` counts batches.
+    """The batches of this rank are given; ``seeds_per_logical_rank`` counts batches.
 
     Attributes:
         ranges: of the part's vertices.

@@ -92,7 +92,7 @@ class BatchLoader(EngineLoader):
                 comm,
                 data,
                 options.ranks_per_host,
-                as_integer(options.slots) or 0,
+                as_integer(options.logical_ranks) or 0,
                 bool(sources_in(options.columns)),
                 looks_ahead=bool(options.lookahead),
             )
@@ -139,13 +139,14 @@ class BatchLoader(EngineLoader):
             )
         draws_seed = shuffle and options.seed is None and kwargs.get("generator") is None
         share = options.checked_share(partitioned, self._orders_itself, draws_seed)
-        options.check_slots(partitioned)
+        options.check_logical_ranks(partitioned)
         options.check_send_as(partitioned)
         if options.partial_aggregation is not None:
             check_partial(self.data, source, options.partial_aggregation, options.partial_weight)
-        if options.join_slots and self._has_hooks:
+        if options.join_logical_ranks and self._has_hooks:
             raise ValueError(
-                f"{type(self).__name__} overrides collate_fn or filter_fn, which make one batch of one slot; leave join_slots out, or pass transform="
+                f"{type(self).__name__} overrides collate_fn or filter_fn, which make one batch of one logical rank; leave join_logical_ranks out, or "
+                "pass transform="
             )
         placement = source.exchange.placement if share is None else Placement(*share, num_parts=1)
         check_units(source, placement)
@@ -186,15 +187,15 @@ class BatchLoader(EngineLoader):
         self._seeds_by_part = seeds_by_part(everyone)
         self._given_options = options
         shares = Shares(
-            source, self._seeds_by_part, _mean_batch_size(self, source), self._shuffle, self.drop_last, self.uneven, options.join_slots,
+            source, self._seeds_by_part, _mean_batch_size(self, source), self._shuffle, self.drop_last, self.uneven, options.join_logical_ranks,
             alone=options.share is not None,
         )  # fmt: skip
         order: Any = shares.order(prepared.placement, self.seed)
         if not self._orders_itself:
             order = GivenOrder(self.batch_sampler, source.seeds.number)  # type: ignore[arg-type]
         epochs = Epochs(self.seed, prepared.placement, order, options.draw_block)
-        adopts = partitioned and options.slots is None
-        return Bookmark(epochs, shares, partitioned, options.join_slots, adopts, prepared.facts.seed_is_given)
+        adopts = partitioned and options.logical_ranks is None
+        return Bookmark(epochs, shares, partitioned, options.join_logical_ranks, adopts, prepared.facts.seed_is_given)
 
     def _make_basis(self, comm: Comm, prepared: _Prepared) -> Basis:
         source, options = prepared.source, prepared.options
@@ -202,7 +203,7 @@ class BatchLoader(EngineLoader):
             comm, source, self._bookmark.epochs, self.device, _mean_batch_size(self, source), self._hosts,
             depth=options.depth, num_workers=self.num_workers, prefetch_factor=self.prefetch_factor or 2, dtype=options.dtype,
             pin_memory=bool(self.pin_memory), zero_copy=options.zero_copy, marks_sizes=options.pad is None,
-            repeats=getattr(source.sampler, "disjoint", False) or options.join_slots,
+            repeats=getattr(source.sampler, "disjoint", False) or options.join_logical_ranks,
             transform_sampler_output=options.transform_sampler_output,
         )  # fmt: skip
 

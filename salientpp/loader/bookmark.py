@@ -56,7 +56,7 @@ class Bookmark:
     def _identity(self) -> tuple[int, int, int, bool]:
         """Logical ranks, ranks, this rank, and whether batches are joined: as a state has them."""
         placement = self.epochs.placement
-        return placement.num_slots, placement.world_size, placement.rank, self.joined
+        return placement.num_logical_ranks, placement.world_size, placement.rank, self.joined
 
     def state(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
         """Plain values that say where the loader is."""
@@ -74,15 +74,15 @@ class Bookmark:
         Raises:
             ValueError: the state is of other data or arguments; nothing has changed.
         """
-        slots, ranks, rank, joined = self._identity
-        same: dict[str, Any] = {} if self.adopts else {"slots": slots}
+        logical_ranks, ranks, rank, joined = self._identity
+        same: dict[str, Any] = {} if self.adopts else {"logical_ranks": logical_ranks}
         # Processes that share an object do not agree on anything, so each goes on where it was itself.
         same |= {} if self.partitioned else {"ranks": ranks, "rank": rank, "joined": joined}
         same |= {"seed": self.epochs.seed} if self.seed_is_given else {}
         found = check_state(state, fingerprint, same)
         placement, order = self.epochs.placement, self.epochs.order
-        if found.slots != slots:
-            placement, order = self.shares.with_slots(placement, found.slots, self.epochs.seed)
+        if found.logical_ranks != logical_ranks:
+            placement, order = self.shares.with_logical_ranks(placement, found.logical_ranks, self.epochs.seed)
         num_batches = order.num_batches
         num_rounds = num_batches if order.num_rounds is None else order.num_rounds
         is_own = (found.ranks, found.rank, found.joined) == (ranks, rank, joined)

@@ -86,10 +86,10 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         return Epoch(self._begin_epoch())
 
     def rounds(self) -> Iterator[list[Data]]:
-        """An epoch as ``iter(loader)``, a round at a time: in round i the batches with number i of this rank's slots, in order.
+        """An epoch as ``iter(loader)``, a round at a time: in round i the batches with number i of this rank's logical ranks, in order.
 
-        Every rank gets as many rounds, so ranks with different numbers of slots may take a step together after each, as with gradients accumulated over the
-        batches. Under ``uneven='exact'`` a rank whose slots have ended gets empty lists. States count whole rounds.
+        Every rank gets as many rounds, so ranks with different numbers of logical ranks may take a step together after each, as with gradients
+        accumulated over the batches. Under ``uneven='exact'`` a rank whose logical ranks have ended gets empty lists. States count whole rounds.
         """
         return Rounds(self._begin_epoch())
 
@@ -133,7 +133,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         """Let the next ``iter(loader)`` go on where ``state_dict()`` was called; on several ranks every rank loads a state.
 
         As many ranks, each with its own state, go on with the very next batch. Any other number of ranks, or all with the state of one, go on with the
-        first round that this one had not given whole; made without ``slots``, a loader takes the state's. So it does with the seed.
+        first round that this one had not given whole; made without ``logical_ranks``, a loader takes the state's. So it does with the seed.
 
         Raises:
             ValueError: the state is of other data or arguments, or none at all; the loader stays as it was.

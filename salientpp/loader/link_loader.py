@@ -123,7 +123,9 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         if isinstance(self.data, PartitionedGraph):
             messages = [message for way in self._own_ways for message in way.messages]
-            connected = connect_part(self.data, comm, placement_of(self.data, comm, self.slots, self._hosts), messages)
+            connected = connect_part(
+                self.data, comm, placement_of(self.data, comm, self.logical_ranks, self._hosts), messages
+            )
             of_part = sampling.sampler_of_part(self.data)
             seeds = edges_of_part(
                 connected,

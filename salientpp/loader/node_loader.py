@@ -115,7 +115,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         connected = connect_part(
             part,
             comm,
-            placement_of(part, comm, self.slots, self._hosts),
+            placement_of(part, comm, self.logical_ranks, self._hosts),
             [
                 *messages_of(self.partial_aggregation, self.partial_weight),
                 *(message for way in self._own_ways for message in way.messages),

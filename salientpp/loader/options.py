@@ -227,8 +227,8 @@ class Sampling(TypedDict, total=False):
             check=integer("batches that draw alike", 1),
             agree="yes",
             identifies=True,
-            help="so many batches of a slot that follow one another draw alike, see [concepts.md](concepts.md#draws-that-agree). 1: each has draws of its "
-            "own. Refused with a `neighbor_sampler` of another class",
+            help="so many batches of a logical rank that follow one another draw alike, see [concepts.md](concepts.md#draws-that-agree). 1: each has draws of "
+            "its own. Refused with a `neighbor_sampler` of another class",
         ),
     ]
 
@@ -307,24 +307,24 @@ class Ranks(TypedDict, total=False):
         ),
     ]
 
-    slots: Annotated[
+    logical_ranks: Annotated[
         int | None,
         Option(
             default=None,
             check=integer("that share an epoch's batches", 1, none=True),
             agree="yes",
             help="on a partitioned graph: how many share an epoch's batches, at most 16,384; any number of ranks up to that gives the same batches, see "
-            "[concepts.md](concepts.md#slots-the-same-batches-on-any-number-of-ranks). `None`: as many as ranks",
+            "[concepts.md](concepts.md#logical-ranks-the-same-batches-on-any-number-of-ranks). `None`: as many as ranks",
         ),
     ]
 
-    join_slots: Annotated[
+    join_logical_ranks: Annotated[
         bool,
         Option(
             default=False,
             check=flag,
             agree="yes",
-            help="give what a rank's slots have in a round as one batch: their MFGs side by side, hop by hop; a remote row is fetched once",
+            help="give what a rank's logical ranks have in a round as one batch: their MFGs side by side, hop by hop; a remote row is fetched once",
         ),
     ]
 
@@ -381,7 +381,7 @@ class Sums(TypedDict, total=False):
             "where it is worth it. Batches have `partial`, and the model's first layers add it after `salientpp.nn.merge_partial(model)`: see "
             "[concepts.md](concepts.md#sums-in-the-place-of-rows). `NeighborLoader` only. Refused with `disjoint`, `time_attr`, another "
             "`subgraph_type` than `'directional'`, several names in `columns`, rows that are not floats or travel narrower, `lookahead`, "
-            "`join_slots`, `pad` and `transform_sampler_output`",
+            "`join_logical_ranks`, `pad` and `transform_sampler_output`",
         ),
     ]
 

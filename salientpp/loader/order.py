@@ -31,7 +31,7 @@ class GivenOrder:
         return len(self._batches)
 
     @property
-    def batches_of_slot(self) -> int:
+    def batches_of_logical_rank(self) -> int:
         return self.num_batches
 
     @property

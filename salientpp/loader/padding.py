@@ -228,7 +228,9 @@ def padding_of(data: Any, basis: Basis, turns: Sequence[Turn]) -> Padding:
     keys = basis.epochs.keys
     trial = (
         sizes_of(
-            basis.source.draw_joined([(positions, keys(TRIAL_EPOCH, number, slot)) for slot, positions in turn.pieces])
+            basis.source.draw_joined(
+                [(positions, keys(TRIAL_EPOCH, number, logical_rank)) for logical_rank, positions in turn.pieces]
+            )
         )
         for number, turn in enumerate(chosen)
     )

@@ -94,10 +94,10 @@ class Options(Values):
             )
         return found
 
-    def check_slots(self, partitioned: bool) -> None:
-        """Raise ValueError where slots are asked for on an object that one process holds."""
-        if not partitioned and (self.slots is not None or self.join_slots):
-            name = "join_slots" if self.slots is None else "slots"
+    def check_logical_ranks(self, partitioned: bool) -> None:
+        """Raise ValueError where logical ranks are asked for on an object that one process holds."""
+        if not partitioned and (self.logical_ranks is not None or self.join_logical_ranks):
+            name = "join_logical_ranks" if self.logical_ranks is None else "logical_ranks"
             raise ValueError(f"{name}= is for a partitioned graph, whose ranks share an epoch's batches; leave it out")
 
     def check_send_as(self, partitioned: bool) -> None:

@@ -2,13 +2,14 @@
 
 A dataset directory has K parts, each a contiguous range of ids, and W ranks on some hosts train on it. Three things follow from these numbers:
 
-* **Slots.** An epoch's batches belong to S slots, which are fixed for a run's whole life while W may change. A slot draws its seeds from a **unit**: a part
-  (S >= K; S / K slots share it) or several neighbouring parts joined (S < K). A rank has consecutive slots. With S = W, the default, a rank is a slot.
-* **Seeds.** A rank visits the seeds of its slots' units, and its inclusion probabilities are those of the parts that these have.
+* **Logical ranks.** An epoch's batches belong to S logical ranks, which are fixed for a run's whole life while W may change. A logical rank draws its seeds
+  from a **unit**: a part (S >= K; S / K logical ranks share it) or several neighbouring parts joined (S < K). A rank has consecutive logical ranks. With
+  S = W, the default, a rank is a logical rank.
+* **Seeds.** A rank visits the seeds of its logical ranks' units, and its inclusion probabilities are those of the parts that these have.
 * **Rows.** All parts that the ranks of one host have lie on that host, and every rank there reads them: together they are one **row part**. Ranks of a
   row part have places in it; a request for another row part's rows goes to the rank there with the asker's place, which spreads the load.
 
-Everything is torchrun's order: the slots of a rank, the ranks of a host and the parts of either follow one another.
+Everything is torchrun's order: the logical ranks of a rank, the ranks of a host and the parts of either follow one another.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-#: Upper bound on ``slots`` where that is more than ranks. The schedules of a rank take time and memory for its slots times all slots.
-MOST_SLOTS = 2**14
+#: Upper bound on ``logical_ranks`` where that is more than ranks. The schedules of a rank take time and memory for its logical ranks times all logical ranks.
+MOST_LOGICAL_RANKS = 2**14
 
 
 def runs(number: int, groups: int) -> list[int]:
@@ -39,46 +40,47 @@ class Placement:
         rank: in [0, ``world_size``).
         world_size: ranks of the group, W.
         num_parts: K, of the directory.
-        num_slots: S; 0 stands for W.
+        num_logical_ranks: S; 0 stands for W.
         ranks_by_host: how many ranks each host has, in the order of the ranks; empty: every rank is a host of its own.
 
     Raises:
-        ValueError: ranks, slots, parts and hosts do not fit each other.
+        ValueError: ranks, logical ranks, parts and hosts do not fit each other.
     """
 
     rank: int
     world_size: int
     num_parts: int
-    num_slots: int = 0
+    num_logical_ranks: int = 0
     ranks_by_host: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         ranks, parts = self.world_size, self.num_parts
-        object.__setattr__(self, "num_slots", self.num_slots or ranks)
+        object.__setattr__(self, "num_logical_ranks", self.num_logical_ranks or ranks)
         object.__setattr__(self, "ranks_by_host", tuple(self.ranks_by_host) or (1,) * ranks)
-        slots = self.num_slots
-        if slots > max(MOST_SLOTS, ranks):
+        logical_ranks = self.num_logical_ranks
+        if logical_ranks > max(MOST_LOGICAL_RANKS, ranks):
             raise ValueError(
-                f"slots must be at most {MOST_SLOTS:,}, or as many as there are ranks, got {slots:,}; it is the number of ranks that the run may grow to"
+                f"logical ranks must be at most {MOST_LOGICAL_RANKS:,}, or as many as there are ranks, got {logical_ranks:,}; it is "
+                "the number of ranks that the run may grow to"
             )
         if ranks > parts and ranks % parts != 0:
             raise ValueError(
                 f"world size {ranks} does not fit {parts} parts: with more ranks than parts every part is served by the same number "
                 f"of ranks; start at most {parts} ranks or a multiple of that, or partition into {ranks} parts"
             )
-        if slots > parts and slots % parts != 0:
+        if logical_ranks > parts and logical_ranks % parts != 0:
             raise ValueError(
-                f"slots={slots} does not fit {parts} parts: with more slots than parts every part has the same number of them; give at most {parts} slots or "
-                "a multiple of that"
+                f"logical_ranks={logical_ranks} does not fit {parts} parts: with more logical ranks than parts every part has the same number of them; "
+                f"give at most {parts} logical ranks or a multiple of that"
             )
-        if ranks > slots:
+        if ranks > logical_ranks:
             raise ValueError(
-                f"slots={slots} is fewer than the {ranks} ranks, so some would have no batches; start at most {slots} ranks"
+                f"logical_ranks={logical_ranks} is fewer than the {ranks} ranks, so some would have no batches; start at most {logical_ranks} ranks"
             )
-        if ranks > parts and slots % ranks != 0:
+        if ranks > parts and logical_ranks % ranks != 0:
             raise ValueError(
-                f"slots={slots} does not fit {ranks} ranks: with more ranks than the {parts} parts each must have the same number of slots; start "
-                f"a number of ranks that divides {slots}, or at most {parts}"
+                f"logical_ranks={logical_ranks} does not fit {ranks} ranks: with more ranks than the {parts} parts each must have the same number of logical "
+                f"ranks; start a number of ranks that divides {logical_ranks}, or at most {parts}"
             )
         if sum(self.ranks_by_host) != ranks or min(self.ranks_by_host) < 1:
             raise ValueError(
@@ -93,48 +95,48 @@ class Placement:
                     "part; start as many ranks on every host, or pass ranks_per_host=1"
                 )
 
-    # --- slots and seeds ----------------------------------------------------------------------------------
+    # --- logical ranks and seeds ----------------------------------------------------------------------------------
 
     @property
     def num_units(self) -> int:
-        return min(self.num_slots, self.num_parts)
+        return min(self.num_logical_ranks, self.num_parts)
 
     @property
-    def slots_per_unit(self) -> int:
-        return self.num_slots // self.num_units
+    def logical_ranks_per_unit(self) -> int:
+        return self.num_logical_ranks // self.num_units
 
     @property
-    def slots(self) -> range:
+    def logical_ranks(self) -> range:
         """This rank's."""
-        return self.slots_of(self.rank)
+        return self.logical_ranks_of(self.rank)
 
-    def slots_of(self, rank: int) -> range:
-        """The slots of a rank: whole units, or as many of one unit as each of its other ranks has."""
+    def logical_ranks_of(self, rank: int) -> range:
+        """The logical ranks of a rank: whole units, or as many of one unit as each of its other ranks has."""
         if self.world_size > self.num_units:
-            share = self.num_slots // self.world_size
+            share = self.num_logical_ranks // self.world_size
             return range(rank * share, (rank + 1) * share)
         first, last = _run(self.num_units, self.world_size, rank)
-        return range(first * self.slots_per_unit, last * self.slots_per_unit)
+        return range(first * self.logical_ranks_per_unit, last * self.logical_ranks_per_unit)
 
-    def unit_of(self, slot: int) -> int:
-        return slot // self.slots_per_unit
+    def unit_of(self, logical_rank: int) -> int:
+        return logical_rank // self.logical_ranks_per_unit
 
-    def place_of(self, slot: int) -> int:
-        """The slot's place among those of its unit, in [0, ``slots_per_unit``)."""
-        return slot % self.slots_per_unit
+    def place_of(self, logical_rank: int) -> int:
+        """The logical rank's place among those of its unit, in [0, ``logical_ranks_per_unit``)."""
+        return logical_rank % self.logical_ranks_per_unit
 
     def parts_of_unit(self, unit: int) -> range:
         return range(*_run(self.num_parts, self.num_units, unit))
 
     @property
     def own_parts(self) -> range:
-        """The parts whose seeds this rank's slots visit."""
+        """The parts whose seeds this rank's logical ranks visit."""
         return self.parts_of(self.rank)
 
     def parts_of(self, rank: int) -> range:
-        """The parts whose seeds a rank's slots visit."""
-        slots = self.slots_of(rank)
-        first, last = self.unit_of(slots[0]), self.unit_of(slots[-1])
+        """The parts whose seeds a rank's logical ranks visit."""
+        logical_ranks = self.logical_ranks_of(rank)
+        first, last = self.unit_of(logical_ranks[0]), self.unit_of(logical_ranks[-1])
         return range(self.parts_of_unit(first).start, self.parts_of_unit(last).stop)
 
     @cached_property

@@ -1,17 +1,17 @@
-"""Which seeds make up batch i of an epoch in each slot, and when a rank gives which batch.
+"""Which seeds make up batch i of an epoch in each logical rank, and when a rank gives which batch.
 
-An epoch's batches belong to slots (:mod:`salientpp.ranks.placement`; by default every rank is one). Every slot of a unit visits its share of the unit's
-seeds, in an order that is a pure function of (seed, epoch, unit). What a batch draws is fixed by a key that joins (seed, epoch, slot, batch index).
-Slots may have different numbers of seeds; ``uneven`` says what follows:
+An epoch's batches belong to logical ranks (:mod:`salientpp.ranks.placement`; by default every rank is one). Every logical rank of a unit visits its share of
+the unit's seeds, in an order that is a pure function of (seed, epoch, unit). What a batch draws is fixed by a key that joins (seed, epoch, logical
+rank, batch index). Logical ranks may have different numbers of seeds; ``uneven`` says what follows:
 
-* ``'wrap'``: every slot gives as many seeds as the one with the most, repeating its own from the start, so batches
-  have the same size in all slots at every step and DDP never waits. As torch's ``DistributedSampler`` does.
-* ``'drop'``: every slot stops at the smallest number of batches.
-* ``'exact'``: every seed once; slots differ in how many batches they give.
+* ``'wrap'``: every logical rank gives as many seeds as the one with the most, repeating its own from the start, so batches
+  have the same size in all logical ranks at every step and DDP never waits. As torch's ``DistributedSampler`` does.
+* ``'drop'``: every logical rank stops at the smallest number of batches.
+* ``'exact'``: every seed once; logical ranks differ in how many batches they give.
 * ``'error'``: different numbers of batches are refused.
 
-Round i of an epoch is batch i of every slot, whatever rank it is on. All ranks move through an epoch in equal steps, ticks, each of which brings a rank one
-batch or none. A round takes as many ticks as the rank with most batches of it has such; one with fewer waits first. So after the last tick of a round
+Round i of an epoch is batch i of every logical rank, whatever rank it is on. All ranks move through an epoch in equal steps, ticks, each of which brings a rank
+one batch or none. A round takes as many ticks as the rank with most batches of it has such; one with fewer waits first. So after the last tick of a round
 every rank has all its batches of it, and none waits for another inside a round.
 """
 
@@ -40,9 +40,9 @@ def order_key(seed: int, epoch: int, unit: int) -> int:
     return ops.join_key(_ORDER, seed, epoch, unit)
 
 
-def batch_key(seed: int, epoch: int, slot: int, index: int) -> int:
+def batch_key(seed: int, epoch: int, logical_rank: int, index: int) -> int:
     """The key of all draws of one batch."""
-    return ops.join_key(_DRAWS, seed, epoch, slot, index)
+    return ops.join_key(_DRAWS, seed, epoch, logical_rank, index)
 
 
 class BatchKeys(NamedTuple):
@@ -57,40 +57,40 @@ class BatchKeys(NamedTuple):
     draws: int
 
 
-def batch_keys(seed: int, epoch: int, slot: int, index: int, block: int = 1) -> BatchKeys:
-    """The keys of one batch, where ``block`` batches of a slot that follow one another draw alike."""
-    own = batch_key(seed, epoch, slot, index)
-    return BatchKeys(own, own if block == 1 else ops.join_key(_BLOCK, seed, epoch, slot, index // block))
+def batch_keys(seed: int, epoch: int, logical_rank: int, index: int, block: int = 1) -> BatchKeys:
+    """The keys of one batch, where ``block`` batches of a logical rank that follow one another draw alike."""
+    own = batch_key(seed, epoch, logical_rank, index)
+    return BatchKeys(own, own if block == 1 else ops.join_key(_BLOCK, seed, epoch, logical_rank, index // block))
 
 
 def share_size(num_seeds: int, place: int, num_shares: int) -> int:
-    """How many of a unit's seeds the slot with this place inside the unit visits."""
+    """How many of a unit's seeds the logical rank with this place inside the unit visits."""
     return len(range(place, num_seeds, num_shares))
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The epochs of one slot.
+    """The epochs of one logical rank.
 
     Attributes:
         num_seeds: seeds of the unit.
-        unit, place, slots_per_unit: which unit, and this slot's place among those that draw from it.
-        seeds_per_slot: for every slot, how many seeds it visits.
-        slot: this one.
+        unit, place, logical_ranks_per_unit: which unit, and this logical rank's place among those that draw from it.
+        seeds_per_logical_rank: for every logical rank, how many seeds it visits.
+        logical_rank: this one.
         batch_size, shuffle, drop_last, uneven: as in the loader.
         seed: of the order.
-        kind: what a text calls a slot.
+        kind: what a text calls a logical rank.
 
     Raises:
-        ValueError: a slot has no seeds under 'wrap' or 'drop'; slots differ under 'error'.
+        ValueError: a logical rank has no seeds under 'wrap' or 'drop'; logical ranks differ under 'error'.
     """
 
     num_seeds: int
     unit: int
     place: int
-    slots_per_unit: int
-    seeds_per_slot: Sequence[int]
-    slot: int
+    logical_ranks_per_unit: int
+    seeds_per_logical_rank: Sequence[int]
+    logical_rank: int
     batch_size: int
     shuffle: bool
     drop_last: bool
@@ -101,7 +101,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.uneven not in UNEVEN:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, UNEVEN))}, got {self.uneven!r}")
-        counts = self.seeds_per_slot
+        counts = self.seeds_per_logical_rank
         if len(counts) > 1 and self.uneven in ("wrap", "drop") and 0 in counts:
             raise ValueError(
                 f"{self.kind} {list(counts).index(0)} has no seeds, so uneven={self.uneven!r} cannot give it batches; pass "
@@ -116,25 +116,25 @@ class Schedule:
     def _batches(self, num_seeds: int) -> int:
         return num_seeds // self.batch_size if self.drop_last else -(-num_seeds // self.batch_size)
 
-    def batches_of(self, slot: int) -> int:
-        """Batches that a slot gives in an epoch."""
+    def batches_of(self, logical_rank: int) -> int:
+        """Batches that a logical rank gives in an epoch."""
         if self.uneven == "wrap":
-            return self._batches(max(self.seeds_per_slot))
+            return self._batches(max(self.seeds_per_logical_rank))
         if self.uneven == "drop":
-            return min(map(self._batches, self.seeds_per_slot))
-        return self._batches(self.seeds_per_slot[slot])
+            return min(map(self._batches, self.seeds_per_logical_rank))
+        return self._batches(self.seeds_per_logical_rank[logical_rank])
 
     @property
     def num_batches(self) -> int:
-        """Batches that this slot gives in an epoch."""
-        return self.batches_of(self.slot)
+        """Batches that this logical rank gives in an epoch."""
+        return self.batches_of(self.logical_rank)
 
     @property
     def num_rounds(self) -> int:
-        """Batches of the slot that gives the most: how long every rank must answer the others."""
+        """Batches of the logical rank that gives the most: how long every rank must answer the others."""
         if self.uneven in ("wrap", "drop"):
             return self.num_batches
-        return max(map(self._batches, self.seeds_per_slot))
+        return max(map(self._batches, self.seeds_per_logical_rank))
 
     def batches(self, epoch: int) -> list[Tensor]:
         """Positions in the unit's seeds, int64, one tensor per batch."""
@@ -142,9 +142,9 @@ class Schedule:
             order = ops.permutation(self.num_seeds, order_key(self.seed, epoch, self.unit))
         else:
             order = torch.arange(self.num_seeds, device="cpu")
-        if self.slots_per_unit > 1:
-            order = order[self.place :: self.slots_per_unit]
-        wanted = max(self.seeds_per_slot)
+        if self.logical_ranks_per_unit > 1:
+            order = order[self.place :: self.logical_ranks_per_unit]
+        wanted = max(self.seeds_per_logical_rank)
         if self.uneven == "wrap" and 0 < order.numel() != wanted:
             order = order[torch.arange(wanted, device="cpu") % order.numel()]
         return list(order.split(self.batch_size)[: self.num_batches]) if order.numel() else []
@@ -155,7 +155,7 @@ class Turn(NamedTuple):
 
     Attributes:
         tick, round: when, counted from the beginning of the epoch.
-        pieces: (slot, int64 positions among the rank's seeds) of the batch, or of each of several that are joined to one.
+        pieces: (logical rank, int64 positions among the rank's seeds) of the batch, or of each of several that are joined to one.
     """
 
     tick: int
@@ -165,23 +165,23 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """The epochs of one rank: which batches of its slots it gives, and when.
+    """The epochs of one rank: which batches of its logical ranks it gives, and when.
 
     Attributes:
-        schedules: of this rank's slots.
-        slots_by_rank: of every rank.
+        schedules: of this rank's logical ranks.
+        logical_ranks_by_rank: of every rank.
         joined: the batches of a round are given as one.
         positions: where the seeds of a unit are among this rank's; not of a rank that has but one unit.
     """
 
     schedules: Sequence[Schedule]
-    slots_by_rank: Sequence[range]
+    logical_ranks_by_rank: Sequence[range]
     joined: bool = False
     positions: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
-    def batches_of_slot(self) -> int:
-        """Batches that the first of this rank's slots gives in an epoch."""
+    def batches_of_logical_rank(self) -> int:
+        """Batches that the first of this rank's logical ranks gives in an epoch."""
         return self.schedules[0].num_batches
 
     @property
@@ -191,13 +191,17 @@ class Turns:
     @cached_property
     def _ticks_by_round(self) -> list[range]:
         """How many ticks each round has, and which; those in which this rank gives a batch are the last."""
-        if self.joined or all(len(slots) == 1 for slots in self.slots_by_rank):
+        if self.joined or all(len(logical_ranks) == 1 for logical_ranks in self.logical_ranks_by_rank):
             return [range(index, index + 1) for index in range(self.num_rounds)]
         batches, number = self.schedules[0].batches_of, torch.arange(self.num_rounds, device="cpu")
         most = torch.zeros_like(number)
-        for slots in self.slots_by_rank:
+        for logical_ranks in self.logical_ranks_by_rank:
             most = torch.maximum(
-                most, sum(((number < batches(slot)).long() for slot in slots), torch.zeros_like(number))
+                most,
+                sum(
+                    ((number < batches(logical_rank)).long() for logical_rank in logical_ranks),
+                    torch.zeros_like(number),
+                ),
             )
         ends = most.cumsum(0).tolist()
         return [range(end - size, end) for end, size in zip(ends, most.tolist(), strict=True)]
@@ -225,7 +229,10 @@ class Turns:
     @property
     def batches_by_rank(self) -> list[int]:
         """Batches that each rank gives in an epoch."""
-        numbers = [[self.schedules[0].batches_of(slot) for slot in slots] for slots in self.slots_by_rank]
+        numbers = [
+            [self.schedules[0].batches_of(logical_rank) for logical_rank in logical_ranks]
+            for logical_ranks in self.logical_ranks_by_rank
+        ]
         return [max(of_rank) if self.joined else sum(of_rank) for of_rank in numbers]
 
     def round_after(self, batches: int) -> int:
@@ -248,7 +255,7 @@ class Turns:
         turns = []
         for index, ticks in enumerate(self._ticks_by_round):
             pieces = [
-                (schedule.slot, self.positions[schedule.unit][given[index]] if self.positions else given[index])
+                (schedule.logical_rank, self.positions[schedule.unit][given[index]] if self.positions else given[index])
                 for schedule, given in batches
                 if index < len(given)
             ]

@@ -20,7 +20,7 @@ EXCLUDED: Mapping[tuple[str, str], str] = {
         "partial_aggregation",
         "lookahead",
     ): "a cache that looks ahead decides after the sums were chosen which rows it has",
-    ("partial_aggregation", "join_slots"): "the last hops of joined batches do not stand together",
+    ("partial_aggregation", "join_logical_ranks"): "the last hops of joined batches do not stand together",
     ("partial_aggregation", "pad"): "its sums would be as many as before",
     ("partial_aggregation", "transform_sampler_output"): "it may change what was sampled, and sums are of that",
     ("partial_aggregation", "send_as"): "it sums rows as they are",

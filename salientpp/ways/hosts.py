@@ -69,7 +69,7 @@ def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | No
 
 
 def agree_on_hosts(
-    comm: Comm, part: PartitionedGraph, given: Any, num_slots: int, own_rows: bool, looks_ahead: bool = False
+    comm: Comm, part: PartitionedGraph, given: Any, num_logical_ranks: int, own_rows: bool, looks_ahead: bool = False
 ) -> tuple[int, ...]:
     """How many ranks each host has, in the order of the ranks; empty: every rank is a host of its own. Collective, the same on all ranks.
 
@@ -77,7 +77,7 @@ def agree_on_hosts(
 
     Args:
         given: the user's ``ranks_per_host``.
-        num_slots: S; 0 stands for as many as ranks.
+        num_logical_ranks: S; 0 stands for as many as ranks.
         own_rows: this rank has a source of rows of its own, which others cannot read.
         looks_ahead: this rank's cache follows its own batches, so it cannot be its host's.
 
@@ -88,7 +88,7 @@ def agree_on_hosts(
         checked_hosts(given)
         return ()
     facts: dict[str, Any] = {"given": None, "believed": None}
-    facts |= {"own_rows": own_rows, "slots": num_slots, "looks_ahead": looks_ahead}
+    facts |= {"own_rows": own_rows, "logical_ranks": num_logical_ranks, "looks_ahead": looks_ahead}
     error = None
     try:
         facts["given"] = checked_hosts(given)
@@ -114,13 +114,13 @@ def agree_on_hosts(
         return ()
     sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
     if (
-        max(sizes) == 1 or len({theirs["slots"] for theirs in everyone}) > 1
+        max(sizes) == 1 or len({theirs["logical_ranks"] for theirs in everyone}) > 1
     ):  # all hear of the latter when arguments are compared
         return ()
     # Not before: now every rank is here, and a host's copy on a disk of its own has what each of its ranks has added.
     there = parts_there(part.root)
     copies = [facts["there"] for facts in comm.gather_facts({"there": None if there is None else sorted(there)})]
-    trouble = _trouble(comm, part, sizes, num_slots, [theirs["own_rows"] for theirs in everyone], copies)
+    trouble = _trouble(comm, part, sizes, num_logical_ranks, [theirs["own_rows"] for theirs in everyone], copies)
     if trouble is not None and asked is not None:
         raise ValueError(trouble)
     if trouble is None:
@@ -160,7 +160,7 @@ def _trouble(
     comm: Comm,
     part: PartitionedGraph,
     sizes: tuple[int, ...],
-    num_slots: int,
+    num_logical_ranks: int,
     own_rows: Sequence[bool],
     copies: Sequence[list[int] | None],
 ) -> str | None:
@@ -170,7 +170,7 @@ def _trouble(
             return f"rank {rank}{comm.of} has columns= with own rows, which the other ranks of its host cannot read; leave them out, or pass ranks_per_host=1"
     num_parts = part.whole.num_parts
     try:
-        placements = [Placement(rank, comm.size, num_parts, num_slots, sizes) for rank in range(comm.size)]
+        placements = [Placement(rank, comm.size, num_parts, num_logical_ranks, sizes) for rank in range(comm.size)]
     except ValueError as error:
         return str(error)
     for placement, there in zip(placements, copies):

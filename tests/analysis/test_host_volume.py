@@ -147,7 +147,12 @@ def test_wrong_numbers_are_refused_in_words(root, options, text):
 
 
 def test_every_ranks_placement_is_given():
-    assert [(each.host, list(each.slots)) for each in placed(4, 2, [2, 2])] == [(0, [0]), (0, [1]), (1, [2]), (1, [3])]
+    assert [(each.host, list(each.logical_ranks)) for each in placed(4, 2, [2, 2])] == [
+        (0, [0]),
+        (0, [1]),
+        (1, [2]),
+        (1, [3]),
+    ]
 
 
 # --- the command --------------------------------------------------------------------------------------------

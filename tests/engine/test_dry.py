@@ -16,7 +16,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cache": {"replication_factor": 0.3},
     "trees": {"disjoint": True, "replace": True},
     "blocks": {"shared_draws": "batch", "draw_block": 3},
-    "joined": {"slots": 4, "join_slots": True},
+    "joined": {"logical_ranks": 4, "join_logical_ranks": True},
     "ends": {"uneven": "exact", "drop_last": True},
     "threads": {"num_workers": 2, "replication_factor": 0.1},
 }

@@ -252,7 +252,7 @@ def test_a_state_of_other_data_is_refused(data, change):
         (lambda s: None, "expected what state_dict\\(\\) returned, got NoneType"),
         (lambda s: {}, "expected what state_dict\\(\\) returned, got a dict with nothing"),
         (lambda s: {"model": 1}, "expected what state_dict\\(\\) returned, got a dict with 'model'"),
-        (lambda s: {**s, "version": 1}, "expected version 2, got 1; use the salientpp that wrote it"),
+        (lambda s: {**s, "version": 1}, "expected version 3, got 1; use the salientpp that wrote it"),
         (lambda s: {**s, "epoch": "1"}, "epoch must be an integer, got '1'"),
         (lambda s: {**s, "batches": True}, "batches must be an integer, got True"),
         (lambda s: {**s, "batches": 99}, r"batches must be in \[0, 8\], got 99"),
@@ -271,7 +271,7 @@ def test_a_state_of_other_data_is_refused(data, change):
         (lambda s: {k: v for k, v in s.items() if k != "rank"}, "rank must be an integer, got None"),
         (lambda s: {**s, "rank": 1}, "rank: expected 0, got 1"),
         (lambda s: {**s, "ranks": 2}, "ranks: expected 1, got 2"),
-        (lambda s: {**s, "slots": 2}, "slots: expected 1, got 2"),
+        (lambda s: {**s, "logical_ranks": 2}, "logical_ranks: expected 1, got 2"),
         (lambda s: {**s, "joined": 1}, "joined must be True or False, got 1"),
         (
             lambda s: {**s, "fingerprint": {k: v for k, v in s["fingerprint"].items() if k != "uneven"}},

@@ -27,18 +27,18 @@ import salientpp
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.append(str(EXAMPLES))
 
-SLOTS, EPOCHS, ROUNDS = 6, 3, 5
+LOGICAL_RANKS, EPOCHS, ROUNDS = 6, 3, 5
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     data = random_data(400, 2400)
     data.x = data.x / 400
-    assignment = torch.arange(400) % SLOTS
-    train = torch.cat([(assignment == part).nonzero().flatten()[: 15 + part] for part in range(SLOTS)])
+    assignment = torch.arange(400) % LOGICAL_RANKS
+    train = torch.cat([(assignment == part).nonzero().flatten()[: 15 + part] for part in range(LOGICAL_RANKS)])
     path = tmp_path_factory.mktemp("elastic") / "parts"
     test = torch.arange(350, 400)
-    salientpp.partition(data, SLOTS, path, [4, 3], 4, method=assignment, split={"train": train, "test": test})
+    salientpp.partition(data, LOGICAL_RANKS, path, [4, 3], 4, method=assignment, split={"train": train, "test": test})
     return str(path)
 
 
@@ -92,7 +92,7 @@ def whole_run(root: str, folder: Path) -> tuple[list[str], dict[str, torch.Tenso
 @pytest.mark.parametrize("sizes", [(3, 2), (2, 1), (4, 3, 2), pytest.param((2, 6), marks=pytest.mark.faults)], ids=str)
 def test_a_job_that_loses_a_rank_goes_on_without_it(root, tmp_path, sizes):
     batches, parameters, right = whole_run(root, tmp_path / "whole")
-    assert len(batches) == EPOCHS * ROUNDS * SLOTS
+    assert len(batches) == EPOCHS * ROUNDS * LOGICAL_RANKS
     rng = random.Random(str(sizes))
     for attempt, size in enumerate(sizes):
         checkpoint, done = tmp_path / "checkpoint.pt", 0
@@ -100,14 +100,14 @@ def test_a_job_that_loses_a_rank_goes_on_without_it(root, tmp_path, sizes):
             state = torch.load(checkpoint, weights_only=True)["loader"]
             done = state["epoch"] * ROUNDS + state["round"]
         is_last = attempt == len(sizes) - 1
-        # The killed rank has at least one slot, and the job has some rounds before it.
+        # The killed rank has at least one logical rank, and the job has some rounds before it.
         die_at = None if is_last else rng.randint(3, 6)
         victim = rng.randrange(size)
         print(f"attempt {attempt}: {size} ranks from round {done}, rank {victim} dies at its batch {die_at}")
         ends = distributed.run(
             _train, size, root, str(tmp_path), str(attempt), victim, die_at, may_fail=not is_last, group_seconds=60.0
         )
-        found, expected = Counter(noted(tmp_path, str(attempt))), batches[done * SLOTS :]
+        found, expected = Counter(noted(tmp_path, str(attempt))), batches[done * LOGICAL_RANKS :]
         if is_last:
             assert found == Counter(expected)
             assert ends == pytest.approx([right] * size)
@@ -179,11 +179,11 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(root, tmp_path):
             for pid in [*pids, *([agent.pid] if agent.poll() is None else [])]:
                 os.kill(pid, signal.SIGKILL)
             agent.wait()
-    starts = re.findall(r"(\d) ranks, 6 slots, from epoch (\d), round (\d)", _said(tmp_path))
+    starts = re.findall(r"(\d) ranks, 6 logical ranks, from epoch (\d), round (\d)", _said(tmp_path))
     assert starts[0] == ("3", "0", "0") and starts[-1][0] == "2"
     done = int(starts[-1][1]) * ROUNDS + int(starts[-1][2])
     again = {json.dumps(json.loads(line)[1:]) for file in {*tmp_path.glob("*.jsonl")} - first for line in file.open()}
-    assert done >= 2 and set(batches[done * SLOTS :]) <= again <= set(batches)
+    assert done >= 2 and set(batches[done * LOGICAL_RANKS :]) <= again <= set(batches)
     ended = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["model"]
     for name, value in parameters.items():
         torch.testing.assert_close(ended[name], value, rtol=1e-4, atol=1e-5)

@@ -229,7 +229,7 @@ def test_labels_beside_binary_negatives_move_as_in_one_process(tmp_path, world):
 def states_of_labels(rank: int, root: str, states: list[dict] | None) -> dict:
     part = salientpp.load(root)
     loader = LinkNeighborLoader(
-        part, [1], edge_label="cls", neg_sampling="binary", batch_size=1, seed=0, slots=2, uneven="exact"
+        part, [1], edge_label="cls", neg_sampling="binary", batch_size=1, seed=0, logical_ranks=2, uneven="exact"
     )
     if states is not None:
         loader.load_state_dict(states[0])

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.ranks.placement`: every slot, part and place is somebody's, in order, and whom a rank asks stands at its own place."""
+"""Laws of `salientpp.ranks.placement`: every logical rank, part and place is somebody's, in order, and whom a rank asks stands at its own place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_place_of_every_part_is_one_ranks_in_order(num_parts, per_part):
     ]
     assert {r.ranks_per_part for r in ranks} == {per_part}
     assert [list(parts_of(r.rank, r.world_size, num_parts)) for r in ranks] == [[r.part_id] for r in ranks]
-    assert [(list(r.slots), list(r.own_parts)) for r in ranks] == [([r.rank], [r.part_id]) for r in ranks]
+    assert [(list(r.logical_ranks), list(r.own_parts)) for r in ranks] == [([r.rank], [r.part_id]) for r in ranks]
 
 
 @given(st.integers(1, 12), st.integers(1, 6))
@@ -38,21 +38,21 @@ def test_a_rank_asks_the_rank_of_the_part_at_its_own_place(num_parts, per_part):
 
 
 @given(st.integers(1, 12), st.integers(1, 24), st.data())
-def test_fewer_ranks_than_parts_share_them_and_their_slots_in_runs(world_size, num_parts, data):
+def test_fewer_ranks_than_parts_share_them_and_their_logical_ranks_in_runs(world_size, num_parts, data):
     assume(world_size <= num_parts)
-    slots = data.draw(
-        st.sampled_from([s for s in range(world_size, 49) if s <= num_parts or s % num_parts == 0]), "slots"
+    logical_ranks = data.draw(
+        st.sampled_from([s for s in range(world_size, 49) if s <= num_parts or s % num_parts == 0]), "logical_ranks"
     )
-    ranks = _ranks(world_size, num_parts, num_slots=slots)
-    assert [slot for rank in ranks for slot in rank.slots] == list(range(slots))
+    ranks = _ranks(world_size, num_parts, num_logical_ranks=logical_ranks)
+    assert [logical_rank for rank in ranks for logical_rank in rank.logical_ranks] == list(range(logical_ranks))
     assert [part for rank in ranks for part in rank.own_parts] == list(range(num_parts))
-    assert all(len(rank.own_parts) > 0 and len(rank.slots) > 0 for rank in ranks)
+    assert all(len(rank.own_parts) > 0 and len(rank.logical_ranks) > 0 for rank in ranks)
     for rank in ranks:
-        # What a slot visits lies at its rank, and does not depend on how many ranks there are.
-        units = [rank.parts_of_unit(rank.unit_of(slot)) for slot in rank.slots]
+        # What a logical rank visits lies at its rank, and does not depend on how many ranks there are.
+        units = [rank.parts_of_unit(rank.unit_of(logical_rank)) for logical_rank in rank.logical_ranks]
         assert {part for unit in units for part in unit} == set(rank.own_parts)
-        alone = Placement(0, 1, num_parts, num_slots=slots)
-        assert units == [alone.parts_of_unit(alone.unit_of(slot)) for slot in rank.slots]
+        alone = Placement(0, 1, num_parts, num_logical_ranks=logical_ranks)
+        assert units == [alone.parts_of_unit(alone.unit_of(logical_rank)) for logical_rank in rank.logical_ranks]
         assert rank.row_offsets[rank.part_id : rank.part_id + 2] == (rank.own_parts.start, rank.own_parts.stop)
     assert {len(rank.own_parts) for rank in _ranks(world_size, num_parts)} <= {
         num_parts // world_size,
@@ -100,9 +100,15 @@ def test_a_group_that_does_not_fit_is_refused(world_size, num_parts):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((0, 2, 4, 6), "slots=6 does not fit 4 parts: .*give at most 4 slots or a multiple of that"),
-        ((0, 4, 8, 3), "slots=3 is fewer than the 4 ranks, so some would have no batches; start at most 3 ranks"),
-        ((0, 8, 4, 12), "slots=12 does not fit 8 ranks: .*start a number of ranks that divides 12, or at most 4"),
+        ((0, 2, 4, 6), "logical_ranks=6 does not fit 4 parts: .*give at most 4 logical ranks or a multiple of that"),
+        (
+            (0, 4, 8, 3),
+            "logical_ranks=3 is fewer than the 4 ranks, so some would have no batches; start at most 3 ranks",
+        ),
+        (
+            (0, 8, 4, 12),
+            "logical_ranks=12 does not fit 8 ranks: .*start a number of ranks that divides 12, or at most 4",
+        ),
         ((0, 4, 4, 0, (3, 2)), r"ranks_by_host must be numbers >= 1 that add up to the 4 ranks, got \[3, 2\]"),
         ((0, 4, 2, 0, (3, 1)), "hosts 0 and 1 would share a part but not all of theirs .*or pass ranks_per_host=1"),
     ],

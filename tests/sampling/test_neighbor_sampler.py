@@ -231,7 +231,7 @@ def test_one_vertex_with_many_keys_draws_uniformly(degree, fanout):
     # As above, but only the key changes from draw to draw: raw successive numbers, and keys as the loader makes them.
     graph = Graph.from_edge_index(star(degree), degree + 1)
     num_subsets = {(2, 1): 2, (5, 3): 10}[degree, fanout]
-    for keys in (range(20000), (batch_key(seed=1, epoch=2, slot=3, index=i) for i in range(20000))):
+    for keys in (range(20000), (batch_key(seed=1, epoch=2, logical_rank=3, index=i) for i in range(20000))):
         draws = np.array([draw(graph, long(0), [fanout], key)[2].tolist() for key in keys])
         p = reference.p_of_equal_counts(subsets(draws), num_subsets)
         assert p > FALSE_ALARM, p
@@ -629,7 +629,7 @@ def test_golden_values_of_a_sample():
 
 def test_golden_values_of_keys_and_orders():
     assert join_key(1, 2, 3) == -4870434905891912117
-    assert batch_key(seed=1, epoch=2, slot=3, index=4) == 3149489951934424438
+    assert batch_key(seed=1, epoch=2, logical_rank=3, index=4) == 3149489951934424438
     assert order_key(seed=1, epoch=2, unit=3) == 7606386750998325435
     assert ops.permutation(10, 0).tolist() == [4, 9, 2, 5, 1, 7, 6, 0, 3, 8]
     assert ops.permutation(10, -4870434905891912117).tolist() == [9, 3, 4, 6, 2, 7, 0, 1, 8, 5]

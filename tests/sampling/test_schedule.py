@@ -38,9 +38,9 @@ def schedules(
             num_seeds=seeds_of_parts[rank // ranks_per_part],
             unit=rank // ranks_per_part,
             place=rank % ranks_per_part,
-            slots_per_unit=ranks_per_part,
-            seeds_per_slot=counts,
-            slot=rank,
+            logical_ranks_per_unit=ranks_per_part,
+            seeds_per_logical_rank=counts,
+            logical_rank=rank,
             batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -112,7 +112,7 @@ def test_exact_gives_every_seed_once(seeds_of_parts, ranks_per_part):
             for part_id, num_seeds in enumerate(seeds_of_parts):
                 given = [i for s in ranks if s.unit == part_id for i in flat(s.batches(epoch))]
                 assert sorted(given) == list(range(num_seeds))
-        assert [s.num_batches for s in ranks] == [math.ceil(n / batch_size) for n in ranks[0].seeds_per_slot]
+        assert [s.num_batches for s in ranks] == [math.ceil(n / batch_size) for n in ranks[0].seeds_per_logical_rank]
 
 
 @GROUP
@@ -122,7 +122,7 @@ def test_wrap_gives_all_ranks_batches_of_the_same_sizes(seeds_of_parts, ranks_pe
         ranks = schedules(seeds_of_parts, ranks_per_part, batch_size, "wrap", drop_last=drop_last)
         sizes = [[len(batch) for batch in s.batches(0)] for s in ranks]
         assert all(size == sizes[0] for size in sizes)
-        most = max(ranks[0].seeds_per_slot)
+        most = max(ranks[0].seeds_per_logical_rank)
         assert sum(sizes[0]) == (most // batch_size * batch_size if drop_last else most)
 
 

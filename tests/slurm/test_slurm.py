@@ -469,7 +469,7 @@ def test_a_job_whose_host_fails_goes_on_with_those_that_are_left(slurm, datasets
         if "DOWN" in slurm.run("scontrol", "--oneliner", "show", "node", "n2"):
             slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     assert done.state == "COMPLETED" and done.facts["Restarts"] == "1", done.log
-    starts = re.findall(r"^0: (\d) ranks, 2 slots, from epoch (\d+), round \d+$", done.log, re.MULTILINE)
+    starts = re.findall(r"^0: (\d) ranks, 2 logical ranks, from epoch (\d+), round \d+$", done.log, re.MULTILINE)
     assert [size for size, _ in starts] == ["2", "1"] and int(starts[1][1]) >= 2, done.log
     (accuracy,) = re.findall(r"^test accuracy .*$", out, re.MULTILINE)
     assert f"0: {accuracy}\n" in done.log

@@ -225,9 +225,12 @@ def test_an_epoch_may_be_left_and_resumed_by_other_hosts(roots):
     distributed.run(leave_and_resume, 4, roots[4])
 
 
-def compare_slots(rank: int, root: str, hosts: list[int], slots: int) -> int:
+def compare_logical_ranks(rank: int, root: str, hosts: list[int], logical_ranks: int) -> int:
     part, number = salientpp.load(root), 0
-    for options in ({"slots": slots}, {"slots": slots, "join_slots": True, "replication_factor": 0.2}):
+    for options in (
+        {"logical_ranks": logical_ranks},
+        {"logical_ranks": logical_ranks, "join_logical_ranks": True, "replication_factor": 0.2},
+    ):
         ours, theirs = (loader_of(part, given, **options) for given in (hosts, 1))
         begin, end = ours.engine.basis.source.books[None].range_of(ours.engine.basis.source.exchange.part_id)
         cached, remote = set(ours.cache.members.ids.tolist()), 0
@@ -239,10 +242,10 @@ def compare_slots(rank: int, root: str, hosts: list[int], slots: int) -> int:
     return number
 
 
-@pytest.mark.parametrize(("hosts", "slots"), [("2x2", 8), ("3-ranks-of-8-parts", 8), ("2x2-of-2-parts", 4)])
-def test_slots_and_hosts_have_nothing_to_do_with_each_other(roots, hosts, slots):
+@pytest.mark.parametrize(("hosts", "logical_ranks"), [("2x2", 8), ("3-ranks-of-8-parts", 8), ("2x2-of-2-parts", 4)])
+def test_logical_ranks_and_hosts_have_nothing_to_do_with_each_other(roots, hosts, logical_ranks):
     num_parts, per_host = HOSTS[hosts]
-    assert min(distributed.run(compare_slots, sum(per_host), roots[num_parts], per_host, slots)) > 0
+    assert min(distributed.run(compare_logical_ranks, sum(per_host), roots[num_parts], per_host, logical_ranks)) > 0
 
 
 def plan(rank: int, root: str, hosts: list[int], policy: str) -> tuple[list[int], Any]:

@@ -124,7 +124,7 @@ def test_of_the_ways_only_those_exclude_each_other_whose_caches_follow_one_rank(
 
 GIVEN = {
     "cache": FeatureCache.empty(), "replication_factor": 0.1, "device_cache": 0.5, "lookahead": 3, "zero_copy": True, "transform_sampler_output": id,
-    "partial_aggregation": "sum", "join_slots": True, "pad": "bucket", "send_as": {"x": "fp16"},
+    "partial_aggregation": "sum", "join_logical_ranks": True, "pad": "bucket", "send_as": {"x": "fp16"},
 }  # fmt: skip
 
 

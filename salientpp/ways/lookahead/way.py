@@ -1,6 +1,6 @@
 """Keep the remote rows that the next batches need: how a rank knows them, and when it decides what to keep.
 
-A batch is a pure function of (seed, epoch, slot, index). So beside the batches that are made, those that come W later are drawn for their ids alone
+A batch is a pure function of (seed, epoch, logical rank, index). So beside the batches that are made, those that come W later are drawn for their ids alone
 (:class:`Scouts`), in the same sampling threads; later they are drawn again, whole. To keep what was drawn would take more memory than the cache has.
 
 What is kept is decided (:mod:`salientpp.ways.lookahead.planner`) when a batch enters the pipeline, in the order of the batches: begun in ``sample`` and
@@ -292,4 +292,4 @@ def _blocks_of(basis: Basis) -> Blocks | None:
     if block == 1 or sampler.replace or not (sampler.is_plain and isinstance(inputs, NodeSamplerInput)):
         return None
     workload = part.workload(part.part_id, inputs.node, sampler.fanouts[0], basis.batch_size)
-    return Blocks.of(workload, block, basis.epochs.order.batches_of_slot, sampler.shared_draws is not None)
+    return Blocks.of(workload, block, basis.epochs.order.batches_of_logical_rank, sampler.shared_draws is not None)

@@ -207,10 +207,12 @@ def _ways(rank: int, root: str, what: str) -> tuple[int, int]:
         ]
     elif what == "trees":
         loaders = [_loader(part, disjoint=True, lookahead=ahead, **options) for ahead in (6, 0)]
-    elif what == "slots":
-        loaders = [_loader(part, slots=4, join_slots=True, lookahead=ahead, **options) for ahead in (6, 0)]
+    elif what == "logical ranks":
+        loaders = [
+            _loader(part, logical_ranks=4, join_logical_ranks=True, lookahead=ahead, **options) for ahead in (6, 0)
+        ]
     else:
-        loaders = [_loader(part, slots=4, lookahead=ahead, **options) for ahead in (6, 0)]
+        loaders = [_loader(part, logical_ranks=4, lookahead=ahead, **options) for ahead in (6, 0)]
     for _ in range(2):
         for ours, theirs in zip(*loaders, strict=True):
             assert torch.equal(ours.x, theirs.x) and torch.equal(ours.n_id, theirs.n_id) and _right(ours, part)
@@ -218,12 +220,12 @@ def _ways(rank: int, root: str, what: str) -> tuple[int, int]:
     rows = [loader.stats() for loader in loaders]
     assert rows[0].rows == rows[1].rows or what in (
         "trees",
-        "slots",
+        "logical ranks",
     )  # a row of several places counts once where it is fetched
     return rows[0].rows_remote, rows[1].rows_remote
 
 
-@pytest.mark.parametrize("what", ["links", "trees", "slots", "more slots"])
+@pytest.mark.parametrize("what", ["links", "trees", "logical ranks", "more logical ranks"])
 def test_other_ways_to_draw_get_the_same_batches_of_fewer_rows(root, what):
     found = distributed.run(_ways, 2, root, what)
     assert sum(ours for ours, _ in found) < sum(theirs for _, theirs in found)

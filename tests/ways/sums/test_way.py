@@ -477,7 +477,7 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
         ({"partial_aggregation": True}, "must be 'auto', 'sum', 'mean', 'max' or None, got True"),
         ({"lookahead": 3}, "excludes lookahead=: a cache that looks ahead decides after"),
         ({"pad": "bucket"}, "excludes pad="),
-        ({"join_slots": True}, "excludes join_slots="),
+        ({"join_logical_ranks": True}, "excludes join_logical_ranks="),
         ({"transform_sampler_output": lambda out: out}, "excludes transform_sampler_output="),
         ({"send_as": {"x": "fp16"}}, "excludes send_as=: it sums rows as they are"),
         ({"subgraph_type": "induced"}, "replaces edges of the last hop .* subgraph_type='induced'"),

@@ -1,4 +1,4 @@
-"""Laws of slots: an epoch's batches are the same on any number of ranks, and a run goes on with the next round on any other number."""
+"""Laws of logical ranks: an epoch's batches are the same on any number of ranks, and a run goes on with the next round on any other number."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from salientpp.sampling.schedule import Schedule, Turns, share_size
 
 FANOUTS, BATCH = [4, 3], 8
 
-#: Parts, slots, and the numbers of ranks that may share them.
+#: Parts, logical ranks, and the numbers of ranks that may share them.
 LAYOUTS = [(4, 4, (4, 3, 2, 1)), (8, 8, (3, 1)), (8, 4, (3, 1)), (2, 4, (4, 2, 1))]
 LAYOUT = pytest.mark.parametrize(
-    ("parts", "slots", "worlds"), LAYOUTS, ids=lambda value: str(value).replace(" ", "") if value else ""
+    ("parts", "logical_ranks", "worlds"), LAYOUTS, ids=lambda value: str(value).replace(" ", "") if value else ""
 )
 
 
@@ -51,7 +51,7 @@ def digest(batch) -> tuple:
 
 
 def by_round(per_rank: list[list[list]], first: int = 0) -> list[list]:
-    """Per round, the batches of all slots in order; rounds of each rank, each a list."""
+    """Per round, the batches of all logical ranks in order; rounds of each rank, each a list."""
     assert len({len(rounds) for rounds in per_rank}) == 1, "every rank gets as many rounds"
     return [[batch for of_rank in rounds for batch in of_rank] for rounds in zip(*per_rank)][first:]
 
@@ -59,18 +59,26 @@ def by_round(per_rank: list[list[list]], first: int = 0) -> list[list]:
 # --- ticks --------------------------------------------------------------------------------------------------
 
 
-def _turns(parts: int, slots: int, world: int, seeds: list[int], uneven: str, joined: bool = False) -> list[Turns]:
-    ranks = [Placement(rank, world, parts, num_slots=slots) for rank in range(world)]
+def _turns(
+    parts: int, logical_ranks: int, world: int, seeds: list[int], uneven: str, joined: bool = False
+) -> list[Turns]:
+    ranks = [Placement(rank, world, parts, num_logical_ranks=logical_ranks) for rank in range(world)]
     one = ranks[0]
     sizes = [sum(seeds[part] for part in one.parts_of_unit(unit)) for unit in range(one.num_units)]
-    counts = [share_size(size, place, one.slots_per_unit) for size in sizes for place in range(one.slots_per_unit)]
+    counts = [
+        share_size(size, place, one.logical_ranks_per_unit)
+        for size in sizes
+        for place in range(one.logical_ranks_per_unit)
+    ]
 
-    def schedule(slot: int) -> Schedule:
-        unit, place = one.unit_of(slot), one.place_of(slot)
-        return Schedule(sizes[unit], unit, place, one.slots_per_unit, counts, slot, 4, True, False, uneven, 1)
+    def schedule(logical_rank: int) -> Schedule:
+        unit, place = one.unit_of(logical_rank), one.place_of(logical_rank)
+        return Schedule(
+            sizes[unit], unit, place, one.logical_ranks_per_unit, counts, logical_rank, 4, True, False, uneven, 1
+        )
 
-    by_rank = [rank.slots for rank in ranks]
-    return [Turns([schedule(slot) for slot in rank.slots], by_rank, joined) for rank in ranks]
+    by_rank = [rank.logical_ranks for rank in ranks]
+    return [Turns([schedule(logical_rank) for logical_rank in rank.logical_ranks], by_rank, joined) for rank in ranks]
 
 
 @pytest.mark.parametrize("uneven", ["wrap", "exact", "drop"])
@@ -79,11 +87,11 @@ def _turns(parts: int, slots: int, world: int, seeds: list[int], uneven: str, jo
 def test_ranks_give_their_batches_of_a_round_in_its_last_ticks(uneven, joined, seed):
     rng = random.Random(seed)
     parts = rng.randint(1, 8)
-    slots = rng.choice([parts, 2 * parts, rng.randint(1, parts)])
+    logical_ranks = rng.choice([parts, 2 * parts, rng.randint(1, parts)])
     seeds = [rng.randint(1, 30) for _ in range(parts)]
     whole = None
-    for world in range(1, min(parts, slots) + 1):
-        ranks = _turns(parts, slots, world, seeds, uneven, joined)
+    for world in range(1, min(parts, logical_ranks) + 1):
+        ranks = _turns(parts, logical_ranks, world, seeds, uneven, joined)
         given = [turns.of_epoch(3) for turns in ranks]
         assert len({(turns.num_ticks, turns.num_rounds) for turns in ranks}) == 1
         assert [len(of_rank) for of_rank in given] == [turns.num_batches for turns in ranks]
@@ -104,14 +112,14 @@ def test_ranks_give_their_batches_of_a_round_in_its_last_ticks(uneven, joined, s
             following = [turn.tick for of_rank in given for turn in of_rank if turn.round > number]
             assert all(tick > max(ends) for tick in following)
         batches = {
-            (turn.round, slot): positions.tolist()
+            (turn.round, logical_rank): positions.tolist()
             for of_rank in given
             for turn in of_rank
-            for slot, positions in turn.pieces
+            for logical_rank, positions in turn.pieces
         }
         whole = whole or batches
-        assert batches == whole, "what a slot gives does not depend on the number of ranks"
-        if world == slots:
+        assert batches == whole, "what a logical rank gives does not depend on the number of ranks"
+        if world == logical_ranks:
             assert [[turn.tick for turn in of_rank] for of_rank in given] == [
                 list(range(len(of_rank))) for of_rank in given
             ]
@@ -133,23 +141,23 @@ def _rounds(rank: int, root: str, options: dict, epochs: int = 2) -> list[list[l
 
 @LAYOUT
 @pytest.mark.parametrize("uneven", ["wrap", "exact"])
-def test_the_batches_of_a_round_do_not_depend_on_the_number_of_ranks(tmp_path, parts, slots, worlds, uneven):
+def test_the_batches_of_a_round_do_not_depend_on_the_number_of_ranks(tmp_path, parts, logical_ranks, worlds, uneven):
     root = directory(tmp_path / "parts", parts)
     whole = None
     for world, more in zip(worlds, itertools.cycle([{}, {"depth": 1}, {"num_workers": 1, "replication_factor": 0.2}])):
-        ranks = distributed.run(_rounds, world, root, {"slots": slots, "uneven": uneven, **more})
+        ranks = distributed.run(_rounds, world, root, {"logical_ranks": logical_ranks, "uneven": uneven, **more})
         found = [by_round([epochs[epoch] for epochs in ranks]) for epoch in range(2)]
         whole = whole or found
         assert found == whole
-    assert len(whole[0]) > 1 and len(whole[0][0]) == slots
+    assert len(whole[0]) > 1 and len(whole[0][0]) == logical_ranks
 
 
 @pytest.mark.parametrize("uneven", ["wrap", "exact"])
 def test_hosts_of_several_ranks_share_rows_and_change_no_batch(tmp_path, uneven):
     root = directory(tmp_path / "parts", 6)
-    options = {"slots": 6, "uneven": uneven}
+    options = {"logical_ranks": 6, "uneven": uneven}
     (alone,) = distributed.run(_rounds, 1, root, options)
-    # 4 ranks have 1 or 2 slots each; the ranks of a host share a cache.
+    # 4 ranks have 1 or 2 logical ranks each; the ranks of a host share a cache.
     hosts = {"ranks_per_host": 2, "replication_factor": 0.2}
     ranks = distributed.run(_rounds, 4, root, {**options, **hosts})
     assert [by_round([epochs[at] for epochs in ranks]) for at in range(2)] == alone
@@ -165,10 +173,10 @@ def _plain(rank: int, root: str, options: dict) -> tuple[list, list, int]:
 
 def test_an_epoch_is_its_rounds_one_batch_after_another(tmp_path):
     root = directory(tmp_path / "parts", 4)
-    for given, rounds, length in distributed.run(_plain, 3, root, {"slots": 4}):
+    for given, rounds, length in distributed.run(_plain, 3, root, {"logical_ranks": 4}):
         assert given == rounds and len(given) == length
-    # As many ranks as slots: as without slots.
-    assert distributed.run(_plain, 4, root, {"slots": 4}) == distributed.run(_plain, 4, root, {})
+    # As many ranks as logical ranks: as without logical ranks.
+    assert distributed.run(_plain, 4, root, {"logical_ranks": 4}) == distributed.run(_plain, 4, root, {})
 
 
 # --- stopping and going on ----------------------------------------------------------------------------------
@@ -196,12 +204,12 @@ def _go_on(rank: int, root: str, options: dict, state: dict, epochs: int) -> lis
 
 
 @pytest.mark.parametrize(
-    ("parts", "slots", "worlds", "uneven"), [(4, 4, (4, 3, 2, 1), "wrap"), (8, 4, (3, 1), "exact")]
+    ("parts", "logical_ranks", "worlds", "uneven"), [(4, 4, (4, 3, 2, 1), "wrap"), (8, 4, (3, 1), "exact")]
 )
-def test_a_run_goes_on_with_the_next_round_on_any_other_number_of_ranks(tmp_path, parts, slots, worlds, uneven):
+def test_a_run_goes_on_with_the_next_round_on_any_other_number_of_ranks(tmp_path, parts, logical_ranks, worlds, uneven):
     root = directory(tmp_path / "parts", parts)
-    rng = random.Random(f"{parts}{slots}{uneven}")
-    options = {"slots": slots, "uneven": uneven}
+    rng = random.Random(f"{parts}{logical_ranks}{uneven}")
+    options = {"logical_ranks": logical_ranks, "uneven": uneven}
     whole = [by_round([[*epoch] for epoch in epochs]) for epochs in zip(*distributed.run(_rounds, 1, root, options))]
     for before in worlds:
         stop = rng.randint(1, len(whole[0]) - 1)
@@ -209,9 +217,9 @@ def test_a_run_goes_on_with_the_next_round_on_any_other_number_of_ranks(tmp_path
         assert by_round([given for _, given in stopped]) == whole[0][:stop]
         for after in worlds:
             state = rng.choice([state for state, _ in stopped])
-            assert (state["round"], state["ranks"], state["slots"]) == (stop, before, slots)
-            # Without slots= a loader takes the state's, where that leaves everyone its parts.
-            more = rng.choice([options, {"uneven": uneven}]) if parts == slots else options
+            assert (state["round"], state["ranks"], state["logical_ranks"]) == (stop, before, logical_ranks)
+            # Without logical_ranks= a loader takes the state's, where that leaves everyone its parts.
+            more = rng.choice([options, {"uneven": uneven}]) if parts == logical_ranks else options
             again = distributed.run(_go_on, after, root, more, state, 2)
             assert [by_round([epochs[at] for epochs in again]) for at in range(2)] == [whole[0][stop:], whole[1]]
 
@@ -237,7 +245,7 @@ def test_as_many_ranks_go_on_in_the_middle_of_a_round(tmp_path, uneven):
     for _ in range(3):
         stops = [rng.randint(0, 6) for _ in range(3)]
         print("stopped after", stops)
-        options = {"slots": 8, "uneven": uneven}
+        options = {"logical_ranks": 8, "uneven": uneven}
         states, rest = zip(*distributed.run(_own, 3, root, options, None, stops))
         assert distributed.run(_own, 3, root, options, states, stops) == list(rest)
 
@@ -251,21 +259,30 @@ def _mistaken(rank: int, root: str, options: dict, state: dict) -> str:
     return str(caught.value)
 
 
-def test_a_state_of_other_slots_is_refused_in_words(tmp_path):
+def test_a_state_of_other_logical_ranks_is_refused_in_words(tmp_path):
     root = directory(tmp_path / "parts", 8)
-    ((state, _),) = distributed.run(_stop, 1, root, {"slots": 4}, 0, 1)
+    ((state, _),) = distributed.run(_stop, 1, root, {"logical_ranks": 4}, 0, 1)
     for text in distributed.run(_mistaken, 3, root, {}, state):
-        assert "it is of 4 slots, by which the 3 ranks would have other parts; make the loader with slots=4" in text
-    for text in distributed.run(_mistaken, 2, root, {"slots": 8}, state):
-        assert "slots: expected 8, got 4" in text
+        assert (
+            "it is of 4 logical ranks, by which the 3 ranks would have other parts; make the loader with logical_ranks=4"
+            in text
+        )
+    for text in distributed.run(_mistaken, 2, root, {"logical_ranks": 8}, state):
+        assert "logical_ranks: expected 8, got 4" in text
     for change, words in [
         ({"round": 99}, "round must be in [0, 5], got 99"),
-        ({"slots": 5}, "it is of 5 slots, by which the 2 ranks would have other parts"),
-        ({"slots": 1, "ranks": 1}, "it is of 1 slots; slots=1 is fewer than the 2 ranks"),
-        ({"slots": 0}, "ranks must be in [1, 1), got 1; it was altered or is damaged"),
-        ({"slots": 2**31}, "slots must be at most 16,384, or as many as there are ranks, got 2,147,483,648"),
-        ({"slots": 2**200}, "slots must be at most 16,384, or as many as there are ranks"),
-        ({"slots": 10**6, "ranks": 2}, "slots must be at most 16,384, or as many as there are ranks, got 1,000,000"),
+        ({"logical_ranks": 5}, "it is of 5 logical ranks, by which the 2 ranks would have other parts"),
+        ({"logical_ranks": 1, "ranks": 1}, "it is of 1 logical ranks; logical_ranks=1 is fewer than the 2 ranks"),
+        ({"logical_ranks": 0}, "ranks must be in [1, 1), got 1; it was altered or is damaged"),
+        (
+            {"logical_ranks": 2**31},
+            "logical ranks must be at most 16,384, or as many as there are ranks, got 2,147,483,648",
+        ),
+        ({"logical_ranks": 2**200}, "logical ranks must be at most 16,384, or as many as there are ranks"),
+        (
+            {"logical_ranks": 10**6, "ranks": 2},
+            "logical ranks must be at most 16,384, or as many as there are ranks, got 1,000,000",
+        ),
         ({"ranks": 0}, "ranks must be in [1, 5), got 0"),
         ({"ranks": 2**31}, "ranks must be in [1, 5), got 2147483648"),
         ({"rank": -1}, "rank must be in [0, 1), got -1"),
@@ -287,39 +304,46 @@ def _arguments(rank: int, root: str, cases: list[dict]) -> list[str]:
     return texts
 
 
-def test_slots_that_cannot_be(tmp_path):
+def test_logical_ranks_that_cannot_be(tmp_path):
     root = directory(tmp_path / "parts", 4)
-    cases = [{"slots": 0}, {"slots": 1}, {"slots": 6}, {"slots": 2.5}, {"join_slots": 1}, {"slots": 2**40}]
+    cases = [
+        {"logical_ranks": 0},
+        {"logical_ranks": 1},
+        {"logical_ranks": 6},
+        {"logical_ranks": 2.5},
+        {"join_logical_ranks": 1},
+        {"logical_ranks": 2**40},
+    ]
     words = [
-        "slots must be an integer >= 1 (that share an epoch's batches) or None, got 0",
-        "slots=1 is fewer than the 2 ranks",
-        "slots=6 does not fit 4 parts",
-        "slots must be an integer >= 1",
-        "join_slots must be True or False, got 1",
-        "slots must be at most 16,384, or as many as there are ranks, got 1,099,511,627,776",
+        "logical ranks must be an integer >= 1 (that share an epoch's batches) or None, got 0",
+        "logical_ranks=1 is fewer than the 2 ranks",
+        "logical_ranks=6 does not fit 4 parts",
+        "logical ranks must be an integer >= 1",
+        "join_logical_ranks must be True or False, got 1",
+        "logical ranks must be at most 16,384, or as many as there are ranks, got 1,099,511,627,776",
     ]
     for texts in distributed.run(_arguments, 2, root, cases):
         assert all(word in text for word, text in zip(words, texts, strict=True)), texts
     data = random_data()
-    for options in ({"slots": 2}, {"join_slots": True}):
+    for options in ({"logical_ranks": 2}, {"join_logical_ranks": True}):
         with pytest.raises(ValueError, match="= is for a partitioned graph, whose ranks share an epoch's batches"):
             NeighborLoader(data, [2], **options)
 
 
 def _differ(rank: int, root: str) -> str:
     with pytest.raises(ValueError) as caught:
-        rank_loader(root, slots=4 if rank else 8)
+        rank_loader(root, logical_ranks=4 if rank else 8)
     return str(caught.value)
 
 
-def test_ranks_with_other_slots_all_raise(tmp_path):
+def test_ranks_with_other_logical_ranks_all_raise(tmp_path):
     for text in distributed.run(_differ, 2, directory(tmp_path / "parts", 4)):
-        assert "all ranks must have the same slots, got 8 on rank 0 and 4 on rank 1" in text
+        assert "all ranks must have the same logical ranks, got 8 on rank 0 and 4 on rank 1" in text
 
 
 def _leave(rank: int, root: str, plan: list[list[int]]) -> list[list]:
     """Rounds left early, by other numbers on each rank and in each epoch."""
-    loader = rank_loader(root, slots=8, uneven="exact")
+    loader = rank_loader(root, logical_ranks=8, uneven="exact")
     found = []
     for stops in plan:
         rounds = iter(loader.rounds())
@@ -333,7 +357,7 @@ def test_rounds_may_be_left_at_other_points_on_each_rank(tmp_path):
     root = directory(tmp_path / "parts", 8)
     rng = random.Random(2)
     plan = [[rng.randint(0, 4) for _ in range(3)] for _ in range(6)]
-    whole = distributed.run(_rounds, 3, root, {"slots": 8, "uneven": "exact"}, 6)
+    whole = distributed.run(_rounds, 3, root, {"logical_ranks": 8, "uneven": "exact"}, 6)
     for rank, found in enumerate(distributed.run(_leave, 3, root, plan)):
         assert found == [epoch[: stops[rank]] for epoch, stops in zip(whole[rank], plan)]
 
@@ -347,8 +371,8 @@ def _model() -> GraphSAGE:
 
 
 def _train(rank: int, root: str, options: dict) -> list[list[float]]:
-    """Gradients of every round, and at the end the parameters: the sum over the batches of all slots, whoever has them."""
-    loader, model = rank_loader(root, slots=4, dtype=torch.float64, uneven="exact", **options), _model()
+    """Gradients of every round, and at the end the parameters: the sum over the batches of all logical ranks, whoever has them."""
+    loader, model = rank_loader(root, logical_ranks=4, dtype=torch.float64, uneven="exact", **options), _model()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     found = []
     for batches in loader.rounds():
@@ -370,7 +394,7 @@ def test_any_number_of_ranks_takes_the_same_steps(tmp_path, joined):
     root = directory(tmp_path / "parts", 4)
     expected = torch.tensor(distributed.run(_train, 4, root, {})[0], dtype=torch.float64)
     for world in (3, 2, 1):
-        for found in distributed.run(_train, world, root, {"join_slots": joined}):
+        for found in distributed.run(_train, world, root, {"join_logical_ranks": joined}):
             torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=0, atol=1e-10)
 
 
@@ -378,9 +402,9 @@ def test_any_number_of_ranks_takes_the_same_steps(tmp_path, joined):
 
 
 def _side_by_side(rank: int, root: str, options: dict) -> None:
-    """A joined batch against the batches of its slots."""
-    options = {"slots": 4, **options}
-    apart, joined = (rank_loader(root, join_slots=join, **options) for join in (False, True))
+    """A joined batch against the batches of its logical ranks."""
+    options = {"logical_ranks": 4, **options}
+    apart, joined = (rank_loader(root, join_logical_ranks=join, **options) for join in (False, True))
     part = salientpp.load(root)
     model = _model().eval()
     rounds, number = iter(apart.rounds()), 0
@@ -427,14 +451,14 @@ def _side_by_side(rank: int, root: str, options: dict) -> None:
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
-def test_a_joined_batch_is_its_slots_batches_side_by_side(tmp_path, options):
+def test_a_joined_batch_is_its_logical_ranks_batches_side_by_side(tmp_path, options):
     root = directory(tmp_path / "parts", 4)
     for world in (2, 3):
         distributed.run(_side_by_side, world, root, options)
 
 
 def _fetched(rank: int, root: str) -> tuple[int, int]:
-    loader = rank_loader(root, slots=4, join_slots=True)
+    loader = rank_loader(root, logical_ranks=4, join_logical_ranks=True)
     begin, end = salientpp.load(root).book.range_of(rank)
     distinct = 0
     for batch in loader:
@@ -449,9 +473,9 @@ def test_a_joined_batch_fetches_a_row_once(tmp_path):
 
 
 def _typed(rank: int, root: str, options: dict) -> None:
-    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": NEVER, "slots": 4, **options}
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "timeout": NEVER, "logical_ranks": 4, **options}
     apart, joined = (
-        NeighborLoader(salientpp.load(root), TYPED_FANOUTS, ("paper", "train"), join_slots=join, **options)
+        NeighborLoader(salientpp.load(root), TYPED_FANOUTS, ("paper", "train"), join_logical_ranks=join, **options)
         for join in (False, True)
     )
     number = 0
@@ -493,12 +517,14 @@ def test_joined_batches_of_several_types(tmp_path, options):
 
 
 def _links(rank: int, root: str, cases: list[dict]) -> list[list]:
-    """Which edges each slot has in each round; and that a joined batch has those of its slots."""
+    """Which edges each logical rank has in each round; and that a joined batch has those of its logical ranks."""
     part = salientpp.load(root)
     found = []
     for case in cases:
-        options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "slots": 4, "timeout": NEVER, **case}
-        apart, joined = (LinkNeighborLoader(part, FANOUTS, join_slots=join, **options) for join in (False, True))
+        options = {"batch_size": BATCH, "shuffle": True, "seed": 7, "logical_ranks": 4, "timeout": NEVER, **case}
+        apart, joined = (
+            LinkNeighborLoader(part, FANOUTS, join_logical_ranks=join, **options) for join in (False, True)
+        )
         rounds = []
         for batch, batches in zip(joined, apart.rounds()):
             assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
@@ -523,7 +549,7 @@ def _links(rank: int, root: str, cases: list[dict]) -> list[list]:
     return found
 
 
-def test_edges_have_slots_too(tmp_path):
+def test_edges_have_logical_ranks_too(tmp_path):
     root = directory(tmp_path / "parts", 4)
     cases = [
         {},
@@ -540,10 +566,10 @@ def test_edges_have_slots_too(tmp_path):
 
 def _own_pairs(rank: int, root: str) -> str:
     with pytest.raises(ValueError) as caught:
-        LinkNeighborLoader(salientpp.load(root), FANOUTS, torch.tensor([[1, 2], [3, 4]]), slots=4)
+        LinkNeighborLoader(salientpp.load(root), FANOUTS, torch.tensor([[1, 2], [3, 4]]), logical_ranks=4)
     return str(caught.value)
 
 
-def test_pairs_of_the_users_have_the_slots_of_their_rank_alone(tmp_path):
+def test_pairs_of_the_users_have_the_logical_ranks_of_their_rank_alone(tmp_path):
     for text in distributed.run(_own_pairs, 2, directory(tmp_path / "parts", 4)):
         assert "seeds of your own do not say which they are of; name a split, or start as many ranks" in text
