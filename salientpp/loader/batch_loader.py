@@ -145,8 +145,7 @@ class BatchLoader(EngineLoader):
             check_partial(self.data, source, options.partial_aggregation, options.partial_weight)
         if options.join_logical_ranks and self._has_hooks:
             raise ValueError(
-                f"{type(self).__name__} overrides collate_fn or filter_fn, which make one batch of one logical rank; leave join_logical_ranks out, or "
-                "pass transform="
+                f"{type(self).__name__} overrides collate_fn or filter_fn, which make batches of one logical rank; pass transform, or no join_logical_ranks"
             )
         placement = source.exchange.placement if share is None else Placement(*share, num_parts=1)
         check_units(source, placement)

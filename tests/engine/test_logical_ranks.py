@@ -315,10 +315,10 @@ def test_logical_ranks_that_cannot_be(tmp_path):
         {"logical_ranks": 2**40},
     ]
     words = [
-        "logical ranks must be an integer >= 1 (that share an epoch's batches) or None, got 0",
+        "logical_ranks must be an integer >= 1 (that share an epoch's batches) or None, got 0",
         "logical_ranks=1 is fewer than the 2 ranks",
         "logical_ranks=6 does not fit 4 parts",
-        "logical ranks must be an integer >= 1",
+        "logical_ranks must be an integer >= 1",
         "join_logical_ranks must be True or False, got 1",
         "logical ranks must be at most 16,384, or as many as there are ranks, got 1,099,511,627,776",
     ]
@@ -338,7 +338,7 @@ def _differ(rank: int, root: str) -> str:
 
 def test_ranks_with_other_logical_ranks_all_raise(tmp_path):
     for text in distributed.run(_differ, 2, directory(tmp_path / "parts", 4)):
-        assert "all ranks must have the same logical ranks, got 8 on rank 0 and 4 on rank 1" in text
+        assert "all ranks must have the same logical_ranks, got 8 on rank 0 and 4 on rank 1" in text
 
 
 def _leave(rank: int, root: str, plan: list[list[int]]) -> list[list]:
