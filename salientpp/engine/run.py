@@ -29,7 +29,7 @@ from torch_geometric.data import Data
 from salientpp.engine.pipeline import StageError, traced
 from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.stages import LAST_STAGE, Finished, Request
-from salientpp.engine.state import Disagreement, Point, Progress, Resume, first_point
+from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
 from salientpp.ops import join_key
 from salientpp.processes import Lock, lazy
 from salientpp.ranks.failure import RankFailure
@@ -83,7 +83,8 @@ class Run:
         by_hand: makes whole batches in place of the stages.
 
     Attributes:
-        progress: how far it is.
+        reached: how far it is.
+        lock: whoever holds it moves the epoch on.
         is_gone: it has ended, and no other rank can want anything more in it.
     """
 
@@ -103,9 +104,9 @@ class Run:
         self._placed = self._first  # batches entered into the pipeline
         self._entered = self._first  # ticks; of several ranks the first is agreed on, one alone has a batch in each
         self._is_open = self._comm.size == 1 or self._ticks == 0
-        self.progress = Progress(epoch, self._first)
+        self.reached = Reached(epoch, self._first)
         self.is_gone = self._left = self._all_left = False
-        self._lock = Lock()  # an iterator may be shared, and garbage collected in any thread
+        self.lock = Lock()  # an iterator may be shared, and garbage collected in any thread
         self._user = threading.current_thread()  # who asked last
         self._answering: threading.Thread | None = None
         self._answered = threading.Event()  # it has ended
@@ -125,34 +126,34 @@ class Run:
 
     def move_to(self, epoch: int) -> bool:
         """Be another epoch, from its first batch on, if no batch was asked for yet; whether it is that epoch now."""
-        with self._lock:
+        with self.lock:
             begun = self._requested + self._placed > 2 * self._first or (self._comm.size > 1 and self._is_open)
             if self._left or begun or self._failure is not None:
                 return False
             if epoch != self._epoch:
                 self._epoch, self._first, self._resume = epoch, 0, None
                 self._requested = self._placed = self._entered = 0
-                self.progress.epoch, self.progress.batches = epoch, 0
+                self.reached.epoch, self.reached.batches = epoch, 0
                 self.__dict__.pop("_turns", None)
             return True
 
     def give_round(self) -> list[Data]:
         """The next round's batches, none if this rank's logical ranks have ended before others; StopIteration after the last round."""
-        progress = self.progress
-        if progress.rounds is None:
-            progress.rounds = 0 if self._resume is None else self._resume.round
+        reached = self.reached
+        if reached.rounds is None:
+            reached.rounds = 0 if self._resume is None else self._resume.round
         if self._failure is not None:
             raise self._failure
         turns, number = self._producer.drive(lambda: self._turns), self._epochs.order.num_rounds
         last = len(turns)
-        if progress.rounds == (last if number is None else number):
-            progress.ended = True
+        if reached.rounds == (last if number is None else number):
+            reached.ended = True
             self.leave()
             raise StopIteration
         batches = []
-        while progress.batches < last and turns[progress.batches].round == progress.rounds:
+        while reached.batches < last and turns[reached.batches].round == reached.rounds:
             batches.append(self.give())
-        progress.rounds += 1
+        reached.rounds += 1
         return batches
 
     def give(self) -> Data:
@@ -164,8 +165,8 @@ class Run:
     def _give(self) -> Data:
         if self._left:
             self._end()  # without the lock, which the answering thread holds while it waits for ranks that may be waiting for this thread
-        with self._lock:
-            if self._lock.interrupted:
+        with self.lock:
+            if self.lock.interrupted:
                 raise RuntimeError(
                     "this process was forked while another thread was inside next() of this epoch, which may be half done; "
                     "start a new one with iter(loader)"
@@ -178,12 +179,12 @@ class Run:
         """Raise what ends the user's loop: StopIteration, or what failed."""
         if self._failure is not None:
             raise self._failure
-        self.progress.ended = self.progress.batches == len(self._turns)
+        self.reached.ended = self.reached.batches == len(self._turns)
         self.leave()
         raise StopIteration
 
     def _next_batch(self) -> Data:
-        if self._failure is not None or self._left or self.progress.batches == len(self._turns):
+        if self._failure is not None or self._left or self.reached.batches == len(self._turns):
             self._end()
         started = time.perf_counter()
         finished = None
@@ -192,7 +193,7 @@ class Run:
                 raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
             finished = self._tick()
         batch = self._transformed(finished, self._producer.deliver(finished))
-        self.progress.batches += 1
+        self.reached.batches += 1
         self._counters.count_batch(time.perf_counter() - started)
         return batch
 
@@ -281,14 +282,14 @@ class Run:
 
     def leave_if_done(self) -> None:
         """Begin to answer the other ranks once this rank has no more batches to give: its user may not ask again."""
-        if self._comm.size > 1 and self.progress.batches == len(self._turns):
+        if self._comm.size > 1 and self.reached.batches == len(self._turns):
             self.leave()
 
     def leave(self) -> None:
         """Give no more batches; answer the other ranks, in the background, until all have left."""
         if self._left:
             return  # without the lock, as in _give
-        with self._lock:
+        with self.lock:
             if self._left:
                 return
             self._left = True
@@ -324,7 +325,7 @@ class Run:
     def check_thread(self) -> None:
         """Raise where another thread is in this epoch, which a new one would end."""
         is_free = self._left or self._user is threading.current_thread() or not self._user.is_alive()
-        if not is_free and self.progress.batches < len(self._turns):
+        if not is_free and self.reached.batches < len(self._turns):
             raise RuntimeError(
                 f"thread {self._user.name!r} is in epoch {self._epoch} of this loader, and on several ranks a loader gives one epoch at a time, in the "
                 "same order everywhere; share one iterator between the threads, close() it first, or make a loader for each thread"
@@ -349,7 +350,7 @@ class Run:
         try:
             while not self._is_over():
                 self._comm.check_script()
-                with self._lock:
+                with self.lock:
                     self._tick()
         except Exception as error:
             self._failure = self._counters.failure = self._failure or error
@@ -376,17 +377,17 @@ class Epoch:
     """What ``iter(loader)`` returns: letting go of it leaves the epoch."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
+        self.run = run
 
     def __iter__(self) -> Epoch:
         return self
 
     def __next__(self) -> Data:
-        return self._run.give()
+        return self.run.give()
 
     def close(self) -> None:
         """Leave the epoch early."""
-        self._run.leave()
+        self.run.leave()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -397,7 +398,7 @@ class Epoch:
     def __del__(self) -> None:
         # At interpreter exit a thread can no longer be started, and trying may block; then `_leave_at_exit` was before.
         if not sys.is_finalizing():
-            self._run.leave()
+            self.run.leave()
 
 
 class Rounds(Epoch):
@@ -405,17 +406,17 @@ class Rounds(Epoch):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._lock = Lock()
+        self.lock = Lock()
         self._is_closed = False
 
     def __iter__(self) -> Rounds:
         return self
 
     def __next__(self) -> Any:
-        with self._lock:
+        with self.lock:
             if self._is_closed:
                 raise StopIteration
-            return self._run.give_round()
+            return self.run.give_round()
 
     def close(self) -> None:
         """Leave the epoch early."""

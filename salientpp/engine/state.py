@@ -37,7 +37,7 @@ _ENTRIES = 4096
 
 
 @dataclass
-class Progress:
+class Reached:
     """How far an epoch is: ``batches`` were given, and with ``ended`` the user was told that there are no more.
 
     Who gets rounds has got so many ``rounds``; None: batches tell how many.

@@ -8,7 +8,7 @@ from typing import Any
 
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.shares import Shares
-from salientpp.engine.state import Position, Progress, Resume, check_state, make_state
+from salientpp.engine.state import Position, Reached, Resume, check_state, make_state
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Bookmark:
         seed_is_given: so a state must have the same seed.
         epoch: the number of the next epoch.
         resume: where that epoch goes on, by a loaded state; None: at its beginning.
-        progress: of the epoch that was begun last.
+        reached: of the epoch that was begun last.
     """
 
     epochs: Epochs
@@ -35,22 +35,22 @@ class Bookmark:
     seed_is_given: bool
     epoch: int = 0
     resume: Resume | None = None
-    progress: Progress | None = None
+    reached: Reached | None = None
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
             self.resume = None
-        self.epoch, self.progress = epoch, None
+        self.epoch, self.reached = epoch, None
 
-    def begun(self, progress: Progress) -> None:
+    def begun(self, reached: Reached) -> None:
         """The next epoch was begun."""
-        self.progress, self.resume = progress, None
+        self.reached, self.resume = reached, None
         self.epoch += 1
 
     def copy(self, epochs: Epochs) -> Bookmark:
         """The same place for a copy of the loader."""
-        progress = None if self.progress is None else replace(self.progress)
-        return replace(self, epochs=epochs, progress=progress)
+        reached = None if self.reached is None else replace(self.reached)
+        return replace(self, epochs=epochs, reached=reached)
 
     @property
     def _identity(self) -> tuple[int, int, int, bool]:
@@ -60,12 +60,12 @@ class Bookmark:
 
     def state(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
         """Plain values that say where the loader is."""
-        order, progress = self.epochs.order, self.progress
+        order, reached = self.epochs.order, self.reached
         epoch, resume = self.epoch, self.resume or Resume(0, 0)
-        if progress is not None and not progress.ended:
-            epoch, resume = progress.epoch, Resume(progress.batches, order.round_after(progress.batches))
-            if progress.rounds is not None:  # whole rounds: of one that is under way nothing counts
-                resume = Resume(order.batches_before(progress.rounds), progress.rounds)
+        if reached is not None and not reached.ended:
+            epoch, resume = reached.epoch, Resume(reached.batches, order.round_after(reached.batches))
+            if reached.rounds is not None:  # whole rounds: of one that is under way nothing counts
+                resume = Resume(order.batches_before(reached.rounds), reached.rounds)
         return make_state(Position(epoch, resume.batches, resume.round, self.epochs.seed, *self._identity), fingerprint)
 
     def load(self, state: Mapping[str, Any], fingerprint: dict[str, Any]) -> None:
@@ -98,4 +98,4 @@ class Bookmark:
             resume = Resume(found.batches, order.round_after(found.batches))
         else:
             resume = Resume(num_batches, max(found.round, order.round_after(num_batches)))
-        self.epoch, self.resume, self.progress = found.epoch, resume, None
+        self.epoch, self.resume, self.reached = found.epoch, resume, None

@@ -109,7 +109,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         finish, by_hand = self._finish()
         with self.engine.lock:
             run = self.engine.run(place.epoch, place.resume, finish, by_hand)
-            place.begun(run.progress)
+            place.begun(run.reached)
         return run
 
     # --- state --------------------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ class Comm:
         device: where rows must be to be exchanged: the CPU, or a CUDA device under NCCL. All else is exchanged from the CPU.
         timeout: the longest wait for other ranks.
         of: goes behind the number of a rank, and says which numbers are meant where they are not the job's.
+        groups: torch's groups of these ranks; None: one process alone.
+        notes: of failures, to and from the other ranks.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Comm:
         within: Comm | None = None,
         numbers: Sequence[int] = (),
     ) -> None:
-        self._groups = groups
+        self.groups = groups
         self._within = within  # kept alive: its notes are used here, and no other Comm may lease its groups meanwhile
         self._ranks = (0,) if roll is None else roll.ranks
         self._numbers = numbers or range(len(self._ranks))  # in texts
@@ -85,7 +87,7 @@ class Comm:
         self.size = 1 if groups is None else groups.host.size()
         self.of: str = within.of if within is not None else "" if roll is None else roll.of
         prefix = "salientpp" if roll is None else roll.prefix
-        self._notes: FailureNotes = FailureNotes(groups, prefix, self.of) if within is None else within._notes
+        self.notes: FailureNotes = FailureNotes(groups, prefix, self.of) if within is None else within.notes
         self._litter = [] if roll is None else roll.keys_of_this_rank
         if groups is not None:
             weakref.finalize(self, groups.give_back).atexit = False
@@ -183,7 +185,7 @@ class Comm:
             recv = empty(shape, send.dtype)
         else:
             recv = torch.empty(shape, dtype=send.dtype, device=send.device, pin_memory=self._pins and on_host)
-        groups = self._groups
+        groups = self.groups
         if groups is None:
             recv.copy_(send)
             return Pending(self, recv, None)
@@ -247,33 +249,33 @@ class Comm:
     def _clean_up(self) -> None:
         """Every rank has been in a collective, so all have read what this one wrote into the store when they met."""
         keys, self._litter = self._litter, []
-        if keys and self._notes.store is not None:
-            self._notes.store.ask(lambda store: [store.delete_key(key) for key in keys])
+        if keys and self.notes.store is not None:
+            self.notes.store.ask(lambda store: [store.delete_key(key) for key in keys])
 
     def _wait(self, work: dist.Work) -> None:
-        if self._groups is not None:
-            wait_for(work, self._groups, self._notes, self._numbers, self.timeout)
+        if self.groups is not None:
+            wait_for(work, self.groups, self.notes, self._numbers, self.timeout)
 
     # --- forks --------------------------------------------------------------------------------------------
 
     @property
     def is_inherited(self) -> bool:
         """Whether this process was forked from the rank that made the group: the connections are that one's."""
-        return self._groups is not None and self._groups.is_inherited
+        return self.groups is not None and self.groups.is_inherited
 
     def check_process(self) -> None:
         """Raise where the group is another process's."""
-        if self._groups is not None:
-            self._groups.check_process()
+        if self.groups is not None:
+            self.groups.check_process()
 
     # --- failure ------------------------------------------------------------------------------------------
 
     def report_failure(self, text: str) -> None:
         """Leave a note for the others; the first one counts. Never raises."""
-        if self._groups is not None:
-            self._groups.abandon()
-        self._notes.report(text)
+        if self.groups is not None:
+            self.groups.abandon()
+        self.notes.report(text)
 
     def check_script(self) -> None:
         """Tell the others, and raise, if this rank's script has ended with an error while a thread still serves them."""
-        self._notes.check_script()
+        self.notes.check_script()

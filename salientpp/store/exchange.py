@@ -121,6 +121,7 @@ class Exchange:
     Attributes:
         types: those whose rows may travel, and the names of the messages.
         wire_dtype: of ids and words in a request.
+        buffers: where the memory of rows that arrive comes from.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Exchange:
         self._named = {message.name for message in messages} | {None}
         self.placement, self.part_id = placement, placement.part_id
         self.traffic = Traffic()
-        self._buffers = BufferPool()  # for rows that arrive
+        self.buffers = BufferPool()
         # int32 ids halve the bytes of a request.
         narrow = all(book.num_vertices < 2**31 for book in self._books)
         self.wire_dtype = torch.int32 if narrow else torch.int64
@@ -237,7 +238,7 @@ class Exchange:
         return PendingRows(pending, like, wanted)
 
     def _send(self, tensor: Tensor, send_counts: list[int], recv_counts: list[int]) -> Pending:
-        pending = self.comm.all_to_all(tensor, send_counts, recv_counts, self._buffers.empty)
+        pending = self.comm.all_to_all(tensor, send_counts, recv_counts, self.buffers.empty)
         self.traffic.bytes_sent += tensor.nbytes
         self.traffic.bytes_received += pending.output.nbytes
         return pending

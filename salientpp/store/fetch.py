@@ -80,7 +80,7 @@ class InPlace:
     holds = False
 
     def __init__(self, buffers: BufferPool | None = None, decodes: bool = True) -> None:
-        self._buffers, self._decodes = buffers, decodes
+        self.buffers, self._decodes = buffers, decodes
 
     def plan(self, tiers: Tiers, places: Places) -> Places:
         return places
@@ -94,7 +94,7 @@ class InPlace:
             slot = plan.slot[0]
             if like.is_little(slot.numel()):
                 return like.tensor.index_select(0, slot)
-        empty = torch.empty if self._buffers is None else self._buffers.empty
+        empty = torch.empty if self.buffers is None else self.buffers.empty
         row_shape, dtype = (like.shape[1:], like.dtype) if narrow is None else (narrow.row_shape, narrow.dtype)
         out = empty((plan.num_rows, *row_shape), dtype=dtype)
         for tier, position, slot in tiers.groups(plan):
@@ -128,7 +128,7 @@ class InPlace:
 
     def bytes_under_way(self, num_batches: int) -> int:
         """What batches take at most: here, what the pool has taken for as many as there were."""
-        return 0 if self._buffers is None else self._buffers.bytes_allocated
+        return 0 if self.buffers is None else self.buffers.bytes_allocated
 
 
 def _put(narrow: Narrow | None, rows: Tensor | RowSource, index: Tensor, out: Tensor, out_index: Tensor | None) -> None:

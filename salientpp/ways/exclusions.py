@@ -16,10 +16,7 @@ EXCLUDED: Mapping[tuple[str, str], str] = {
     ("lookahead", "device_cache"): _MOVES,
     ("lookahead", "transform_sampler_output"): "it may change the vertices that a batch needs after they were foreseen",
     ("lookahead", "ranks_per_host"): "the cache follows the batches of one rank, and those of a host would share it",
-    (
-        "partial_aggregation",
-        "lookahead",
-    ): "a cache that looks ahead decides after the sums were chosen which rows it has",
+    ("partial_aggregation", "lookahead"): "a cache that looks ahead decides after the sums which rows it has",
     ("partial_aggregation", "join_logical_ranks"): "the last hops of joined batches do not stand together",
     ("partial_aggregation", "pad"): "its sums would be as many as before",
     ("partial_aggregation", "transform_sampler_output"): "it may change what was sampled, and sums are of that",
@@ -36,7 +33,7 @@ def check_together(values: Mapping[str, Any]) -> None:
     Args:
         values: of the options that can be given, by name.
     """
-    for (one, other), _reason in EXCLUDED.items():
+    for one, other in EXCLUDED:
         if (one, other) != _LATER and _is_given(values[one]) and _is_given(values[other]):
             raise ValueError(excludes(one, values[one], other))
 

@@ -205,7 +205,7 @@ def _fail_unheard(rank: int, root: str, how: str) -> None:
         raise LookupError("the user's mistake")
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    while loader.engine.basis.comm._groups.reaches(0):
+    while loader.engine.basis.comm.groups.reaches(0):
         time.sleep(0.1)
 
 
@@ -245,7 +245,7 @@ def test_a_rank_that_makes_no_loader_is_named_after_the_timeout(tmp_path):
 
 def _ask_in_vain(rank: int, root: str) -> tuple[int, int, float, list[str]]:
     loader = _loader(root)
-    store = loader.engine.basis.comm._notes.store
+    store = loader.engine.basis.comm.notes.store
     asked, ask = 0, store.ask
 
     def counted(question):

@@ -251,7 +251,7 @@ def test_leaving_what_was_left_waits_for_nobody():
     """The thread that answers the others may have the lock for as long as they wait for this one, as in Join."""
     iterator = iter(NeighborLoader(random_data(), [2], [1, 2, 3], batch_size=2))
     list(iterator)
-    with iterator._run._lock:
+    with iterator.run.lock:
         thread = threading.Thread(target=iterator.close)
         thread.start()
         thread.join(distributed.HANG)

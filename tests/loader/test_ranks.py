@@ -916,7 +916,7 @@ def test_other_things_are_no_numbers(value):
 def _reuse(rank: int, root: str) -> list[int]:
     part = salientpp.load(root)
     loader = NeighborLoader(part, [-1, -1], "all", batch_size=500, columns=("x",), seed=0, uneven="wrap")
-    pools = [loader.engine.basis.source.exchange._buffers, loader.engine.producer.fetch.served._buffers]
+    pools = [loader.engine.basis.source.exchange.buffers, loader.engine.producer.fetch.served.buffers]
     taken = []
     for _ in range(4):
         for batch in loader:

@@ -472,20 +472,6 @@ def test_no_test_module_imports_another():
     assert found == []
 
 
-#: Of these no public name tells what the test is about. Nothing may be added.
-STILL_PRIVATE = {
-    "engine/test_faults.py: loader.engine.basis.comm._groups",
-    "engine/test_faults.py: loader.engine.basis.comm._notes",
-    "engine/test_uneven.py: iterator._run",
-    "engine/test_uneven.py: iterator._run._lock",
-    "loader/test_ranks.py: loader.engine.basis.source.exchange._buffers",
-    "loader/test_ranks.py: loader.engine.producer.fetch.served._buffers",
-    "ranks/test_groups.py: again.engine.basis.comm._groups",
-    "ranks/test_groups.py: loader.engine.basis.comm._groups",
-    "ways/lookahead/test_way.py: ahead_of(loader)._under_way",
-}
-
-
 def private_state(source: str) -> set[str]:
     """Private attributes, as they are written, of loaders, of their epochs and of what is reached through either."""
     written = {
@@ -501,8 +487,7 @@ def test_tests_use_no_private_state_of_loaders():
     for path in sorted((ROOT / "tests").rglob("*.py")):
         name = path.relative_to(ROOT / "tests")
         found |= {f"{name}: {text}" for text in private_state(path.read_text())}
-    assert found - STILL_PRIVATE == set()
-    assert STILL_PRIVATE - found == set(), "no longer used; take it out of the list"
+    assert found == set()
 
 
 def test_private_state_is_seen():

@@ -120,7 +120,7 @@ def _come_and_go(rank: int, root: str, number: int) -> int:
             chosen = plan.choice(living)
             chosen.set_epoch(0)
             assert _batches(chosen) == expected
-    return len({id(loader.engine.basis.comm._groups) for loader in living})
+    return len({id(loader.engine.basis.comm.groups) for loader in living})
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -139,14 +139,14 @@ def _fail_and_go_on(rank: int, root: str) -> tuple[list[str], int]:
                 pass
         except RuntimeError as error:
             texts.append(str(error))
-        groups = loader.engine.basis.comm._groups
+        groups = loader.engine.basis.comm.groups
         assert groups.broken and not groups.free
         del loader
         gc.collect()
         assert not groups.free
         dist.barrier()
         again = _loader(part)
-        assert again.engine.basis.comm._groups is not groups
+        assert again.engine.basis.comm.groups is not groups
         assert _batches(again), index
     return texts, len(texts)
 

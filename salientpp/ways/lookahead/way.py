@@ -112,6 +112,7 @@ class Lookahead(Cache):
 
     Attributes:
         planners: by vertex type, of those whose rows change; empty: nothing is to be gained.
+        under_way: batches that have entered and are not put together.
     """
 
     def __init__(self, window: Window, replication_factor: float, policy: Policy, fill: bool) -> None:
@@ -120,7 +121,7 @@ class Lookahead(Cache):
         self.planners: dict[str | None, Planner] = {}
         self._shares: dict[str | None, Callable[[], float]] = {}  # by type, the part of the remote rows that is fetched
         self._decision: Task | Future | None = None  # the last
-        self._under_way = 0  # batches that have entered and are not put together
+        self.under_way = 0
 
     @property
     def finds_late(self) -> bool:  # type: ignore[override]  # known when rows are placed
@@ -180,8 +181,8 @@ class Lookahead(Cache):
 
     def begin_epoch(self) -> None:
         """Where batches of an epoch before were lost on their way, so are rows that slots were to have."""
-        if self._under_way:
-            self._under_way = 0
+        if self.under_way:
+            self.under_way = 0
             if self._decision is not None:
                 with contextlib.suppress(BaseException):  # whoever it was for has had the error, or is gone
                     self._decision.result()
@@ -190,7 +191,7 @@ class Lookahead(Cache):
                 planner.forget_rows()
 
     def find(self, draws: Draws, tick: int, places: PlacesByType) -> Task | Future:
-        self._under_way += 1
+        self.under_way += 1
         self._decision = decision = self._submit(self._decide, draws, tick, places)
         return decision
 
@@ -217,7 +218,7 @@ class Lookahead(Cache):
 
     def deliver(self, batch: Any, note: Any) -> None:
         if self.planners:
-            self._under_way -= 1
+            self.under_way -= 1
 
     def price(self, price: Price, notes: Sequence[Any]) -> Price:
         fetched, copied = dict(price.fetched), dict(price.copied)

@@ -319,7 +319,7 @@ def _lost(rank: int, root: str) -> bool:
         ids = torch.arange(600)[torch.tensor([part.book.owner(torch.tensor(v)) != rank for v in range(600)])]
         planner.forget_window()
         planner.plan(ids, lambda: None)
-    ahead_of(loader)._under_way += 1
+    ahead_of(loader).under_way += 1
     for batch in loader:
         assert _right(batch, part)
     return True
