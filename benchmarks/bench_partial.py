@@ -113,7 +113,7 @@ def count_copies(arguments: argparse.Namespace) -> None:
             for copies in analysis.copies:
                 rows.append({**labels, **asdict(copies)})
                 print(
-                    f"{dataset} {fanouts!s:12} β={copies.gpu_fraction:<5g} rows {copies.rows_without:12,.0f} -> {copies.rows_per_epoch:12,.0f} "
+                    f"{dataset} {fanouts!s:12} β={copies.device_fraction:<5g} rows {copies.rows_without:12,.0f} -> {copies.rows_per_epoch:12,.0f} "
                     f"and {copies.sums_per_epoch:12,.0f} sums: {1 / copies.share:.2f}x fewer",
                     flush=True,
                 )

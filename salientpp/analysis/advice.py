@@ -17,19 +17,19 @@ from torch import Tensor
 from salientpp.vip.inclusion import add_seeds
 from salientpp.vip.policies import Workload, cache_capacity
 
-GPU_FRACTIONS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+DEVICE_FRACTIONS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
 class DeviceRows:
     """Rows of its own part that a batch copies from host to device, expected, mean over parts, by GPU fraction β.
 
-    ``gpu_bytes`` is what β of the largest part takes on the device.
+    ``device_bytes`` is what β of the largest part takes on the device.
     """
 
     fanouts: tuple[int, ...]
-    gpu_fraction: float
-    gpu_bytes: int
+    device_fraction: float
+    device_bytes: int
     rows_per_batch_vip_order: float
     rows_per_batch_original_order: float
 
@@ -43,7 +43,7 @@ class Recommendation:
     Attributes:
         replication_factor, remaining: α, and the share of rows per epoch that it leaves.
         cache_bytes: what the cache costs a machine; ``next_gb_saves`` is the further share a next 10^9 bytes would save.
-        gpu_fraction, gpu_remaining, gpu_bytes, next_gpu_gb_saves: the same for β and host-to-device rows.
+        device_fraction, device_remaining, device_bytes, next_device_gb_saves: the same for β and host-to-device rows.
     """
 
     fanouts: tuple[int, ...]
@@ -51,17 +51,17 @@ class Recommendation:
     remaining: float
     cache_bytes: int
     next_gb_saves: float
-    gpu_fraction: float
-    gpu_remaining: float
-    gpu_bytes: int
-    next_gpu_gb_saves: float
+    device_fraction: float
+    device_remaining: float
+    device_bytes: int
+    next_device_gb_saves: float
 
     def __str__(self) -> str:
         return (
             f"fanouts {list(self.fanouts)}: α = {self.replication_factor:g} ({format_bytes(self.cache_bytes)} per machine) leaves "
             f"{self.remaining:.0%} of the rows to fetch; {_next_gb(self.next_gb_saves, self.remaining)}. "
-            f"β = {self.gpu_fraction:g} ({format_bytes(self.gpu_bytes)} of GPU memory) leaves {self.gpu_remaining:.0%} of the rows "
-            f"to copy from host to device; {_next_gb(self.next_gpu_gb_saves, self.gpu_remaining)}."
+            f"β = {self.device_fraction:g} ({format_bytes(self.device_bytes)} of GPU memory) leaves {self.device_remaining:.0%} of the rows "
+            f"to copy from host to device; {_next_gb(self.next_device_gb_saves, self.device_remaining)}."
         )
 
 
@@ -85,7 +85,7 @@ def advise(
     alpha, left = remaining[_knee([alpha for alpha, _ in remaining], [1 - left for _, left in remaining])]
     fanouts = tuple(workloads[0].num_neighbors)
     book = workloads[0].book
-    device = torch.zeros(2, len(GPU_FRACTIONS), dtype=torch.float64, device="cpu")
+    device = torch.zeros(2, len(DEVICE_FRACTIONS), dtype=torch.float64, device="cpu")
     gains = torch.zeros(
         2, dtype=torch.float64, device="cpu"
     )  # expected rows that a next GB saves: of the cache, of the GPU
@@ -102,7 +102,7 @@ def advise(
         with_seeds = add_seeds(chance[begin:end], workload.seeds - begin, workload.batch_size)
         by_vip = with_seeds.sort(descending=True).values
         by_id = with_seeds[original_id[begin:end].argsort()]
-        for i, fraction in enumerate(GPU_FRACTIONS):
+        for i, fraction in enumerate(DEVICE_FRACTIONS):
             first = int(fraction * (end - begin))
             device[0, i] += by_vip[first:].sum()
             device[1, i] += by_id[first:].sum()
@@ -112,12 +112,12 @@ def advise(
     largest = max(book.size_of(part_id) for part_id in range(book.num_parts))
     rows = [
         DeviceRows(fanouts, beta, int(beta * largest) * row_bytes, float(device[0, i]), float(device[1, i]))
-        for i, beta in enumerate(GPU_FRACTIONS)
+        for i, beta in enumerate(DEVICE_FRACTIONS)
     ]
     whole = max(float(device[0, 0]), 1e-12)
-    best = rows[_knee(list(GPU_FRACTIONS), [1 - row.rows_per_batch_vip_order / whole for row in rows])]
+    best = rows[_knee(list(DEVICE_FRACTIONS), [1 - row.rows_per_batch_vip_order / whole for row in rows])]
     for by_vip in by_part:
-        first = int(best.gpu_fraction * by_vip.numel())
+        first = int(best.device_fraction * by_vip.numel())
         gains[1] += by_vip[first : first + gb_rows].sum()
     return rows, Recommendation(
         fanouts=fanouts,
@@ -125,10 +125,10 @@ def advise(
         remaining=left,
         cache_bytes=cache_capacity(alpha, book) * row_bytes,
         next_gb_saves=float(gains[0] / totals[0].clamp(min=1e-12)),
-        gpu_fraction=best.gpu_fraction,
-        gpu_remaining=best.rows_per_batch_vip_order / whole,
-        gpu_bytes=best.gpu_bytes,
-        next_gpu_gb_saves=float(gains[1] / totals[1].clamp(min=1e-12)),
+        device_fraction=best.device_fraction,
+        device_remaining=best.rows_per_batch_vip_order / whole,
+        device_bytes=best.device_bytes,
+        next_device_gb_saves=float(gains[1] / totals[1].clamp(min=1e-12)),
     )
 
 

@@ -200,7 +200,7 @@ def copies_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
         f"Fanouts {list(fanouts)}: what hosts copy to devices of their own parts' rows per epoch with partial_aggregation, over all machines, if the first β "
         "of each part are kept in GPU memory",
         "",
-        [f"β={copies.gpu_fraction:g}" for copies in found],
+        [f"β={copies.device_fraction:g}" for copies in found],
         {
             "rows without": [_short(copies.rows_without) for copies in found],
             "rows": [_short(copies.rows_per_epoch) for copies in found],
@@ -245,8 +245,8 @@ def device_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
         "β",
         ["GPU memory", "VIP order", "original order"],
         {
-            f"{row.gpu_fraction:g}": [
-                format_bytes(row.gpu_bytes) if analysis.row_bytes[""] else "–",
+            f"{row.device_fraction:g}": [
+                format_bytes(row.device_bytes) if analysis.row_bytes[""] else "–",
                 _short(row.rows_per_batch_vip_order),
                 _short(row.rows_per_batch_original_order),
             ]

@@ -62,7 +62,7 @@ class Copies:
     """Rows of their own parts that hosts copy to devices per epoch, over all ranks, if a device has the first β of each part; means over epochs.
 
     Attributes:
-        gpu_fraction: β.
+        device_fraction: β.
         rows_without: without sums.
         rows_per_epoch, sums_per_epoch, sources_per_epoch: with sums: rows, sums in the place of rows, and rows in these sums.
         auto: by rank, whether 'auto' has its host sum up.
@@ -70,7 +70,7 @@ class Copies:
     """
 
     fanouts: tuple[Any, ...]
-    gpu_fraction: float
+    device_fraction: float
     rows_without: float
     rows_per_epoch: float
     sums_per_epoch: float

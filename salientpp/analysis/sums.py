@@ -19,11 +19,11 @@ from salientpp.ways.sums.moved import Moved, are_copies_worth_it, are_fetches_wo
 from salientpp.ways.sums.plan import Wire
 
 #: Of a part's rows, what a device has for which copies are counted.
-GPU_FRACTIONS = (0.0, 0.04, 0.2)
+DEVICE_FRACTIONS = (0.0, 0.04, 0.2)
 
 
 class Sums:
-    """What one rank fetches, for every replication factor, and what its host copies, for every one of :data:`GPU_FRACTIONS`.
+    """What one rank fetches, for every replication factor, and what its host copies, for every one of :data:`DEVICE_FRACTIONS`.
 
     Args:
         workload: of the rank's part; it plans as loaders do.
@@ -46,7 +46,7 @@ class Sums:
             members = IdSet.of(plan_cache(scores, book, part_id, alpha), book.num_vertices)
             self._tiers.append(Tiers(book, part_id, home, copies=[Tier("cache", members, {}, False, "")]))
         size, self._device_tiers = book.size_of(part_id), []
-        for beta in GPU_FRACTIONS:
+        for beta in DEVICE_FRACTIONS:
             members = IdSet.of(torch.arange(int(beta * size), device="cpu"), size)
             near = [Tier("device", members, {}, True, "")] if beta else []
             self._device_tiers.append(Tiers(book, part_id, home, near=near))
@@ -92,7 +92,7 @@ def over_ranks(ranks: Sequence[Sums], fanouts: tuple[Any, ...], epochs: int) -> 
                 with_sums / without if without else 1.0,
             )
         )
-    for b, (beta, copied) in enumerate(zip(GPU_FRACTIONS, zip(*(each.copied for each in ranks)))):
+    for b, (beta, copied) in enumerate(zip(DEVICE_FRACTIONS, zip(*(each.copied for each in ranks)))):
         total = sum(copied, Moved())
         rows, sums, without = total.rows / epochs, total.sums / epochs, total.whole_rows / epochs
         share = (rows + sums) / without if without else 1.0

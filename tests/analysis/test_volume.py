@@ -339,8 +339,8 @@ def test_the_tables_say_what_memory_each_size_takes(tmp_path, capsys, monkeypatc
     result = json.loads((tmp_path / "out.json").read_text())
     assert [entry["cache_bytes"] for entry in result["results"][:3]] == [0, 10_000, 100_000]
     largest = round(result["balance"]["vertices"] * 1000)
-    assert [row["gpu_bytes"] for row in result["device_rows"]] == [
-        int(row["gpu_fraction"] * largest) * 100 for row in result["device_rows"]
+    assert [row["device_bytes"] for row in result["device_rows"]] == [
+        int(row["device_fraction"] * largest) * 100 for row in result["device_rows"]
     ]
 
 

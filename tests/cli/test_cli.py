@@ -105,7 +105,7 @@ def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir
     assert bare["summed"]["bytes_without"] == without
     whole, some, _ = figures["copies"]
     assert "rows and sums, of rows without" in shown
-    assert whole["gpu_fraction"] == 0 and some["rows_without"] < whole["rows_without"] and whole["share"] < 1
+    assert whole["device_fraction"] == 0 and some["rows_without"] < whole["rows_without"] and whole["share"] < 1
     assert cli.main([*call, "--json", str(tmp_path / "b.json")]) == 0
     without = json.loads((tmp_path / "b.json").read_text())
     ways = {volume["way"] for volume in without["results"]}

@@ -83,7 +83,7 @@ def partition(
         method: what assigns vertices to parts: 'metis', 'kaminpar' (an extra), 'random'; 'auto' is 'kaminpar' for more than 2^26 edges where KaMinPar is
             installed, else 'metis'. Or the given assignment: an integer tensor [N] of parts in [0, K); of a ``HeteroData`` a mapping from node types to these.
         edge_weights: what METIS and KaMinPar minimise: 'vip', the draws across the cut, or 'equal', the number of edges cut.
-        order: how vertices are numbered inside a part: 'vip', the most probable first, or 'original', as in ``data``. ``gpu_fraction`` takes the first rows.
+        order: how vertices are numbered inside a part: 'vip', the most probable first, or 'original', as in ``data``. ``device_rows`` takes the first rows.
         refine: whether vertices then move between parts while fewer rows are predicted to travel; there is no such refinement of a ``HeteroData``. None:
             where METIS or KaMinPar assigned the vertices of a ``Data`` with at most 2^26 edges. True refines a given or random assignment too.
         split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping. Every vertex that it names is kept, whatever its label.

@@ -417,11 +417,11 @@ def test_what_is_copied_to_devices_is_what_the_analysis_counts(roots, parts):
         Ways(replication_factors=[0], policies=["vip"], sums=True),
     )
     for copies in analysis.copies:
-        found = distributed.run(check_copied, parts, roots[parts], copies.gpu_fraction)
+        found = distributed.run(check_copied, parts, roots[parts], copies.device_fraction)
         counted = copies.rows_without, copies.rows_per_epoch, copies.sums_per_epoch, copies.sources_per_epoch
         assert [sum(of_rank) for of_rank in zip(*found)] == [2 * count for count in counted]
         assert copies.auto == (True,) * parts and copies.share < 1
-    assert [copies.gpu_fraction for copies in analysis.copies] == [0, 0.04, 0.2]
+    assert [copies.device_fraction for copies in analysis.copies] == [0, 0.04, 0.2]
 
 
 def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
