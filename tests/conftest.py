@@ -12,6 +12,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Their assertions are to say what was compared, as those of tests do.
 pytest.register_assert_rewrite("batches", "command_line", "directories", "one_process")
 
+
+@pytest.fixture(autouse=True)
+def _environment_of_the_next_test():
+    """Libraries that tests use leave variables behind, such as MASTER_PORT; a rank of a later test would look for others there."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 # Examples share the folder of their test and name subfolders themselves; a slow machine is no fault.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 settings.register_profile("default", derandomize=True, max_examples=60, **_COMMON)

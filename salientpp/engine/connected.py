@@ -70,8 +70,12 @@ def connect_part(
     """What the rank at this place has and visits.
 
     Args:
+        placement: among the parts on disk, or among those of ``part``.
         messages: what may be asked for beside rows of a graph with one type of vertices.
     """
-    held = part.whole.joined(placement.row_offsets, placement.part_id)
-    own = part.whole.joined(placement.own_offsets, placement.own_part)
+    whole = part.whole
+    # The analysis may count on a view whose parts are several of those on disk.
+    at = range(whole.num_parts + 1) if placement.num_parts == whole.num_parts else part.offsets
+    held = whole.joined([at[first] for first in placement.row_offsets], placement.part_id)
+    own = whole.joined([at[first] for first in placement.own_offsets], placement.own_part)
     return Connected(own, held, Exchange(comm, held.row_books, placement, () if part.is_hetero else messages))
