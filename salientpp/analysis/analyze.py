@@ -115,12 +115,15 @@ def analyze(
     options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
     graph, row_bytes = open_graph(data, parts, several[0], ways.send_as)
     num_parts = graph.num_parts
+    placements = None
     if ranks is not None or num_parts <= MOST_RANKS:
-        placed(ranks, num_parts, ranks_per_host)  # what does not fit is said before the graph is partitioned
+        placements = placed(
+            ranks, num_parts, ranks_per_host
+        )  # what does not fit is said before the graph is partitioned
     del data  # a caller who keeps no reference either has the memory back
     part: Any = graph.parted(options, several[0], progress) if isinstance(graph, Unparted) else graph
     del graph
-    placements = placed(ranks, num_parts, ranks_per_host)
+    placements = placements or placed(ranks, num_parts, ranks_per_host)
     jobs = [Job.of(part, row_bytes, placements, each) for each in several]
     found = [_Count(job, ways, policies, 0 if predict_only else job.batches.epochs, progress) for job in jobs]
     for count in found:

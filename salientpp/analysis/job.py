@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -104,16 +105,16 @@ class Job:
             engines.append(Engine(basis, ()))
         return cls(batches, engines, {type_: row_bytes[type_] for type_ in types})
 
-    @property
+    @cached_property
     def placements(self) -> list[Placement]:
         return [engine.basis.epochs.placement for engine in self.engines]
 
-    @property
+    @cached_property
     def hosts(self) -> list[range]:
         """The ranks of each host."""
         return [*dict.fromkeys(placement.ranks_of_host for placement in self.placements)]
 
-    @property
+    @cached_property
     def units(self) -> list[Basis]:
         """Of the first rank of each part that ranks visit."""
         found: dict[int, Basis] = {}
@@ -121,7 +122,7 @@ class Job:
             found.setdefault(engine.basis.epochs.placement.own_part, engine.basis)
         return list(found.values())
 
-    @property
+    @cached_property
     def held(self) -> dict[str | None, PartitionBook]:
         """By vertex type whose rows travel, which ids each host's rows are of."""
         return {type_: self.engines[0].basis.source.books[type_] for type_ in self.widths}

@@ -63,7 +63,7 @@ class DataTemplate:
         }
 
     def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:
-        """The batch without what :func:`add_batch_attributes` sets.
+        """The batch without what :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets.
 
         Args:
             rows: the columns that the pipeline brings.
@@ -114,7 +114,7 @@ class StoreTemplate:
         return {}
 
     def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None = None) -> Data | HeteroData:
-        """The batch without what :func:`add_batch_attributes` sets."""
+        """The batch without what :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets."""
         typed = isinstance(mfg, HeteroSamplerOutput)
         out = (self._custom_cls or (HeteroData if typed else Data))()
         with self._lock:
@@ -197,7 +197,7 @@ class PartitionTemplate:
         return None
 
     def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None = None) -> Data | HeteroData:
-        """The batch without what :func:`add_batch_attributes` sets; ``rows`` holds all node attributes."""
+        """The batch without what :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets; ``rows`` holds all node attributes."""
         out = Data() if isinstance(mfg, SamplerOutput) else HeteroData()
         edge_types = [None] if isinstance(mfg, SamplerOutput) else list(mfg.row)
         edge_store = {name: storage_of(out, name) for name in edge_types}

@@ -79,7 +79,7 @@ class Shares:
                 drop_last=self.drop_last,
                 uneven=self.uneven,
                 seed=seed,
-                kind="rank" if placement.num_logical_ranks == placement.world_size else "logical_rank",
+                kind="rank" if placement.num_logical_ranks == placement.world_size else "logical rank",
             )
             for logical_rank in placement.logical_ranks
         ]

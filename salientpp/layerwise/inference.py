@@ -27,14 +27,13 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp.arguments import as_integer
-from salientpp.batch.loader_attributes import add_node_attributes
 from salientpp.batch.template import PartitionTemplate
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.connected import connect_part, placement_of
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.run import Epoch
-from salientpp.engine.seeds import Seeds
+from salientpp.engine.seeds import vertex_seeds
 from salientpp.engine.source import BatchSource, open_data, open_partition
 from salientpp.files import check_output, write_whole
 from salientpp.graph.csc import Graph, runs_of_vertices
@@ -51,7 +50,6 @@ from salientpp.sampling.schedule import Schedule, Turns
 from salientpp.sampling.seeds import part_nodes
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.accesses import count_accesses
-from salientpp.vip.inclusion import uniform_start
 from salientpp.vip.policies import Workload
 
 
@@ -305,12 +303,12 @@ class LayerRun:
         data = self._call.data
         if sampler is not None:
             nodes = torch.arange(data.num_nodes, device="cpu")
-            seeds = _seeds(sampler, NodeSamplerInput(None, nodes, None, None))
+            seeds = vertex_seeds(sampler, NodeSamplerInput(None, nodes, None, None))
             return open_data(data, self._comm, sampler, seeds, columns=options.columns)
         connected = connect_part(data, self._comm, placement_of(data, self._comm))
         sampler = NeighborSampler(data.graph, [-1])
         inputs, _ = part_nodes(connected.own, connected.own_part, "all", None, None)
-        seeds = _seeds(sampler, inputs)
+        seeds = vertex_seeds(sampler, inputs)
         return open_partition(connected, sampler, seeds, columns=options.columns, custom_cls=None)
 
     # --- the layer ------------------------------------------------------------------------------------------
@@ -388,17 +386,6 @@ class Prepared:
     source: BatchSource
     facts: Facts
     options: Options
-
-
-def _seeds(sampler: NeighborSampler, inputs: NodeSamplerInput) -> Seeds:
-    return Seeds(
-        inputs=inputs,
-        number=inputs.node.numel(),
-        draw=sampler.sample_from_nodes,
-        add_batch_attributes=partial(add_node_attributes, input_type=None),
-        access_probability=None,
-        start=lambda batch_size: {None: uniform_start(inputs.node, batch_size)},
-    )
 
 
 def _count(value: Any) -> int | None:
