@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +109,19 @@ class Engine:
 
     def price(self) -> Price:
         """What a batch of this rank takes, by a trial of some batches and the ways' forecasts; nothing moves."""
-        return self.producer.price()
+        begun, source, tiers = time.thread_time(), self.basis.source, self.producer.fetch.tiers
+        tried = [self.producer.drawn(self.basis.epochs.pieces(0, turn)) for turn in self.basis.trial_turns]
+        fetched, copied = dict.fromkeys(tiers, 0.0), dict.fromkeys(tiers, 0.0)
+        for drawn in tried:
+            for type_, places in drawn.places.items():
+                width = source.row_bytes[type_] / len(tried)
+                fetched[type_] += places.remote_id.numel() * width
+                found = tiers[type_].groups(places)
+                copied[type_] += sum(slot.numel() for tier, _, slot in found if not tier.on_device) * width
+        price = Price(fetched, copied, (time.thread_time() - begun) / max(1, len(tried)))
+        for way, notes in zip(self.ways, zip(*(drawn.notes for drawn in tried))):
+            price = way.price(price, notes)
+        return price
 
     def move_to(self, epoch: int) -> bool:
         """Let the epoch that was begun last be another one, if it was not asked for a batch yet; whether it is."""

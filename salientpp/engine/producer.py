@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from salientpp.engine.direct import BatchMaker, Direct, Made
 from salientpp.engine.huge_pages import ask_for_huge_pages
 from salientpp.engine.pipeline import Pipeline, Trace
 from salientpp.engine.stages import BatchStages, Finished, Request, Sampled
-from salientpp.engine.way import PlacesByType, Price, Way
+from salientpp.engine.way import PlacesByType, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
 from salientpp.processes import Threads, Undone, forks, may_compute_in_parallel
 from salientpp.sampling.schedule import BatchKeys, Turn
@@ -190,23 +189,6 @@ class Producer:
             mfg, note = way.on_drawn(mfg)
             notes.append(note)
         return Drawn(mfg, self.fetch.look_up(ids_by_type(mfg.node)), notes)
-
-    def price(self) -> Price:
-        """What a batch of this rank takes, by a trial of epoch 0 and what the ways say of it."""
-        begun = time.thread_time()
-        tried = [self.drawn(self.basis.epochs.pieces(0, turn)) for turn in self.basis.trial_turns]
-        number, row_bytes, tiers = max(1, len(tried)), self.basis.source.row_bytes, self.fetch.tiers
-        fetched, copied = dict.fromkeys(tiers, 0.0), dict.fromkeys(tiers, 0.0)
-        for drawn in tried:
-            for type_, places in drawn.places.items():
-                width = row_bytes[type_] / number
-                fetched[type_] += places.remote_id.numel() * width
-                found = zip(tiers[type_].all, places.slot)
-                copied[type_] += sum(slot.numel() for tier, slot in found if not tier.on_device) * width
-        price = Price(fetched, copied, (time.thread_time() - begun) / number)
-        for way, notes in zip(self.ways, zip(*(drawn.notes for drawn in tried))):
-            price = way.price(price, notes)
-        return price
 
 
 def _made_by_hand(by_hand: ByHand, index: int, positions: Tensor, keys: BatchKeys) -> Made:

@@ -45,13 +45,14 @@ class Planner:
         members: int64, distinct ids whose rows the first slots have at the beginning.
 
     Attributes:
+        shape, prior: as given.
         slot_id: int32 [C], the id whose row each slot has after the batches that were planned; -1 for none.
         batch: number of the batch that :meth:`plan` is asked for next, counted from 0.
         known: how far the window reaches: batches before this number are known.
     """
 
     def __init__(self, shape: Shape, prior: Tensor, members: Tensor) -> None:
-        self.shape, self._prior, self._num_ids = shape, prior, prior.numel()
+        self.shape, self.prior, self._num_ids = shape, prior, prior.numel()
         self.slot_id = torch.empty(shape.num_slots, dtype=torch.int32, device="cpu")
         self._slot_key = torch.empty(shape.num_slots, dtype=torch.int16, device="cpu")
         self._table = torch.empty(shape.table_size, dtype=shape.table_dtype, device="cpu")
@@ -63,7 +64,7 @@ class Planner:
         self._fill(members)
 
     def _fill(self, members: Tensor) -> None:
-        ops.fill_slots(members, self._prior, self.slot_id, self._slot_key, self._table)
+        ops.fill_slots(members, self.prior, self.slot_id, self._slot_key, self._table)
 
     def plan(self, remote_id: Tensor, upcoming: Callable[[], Tensor | None]) -> Moves:
         """Decide for the next batch.
@@ -76,7 +77,7 @@ class Planner:
         if not self._links:
             self._link(remote_id, upcoming)
         moves = ops.plan_batch(
-            remote_id, self._links.popleft(), self.batch, self._prior, self.slot_id, self._slot_key, self._table
+            remote_id, self._links.popleft(), self.batch, self.prior, self.slot_id, self._slot_key, self._table
         )
         self.batch += 1
         return Moves(*moves)
@@ -110,7 +111,7 @@ class Planner:
         self._waiting = None
         self.known = self.batch
         there = self.slot_id >= 0
-        self._slot_key[there] = _unknown(self._prior[self.slot_id[there].long()])
+        self._slot_key[there] = _unknown(self.prior[self.slot_id[there].long()])
 
     def forget_rows(self) -> None:
         """No slot holds anything; nor is the window known."""

@@ -44,7 +44,7 @@ from salientpp.vip.policies import Policy
 from salientpp.ways.cache import Cache
 from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Moves, Planner
-from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
+from salientpp.ways.lookahead.shape import Window, group_of, plan_rows
 
 #: By vertex type, the list of remote ids that a batch needs.
 Lists = Mapping[str | None, Tensor]
@@ -119,7 +119,6 @@ class Lookahead(Cache):
         super().__init__(replication_factor, policy, fill=fill)
         self._window = window
         self.planners: dict[str | None, Planner] = {}
-        self._shares: dict[str | None, Callable[[], float]] = {}  # by type, the part of the remote rows that is fetched
         self._decision: Task | Future | None = None  # the last
         self.under_way = 0
 
@@ -150,13 +149,12 @@ class Lookahead(Cache):
             if planned is not None:
                 shape, members[type_] = planned
                 self.planners[type_] = Planner(shape, scores[type_].to(torch.float32), members[type_])
-                self._shares[type_] = partial(_share, scores[type_], book.range_of(part_id), shape, trial, blocks)
         return members
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
         if not self.planners:
             return
-        self._books = basis.source.books
+        self._basis = basis
         self._lists: dict[str | None, deque[Tensor]] = {type_: deque() for type_ in self.planners}
         # With long windows several lists are asked for at once.
         group = max(group_of(planner.shape.window) for planner in self.planners.values())
@@ -203,7 +201,7 @@ class Lookahead(Cache):
         decided = dict(places)
         for type_, planner in self.planners.items():
             moves = planner.plan(places[type_].remote_id, partial(self._upcoming, type_))
-            decided[type_] = _with_kept(places[type_], moves, self._books[type_])
+            decided[type_] = _with_kept(places[type_], moves, self._basis.source.books[type_])
         return decided
 
     def _upcoming(self, type_: str | None) -> Tensor | None:
@@ -222,11 +220,20 @@ class Lookahead(Cache):
 
     def price(self, price: Price, notes: Sequence[Any]) -> Price:
         fetched, copied = dict(price.fetched), dict(price.copied)
-        for type_, share in self._shares.items():
-            fetched[type_] = price.fetched[type_] * share()
+        for type_ in self.planners:
+            fetched[type_] = price.fetched[type_] * self._fetched_share(type_, price.fetched[type_])
             copied[type_] += price.fetched[type_] - fetched[type_]
         # A batch is drawn twice, the first time for its ids.
         return Price(fetched, copied, price.seconds * (2 if self.planners else 1))
+
+    def _fetched_share(self, type_: str | None, num_bytes: float) -> float:
+        """The part of the remote rows of batches that is fetched, as forecast; those of a batch are ``num_bytes``."""
+        source, planner = self._basis.source, self.planners[type_]
+        remote = planner.prior.clone()
+        remote[slice(*source.books[type_].range_of(source.exchange.part_of(type_)))] = 0
+        number = num_bytes / max(1, source.row_bytes[type_])
+        spread = Spread.of(remote, _blocks_of(self._basis), Trial(number, 0))
+        return spread.rows(planner.shape.num_slots, planner.shape.window) / max(spread.rows(0, 0), 1e-300)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes of the rows, under ``cache``, of what finds them and of the window's ids, under ``lookahead``."""
@@ -264,16 +271,6 @@ def _with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:
         remote_row=remote_row,
         kept=Kept(kept_position, slot, moves.admitted_row, moves.admitted_slot),
     )
-
-
-def _share(
-    scores: Tensor, own: tuple[int, int], shape: Shape, trial: Callable[[], Trial], blocks: Callable[[], Blocks | None]
-) -> float:
-    """The part of the remote rows of batches that is fetched, as forecast."""
-    remote = scores.to(torch.float32, copy=True)
-    remote[slice(*own)] = 0
-    spread = Spread.of(remote, blocks(), trial())
-    return spread.rows(shape.num_slots, shape.window) / max(spread.rows(0, 0), 1e-300)
 
 
 def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:
