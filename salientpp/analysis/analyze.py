@@ -105,10 +105,8 @@ def analyze(
         ValueError: an argument is wrong; nothing was computed.
     """
     progress = progress or Progress()
-    several, ways = (
-        one_or_several(Batches() if batches is None else batches, data),
-        (ways or Ways()).checked(predict_only),
-    )
+    several = one_or_several(Batches() if batches is None else batches, data)
+    ways = (ways or Ways()).checked(predict_only)
     is_typed = not several[0].is_plain or (isinstance(data, PartitionedGraph) and data.is_hetero)
     policies = check_policies(ways.policies, predict_only, is_typed)
     _check_sums(data, ways)
