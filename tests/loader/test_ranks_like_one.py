@@ -12,6 +12,7 @@ import torch
 from graphs import random_data
 from large_graph import generate
 from one_process import BATCH, FANOUTS, TYPED_FANOUTS, check_batches, homogeneous, typed_data, whole
+from peers import peer
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
@@ -214,16 +215,16 @@ def test_labels_beside_binary_negatives_move_as_in_one_process(tmp_path, world):
         for edge, label in found.items():
             want = moved.get(float(stored[edge]), float("nan"))
             assert label == want or (label != label and want != want), (case, edge, label, want)
-        whole = LinkNeighborLoader(
-            data, [1], data.edge_index, torch.tensor(labels), neg_sampling="binary", batch_size=5
-        )
-        theirs = PygLinkNeighborLoader(
-            data, [1], data.edge_index, torch.tensor(labels), neg_sampling="binary", batch_size=5
-        )
-        for loader in (whole, theirs):
-            torch.testing.assert_close(
-                next(iter(loader)).edge_label[:5], torch.tensor(expected), equal_nan=True, msg=case
-            )
+
+
+@pytest.mark.parametrize("kind", [LinkNeighborLoader, PygLinkNeighborLoader])
+@pytest.mark.parametrize("case", SHIFTS)
+def test_labels_beside_binary_negatives_move_in_one_process(kind, case):
+    if kind is PygLinkNeighborLoader:
+        peer("pyg_lib")  # it samples with that
+    data, (labels, expected) = labelled_edges(), SHIFTS[case]
+    loader = kind(data, [1], data.edge_index, torch.tensor(labels), neg_sampling="binary", batch_size=5)
+    torch.testing.assert_close(next(iter(loader)).edge_label[:5], torch.tensor(expected), equal_nan=True)
 
 
 def states_of_labels(rank: int, root: str, states: list[dict] | None) -> dict:
