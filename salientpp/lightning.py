@@ -215,7 +215,8 @@ class _GraphData(pyg.LightningDataModule):
         found = self._loader_class(self.data, **kwargs, **seeds)
         if partitioned:
             _check_every_rank_has_batches(found)
-        if partitioned and self._cache is None and kwargs.get("replication_factor"):
+        # A cache that looks ahead follows the batches of its loader, so other loaders have caches of their own.
+        if partitioned and self._cache is None and kwargs.get("replication_factor") and not kwargs.get("lookahead"):
             self._cache = found.cache
         return found
 

@@ -266,7 +266,7 @@ class LayerRun:
             self._comm, source, Epochs(0, source.exchange.placement, order), self._device, call.options["batch_size"], depth=options.depth,
             num_workers=call.options["num_workers"], dtype=options.dtype,
         )  # fmt: skip
-        self.engine = engine_together(basis, ways_of(options, everyone, ()), "run a layer")
+        self.engine = engine_together(basis, ways_of(options, everyone), "run a layer")
 
     @property
     def rank(self) -> int:

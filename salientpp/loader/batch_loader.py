@@ -94,7 +94,6 @@ class BatchLoader(EngineLoader):
                 options.ranks_per_host,
                 as_integer(options.logical_ranks) or 0,
                 bool(sources_in(options.columns)),
-                looks_ahead=bool(options.lookahead),
             )
         else:
             checked_hosts(options.ranks_per_host)
@@ -106,7 +105,7 @@ class BatchLoader(EngineLoader):
         self._calls = 0
         self._adapt_seeds(prepared.source.seeds, everyone)
         self._bookmark = self._make_bookmark(prepared, everyone)
-        ways = ways_of(prepared.options, everyone, self._hosts)
+        ways = ways_of(prepared.options, everyone)
         self.engine = engine_together(self._make_basis(comm, prepared), ways, "make its loader")
 
     # --- construction -------------------------------------------------------------------------------------

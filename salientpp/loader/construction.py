@@ -19,9 +19,8 @@ from salientpp.ranks.mistakes import go_astray
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.stored import is_remote
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.ways.cache import Cache
+from salientpp.ways.cache import Cache, GivenCache
 from salientpp.ways.device import DeviceRows
-from salientpp.ways.host import HostCache
 from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.sums.way import SumsOfRows
 
@@ -100,17 +99,16 @@ def engine_together(basis: Basis, ways: Sequence[Way], action: str) -> Engine:
         raise
 
 
-def ways_of(options: Options, everyone: Sequence[Facts], ranks_by_host: Sequence[int]) -> list[Way]:
+def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:
     """The ways that these options ask for, in the order in which they act."""
     ways: list[Way] = []
     if options.device_rows:
         ways.append(DeviceRows(options.device_rows))
-    fill = any(facts.fills_cache for facts in everyone)
-    if options.lookahead and not ranks_by_host:
-        ways.append(Lookahead(options.lookahead, options.replication_factor, options.policy, fill))
-    elif fill or options.cache is not None:
-        kind = HostCache if ranks_by_host else Cache
-        ways.append(kind(options.replication_factor, options.policy, options.device_cache, fill, options.cache))
+    if options.cache is not None:
+        ways.append(GivenCache(options.cache))
+    if any(facts.fills_cache for facts in everyone):  # then all ranks take part in fetching
+        how = options.replication_factor, options.policy, options.device_cache
+        ways.append(Lookahead(options.lookahead, *how) if options.lookahead else Cache(*how))
     if options.partial_aggregation is not None:
         ways.append(SumsOfRows(options.partial_aggregation, options.partial_weight))
     return [*ways, *options.own_ways]

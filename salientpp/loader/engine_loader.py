@@ -26,7 +26,7 @@ from salientpp.processes import lazy
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.ways.cache import Cache
+from salientpp.ways.cache import Cache, GivenCache
 
 
 class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
@@ -188,6 +188,8 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
                 "the rows of a cache that looks ahead change from batch to batch, so it is its loader's alone; make the other loader with a replication_factor "
                 "of its own"
             )
+        if way is None or not len(way.cache):
+            way = self.engine.way(GivenCache) or way
         return FeatureCache.empty() if way is None else way.cache
 
     def memory(self) -> dict[str, int]:

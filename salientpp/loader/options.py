@@ -121,7 +121,11 @@ class Memory(TypedDict, total=False):
 
     cache: Annotated[
         FeatureCache | TypedFeatureCache | None,
-        Option(default=None, check=_check_cache, help="another loader's `cache`, instead of one of its own"),
+        Option(
+            default=None,
+            check=_check_cache,
+            help="another loader's `cache`; `replication_factor` adds rows that it lacks",
+        ),
     ]
 
     device_rows: Annotated[
@@ -139,7 +143,8 @@ class Memory(TypedDict, total=False):
         Option(
             default=0.0,
             check=amount("the cached rows"),
-            help="the hottest of the cached rows that are kept on `device` too: a fraction of them, or [bytes](#amounts-of-memory)",
+            help="the hottest of the rows that this loader caches itself that are kept on `device` too: a fraction of them, or "
+            "[bytes](#amounts-of-memory)",
         ),
     ]
 
@@ -348,10 +353,11 @@ class FewerBytes(TypedDict, total=False):
         Option(
             default=0,
             check=lambda name, value: check_lookahead(value),
+            agree="hosts",
             help="on a partitioned graph: how many of its next batches a rank knows, a number or `'auto'`. The cache follows them, so fewer rows travel, "
             "in the same memory; batches stay the same. See [concepts.md](concepts.md#a-cache-that-knows-the-next-batches). Every rank has a cache "
-            "of its own, also where ranks share a host. Without other ranks, or with α = 0, it does nothing. Refused with a `policy` other than "
-            "`'vip'` and `'vip-hop'`, `cache`, `zero_copy`, `device_cache`, `transform_sampler_output` and `ranks_per_host` > 1",
+            "of its own; ranks that share a host share its memory equally. Without other ranks, or with α = 0, it does nothing. Refused with a `policy` "
+            "other than `'vip'` and `'vip-hop'`, and with `transform_sampler_output`",
         ),
     ]
 

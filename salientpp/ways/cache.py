@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -15,17 +15,16 @@ from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.rows import RowSource
 from salientpp.store.tiers import NO_IDS, IdSet
 from salientpp.vip.policies import Policy, plan_caches
+from salientpp.ways.host import in_memory_of_host, pooled
 
 
 class Cache(Way):
-    """A cache whose rows stay.
+    """A cache whose rows stay. The ranks of a host share one, and α then counts per host.
 
     Args:
-        replication_factor: α; this rank caches ``floor(α N / K)`` remote rows.
+        replication_factor: α; this rank caches ``floor(α N / K)`` remote rows, which no cache of a way before this one has.
         policy: which rows.
         on_device: the cached rows that have a second copy on the device: a fraction of them as a float, or as many as fit into bytes as an int.
-        fill: some rank has rows to cache, so all take part in fetching.
-        given: the cache of another loader, in place of one of its own.
 
     Attributes:
         cache: the cached rows.
@@ -33,75 +32,106 @@ class Cache(Way):
 
     name = "cache"
 
-    def __init__(
-        self,
-        replication_factor: float,
-        policy: Policy,
-        on_device: float | int = 0.0,
-        fill: bool = True,
-        given: FeatureCache | TypedFeatureCache | None = None,
-    ) -> None:
+    def __init__(self, replication_factor: float, policy: Policy, on_device: float | int = 0.0) -> None:
         self._factor, self._policy, self._on_device = replication_factor, policy, on_device
-        self._fill, self._given = fill, given
         self.cache: FeatureCache | TypedFeatureCache = FeatureCache.empty()
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
         source = basis.source
-        if self._fill and source.travelling:
-            self.cache = self._fetched(basis, tiers)
-        if self._given is not None:
-            self.cache = self._given
+        if not source.travelling:
+            return tiers
+        members, scores = dict.fromkeys(source.travelling, NO_IDS), None
+        if self._factor > 0:
+            scores = _scores_beside(scores_of(basis, self._policy), tiers)
+            members = self._members(basis, scores)
+        home = {
+            type_: {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
+            for type_ in members
+        }
+        caches = self._fetched(basis, home, members)
+        if scores is not None and self._on_device:
+            whole = sum(cache.row_bytes * len(cache) for cache in caches.values())
+            num_bytes = int(self._on_device * whole) if isinstance(self._on_device, float) else self._on_device
+            caches = on_device(caches, scores, num_bytes, basis.device)
+        owner = (contents_of(source), source.exchange.part_id)
+        caches = {type_: dataclasses.replace(cache, owner=owner) for type_, cache in caches.items()}
+        self.cache = caches[None] if None in caches else TypedFeatureCache(caches, owner)
         if basis.zero_copy:
             self.cache = self.cache.pinned()
-        found = dict(tiers)
-        for type_, of_type in self.cache.by_type.items():
-            if type_ in found and source.books[type_].num_parts > 1 and self._stays(type_):
-                found[type_] = dataclasses.replace(found[type_], copies=of_type.tiers(basis.zero_copy))
-        return found
+        return with_copies(basis, tiers, self.cache, self._stays)
 
     def _stays(self, type_: str | None) -> bool:
         """Whether the cached rows of a type never change."""
         return True
 
-    def _fetched(self, basis: Basis, tiers: TiersByType) -> FeatureCache | TypedFeatureCache:
-        source, part_id = basis.source, basis.source.exchange.part_id
-        books = {type_: source.books[type_] for type_ in source.travelling}
-        members, scores = dict.fromkeys(books, NO_IDS), None
-        if self._factor > 0:
-            scores = scores_of(basis, self._policy)
-            members = self._members(basis, scores)
-        home = {
-            type_: {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
-            for type_ in books
-        }
-        owner = (contents_of(source), part_id)
-        caches = {
-            type_: dataclasses.replace(cache, owner=owner) for type_, cache in self._fetch(basis, home, members).items()
-        }
-        if scores is not None and self._on_device:
-            whole = sum(cache.row_bytes * len(cache) for cache in caches.values())
-            num_bytes = int(self._on_device * whole) if isinstance(self._on_device, float) else self._on_device
-            caches = on_device(caches, scores, num_bytes, basis.device)
-        return caches[None] if None in caches else TypedFeatureCache(caches, owner)
-
     def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
         """The ids to cache, by vertex type, ascending int64."""
         source = basis.source
+        if basis.ranks_by_host:
+            scores = pooled(basis.host, self._policy, {type_: scores[type_] for type_ in source.travelling})
         books = {type_: source.books[type_] for type_ in source.travelling}
         return plan_caches(scores, books, source.row_bytes, source.exchange.part_id, self._factor)
 
-    def _fetch(
+    def _fetched(
         self,
         basis: Basis,
         home: Mapping[str | None, Mapping[str, RowSource]],
         members: Mapping[str | None, Tensor],
     ) -> dict[str | None, FeatureCache]:
-        """The rows of ``members``, from their owners; ``home`` has the rows of this part."""
-        source = basis.source
-        return {
-            type_: source.exchange.fetch_cache(type_, rows, IdSet.of(members[type_], source.books[type_].num_vertices))
-            for type_, rows in home.items()
-        }
+        """The rows of ``members``, from their owners; ``home`` has the rows of this part. Collective.
+
+        Rows that stay are in the memory of the host, where it has several ranks; each of them fetches its share.
+        """
+        exchange = basis.source.exchange
+        sets = {type_: IdSet.of(ids, basis.source.books[type_].num_vertices) for type_, ids in members.items()}
+        shared: dict[str | None, FeatureCache] = {}
+        if basis.ranks_by_host:
+            stay = {type_: of_type for type_, of_type in sets.items() if self._stays(type_)}
+            shared = in_memory_of_host(basis.host, home, stay)
+        caches = {}
+        for type_, rows in home.items():  # in the same order on all ranks
+            if type_ in shared:
+                caches[type_], share = shared[type_], slice(basis.host.rank, None, basis.host.size)
+                to = {name: of_name[share] for name, of_name in shared[type_].rows.items()}
+                exchange.fetch_rows(type_, rows, sets[type_].ids[share].contiguous(), to)
+            else:
+                caches[type_] = exchange.fetch_cache(type_, rows, sets[type_])
+        if shared:
+            basis.host.gather_numbers([0])  # the others are done too
+        return caches
+
+
+class GivenCache(Way):
+    """The cache of another loader.
+
+    Attributes:
+        cache: its rows.
+    """
+
+    name = "given cache"
+
+    def __init__(self, cache: FeatureCache | TypedFeatureCache) -> None:
+        self.cache = cache
+
+    def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        if basis.zero_copy:
+            self.cache = self.cache.pinned()
+        return with_copies(basis, tiers, self.cache)
+
+
+def with_copies(
+    basis: Basis,
+    tiers: TiersByType,
+    cache: FeatureCache | TypedFeatureCache,
+    stays: Callable[[str | None], bool] = lambda type_: True,
+) -> TiersByType:
+    """The tiers, and those of a cache; where its rows on the host do not stay, those on the device."""
+    found = dict(tiers)
+    for type_, of_type in cache.by_type.items():
+        if type_ in found and basis.source.books[type_].num_parts > 1:
+            more = [tier for tier in of_type.tiers(basis.zero_copy) if stays(type_) or tier.memory == "device"]
+            found[type_] = dataclasses.replace(found[type_], copies=[*found[type_].copies, *more])
+    return found
 
 
 def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
@@ -113,6 +143,16 @@ def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
         policy, part=source.part, part_id=source.part.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
         start=source.seeds.start(basis.batch_size), batch_size=basis.batch_size,
     )  # fmt: skip
+
+
+def _scores_beside(scores: Mapping[str | None, Tensor], tiers: TiersByType) -> Mapping[str | None, Tensor]:
+    """These scores, with 0 for rows that an earlier way has copies of."""
+    found = dict(scores)
+    for type_, of_type in tiers.items():
+        for tier in of_type.copies:
+            assert tier.members is not None  # only home has all rows
+            found[type_] = found[type_].index_fill(0, tier.members.ids, 0)
+    return found
 
 
 def contents_of(source: BatchSource) -> str:

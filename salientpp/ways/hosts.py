@@ -20,7 +20,6 @@ from salientpp.ranks.placement import Placement
 from salientpp.ranks.shared_memory import sharing
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.ways.exclusions import excludes
 
 
 def checked_hosts(given: Any) -> int | list[int] | None:
@@ -69,7 +68,7 @@ def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | No
 
 
 def agree_on_hosts(
-    comm: Comm, part: PartitionedGraph, given: Any, num_logical_ranks: int, own_rows: bool, looks_ahead: bool = False
+    comm: Comm, part: PartitionedGraph, given: Any, num_logical_ranks: int, own_rows: bool
 ) -> tuple[int, ...]:
     """How many ranks each host has, in the order of the ranks; empty: every rank is a host of its own. Collective, the same on all ranks.
 
@@ -79,7 +78,6 @@ def agree_on_hosts(
         given: the user's ``ranks_per_host``.
         num_logical_ranks: S; 0 stands for as many as ranks.
         own_rows: this rank has a source of rows of its own, which others cannot read.
-        looks_ahead: this rank's cache follows its own batches, so it cannot be its host's.
 
     Raises:
         ValueError: what was given is wrong, differs between ranks or does not fit; on every rank.
@@ -87,8 +85,7 @@ def agree_on_hosts(
     if comm.size == 1:
         checked_hosts(given)
         return ()
-    facts: dict[str, Any] = {"given": None, "believed": None}
-    facts |= {"own_rows": own_rows, "logical_ranks": num_logical_ranks, "looks_ahead": looks_ahead}
+    facts: dict[str, Any] = {"given": None, "believed": None, "own_rows": own_rows, "logical_ranks": num_logical_ranks}
     error = None
     try:
         facts["given"] = checked_hosts(given)
@@ -105,13 +102,6 @@ def agree_on_hosts(
                 f"all ranks must have the same ranks_per_host, got {everyone[0]['given']} on rank 0 and {theirs['given']} on rank {rank}{comm.of}"
             )
     asked = everyone[0]["given"]
-    ahead = next((rank for rank, theirs in enumerate(everyone) if theirs["looks_ahead"]), None)
-    if ahead is not None:
-        if asked is not None and max(_sizes(comm, asked, [])) > 1:
-            raise ValueError(
-                f"on rank {ahead}{comm.of}, {excludes('lookahead', None, 'ranks_per_host')} (got ranks_per_host={asked})"
-            )
-        return ()
     sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
     if (
         max(sizes) == 1 or len({theirs["logical_ranks"] for theirs in everyone}) > 1

@@ -750,6 +750,19 @@ def test_predictions_on_a_partitioned_graph_say_that_they_need_the_data_module(t
     assert distributed.run(predict_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240) == [True, True]
 
 
+def looking_ahead_on_rank(rank, directory):
+    module = LightningNodeData(
+        salientpp.load(directory), num_neighbors=[3, 2], batch_size=8, replication_factor=0.2, lookahead=3
+    )
+    return [sum(batch.batch_size for batch in made()) for made in (module.train_dataloader, module.val_dataloader)]
+
+
+def test_loaders_of_a_data_module_may_look_ahead(tmp_path):
+    salientpp.partition(graph(), 2, tmp_path / "parts", [3, 2], 8)
+    for train, val in distributed.run(looking_ahead_on_rank, 2, tmp_path / "parts", seconds=240):
+        assert train > val > 0
+
+
 class Reduced(Homogeneous):
     """Evaluates with collectives of its own, as metrics of several ranks do."""
 

@@ -161,8 +161,13 @@ def _share_a_cache(rank: int, root: str) -> None:
     other = packed(make_loader(cache=owner.cache))
     assert other.cache.device_rows is owner.cache.device_rows
     assert_same_batches(list(other), list(owner))
-    with pytest.raises(ValueError, match="excludes device_cache=: a given cache has its device rows from its maker"):
-        make_loader(cache=owner.cache, device_cache=5)
+    both = packed(make_loader(cache=owner.cache, replication_factor=0.4, device_cache=60))
+    assert both.cache.num_device_rows == 5 and len(both.cache) > 0
+    assert not set(both.cache.members.ids.tolist()) & set(owner.cache.members.ids.tolist()), (
+        "it has what the other lacks"
+    )
+    assert_same_batches(list(both), list(make_loader()))
+    assert 0 < both.stats().rows_remote < owner.stats().rows_remote
 
 
 def test_a_shared_cache_brings_its_device_rows(tmp_path):

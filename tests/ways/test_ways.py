@@ -116,19 +116,18 @@ def test_the_price_of_a_pair_is_what_is_counted(of_pairs, number):
             assert abs(expected - counted) <= max(WayLaws.band * counted, 100), (expected, counted)
 
 
-def test_of_the_ways_only_those_exclude_each_other_whose_caches_follow_one_rank():
-    assert [pair for pair in combinations(WAYS, 2) if excluded(*pair)] == [("host", "lookahead"), ("lookahead", "sums")]
+def test_of_the_ways_only_lookahead_and_sums_exclude_each_other():
+    assert [pair for pair in combinations(WAYS, 2) if excluded(*pair)] == [("lookahead", "sums")]
 
 
 # --- what excludes what -----------------------------------------------------------------------------------
 
 GIVEN = {
-    "cache": FeatureCache.empty(), "replication_factor": 0.1, "device_cache": 0.5, "lookahead": 3, "zero_copy": True, "transform_sampler_output": id,
-    "partial_aggregation": "sum", "join_logical_ranks": True, "pad": "bucket", "send_as": {"x": "fp16"},
+    "lookahead": 3, "transform_sampler_output": id, "partial_aggregation": "sum", "join_logical_ranks": True, "pad": "bucket", "send_as": {"x": "fp16"},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("pair", [pair for pair in EXCLUDED if "ranks_per_host" not in pair], ids=" ".join)
+@pytest.mark.parametrize("pair", EXCLUDED, ids=" ".join)
 def test_a_pair_of_the_table_is_refused_with_its_reason(pair, tmp_path_factory):
     root = tmp_path_factory.getbasetemp() / "refused"
     if not root.exists():

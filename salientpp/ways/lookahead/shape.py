@@ -102,13 +102,15 @@ def choose_shape(
     row_bytes: int,
     trial: Trial,
     blocks: Callable[[], Blocks | None] = lambda: None,
+    num_sharing: int = 1,
 ) -> Shape:
     """How a cache that knows ``lookahead`` batches splits its budget; 'auto': the window of which the fewest rows are forecast.
 
     Args:
         probability: float32 [N], how probably a batch needs each remote row; 0 of others.
-        budget: bytes of a static cache.
+        budget: bytes of a static cache, or of this rank's share of it.
         blocks: called for 'auto', where the draws of batches agree.
+        num_sharing: ranks that would share a static cache.
 
     Raises:
         ValueError: the ids of the given window take too much of the budget.
@@ -130,7 +132,7 @@ def choose_shape(
             )
         return found
     spread = Spread.of(probability, blocks(), trial)
-    best = Shape(0, budget // max(1, row_bytes), 0)
+    best = Shape(0, budget * num_sharing // max(1, row_bytes), 0)
     fewest = spread.rows(best.num_slots, 0)
     for window in _windows():
         found = shape(window)
@@ -161,6 +163,7 @@ def plan_rows(
     row_bytes: int,
     trial: Callable[[], Trial],
     blocks: Callable[[], Blocks | None] = lambda: None,
+    num_sharing: int = 1,
 ) -> tuple[Shape, Tensor] | None:
     """What takes the place of a static cache, in as much memory: how it splits, and whose rows it has at the beginning, ascending int64.
 
@@ -170,6 +173,7 @@ def plan_rows(
         row_bytes: of a row.
         trial: called if there is something to gain.
         blocks: called for 'auto', where the draws of batches agree; of all rows.
+        num_sharing: ranks that would share the static cache; each has a part of its memory.
 
     Returns:
         None where nothing is to be gained: there is no cache, it holds all that may be needed, or no window is worth its memory.
@@ -182,8 +186,8 @@ def plan_rows(
     remote[begin:end] = 0
     if lookahead == 0 or num_static == 0 or num_static >= int(torch.count_nonzero(remote > 0)):
         return None
-    budget = num_static * row_bytes + 8 * -(-book.num_vertices // 32)
-    shape = choose_shape(lookahead, remote, budget, row_bytes, trial(), blocks)
+    budget = (num_static * row_bytes + 8 * -(-book.num_vertices // 32)) // num_sharing
+    shape = choose_shape(lookahead, remote, budget, row_bytes, trial(), blocks, num_sharing)
     if shape.window == 0 or shape.num_slots == 0:
         return None
     order = torch.sort(remote, descending=True, stable=True).indices

@@ -31,7 +31,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from salientpp import ops
 from salientpp.engine.basis import Basis
 from salientpp.engine.epochs import Draws
-from salientpp.engine.way import PlacesByType, Price
+from salientpp.engine.way import PlacesByType, Price, TiersByType
 from salientpp.engine.workers import SamplingWorkers
 from salientpp.processes import Task, Threads, Undone, completed
 from salientpp.ranks.partition_book import PartitionBook
@@ -44,7 +44,7 @@ from salientpp.vip.policies import Policy
 from salientpp.ways.cache import Cache
 from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Moves, Planner
-from salientpp.ways.lookahead.shape import Window, group_of, plan_rows
+from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
 #: By vertex type, the list of remote ids that a batch needs.
 Lists = Mapping[str | None, Tensor]
@@ -102,22 +102,25 @@ class Scouts:
 
 
 class Lookahead(Cache):
-    """A cache that follows the batches, in the memory of a static one.
+    """A cache that follows the batches, in the memory of a static one. Ranks that would share that have equal parts of its memory.
 
-    Where nothing is to be gained for a vertex type, its rows stay.
+    Where nothing is to be gained for a vertex type, its rows stay. So do those that have a second copy on the device.
 
     Args:
         window: batches known ahead, or 'auto'.
-        replication_factor, policy, fill: as of a :class:`~salientpp.ways.cache.Cache`.
+        replication_factor, policy, on_device: as of a :class:`~salientpp.ways.cache.Cache`.
 
     Attributes:
         planners: by vertex type, of those whose rows change; empty: nothing is to be gained.
         under_way: batches that have entered and are not put together.
     """
 
-    def __init__(self, window: Window, replication_factor: float, policy: Policy, fill: bool) -> None:
-        super().__init__(replication_factor, policy, fill=fill)
+    def __init__(self, window: Window, replication_factor: float, policy: Policy, on_device: float | int = 0.0) -> None:
+        super().__init__(replication_factor, policy, on_device)
         self._window = window
+        self._moves: dict[
+            str | None, tuple[Shape, Tensor]
+        ] = {}  # by type, how its memory splits, and the scores of rows
         self.planners: dict[str | None, Planner] = {}
         self._decision: Task | Future | None = None  # the last
         self.under_way = 0
@@ -127,29 +130,52 @@ class Lookahead(Cache):
         return bool(self.planners)
 
     def _stays(self, type_: str | None) -> bool:
-        return type_ not in self.planners
+        return type_ not in self._moves
+
+    def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        placed = super().place(basis, tiers)
+        for type_, (shape, scores) in self._moves.items():
+            cache, prior = self.cache.by_type[type_], scores.to(torch.float32, copy=True)
+            prior[cache.device_members.ids] = 0  # nobody asks for them here
+            self.planners[type_] = Planner(shape, prior, cache.members.ids)
+        return placed
 
     def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
-        members, source, blocks = super()._members(basis, scores), basis.source, partial(_blocks_of, basis)
+        members = super()._members(basis, scores)
+        planned = self._planned(basis, scores, members)
+        moves = [plan is not None for plan in planned.values()]
+        if basis.ranks_by_host:  # a cache is shared by all ranks of a host or by none
+            moves = [all(of_type) for of_type in zip(*basis.host.gather_numbers(list(map(int, moves))))]
+        for (type_, plan), does in zip(planned.items(), moves):
+            if plan is not None and does:
+                shape, members[type_] = plan
+                self._moves[type_] = shape, scores[type_]
+        return members
+
+    def _planned(
+        self, basis: Basis, scores: Mapping[str | None, Tensor], members: Mapping[str | None, Tensor]
+    ) -> dict[str | None, tuple[Shape, Tensor] | None]:
+        """By vertex type, what takes the place of a static cache of ``members``; None where nothing is to be gained."""
+        source, blocks = basis.source, partial(_blocks_of, basis)
+        num_sharing = basis.host.size if basis.ranks_by_host else 1
 
         @cache
         def tried() -> list[dict[str | None, Tensor]]:
             return [_ids_of(pieces) for pieces in basis.trial(only_vertices=True)]
 
-        for type_, static in members.items():
+        def plan(type_: str | None, static: Tensor) -> tuple[Shape, Tensor] | None:
             book, part_id = source.books[type_], source.exchange.part_of(type_)
 
-            def trial(type_: str | None = type_, book: PartitionBook = book, part_id: int = part_id) -> Trial:
+            def trial() -> Trial:
                 sizes = book.num_vertices, *book.range_of(part_id)
                 return Trial.of([ops.code_ids(ids.get(type_, NO_IDS), *sizes) for ids in tried()], book.num_vertices)
 
-            planned = plan_rows(
-                self._window, scores[type_], book, part_id, static.numel(), source.row_bytes[type_], trial, blocks
-            )  # fmt: skip
-            if planned is not None:
-                shape, members[type_] = planned
-                self.planners[type_] = Planner(shape, scores[type_].to(torch.float32), members[type_])
-        return members
+            width = source.row_bytes[type_]
+            return plan_rows(
+                self._window, scores[type_], book, part_id, static.numel(), width, trial, blocks, num_sharing
+            )
+
+        return {type_: plan(type_, static) for type_, static in members.items()}
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
         if not self.planners:

@@ -361,11 +361,8 @@ def test_after_a_failure_there_is_an_error_for_ever(root):
     [
         ({"lookahead": -2}, "lookahead must be an integer in"),
         ({"policy": "degree"}, "policy must be 'vip' or 'vip-hop', got 'degree'"),
-        ({"device_cache": 100}, "lookahead=5 excludes device_cache="),
-        ({"zero_copy": True}, "lookahead=5 excludes zero_copy="),
         ({"transform_sampler_output": id}, "lookahead=5 excludes transform_sampler_output="),
         ({"lookahead": 200, "replication_factor": 0.05}, "lookahead=200 needs .* bytes for ids, more than half"),
-        ({"ranks_per_host": 2}, "on rank 0, lookahead= excludes ranks_per_host=: the cache follows the batches of one rank"),
     ],
 )  # fmt: skip
 def test_what_it_excludes_is_said_on_every_rank(root, options, text):
@@ -395,17 +392,64 @@ def _own(rank: int, root: str) -> bool:
 # --- on a device --------------------------------------------------------------------------------------------
 
 
-def test_kept_rows_are_put_in_their_places_on_a_device(root):
-    assert all(distributed.run(_packed, 2, root))
+@pytest.mark.parametrize(
+    "options", [{}, {"device_cache": 0.4}, {"zero_copy": True}, {"device_cache": 0.4, "zero_copy": True}]
+)
+def test_kept_rows_are_put_in_their_places_on_a_device(root, options):
+    assert all(distributed.run(_packed, 2, root, options))
 
 
-def _packed(rank: int, root: str) -> bool:
+def _packed(rank: int, root: str, options: dict[str, Any]) -> bool:
     """As on a device, with the CPU in its place."""
     part = salientpp.load(root)
-    loader = _loader(part, device_rows=0.2)
+    loader = _loader(part, device_rows=0.2, **options)
     loader.engine.producer.fetch.own = loader.engine.producer.fetch.served = Packed(torch.device("cpu"))
     for _ in range(2):
         for batch in loader:
             assert _right(batch, part)
-    assert loader.stats().rows_cache > 0
+    assert loader.stats().rows_cache > 0 and ahead_of(loader) is not None
     return True
+
+
+# --- beside other copies ------------------------------------------------------------------------------------
+
+
+def _beside(rank: int, root: str) -> dict[str, int]:
+    part, remote = salientpp.load(root), {}
+    given = _loader(part, replication_factor=0.1, lookahead=0).cache
+    for name, options in {"none": {}, "device": {"device_cache": 0.4}, "given": {"cache": given}}.items():
+        loader = _loader(part, **options)
+        for _ in range(2):
+            for batch in loader:
+                assert _right(batch, part)
+        assert ahead_of(loader) is not None
+        remote[name] = loader.stats().rows_remote
+    return remote
+
+
+def test_rows_with_other_copies_leave_their_slots_to_others(root):
+    for remote in distributed.run(_beside, 2, root):
+        assert 0 < remote["device"] < remote["none"] and 0 < remote["given"] < remote["none"]
+
+
+def _on_hosts(rank: int, root: str, window: Any, alpha: float) -> tuple[Any, ...]:
+    options = {"ranks_per_host": 2, "replication_factor": alpha}
+    loader = _loader(salientpp.load(root), lookahead=window, **options)
+    static = _loader(salientpp.load(root), lookahead=0, **options)
+    for _ in range(2):
+        for batch, want in zip(loader, static, strict=True):
+            assert torch.equal(batch.x, want.x) and torch.equal(batch.n_id, want.n_id)
+    ahead, whole = ahead_of(loader), len(static.cache) * static.cache.row_bytes
+    memory = sum(loader.memory().get(name, 0) for name in ("cache", "lookahead"))
+    return ahead is not None, memory, whole, loader.stats().rows_remote, static.stats().rows_remote
+
+
+def test_the_ranks_of_a_host_share_its_memory_equally(root):
+    for moves, memory, of_host, _, _ in distributed.run(_on_hosts, 4, root, 2, 0.3):
+        assert moves and 0 < memory <= of_host // 2 + 8 * -(-600 // 32)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.6])
+def test_a_host_keeps_one_cache_where_that_fetches_less(root, alpha):
+    for moves, _, _, ahead, static in distributed.run(_on_hosts, 4, root, "auto", alpha):
+        assert (moves, ahead < static) == ((True, True) if alpha == 0.1 else (False, False))
