@@ -387,7 +387,7 @@ class Sums(TypedDict, total=False):
             "where it is worth it. Batches have `partial`, and the model's first layers add it after `salientpp.nn.merge_partial(model)`: see "
             "[concepts.md](concepts.md#sums-in-the-place-of-rows). `NeighborLoader` only. Refused with `disjoint`, `time_attr`, another "
             "`subgraph_type` than `'directional'`, several names in `columns`, rows that are not floats or travel narrower, `lookahead`, "
-            "`join_logical_ranks`, `pad` and `transform_sampler_output`",
+            "`pad` and `transform_sampler_output`",
         ),
     ]
 

@@ -9,7 +9,6 @@ from typing import Any
 EXCLUDED: Mapping[tuple[str, str], str] = {
     ("lookahead", "transform_sampler_output"): "it may change the vertices that a batch needs after they were foreseen",
     ("partial_aggregation", "lookahead"): "a cache that looks ahead decides after the sums which rows it has",
-    ("partial_aggregation", "join_logical_ranks"): "the last hops of joined batches do not stand together",
     ("partial_aggregation", "pad"): "its sums would be as many as before",
     ("partial_aggregation", "transform_sampler_output"): "it may change what was sampled, and sums are of that",
     ("partial_aggregation", "send_as"): "it sums rows as they are",

@@ -123,7 +123,7 @@ def test_of_the_ways_only_lookahead_and_sums_exclude_each_other():
 # --- what excludes what -----------------------------------------------------------------------------------
 
 GIVEN = {
-    "lookahead": 3, "transform_sampler_output": id, "partial_aggregation": "sum", "join_logical_ranks": True, "pad": "bucket", "send_as": {"x": "fp16"},
+    "lookahead": 3, "transform_sampler_output": id, "partial_aggregation": "sum", "pad": "bucket", "send_as": {"x": "fp16"},
 }  # fmt: skip
 
 

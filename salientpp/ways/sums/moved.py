@@ -68,8 +68,14 @@ def _found_last(mfg: SamplerOutput) -> Tensor:
     return mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
 
 
-def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> tuple[SamplerOutput, Sums]:
-    """What is left of a batch of a rank with these tiers, and the sums that it asks for; with ``asks`` False none."""
+def sums_of(
+    mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True, repeats: bool = False
+) -> tuple[SamplerOutput, Sums]:
+    """What is left of a batch of a rank with these tiers, and the sums that it asks for; with ``asks`` False none.
+
+    Args:
+        repeats: the batch may hold a vertex several times. The row of such a vertex is fetched once for all its places, so it comes whole.
+    """
     num_parts = tiers.book.num_parts
     if not asks:
         none, counts = mfg.node.new_empty(0), mfg.node.new_zeros(num_parts)
@@ -78,6 +84,9 @@ def sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True) -> 
     places = tiers.look_up(last)
     owner = torch.full_like(last, -1)
     owner[places.remote_position] = torch.repeat_interleave(places.remote_counts)  # they are grouped by part
+    if repeats:
+        _, which, times = mfg.node.unique(return_inverse=True, return_counts=True)
+        owner[times[which[mfg.node.numel() - last.numel() :]] > 1] = -1
     return plan_sums(mfg, owner, num_parts, wire)
 
 

@@ -135,7 +135,7 @@ class SumsOfRows(Way):
 
     def on_drawn(self, mfg: SamplerOutput) -> tuple[SamplerOutput, Note]:
         tiers, here, here_weight = self._fetch.tiers[None], None, None
-        left, sums = sums_of(mfg, tiers, self._wire, self.asks)
+        left, sums = sums_of(mfg, tiers, self._wire, self.asks, self._fetch.repeats)
         weight = self._weight_of(sums)
         if self.sums_here:
             left, here = host_sums_of(left, tiers, self._wire)
