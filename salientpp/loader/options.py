@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from salientpp.arguments import as_integer
+from salientpp.arguments import as_amount, as_integer
 from salientpp.engine.option import Option, amount, declared_in, flag, integer
 from salientpp.engine.way import Way
 from salientpp.loader.pyg_arguments import TorchArguments
@@ -36,6 +36,17 @@ Pad = Literal["bucket"] | None
 def _check_policy(name: str, value: Any) -> Policy:
     check_policy(value)
     return value
+
+
+def _check_alpha(name: str, value: Any) -> float | int:
+    if not isinstance(value, str):
+        return check_replication_factor(value)
+    num_bytes = as_amount(value)
+    if num_bytes is None:
+        raise ValueError(
+            f"{name} must be >= 0 (α, cached rows per part over N / K), or bytes such as '2GiB', got {value!r}"
+        )
+    return num_bytes
 
 
 def _check_cache(name: str, value: Any) -> FeatureCache | TypedFeatureCache | None:
@@ -97,13 +108,13 @@ class Memory(TypedDict, total=False):
     """Where rows are kept."""
 
     replication_factor: Annotated[
-        float,
+        float | str,
         Option(
             default=0.0,
-            check=lambda name, value: check_replication_factor(value),
+            check=_check_alpha,
             agree="hosts",
-            help="α ≥ 0: each rank caches `floor(α N / K)` remote rows; with [several ranks on a host](concepts.md#hosts-with-several-ranks) α counts per "
-            "host, and K is the number of hosts that differ in their parts. No effect on a `Data`",
+            help="α ≥ 0: each rank caches `floor(α N / K)` remote rows; text such as `'2GiB'` is [bytes](#amounts-of-memory) of them. With [several ranks on a "
+            "host](concepts.md#hosts-with-several-ranks) it counts per host, and K is the number of hosts that differ in their parts. No effect on a `Data`",
         ),
     ]
 

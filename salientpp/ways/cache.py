@@ -14,7 +14,7 @@ from salientpp.sampling.seeds import scores_of_part
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.rows import RowSource
 from salientpp.store.tiers import NO_IDS, IdSet
-from salientpp.vip.policies import Policy, plan_caches
+from salientpp.vip.policies import Policy, cache_bytes, plan_caches
 from salientpp.ways.host import in_memory_of_host, pooled
 
 
@@ -22,7 +22,8 @@ class Cache(Way):
     """A cache whose rows stay. The ranks of a host share one, and α then counts per host.
 
     Args:
-        replication_factor: α; this rank caches ``floor(α N / K)`` remote rows, which no cache of a way before this one has.
+        replication_factor: α as a float, or bytes as an int; this rank caches ``floor(α N / K)`` remote rows, or as many as fit into the bytes. They are rows
+            that no way before this one has copies of.
         policy: which rows.
         on_device: the cached rows that have a second copy on the device: a fraction of them as a float, or as many as fit into bytes as an int.
 
@@ -32,7 +33,7 @@ class Cache(Way):
 
     name = "cache"
 
-    def __init__(self, replication_factor: float, policy: Policy, on_device: float | int = 0.0) -> None:
+    def __init__(self, replication_factor: float | int, policy: Policy, on_device: float | int = 0.0) -> None:
         self._factor, self._policy, self._on_device = replication_factor, policy, on_device
         self.cache: FeatureCache | TypedFeatureCache = FeatureCache.empty()
 
@@ -69,8 +70,11 @@ class Cache(Way):
         source = basis.source
         if basis.ranks_by_host:
             scores = pooled(basis.host, self._policy, {type_: scores[type_] for type_ in source.travelling})
-        books = {type_: source.books[type_] for type_ in source.travelling}
-        return plan_caches(scores, books, source.row_bytes, source.exchange.part_id, self._factor)
+        books, alpha = {type_: source.books[type_] for type_ in source.travelling}, self._factor
+        if isinstance(alpha, int):
+            whole = cache_bytes(1.0, books, source.row_bytes)
+            alpha = min(source.exchange.placement.num_parts, alpha / max(1, whole))
+        return plan_caches(scores, books, source.row_bytes, source.exchange.part_id, alpha)
 
     def _fetched(
         self,

@@ -850,7 +850,6 @@ def test_a_loader_that_is_let_go_takes_its_threads_with_it(data, ending):
         ({"input_nodes": "train"}, ValueError, "input_nodes of a homogeneous graph must be a mask, integer ids or None, got 'train'"),
         ({"input_nodes": ("paper", None)}, ValueError, r"input_nodes of a homogeneous graph must be a mask, integer ids or None, got \('paper', None\)"),
         ({"cache": {}}, TypeError, r"cache must be the cache of another loader \(loader.cache\), got dict"),
-        ({"cache": FeatureCache.empty(), "replication_factor": 0.1}, ValueError, "excludes replication_factor=: the size of a given cache is its maker's"),
         ({"num_worker": 2}, TypeError, "unexpected keyword argument 'num_worker'"),
         ({"is_sorted": True}, ValueError, "is_sorted=True, but edge_index is not sorted by target"),
     ],

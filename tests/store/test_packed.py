@@ -170,6 +170,21 @@ def _share_a_cache(rank: int, root: str) -> None:
     assert 0 < both.stats().rows_remote < owner.stats().rows_remote
 
 
+def _of_bytes(rank: int, root: str) -> list[int]:
+    part = salientpp.load(root)
+    caches = [
+        NeighborLoader(part, [4, 3], "train", batch_size=16, replication_factor=amount).cache
+        for amount in ("120B", 10 * part.num_parts / part.num_vertices, "1GB", part.num_parts)
+    ]
+    return [len(cache) for cache in caches]
+
+
+def test_a_cache_may_be_given_in_bytes(tmp_path):
+    salientpp.partition(random_data(), 2, tmp_path / "d", [4, 3], 16)
+    for some, same, all_, as_well in distributed.run(_of_bytes, 2, str(tmp_path / "d")):
+        assert some == same == 10 and all_ == as_well > 10
+
+
 def test_a_shared_cache_brings_its_device_rows(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "d", [4, 3], 16)
     distributed.run(_share_a_cache, 2, str(tmp_path / "d"))
