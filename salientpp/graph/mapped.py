@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import re
 from collections.abc import Callable
+from itertools import dropwhile
 from pathlib import Path
 
 from torch import Tensor
@@ -57,15 +58,21 @@ def mapped_from(array: Tensor) -> tuple[Path, int] | None:
 
 def _map_over(first: int, last: int) -> tuple[int, int, int, Path] | None:
     """If addresses belong to one map, of a file, without pages of this process's own: its start, the offset and inode of the file, its path."""
+    inside = None
     try:
-        lines = Path("/proc/self/smaps").read_text(errors="surrogateescape").splitlines()
+        # For smaps the system looks at every page of a map, so it is read no further than needed, and not at all for arrays in memory.
+        with open("/proc/self/maps", errors="surrogateescape") as maps:
+            for line in maps:
+                begin, end = (int(address, 16) for address in line[: line.index(" ")].split("-"))
+                if begin <= first < end:
+                    inside = _HEAD.match(line) if last <= end else None
+                    break
+        if inside is None or int(inside[4]) == 0:
+            return None
+        with open("/proc/self/smaps", errors="surrogateescape") as maps:
+            own = dropwhile(lambda line: not line.startswith(f"{inside[1]}-{inside[2]} "), maps)
+            anonymous = next((line for line in own if line.startswith("Anonymous:")), "")
     except OSError:
         return None
-    inside = None
-    for line in lines:
-        if head := _HEAD.match(line):
-            inside = head if int(head[1], 16) <= first and last <= int(head[2], 16) and int(head[4]) > 0 else None
-        elif inside and line.startswith("Anonymous:"):
-            is_untouched = line.split()[1] == "0"
-            return (int(inside[1], 16), int(inside[3], 16), int(inside[4]), Path(inside[5])) if is_untouched else None
-    return None
+    is_untouched = anonymous.split()[1:2] == ["0"]
+    return (int(inside[1], 16), int(inside[3], 16), int(inside[4]), Path(inside[5])) if is_untouched else None
