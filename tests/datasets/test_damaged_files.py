@@ -6,6 +6,8 @@ import gzip
 import json
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from salientpp import cli
 from salientpp.datasets import convert, load_dataset, load_dgl_assignment
 
 N, NUM_CASES = 60, 60
+ROOT = Path(__file__).parents[2]
 
 
 # Numbers of vertices are given: without them a damaged id would be the largest of a graph of billions.
@@ -167,6 +170,21 @@ def test_converting_or_loading_a_damaged_file_gives_a_graph_or_an_error_in_words
         except Exception as error:
             raise AssertionError(f"seed {seed}, case {case}") from error
     assert refused
+
+
+def test_a_damaged_footer_of_parquet_does_not_abort_the_process(tmp_path):
+    # pyarrow ends the process if it is asked for the metadata of a column in this footer.
+    source = write_parquet(tmp_path, "none")
+    file = tmp_path / "f.parquet"
+    file.write_bytes(damaged(file.read_bytes(), random.Random(1774)))
+    program = "import sys; from salientpp import cli; sys.exit(cli.main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "convert", source, str(tmp_path / "c")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and f"{file}: damaged after row 0 (" in done.stderr, done.stderr
 
 
 def test_a_damaged_converted_graph_is_refused(tmp_path):

@@ -1,4 +1,7 @@
-"""How are edges and rows read out of Parquet files, group by group of their rows?"""
+"""Reads edges and rows from Parquet files in batches.
+
+Of a footer only the schema and the totals of each group of rows are read. pyarrow aborts the process when asked for a column's metadata in a damaged footer.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class _Files:
         self._release = pyarrow.default_memory_pool().release_unused  # it would keep what it has freed
         self.sizes: list[int] = []
         self.names: list[str] = []
-        self.row_bytes, self.held_bytes = 1, 0
+        self.row_bytes, self.held_bytes = 1, 0  # held: by a reader of all columns, beside the batches that it gives
         for path in paths:
             check_file(path)
             try:
@@ -48,15 +51,25 @@ class _Files:
                 )
             self.names = about[0].names
             self.sizes.append(about[1].num_rows)
-            self.row_bytes = max(self.row_bytes, _row_bytes(about[1]))
-            self.held_bytes = max(self.held_bytes, _held_bytes(about[1]))
+            for group in map(about[1].row_group, range(about[1].num_row_groups)):
+                size, columns = group.total_byte_size, group.num_columns
+                self.held_bytes = max(self.held_bytes, min(_BUFFER * columns, size) + 2 * min(_PAGE * columns, size))
+                self.row_bytes = max(self.row_bytes, 2 * size // max(1, group.num_rows))
 
-    def tables(self, columns: Sequence[str], most: int) -> Iterator[tuple[Path, int, int, Any]]:
-        """(file, its first row, rows before, some rows)."""
+    def tables(
+        self, columns: Sequence[str], most_bytes: int, row_bytes: int = 1
+    ) -> Iterator[tuple[Path, int, int, Any]]:
+        """Batches as (file, number of the batch's first row in it, rows of all files up to the batch's end, batch).
+
+        A row counts as ``row_bytes``, or as 16 bytes for each number in the first row of its file if that is more.
+        """
         for path, before in zip(self.paths, accumulate(self.sizes, initial=0)):
             first = 0
             try:
                 with self._parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
+                    head = next(file.iter_batches(1, columns=list(columns), use_threads=False), None)
+                    numbers = sum(len(_numbers(column)) for column in head.columns) if head else 1
+                    most = max(1, most_bytes // max(row_bytes, 16 * numbers))
                     for batch in file.iter_batches(most, columns=list(columns), use_threads=False):
                         yield path, first, before + first + batch.num_rows, batch
                         first += batch.num_rows
@@ -67,30 +80,6 @@ class _Files:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise unreadable(f"{path}, after row {first}:", error) from error
                 raise ValueError(f"{path}: damaged after row {first} ({first_line(error)}); copy it again") from error
-
-
-def _row_bytes(about: Any) -> int:
-    """The memory that a row takes while it is read: 16 bytes for each number, in the group of rows with the longest rows."""
-    return max(
-        (
-            16 * -(-sum(group.column(at).num_values for at in range(group.num_columns)) // group.num_rows)
-            for group in map(about.row_group, range(about.num_row_groups))
-            if group.num_rows
-        ),
-        default=1,
-    )
-
-
-def _held_bytes(about: Any) -> int:
-    """The memory that a reader of all columns holds beside the rows that it gives: a buffer, a page and a dictionary for each."""
-    most = 0
-    for group in map(about.row_group, range(about.num_row_groups)):
-        chunks = [group.column(at) for at in range(group.num_columns)]
-        held = (
-            min(_BUFFER, each.total_compressed_size) + 2 * min(_PAGE, each.total_uncompressed_size) for each in chunks
-        )
-        most = max(most, sum(held))
-    return most
 
 
 class ParquetEdges:
@@ -110,7 +99,7 @@ class ParquetEdges:
         self.total = sum(self._files.sizes)
 
     def pieces(self, most: int) -> Iterator[EdgePiece]:
-        for path, first, done, batch in self._files.tables(self._columns, most):
+        for path, first, done, batch in self._files.tables(self._columns, 16 * len(self._columns) * most):
             source, target = (_column(path, first, name, batch.column(name)) for name in self._columns)
             for name, ids in zip(self._columns, (source, target)):
                 if ids.dtype.kind not in "iu":
@@ -136,7 +125,7 @@ class ParquetRows:
     def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
         columns, width = self._files.names, None
         is_empty = True
-        for path, first, done, batch in self._files.tables(columns, max(1, most_bytes // self._files.row_bytes)):
+        for path, first, done, batch in self._files.tables(columns, most_bytes, self._files.row_bytes):
             arrays = [_column(path, first, name, batch.column(name)) for name in columns]
             values = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
             if width not in (None, values.shape[1:]):
@@ -155,8 +144,8 @@ def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
     if column.null_count:
         at = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise ValueError(f"{path}, row {first + at}: column {name!r} has no value; fill it")
-    if hasattr(column, "flatten") and "list" in str(column.type):
-        values = column.flatten().to_numpy(zero_copy_only=False)
+    values = _numbers(column).to_numpy(zero_copy_only=False)
+    if hasattr(column, "value_lengths"):
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         if len(lengths) and (lengths != lengths[0]).any():
             at = int((lengths != lengths[0]).argmax())
@@ -164,8 +153,11 @@ def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
                 f"{path}, row {first + at}: column {name!r} must hold {int(lengths[0])} numbers in each row, got {int(lengths[at])}"
             )
         values = values.reshape(len(lengths), -1)
-    else:
-        values = column.to_numpy(zero_copy_only=False)
     if values.dtype.kind not in "biuf":
         raise ValueError(f"{path}: column {name!r} must hold numbers, got {column.type}")
     return values
+
+
+def _numbers(column: Any) -> Any:
+    """The entries of a column, of lists those of all lists together."""
+    return column.flatten() if hasattr(column, "value_lengths") else column
