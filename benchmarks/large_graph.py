@@ -27,7 +27,7 @@ from salientpp.datasets.converted.buckets import MOST_VERTICES
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES
 from salientpp.datasets.converted.convert import Options, write_converted
-from salientpp.datasets.converted.pieces import EdgePiece, RowPiece, Source, Split, Vertices, counted
+from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, Source, Split, Vertices, counted
 from salientpp.datasets.generated import check_parameters
 from salientpp.progress import Progress
 
@@ -151,11 +151,11 @@ class Model:
     fractions: tuple[float, float, float]
 
     def source(self) -> Source:
-        splits = {split: Split(_Blocks(self, "split", number), is_mask=True) for number, split in enumerate(SPLITS)}
+        splits = {split: Split(_blocks(self, "split", number), is_mask=True) for number, split in enumerate(SPLITS)}
         return Source(
             "generated",
-            {None: Vertices(self.num_vertices, {"x": _Blocks(self, "x"), "y": _Blocks(self, "y")}, splits)},
-            {None: _Pairs(self)},
+            {None: Vertices(self.num_vertices, {"x": _blocks(self, "x"), "y": _blocks(self, "y")}, splits)},
+            {None: _pairs(self)},
             undirected=True,
             made_of=asdict(self),
         )
@@ -250,46 +250,38 @@ class Model:
         return torch.from_numpy(x)
 
 
-class _Pairs:
+def _pairs(model: Model) -> Edges:
     """The pairs of a model as edges."""
+    total = model.num_pairs
 
-    unit = "edges"
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self.num_edges: int | None = model.num_pairs
-        self.total = model.num_pairs
-
-    def pieces(self, most: int) -> Iterator[EdgePiece]:
-        for block in range(-(-self.total // _EDGE_BLOCK)):
-            source, target = self._model.pairs(block)
+    def pieces(most: int) -> Iterator[EdgePiece]:
+        for block in range(-(-total // _EDGE_BLOCK)):
+            source, target = model.pairs(block)
             for first in range(0, source.size, most):
                 yield EdgePiece(
                     source[first : first + most],
                     target[first : first + most],
                     counted("generated edge ", block * _EDGE_BLOCK + first),
-                    min(self.total, block * _EDGE_BLOCK + first + most),
+                    min(total, block * _EDGE_BLOCK + first + most),
                 )
 
+    return Edges(pieces, total, total)
 
-class _Blocks:
+
+def _blocks(model: Model, kind: str, number: int = 0) -> Rows:
     """What a model says of its vertices, block by block."""
+    total = model.num_vertices
 
-    unit = "rows"
-
-    def __init__(self, model: Model, kind: str, number: int = 0) -> None:
-        self._model, self._kind, self._number = model, kind, number
-        self.num_rows: int | None = model.num_vertices
-        self.total = model.num_vertices
-
-    def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
-        for block in range(-(-self.total // _BLOCK)):
-            rows = self._model.rows(self._kind, self._number, block)
+    def pieces(most_bytes: int) -> Iterator[RowPiece]:
+        for block in range(-(-total // _BLOCK)):
+            rows = model.rows(kind, number, block)
             most = max(1, most_bytes // max(1, rows.nbytes // len(rows)))
             for first in range(0, len(rows), most):
                 piece = rows[first : first + most]
                 at = block * _BLOCK + first
                 yield RowPiece(piece, counted("generated row ", at), at + len(piece))
+
+    return Rows(pieces, total, total)
 
 
 def main() -> None:

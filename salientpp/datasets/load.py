@@ -1,28 +1,7 @@
-"""Where does a graph come from?
+"""Loads a graph by its name, as a PyG `Data` or `HeteroData` whose arrays are checked.
 
-Everything behind this folder (planning, storing, sampling, the command line) works on PyG's objects, a `Data` or a
-`HeteroData` whose arrays have been looked at once. `load_dataset` makes one from
-
-* a `Data` or `HeteroData` object in memory, which is checked and handed back as it is;
-* ``"npz:FILE"``, one NumPy archive;
-* ``"pyg:FILE"``, such an object that `torch.save` wrote;
-* ``"python:MODULE:FUNCTION"``, a function of the user's that returns one;
-* ``"converted:DIR"``, a converted graph (`convert`), whose arrays are mapped, not read;
-* ``"ogbn-arxiv"``, ``"ogbn-products"``, ``"ogbn-papers100M"``, ...: the Open Graph Benchmark's files;
-* ``"pyg-partition:DIR"``, ``"glt-partition:DIR"``: what other partitioners took apart (`load_partition`);
-* ``"synthetic"``, ``"synthetic-mag"``: generated graphs (`synthetic`, and `synthetic_mag` with several types), for a first run without any download.
-
-The arrays, of a `HeteroData` those of every type: `edge_index` int64 [2, E] (row 0 sources, row 1 targets; an undirected graph holds both
-directions), `x` float [N, F] in the dtype it is stored in, `y` int64 [N], `train_mask`, `val_mask`, `test_mask` bool [N], `num_nodes`.
-
-The label -1 means "unlabelled" where labels are classes: integers, none below -1, and 0 among them. Such a vertex is in no split of an archive or of an
-OGB dataset: its bit is cleared in all three masks, and a warning says how many there are. Other negative labels are values. A PyG object's masks stay as
-they are.
-
-No file can run code: .npz files are read with ``allow_pickle=False``, PyG's with ``weights_only=True``, and OGB's
-raw files are read directly rather than through the pickled cache that its dataset class writes.
-
-Only numpy, torch and torch_geometric are imported with it; `ogb` when an OGB name is asked for.
+No file can run code: .npz files are read with ``allow_pickle=False``, PyG's with ``weights_only=True``, and OGB's raw files are read directly rather than
+through the pickled cache that its dataset class writes.
 """
 
 from __future__ import annotations
@@ -39,7 +18,7 @@ from salientpp.datasets.generated import synthetic
 from salientpp.datasets.generated_mag import synthetic_mag
 from salientpp.datasets.npz import load_npz
 from salientpp.datasets.ogb import load_ogb
-from salientpp.datasets.own_objects import load_pyg, load_python
+from salientpp.datasets.own_objects import load_python, read_pyg
 from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_partition
 from salientpp.datasets.spec import call_with, did_you_mean, with_spec
 
@@ -51,6 +30,12 @@ def load_dataset(
     dataset: str | Data | HeteroData, *, root: str | Path = "data", **parameters: Any
 ) -> Data | HeteroData:
     """Return the graph that `dataset` names, checked, as PyG's `Data`, or `HeteroData` where it has several types.
+
+    Its arrays, of a `HeteroData` those of every type: `edge_index` int64 [2, E] (row 0 sources, row 1 targets; an undirected graph holds both directions),
+    `x` float [N, F] in the dtype it is stored in, `y` int64 [N], `train_mask`, `val_mask`, `test_mask` bool [N], `num_nodes`.
+
+    The label -1 means "unlabelled" where labels are classes: integers, none below -1, and 0 among them. Such a vertex is left out of the splits of an archive
+    or an OGB dataset, and a warning says how many there are. Other negative labels are values. A PyG object's masks stay as they are.
 
     Args:
         dataset: one of
@@ -107,7 +92,7 @@ def load_dataset(
     if name == "npz" and rest:
         return call_with(load_npz, dataset, parameters, file=Path(rest))
     if name == "pyg" and rest:
-        return call_with(load_pyg, dataset, parameters, file=Path(rest))
+        return call_with(read_pyg, dataset, parameters, file=Path(rest), map_tensors=False)
     if name == "python" and rest:
         return call_with(load_python, dataset, parameters, where=dataset, source=rest)
     if name == "converted" and rest:

@@ -1,14 +1,18 @@
-"""What graph does an .npz archive hold?"""
+"""Reads the graph of an .npz archive."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch_geometric.data import Data
 
 from salientpp.datasets.arrays import SPLITS, assemble, check_file, check_undirected, first_line, unreadable
+
+Array = TypeVar("Array", bound=Any)
 
 
 def load_npz(file: Path, undirected: bool | None = None) -> Data:
@@ -35,17 +39,11 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
             except Exception as error:
                 raise ValueError(f"{file}: {key} cannot be read ({first_line(error)})") from error
 
-        split_keys = {split: f"{split}_idx" for split in SPLITS}
-        # A graph without splits is one to analyze; a single one that is missing is a mistake.
-        needed = ["edge_index", *(split_keys.values() if any(key in archive for key in split_keys.values()) else [])]
-        missing = [key for key in needed if key not in archive]
-        if missing:
-            raise ValueError(f"{file}: missing {', '.join(missing)}; it holds {', '.join(archive.files) or 'nothing'}")
-
+        split_keys = npz_split_keys(file, archive.files)
         x, y = (read(key) if key in archive else None for key in ("x", "y"))
-        directed = bool(_scalar(file, "directed", read("directed"), "biu")) if "directed" in archive else True
+        directed = bool(scalar(f"{file}: directed", read("directed"), "biu").item()) if "directed" in archive else True
         if "num_nodes" in archive:
-            num_vertices = int(_scalar(file, "num_nodes", read("num_nodes"), "iu"))
+            num_vertices = int(scalar(f"{file}: num_nodes", read("num_nodes"), "iu").item())
         else:
             rows = y if x is None else x
             if rows is None:
@@ -61,13 +59,26 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
             num_vertices,
             x,
             y,
-            {split: (key, read(key)) for split, key in split_keys.items() if key in archive},
+            {split: (key, read(key)) for split, key in split_keys.items()},
             symmetrise=not directed if undirected is None else undirected,
         )
 
 
-def _scalar(file: Path, key: str, value: np.ndarray, kinds: str) -> Any:
-    if value.size != 1 or value.dtype.kind not in kinds:
+def npz_split_keys(file: Path, held: Sequence[str]) -> dict[str, str]:
+    """Split -> its key, of the splits that an archive with these keys has: all or none. ValueError where a key is missing."""
+    split_keys = {split: f"{split}_idx" for split in SPLITS}
+    # A graph without splits is one to analyze; a single one that is missing is a mistake.
+    if not any(key in held for key in split_keys.values()):
+        split_keys = {}
+    missing = [key for key in ("edge_index", *split_keys.values()) if key not in held]
+    if missing:
+        raise ValueError(f"{file}: missing {', '.join(missing)}; it holds {', '.join(held) or 'nothing'}")
+    return split_keys
+
+
+def scalar(name: str, array: Array, kinds: str) -> Array:
+    """The array, if it is a single number of these kinds of numpy's; it has a shape and a dtype."""
+    if math.prod(array.shape) != 1 or array.dtype.kind not in kinds:
         expected = "one true or false" if "b" in kinds else "one integer"
-        raise ValueError(f"{file}: {key} must be {expected}, got {value.dtype} {list(value.shape)}")
-    return value.item()
+        raise ValueError(f"{name} must be {expected}, got {array.dtype} {list(array.shape)}")
+    return array

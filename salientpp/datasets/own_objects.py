@@ -1,4 +1,4 @@
-"""What graph does the user's own PyG object hold, from a file or from a function?"""
+"""Reads the user's own PyG object, from a file or from a function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,6 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from salientpp.datasets.arrays import check_data, first_line, form
 from salientpp.datasets.spec import did_you_mean
 from salientpp.datasets.torch_files import read_torch_file
-
-
-def load_pyg(file: Path) -> Data | HeteroData:
-    """See `load_dataset`."""
-    return read_pyg(file)
 
 
 def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
@@ -42,25 +37,30 @@ def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
             "data.to_dict().items() if isinstance(value, torch.Tensor)}, 'new.pt'). Or let a function of yours return it: python:MODULE:FUNCTION"
         ),
     )
-    try:
+    with says_damaged(file):
         data = _graph_in(stored, str(file))
         if not map_tensors:
             check_data(data, str(file))
-    except ValueError:
+    return data
+
+
+@contextlib.contextmanager
+def says_damaged(file: Path) -> Iterator[None]:
+    """Turn what an object of PyG's raises that a damaged file left half made into a ValueError."""
+    try:
+        yield
+    except (ValueError, OSError):
         raise
-    except Exception as error:  # a damaged file can leave an object of PyG's half made
+    except Exception as error:
         raise ValueError(
             f"{file}: the object in it is damaged ({type(error).__name__}: {first_line(error)})"
         ) from error
-    return data
 
 
 def _graph_in(stored: object, where: str) -> Data | HeteroData:
     """The graph that a file or a function gave, in one of the forms that PyG itself writes."""
-    if isinstance(stored, tuple) and len(stored) in (
-        2,
-        3,
-    ):  # InMemoryDataset.save: the graphs as one, where each begins, their class
+    # InMemoryDataset.save: the graphs as one, where each begins, their class.
+    if isinstance(stored, tuple) and len(stored) in (2, 3):
         stored, slices, *_ = stored
         if slices:
             raise ValueError(

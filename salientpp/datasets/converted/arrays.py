@@ -1,7 +1,4 @@
-"""How is an array read in pieces that lies in a .npy file or in an .npz archive?
-
-By plain reads, not by a memory map: what is read of a map counts as resident.
-"""
+"""Reads arrays of .npy files and .npz archives in pieces: by plain reads, since what is read of a memory map counts as resident."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import numpy as np
 import torch
 
 from salientpp.datasets.arrays import check_file, first_line, unreadable
-from salientpp.datasets.converted.pieces import EdgePiece, RowPiece, counted
+from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
 
 #: Reads ``count`` entries that follow what was read before.
 Read = Callable[[int], np.ndarray]
@@ -137,79 +134,60 @@ def members_of(path: Path) -> list[str]:
         raise ValueError(f"{path}: not an .npz archive ({first_line(error)})") from error
 
 
-class ArrayEdges:
-    """Edges that lie in arrays [2, E] or [E, 2], one after another."""
+def array_edges(arrays: Sequence[StoredArray]) -> Edges:
+    """Edges in arrays [2, E] or [E, 2], one after another."""
+    for array in arrays:
+        if len(array.shape) != 2 or 2 not in array.shape:
+            raise ValueError(f"{array.name} must have shape [2, E] or [E, 2], got {list(array.shape)}")
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"{array.name} must hold integers, got dtype {array.dtype}")
+    # An array of two edges is taken for [2, E], the form in which PyG has them.
+    sizes = [array.shape[1] if array.shape[0] == 2 else array.shape[0] for array in arrays]
 
-    unit = "edges"
-
-    def __init__(self, arrays: Sequence[StoredArray]) -> None:
-        for array in arrays:
-            if len(array.shape) != 2 or 2 not in array.shape:
-                raise ValueError(f"{array.name} must have shape [2, E] or [E, 2], got {list(array.shape)}")
-            if array.dtype.kind not in "iu":
-                raise ValueError(f"{array.name} must hold integers, got dtype {array.dtype}")
-        self._arrays = arrays
-        # An array of two edges is taken for [2, E], the form in which PyG has them.
-        self._sizes = [array.shape[1] if array.shape[0] == 2 else array.shape[0] for array in arrays]
-        self.num_edges: int | None = sum(self._sizes)
-        self.total = sum(self._sizes)
-
-    def pieces(self, most: int) -> Iterator[EdgePiece]:
-        for array, size, before in zip(self._arrays, self._sizes, accumulate(self._sizes, initial=0)):
+    def pieces(most: int) -> Iterator[EdgePiece]:
+        for array, size, before in zip(arrays, sizes, accumulate(sizes, initial=0)):
             is_wide = array.shape[0] == 2
+            name = f"{array.name}[:, " if is_wide else f"{array.name}["
             # In the order of columns an array [2, E] is stored as [E, 2] is in that of rows.
-            if is_wide != array.fortran:
-                with array.reader() as sources, array.reader(size) as targets:
-                    for first in range(0, size, most):
-                        count = min(most, size - first)
-                        yield self._piece(array, sources(count), targets(count), first, before, is_wide)
-            else:
-                with array.reader() as pairs:
-                    for first in range(0, size, most):
-                        pair = pairs(2 * min(most, size - first)).reshape(-1, 2)
-                        yield self._piece(array, pair[:, 0], pair[:, 1], first, before, is_wide)
+            in_pairs = is_wide == array.fortran
+            with array.reader() as read, array.reader(0 if in_pairs else size) as targets:
+                for first in range(0, size, most):
+                    count = min(most, size - first)
+                    if in_pairs:
+                        source, target = read(2 * count).reshape(-1, 2).T
+                    else:
+                        source, target = read(count), targets(count)
+                    yield EdgePiece(source, target, counted(name, first, "]"), before + first + count)
 
-    @staticmethod
-    def _piece(
-        array: StoredArray, source: np.ndarray, target: np.ndarray, first: int, before: int, is_wide: bool
-    ) -> EdgePiece:
-        where = counted(f"{array.name}[:, " if is_wide else f"{array.name}[", first, "]")
-        return EdgePiece(source, target, where, before + first + source.size)
+    return Edges(pieces, sum(sizes), sum(sizes))
 
 
-class ArrayRows:
-    """Rows that lie in arrays [n, ...], one after another."""
+def array_rows(arrays: Sequence[StoredArray]) -> Rows:
+    """Rows in arrays [n, ...], one after another."""
+    for array in arrays:
+        if not array.shape:
+            raise ValueError(f"{array.name} must have a row per vertex, got a single number")
+        if array.fortran and array.shape[1] != 1:
+            raise ValueError(
+                f"{array.name} is stored column by column, so it cannot be read row by row; save numpy.ascontiguousarray of it"
+            )
+        if (array.shape[1:], array.dtype) != (arrays[0].shape[1:], arrays[0].dtype):
+            raise ValueError(
+                f"{array.name} must hold rows of {arrays[0].dtype} {list(arrays[0].shape[1:])} as {arrays[0].name} does, got {array.dtype} "
+                f"{list(array.shape[1:])}"
+            )
+        if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
+            raise ValueError(f"{array.name} must hold numbers that torch has, got dtype {array.dtype}")
+    sizes = [array.shape[0] for array in arrays]
 
-    unit = "rows"
-
-    def __init__(self, arrays: Sequence[StoredArray]) -> None:
-        for array in arrays:
-            if not array.shape:
-                raise ValueError(f"{array.name} must have a row per vertex, got a single number")
-            if array.fortran and array.shape[1] != 1:
-                raise ValueError(
-                    f"{array.name} is stored column by column, so it cannot be read row by row; save numpy.ascontiguousarray of it"
-                )
-            if (array.shape[1:], array.dtype) != (arrays[0].shape[1:], arrays[0].dtype):
-                raise ValueError(
-                    f"{array.name} must hold rows of {arrays[0].dtype} {list(arrays[0].shape[1:])} as {arrays[0].name} does, got {array.dtype} "
-                    f"{list(array.shape[1:])}"
-                )
-            if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
-                raise ValueError(f"{array.name} must hold numbers that torch has, got dtype {array.dtype}")
-        self._arrays = arrays
-        self.num_rows: int | None = sum(array.shape[0] for array in arrays)
-        self.total = self.num_rows
-        self.row_shape, self.dtype = arrays[0].shape[1:], arrays[0].dtype
-
-    def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
-        before = 0
-        for array in self._arrays:
+    def pieces(most_bytes: int) -> Iterator[RowPiece]:
+        for array, size, before in zip(arrays, sizes, accumulate(sizes, initial=0)):
             width = int(np.prod(array.shape[1:], dtype=object))
             most = max(1, most_bytes // max(1, width * array.dtype.itemsize))
             with array.reader() as read:
-                for first in range(0, max(1, array.shape[0]), most):
-                    count = min(most, array.shape[0] - first)
+                for first in range(0, max(1, size), most):
+                    count = min(most, size - first)
                     rows = torch.from_numpy(read(count * width).reshape(count, *array.shape[1:]))
                     yield RowPiece(rows, counted(f"{array.name}[", first, "]"), before + first + count)
-            before += array.shape[0]
+
+    return Rows(pieces, sum(sizes), sum(sizes))

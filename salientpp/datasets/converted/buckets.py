@@ -1,4 +1,4 @@
-"""How are edges sorted by target that do not fit into memory?
+"""Sorts edges by target that do not fit into memory, and writes them as neighbour lists.
 
 Two passes. An edge is a **word**, ``target * 2^32 + source``. The first pass reads the edges in pieces, sorts each by the bucket of its words (a bucket is a
 range of words, all of one width) and appends it to a file, a **run**. The second reads bucket after bucket out of all runs, as many together as memory holds,
@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from salientpp.datasets.converted.files import written
+from salientpp.datasets.converted.files import ArrayWriter, written
 from salientpp.datasets.converted.pieces import EdgePiece
 from salientpp.partitioning.undirected import first_of_equals
 from salientpp.progress import Progress
+from salientpp.store.directory.files import numpy_dtype
 
 #: Targets and sources share a word, half each.
 MOST_VERTICES = 2**32
@@ -32,6 +35,9 @@ MOST_BUCKETS = 2**12
 SPREAD_BYTES, SORT_BYTES = 128, 56
 #: And for where a bucket of a run ends, with what is worked out of it.
 TABLE_BYTES = 24
+
+#: Offsets are written so many at a time.
+_OFFSETS_AT_ONCE = 2**17
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,7 @@ class Runs:
     @property
     def sizes(self) -> np.ndarray:
         """int64 [B]: words in each bucket."""
-        return self._lengths().sum(axis=0)
-
-    def _lengths(self) -> np.ndarray:
-        return np.diff(self.ends.reshape(-1), prepend=0).reshape(self.ends.shape)
+        return np.diff(self.ends.reshape(-1), prepend=0).reshape(self.ends.shape).sum(axis=0)
 
     def slices(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """(begin, end) in words of buckets [first, last) in each run, in the order of runs."""
@@ -224,9 +227,31 @@ def _sorted(words: np.ndarray, unique: bool) -> np.ndarray:
     return words[target.astype(np.int64, copy=False)]
 
 
-def targets_of(words: np.ndarray) -> np.ndarray:
-    return (words >> np.uint64(_SOURCE_BITS)).astype(np.int64)
+def write_lists(
+    words: Iterable[np.ndarray],
+    num_sources: int,
+    num_targets: int,
+    indptr_path: Path,
+    indices_path: Path,
+    progress: Progress,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write ``indptr`` int64 [N + 1] and ``indices`` [E] of words by target; what a manifest says of each."""
+    dtype = torch.int32 if num_sources < 2**31 else torch.int64
+    with written(indptr_path) as indptr_file, written(indices_path) as indices_file:
+        indptr, indices = ArrayWriter(indptr_file, torch.int64, ()), ArrayWriter(indices_file, dtype, ())
 
+        def offsets_up_to(target: int, targets: np.ndarray, before: int) -> None:
+            """Where the lists up to this vertex begin; the edges of ``targets`` come after ``before`` others."""
+            while indptr.num_rows <= target:
+                vertices = np.arange(indptr.num_rows, min(target + 1, indptr.num_rows + _OFFSETS_AT_ONCE))
+                indptr.write(before + np.searchsorted(targets, vertices).astype(np.int64))
 
-def sources_of(words: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    return (words & np.uint64(MOST_VERTICES - 1)).astype(dtype)
+        done = 0
+        for word in words:
+            targets = (word >> np.uint64(_SOURCE_BITS)).astype(np.int64)
+            offsets_up_to(int(targets[-1]), targets, done)
+            indices.write((word & np.uint64(MOST_VERTICES - 1)).astype(numpy_dtype(dtype)))
+            done += word.size
+            progress.reach(done)
+        offsets_up_to(num_targets, np.empty(0, dtype=np.int64), done)
+        return indptr.finish(), indices.finish()

@@ -1,4 +1,4 @@
-"""How do the rows of an attribute, and the vertices of a split, come into their files?"""
+"""Writes the rows of an attribute, and the mask of a split, into the files of a converted graph."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from salientpp.datasets.arrays import form
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.files import ArrayWriter, written
+from salientpp.datasets.converted.labels import first_row
 from salientpp.datasets.converted.pieces import RowPiece, Rows, Split
 from salientpp.progress import Progress
 from salientpp.store.directory.labels import is_unlabelled, warn_of_unlabelled
@@ -56,10 +57,9 @@ def write_column(
         ValueError: rows are wrong, or do not fit ``dtype``; names where.
     """
     writer: ArrayWriter | None = None
-    held_bytes = getattr(rows, "held_bytes", 0)
-    budget.needs(held_bytes, f"reading all columns of {name} at once")
+    budget.needs(rows.held_bytes, f"reading all columns of {name} at once")
     with written(path) as file:
-        for piece in rows.pieces(max(1, (budget.working - held_bytes) // _COPIES)):
+        for piece in rows.pieces(max(1, (budget.working - rows.held_bytes) // _COPIES)):
             values = _narrowed(name, piece, dtype, finite)
             if writer is None:
                 writer = ArrayWriter(file, values.dtype, values.shape[1:])
@@ -80,7 +80,11 @@ def write_column(
 def _narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Tensor:
     values = piece.values
     if finite and values.is_floating_point():
-        _check_finite(values, piece, f"{name} must be finite, got nan or infinity; mend it, or leave --finite out")
+        wrong = ~values.isfinite()
+        if bool(wrong.any()):
+            raise ValueError(
+                f"{piece.where(first_row(wrong))}: {name} must be finite, got nan or infinity; mend it, or leave --finite out"
+            )
     if dtype is None or values.dtype == DTYPES[dtype]:
         return values
     if not values.is_floating_point():
@@ -91,18 +95,11 @@ def _narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Te
     if most < torch.finfo(values.dtype).max:
         lost = values.isfinite() & (values.abs() > most)
         if bool(lost.any()):
-            row = int(lost.reshape(len(lost), -1).any(dim=1).nonzero()[0])
             raise ValueError(
-                f"{piece.where(row)}: {name} cannot be stored as {dtype}, a value is too large for it ({float(values[lost][0]):g}); store it as bf16 or fp32"
+                f"{piece.where(first_row(lost))}: {name} cannot be stored as {dtype}, a value is too large for it ({float(values[lost][0]):g}); "
+                "store it as bf16 or fp32"
             )
     return values.to(DTYPES[dtype])
-
-
-def _check_finite(values: Tensor, piece: RowPiece, otherwise: str) -> None:
-    finite = values.isfinite()
-    if not bool(finite.all()):
-        row = int((~finite).reshape(len(finite), -1).any(dim=1).nonzero()[0])
-        raise ValueError(f"{piece.where(row)}: {otherwise}")
 
 
 def write_mask(

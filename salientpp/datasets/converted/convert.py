@@ -21,7 +21,6 @@ from salientpp.datasets.converted import buckets
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
 from salientpp.datasets.converted.directory import is_converted, manifest_text
-from salientpp.datasets.converted.lists import write_lists
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.files import where_to_write
@@ -215,9 +214,10 @@ class _Conversion:
             num_vertices = self._count(type_)
         if num_vertices > buckets.MOST_VERTICES:
             raise ValueError(f"{self.source.name}: there must be at most 2^32 vertices of a type, got {num_vertices}")
-        labels = partial(self._labels, f"n{number}.y.npy") if vertices.has_unlabelled else None
-        if labels is not None and not marks_unlabelled(labels(max(1, self.budget.working // 64))):
-            labels = None
+        labels = None
+        if vertices.splits and "y" in vertices.columns and not vertices.keeps_unlabelled:
+            stored = partial(self._labels, f"n{number}.y.npy")
+            labels = stored if marks_unlabelled(stored(max(1, self.budget.working // 64))) else None
         for name, split in vertices.splits.items():
             step = f"n{number}.{name}_mask"
             if self.journal.facts(step) is None:
@@ -279,7 +279,7 @@ class _Conversion:
             runs = self._spread(spread, name, edges, num_sources, num_targets)
             indptr, indices = f"e{number}.indptr.npy", f"e{number}.indices.npy"
             self.progress.begin(f"sorting {_edges_of(name)}", int(runs.sizes.sum()), "edges")
-            entries = write_lists(
+            entries = buckets.write_lists(
                 buckets.in_order(
                     runs, self._capacity, self.source.undirected or self.options.deduplicate, self.journal.work
                 ),

@@ -1,4 +1,4 @@
-"""What does the directory of a converted graph hold, and how does a graph come out of it without being read?
+"""Opens a converted graph as memory maps.
 
 ``manifest.json`` is written last: without it there is no graph. It names every array, with dtype, shape and checksums. The arrays are plain .npy files: of
 relation ``k`` ``e<k>.indptr.npy`` int64 [N + 1] and ``e<k>.indices.npy`` [E], int32 where ids fit; of vertex type ``k`` its attributes and masks,
@@ -40,16 +40,20 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
 
 
 def _graph_of(root: Path, manifest: dict[str, Any]) -> Data | HeteroData:
-    data = Data() if _is_homogeneous(manifest) else HeteroData()
+    def array(name: str) -> Tensor:
+        entry = manifest["files"][name]
+        return torch.from_numpy(open_array(root, name, entry)[0]).view(getattr(torch, entry["torch_dtype"]))
+
+    sizes = {vertices["name"]: vertices["num_vertices"] for vertices in manifest["node_types"]}
+    data = Data() if list(sizes) == [None] else HeteroData()
     for number, vertices in enumerate(manifest["node_types"]):
         store = data if isinstance(data, Data) else data[vertices["name"]]
         store.num_nodes = vertices["num_vertices"]
         for name in vertices["columns"]:
-            store[name] = _array(root, f"n{number}.{name}.npy", manifest)
-    sizes = {vertices["name"]: vertices["num_vertices"] for vertices in manifest["node_types"]}
+            store[name] = array(f"n{number}.{name}.npy")
     for number, edges in enumerate(manifest["edge_types"]):
         name = None if edges["name"] is None else tuple(edges["name"])
-        indptr, indices = (_array(root, f"e{number}.{part}.npy", manifest) for part in ("indptr", "indices"))
+        indptr, indices = (array(f"e{number}.{part}.npy") for part in ("indptr", "indices"))
         adj_t = _matrix(indptr, indices, (sizes[name and name[2]], sizes[name and name[0]]))
         (data if isinstance(data, Data) else data[name]).adj_t = adj_t
     return data
@@ -135,16 +139,6 @@ def manifest_text(body: dict[str, Any]) -> str:
     manifest = {"format": FORMAT, "version": VERSION, **body}
     manifest["checksum"] = manifest_checksum(manifest)
     return json.dumps(manifest, indent=1, sort_keys=True)
-
-
-def _is_homogeneous(manifest: dict[str, Any]) -> bool:
-    return [vertices["name"] for vertices in manifest["node_types"]] == [None]
-
-
-def _array(root: Path, name: str, manifest: dict[str, Any]) -> Tensor:
-    entry = manifest["files"][name]
-    array, _ = open_array(root, name, entry)
-    return torch.from_numpy(array).view(getattr(torch, entry["torch_dtype"]))
 
 
 def _matrix(indptr: Tensor, indices: Tensor, size: tuple[int, int]) -> Tensor:

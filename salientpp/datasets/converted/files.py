@@ -1,4 +1,4 @@
-"""How is a file of a converted graph written that is larger than memory?"""
+"""Writes files of a converted graph that are larger than memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -20,30 +20,16 @@ from salientpp.store.directory.journal import says_what_to_do
 class _File:
     """A new binary file whose errors say what to do."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with says_what_to_do(path):
-            self._file = path.open("wb", buffering=0)
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
 
     def write(self, data: Any) -> None:
-        view = memoryview(data)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
-        with says_what_to_do(self.path):
-            while view:  # a disk that fills up takes a part
-                view = view[self._file.write(view) :]
+        with says_what_to_do(self._path):
+            self._file.write(data)
 
     def seek(self, position: int) -> None:
-        self._file.seek(position)
-
-    def close(self, to_disk: bool) -> None:
-        with says_what_to_do(self.path):
-            if to_disk:
-                os.fsync(self._file.fileno())
-            self._file.close()
-
-    def abandon(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
+        with says_what_to_do(self._path):
+            self._file.seek(position)
 
 
 @contextlib.contextmanager
@@ -53,12 +39,18 @@ def written(path: Path, to_disk: bool = True) -> Iterator[_File]:
     Raises:
         OSError: it cannot be written; the text says what to do.
     """
-    file = _File(path)
+    with says_what_to_do(path):
+        file = path.open("wb")
     try:
-        yield file
-        file.close(to_disk)
+        yield _File(path, file)
+        with says_what_to_do(path):
+            file.flush()
+            if to_disk:
+                os.fsync(file.fileno())
+            file.close()
     except BaseException:
-        file.abandon()
+        with contextlib.suppress(OSError):
+            file.close()
         raise
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from salientpp.datasets.arrays import check_file, first_line, unreadable
-from salientpp.datasets.converted.pieces import EdgePiece, RowPiece, counted
+from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
 
 #: Without a buffer pyarrow reads a whole column of a group of rows at once.
 _BUFFER = 2**18
@@ -82,61 +82,46 @@ class _Files:
                 raise ValueError(f"{path}: damaged after row {first} ({first_line(error)}); copy it again") from error
 
 
-class ParquetEdges:
+def parquet_edges(paths: Sequence[Path]) -> Edges:
     """Edges in two columns: source and target, src and dst, or the only two there are."""
+    files = _Files(paths)
+    columns = next((ends for ends in _ENDS if set(ends) <= set(files.names)), tuple(files.names))
+    if len(columns) != 2:
+        raise ValueError(
+            f"{paths[0]} must have columns source and target, src and dst, or two, got {', '.join(files.names)}"
+        )
 
-    unit = "edges"
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._files = _Files(paths)
-        names = self._files.names
-        self._columns = next((ends for ends in _ENDS if set(ends) <= set(names)), tuple(names))
-        if len(self._columns) != 2:
-            raise ValueError(
-                f"{paths[0]} must have columns source and target, src and dst, or two, got {', '.join(names)}"
-            )
-        self.num_edges: int | None = sum(self._files.sizes)
-        self.total = sum(self._files.sizes)
-
-    def pieces(self, most: int) -> Iterator[EdgePiece]:
-        for path, first, done, batch in self._files.tables(self._columns, 16 * len(self._columns) * most):
-            source, target = (_column(path, first, name, batch.column(name)) for name in self._columns)
-            for name, ids in zip(self._columns, (source, target)):
+    def pieces(most: int) -> Iterator[EdgePiece]:
+        for path, first, done, batch in files.tables(columns, 16 * len(columns) * most):
+            source, target = (_column(path, first, name, batch.column(name)) for name in columns)
+            for name, ids in zip(columns, (source, target)):
                 if ids.dtype.kind not in "iu":
                     raise ValueError(f"{path}: column {name!r} must hold integers, got {ids.dtype}")
             yield EdgePiece(source, target, counted(f"{path}, row ", first), done)
 
+    return Edges(pieces, sum(files.sizes), sum(files.sizes))
 
-class ParquetRows:
-    """Rows whose entries are the columns, in their order, or a single column of lists of one length.
 
-    Attributes:
-        held_bytes: the memory that reading holds beside the pieces.
-    """
+def parquet_rows(paths: Sequence[Path]) -> Rows:
+    """Rows whose entries are the columns, in their order, or a single column of lists of one length."""
+    files = _Files(paths)
 
-    unit = "rows"
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._files = _Files(paths)
-        self.num_rows: int | None = sum(self._files.sizes)
-        self.held_bytes = self._files.held_bytes
-        self.total = sum(self._files.sizes)
-
-    def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
-        columns, width = self._files.names, None
-        is_empty = True
-        for path, first, done, batch in self._files.tables(columns, most_bytes, self._files.row_bytes):
-            arrays = [_column(path, first, name, batch.column(name)) for name in columns]
+    def pieces(most_bytes: int) -> Iterator[RowPiece]:
+        width = None
+        for path, first, done, batch in files.tables(files.names, most_bytes, files.row_bytes):
+            arrays = [_column(path, first, name, batch.column(name)) for name in files.names]
             values = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
             if width not in (None, values.shape[1:]):
                 raise ValueError(
                     f"{path}, row {first}: rows must have {list(width or ())} entries, got {list(values.shape[1:])}"
                 )
-            width, is_empty = values.shape[1:], False
+            width = values.shape[1:]
             rows = torch.from_numpy(np.require(values, requirements=["C", "W"]))
             yield RowPiece(rows, counted(f"{path}, row ", first), done)
-        if is_empty:
-            yield RowPiece(torch.empty(0, device="cpu"), counted(f"{self._files.paths[-1]}, row ", 0), 0)
+        if width is None:
+            yield RowPiece(torch.empty(0, device="cpu"), counted(f"{paths[-1]}, row ", 0), 0)
+
+    return Rows(pieces, sum(files.sizes), sum(files.sizes), held_bytes=files.held_bytes)
 
 
 def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:

@@ -1,11 +1,10 @@
-"""In what pieces does a source give its edges and rows, so that no array is ever whole in memory?"""
+"""Describes a source that gives its edges and rows in pieces, so that no array is ever whole in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -43,46 +42,40 @@ def counted(before: str, first: int, after: str = "") -> Callable[[int], str]:
     return lambda at: f"{before}{first + at}{after}"
 
 
-class Edges(Protocol):
+@dataclass(frozen=True)
+class Edges:
     """The edges of one relation.
 
     Attributes:
-        num_edges: E, or None where only reading tells.
+        pieces: called with a number, gives all edges in their order, at most so many at a time; ValueError, with file and line or position, where the
+            source is damaged.
         total, unit: what progress is counted in, edges or bytes of a file.
+        num_edges: E, or None where only reading tells.
     """
 
-    num_edges: int | None
+    pieces: Callable[[int], Iterator[EdgePiece]]
     total: int
-    unit: str
-
-    def pieces(self, most: int) -> Iterator[EdgePiece]:
-        """All edges in their order, at most ``most`` at a time.
-
-        Raises:
-            ValueError: the source is damaged; with file and line or position.
-        """
-        ...
+    num_edges: int | None = None
+    unit: str = "edges"
 
 
-class Rows(Protocol):
-    """The rows of one attribute, or the ids of a split; at least one piece, if need be an empty one.
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one attribute, or the ids of a split.
 
     Attributes:
-        num_rows: or None where only reading tells.
+        pieces: called with a number of bytes, gives all rows in their order, in pieces of at most so many bytes or of one row; at least one piece, which may
+            be empty. ValueError where the source is damaged, or rows differ in their number of entries.
         total, unit: as of edges.
+        num_rows: or None where only reading tells.
+        held_bytes: the memory that reading holds beside the pieces.
     """
 
-    num_rows: int | None
+    pieces: Callable[[int], Iterator[RowPiece]]
     total: int
-    unit: str
-
-    def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
-        """All rows in their order, of at most so many bytes at a time, or one row.
-
-        Raises:
-            ValueError: the source is damaged, or rows differ in their number of entries.
-        """
-        ...
+    num_rows: int | None = None
+    unit: str = "rows"
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,11 +101,6 @@ class Vertices:
     columns: Mapping[str, Rows] = field(default_factory=dict)
     splits: Mapping[str, Split] = field(default_factory=dict)
     keeps_unlabelled: bool = False
-
-    @property
-    def has_unlabelled(self) -> bool:
-        """Whether labels have to be looked at for the splits."""
-        return bool(self.splits) and "y" in self.columns and not self.keeps_unlabelled
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What can be converted, and by what is it read?"""
+"""Opens the sources that can be converted."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from salientpp.datasets.arrays import SPLITS, check_file, check_undirected, first_line
-from salientpp.datasets.converted.arrays import ArrayEdges, ArrayRows, StoredArray, members_of
-from salientpp.datasets.converted.labels import Labels
-from salientpp.datasets.converted.parquet import ParquetEdges, ParquetRows
+from salientpp.datasets.arrays import SPLITS, check_file, check_undirected
+from salientpp.datasets.converted.arrays import StoredArray, array_edges, array_rows, members_of
+from salientpp.datasets.converted.labels import labels
+from salientpp.datasets.converted.parquet import parquet_edges, parquet_rows
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Rows, Source, Split, Vertices
-from salientpp.datasets.converted.saved import SavedEdges, SavedRows
-from salientpp.datasets.converted.text import TextEdges, TextRows, tables
+from salientpp.datasets.converted.saved import saved_edges, saved_rows
+from salientpp.datasets.converted.text import tables, text_edges, text_rows
+from salientpp.datasets.npz import npz_split_keys, scalar
 from salientpp.datasets.ogb import listed, ogb_meta, provide_ogb_files
-from salientpp.datasets.own_objects import read_pyg
+from salientpp.datasets.own_objects import read_pyg, says_damaged
 from salientpp.datasets.spec import did_you_mean, with_spec
 from salientpp.datasets.torch_files import is_archive
 from salientpp.store.directory.attributes import node_stores
@@ -57,12 +58,9 @@ def open_source(source: str, data: Path, undirected: bool | None) -> Source:
 def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
     """The keys of ``load_npz``."""
     held = members_of(file)
-    split_keys = {split: f"{split}_idx" for split in SPLITS}
-    needed = ["edge_index", *(split_keys.values() if any(key in held for key in split_keys.values()) else [])]
-    missing = [key for key in needed if key not in held]
-    if missing:
-        raise ValueError(f"{file}: missing {', '.join(missing)}; it holds {', '.join(held) or 'nothing'}")
-    arrays = {key: StoredArray.of(file, key) for key in held if key in (*needed, "x", "y", "num_nodes", "directed")}
+    split_keys = npz_split_keys(file, held)
+    wanted = ("edge_index", *split_keys.values(), "x", "y", "num_nodes", "directed")
+    arrays = {key: StoredArray.of(file, key) for key in held if key in wanted}
     columns: dict[str, Rows] = {key: _checked_column(key, arrays[key]) for key in ("x", "y") if key in held}
     directed = bool(_scalar(arrays["directed"], "biu")) if "directed" in arrays else True
     if "num_nodes" not in arrays and not columns:
@@ -78,10 +76,10 @@ def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
             None: Vertices(
                 int(_scalar(arrays["num_nodes"], "iu")) if "num_nodes" in arrays else None,
                 columns,
-                {split: Split(_ids(arrays[key])) for split, key in split_keys.items() if key in arrays},
+                {split: Split(_ids(arrays[key])) for split, key in split_keys.items()},
             )
         },
-        {None: ArrayEdges([edge_index])},
+        {None: array_edges([edge_index])},
         undirected=not directed if undirected is None else undirected,
         files=(file,),
     )
@@ -96,20 +94,17 @@ def _checked_column(key: str, array: StoredArray) -> Rows:
         raise ValueError(
             f"{array.name} must be integers [N] (-1 for an unlabelled vertex), got {array.dtype} {list(array.shape)}"
         )
-    return Labels(ArrayRows([array])) if key == "y" else ArrayRows([array])
+    return labels(array_rows([array])) if key == "y" else array_rows([array])
 
 
-def _ids(array: StoredArray) -> ArrayRows:
+def _ids(array: StoredArray) -> Rows:
     if len(array.shape) != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{array.name} must be a list of vertex ids, shape [*], got {array.dtype} {list(array.shape)}")
-    return ArrayRows([array])
+    return array_rows([array])
 
 
 def _scalar(array: StoredArray, kinds: str) -> Any:
-    if int(np.prod(array.shape)) != 1 or array.dtype.kind not in kinds:
-        expected = "one true or false" if "b" in kinds else "one integer"
-        raise ValueError(f"{array.name} must be {expected}, got {array.dtype} {list(array.shape)}")
-    with array.reader() as read:
+    with scalar(array.name, array, kinds).reader() as read:
         return read(1)[0].item()
 
 
@@ -132,7 +127,7 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
     if "x" in files:
         columns["x"] = _rows_of(files["x"], float, skip)
     if "y" in files:
-        columns["y"] = Labels(_rows_of(files["y"], int, skip))
+        columns["y"] = labels(_rows_of(files["y"], int, skip))
     return Source(
         name,
         {
@@ -184,15 +179,15 @@ def _kind(path: Path) -> str:
 def _edges_of(paths: Sequence[Path], skip: int) -> Edges:
     kind = _kind(paths[0])
     if kind == "npy":
-        return ArrayEdges([StoredArray.of(path) for path in paths])
-    return ParquetEdges(paths) if kind == "parquet" else TextEdges(paths, skip)
+        return array_edges([StoredArray.of(path) for path in paths])
+    return parquet_edges(paths) if kind == "parquet" else text_edges(paths, skip)
 
 
 def _rows_of(paths: Sequence[Path], dtype: type, skip: int = 0) -> Rows:
     kind = _kind(paths[0])
     if kind == "npy":
-        return ArrayRows([StoredArray.of(path) for path in paths])
-    return ParquetRows(paths) if kind == "parquet" else TextRows(paths, dtype, skip=skip)
+        return array_rows([StoredArray.of(path) for path in paths])
+    return parquet_rows(paths) if kind == "parquet" else text_rows(paths, dtype, skip=skip)
 
 
 # --- the Open Graph Benchmark -----------------------------------------------------------------------------
@@ -207,13 +202,13 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
         files = [raw / "data.npz", raw / "node-label.npz"]
         held = members_of(files[0])
         num_vertices = int(_scalar(StoredArray.of(files[0], "num_nodes_list"), "iu"))
-        edges: Edges = ArrayEdges([StoredArray.of(files[0], "edge_index")])
+        edges: Edges = array_edges([StoredArray.of(files[0], "edge_index")])
         columns: dict[str, Rows] = {
-            "x" if key == "node_feat" else key: ArrayRows([StoredArray.of(files[0], key)])
+            "x" if key == "node_feat" else key: array_rows([StoredArray.of(files[0], key)])
             for key in held
             if key.startswith("node_")
         }
-        columns["y"] = Labels(ArrayRows([StoredArray.of(files[1], "node_label")]), are_classes=True)
+        columns["y"] = labels(array_rows([StoredArray.of(files[1], "node_label")]), are_classes=True)
         left_out = [key for key in held if key.startswith("edge_") and key != "edge_index"]
     else:
         files = [raw / f"{part}.csv.gz" for part in ("edge", "node-label", "num-node-list")]
@@ -221,19 +216,19 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
         if table is None:
             raise ValueError(f"{files[2]}: expected the number of vertices, got nothing")
         num_vertices = int(table.values[0, 0])
-        edges = TextEdges([files[0]])
-        columns = {"y": Labels(TextRows([files[1]], float, num_vertices), are_classes=True)}
+        edges = text_edges([files[0]])
+        columns = {"y": labels(text_rows([files[1]], float, num_vertices), are_classes=True)}
         if meta["has_node_attr"] == "True":
             files.append(raw / "node-feat.csv.gz")
-            columns["x"] = TextRows([files[-1]], float, num_vertices)
+            columns["x"] = text_rows([files[-1]], float, num_vertices)
         for key in listed(meta["additional node files"]):
             files.append(raw / f"{key}.csv.gz")
-            columns[key] = TextRows([files[-1]], int, num_vertices)
+            columns[key] = text_rows([files[-1]], int, num_vertices)
         left_out = ["edge_attr"] if meta["has_edge_attr"] == "True" else []
     splits = {}
     for split, ogb_split in zip(SPLITS, ("train", "valid", "test")):
         files.append(folder / "split" / meta["split"] / f"{ogb_split}.csv.gz")
-        splits[split] = Split(TextRows([files[-1]], int))
+        splits[split] = Split(text_rows([files[-1]], int))
     # The stored definition: ogbn-products and ogbn-proteins are stored with each edge once.
     add_inverse_edge = meta["add_inverse_edge"] == "True" and undirected is not False
     return Source(
@@ -256,14 +251,9 @@ def _open_pyg(name: str, file: Path, undirected: bool | None) -> Source:
         raise ValueError(
             f"{file}: damaged, or written by torch before 1.6 in a form that cannot be read in pieces; load it and save it with torch.save again"
         )
-    try:
-        return _source_of(name, file, read_pyg(file, map_tensors=True), undirected)
-    except (ValueError, OSError):
-        raise
-    except Exception as error:  # a damaged file can leave an object of PyG's half made
-        raise ValueError(
-            f"{file}: the object in it is damaged ({type(error).__name__}: {first_line(error)})"
-        ) from error
+    data = read_pyg(file, map_tensors=True)
+    with says_damaged(file):
+        return _source_of(name, file, data, undirected)
 
 
 def _source_of(name: str, file: Path, data: Data | HeteroData, undirected: bool | None) -> Source:
@@ -287,7 +277,7 @@ def _source_of(name: str, file: Path, data: Data | HeteroData, undirected: bool 
         for end in () if edge_type is None else (edge_type[0], edge_type[2]):
             if end not in vertices:
                 raise ValueError(f"{where} must join node types ({', '.join(map(repr, vertices))}), got {end!r}")
-        relations[edge_type] = SavedEdges(store["edge_index"], f"{where}: edge_index")
+        relations[edge_type] = saved_edges(store["edge_index"], f"{where}: edge_index")
         left_out += [key for key in store.keys() if edge_type is not None and key != "edge_index"]  # noqa: SIM118
     return Source(
         name, vertices, relations, undirected=bool(undirected), files=(file,), left_out=tuple(dict.fromkeys(left_out))
@@ -307,9 +297,9 @@ def _vertices_of(store: Any, where: str, data: Data | HeteroData) -> tuple[Verti
         if not isinstance(value, Tensor) or value.dim() == 0:
             left_out.append(key)
         elif split in SPLITS and kind in ("mask", "idx", "index"):
-            splits.setdefault(split, Split(SavedRows(value, f"{where}: {key}"), kind == "mask"))
+            splits.setdefault(split, Split(saved_rows(value, f"{where}: {key}"), kind == "mask"))
         elif value.size(0) == num_vertices and (isinstance(data, HeteroData) or store.is_node_attr(key)):
-            columns[key] = SavedRows(value, f"{where}: {key}")
+            columns[key] = saved_rows(value, f"{where}: {key}")
         elif key in ("x", "y"):
             raise ValueError(
                 f"{where}: {key} must have one row per vertex, expected {num_vertices} rows, got {list(value.shape)}"

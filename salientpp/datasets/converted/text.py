@@ -1,4 +1,4 @@
-"""How are tables of numbers read out of text, fast and with the line of whatever is wrong?
+"""Reads tables of numbers from text. Errors name the line.
 
 Numbers stand between spaces, tabs, commas or semicolons; a line that begins with ``#`` or ``%`` is a comment. Files that end in .gz are unpacked on the way.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from salientpp.datasets.arrays import check_file, unreadable
-from salientpp.datasets.converted.pieces import EdgePiece, RowPiece
+from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows
 
 _SEPARATORS = bytes.maketrans(b",;\t\r", b"    ")
 _COMMENTS = (b"#", b"%")
@@ -152,47 +152,38 @@ def _numbers(text: bytes, dtype: type, columns: int | None) -> np.ndarray | None
     return values.reshape(-1, columns) if values.size == begins.size else None
 
 
-class TextEdges:
+def text_edges(paths: Sequence[Path], skip: int = 0) -> Edges:
     """Edges in text, two integers in a line: source and target."""
+    sizes = _sizes_of(paths)
 
-    unit = "bytes"
-    num_edges: int | None = None
-
-    def __init__(self, paths: Sequence[Path], skip: int = 0) -> None:
-        self._paths, self._skip = paths, skip
-        self._sizes = _sizes_of(paths)
-        self.total = sum(self._sizes)
-
-    def pieces(self, most: int) -> Iterator[EdgePiece]:
-        for path, before in zip(self._paths, accumulate(self._sizes, initial=0)):
+    def pieces(most: int) -> Iterator[EdgePiece]:
+        for path, before in zip(paths, accumulate(sizes, initial=0)):
             # A line has four bytes or more.
-            for table in tables(path, 4 * most * _BYTES_PER_BYTE, int, 2, self._skip):
+            for table in tables(path, 4 * most * _BYTES_PER_BYTE, int, 2, skip):
                 source, target = table.values[:, 0], table.values[:, 1]
                 yield EdgePiece(source, target, _where(path, table), before + table.done)
 
+    return Edges(pieces, sum(sizes), unit="bytes")
 
-class TextRows:
-    """Rows of numbers, one a line."""
 
-    unit = "bytes"
+def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, skip: int = 0) -> Rows:
+    """Rows of numbers, one a line: int64, or float32 where ``dtype`` is float."""
+    sizes = _sizes_of(paths)
 
-    def __init__(self, paths: Sequence[Path], dtype: type, num_rows: int | None = None, skip: int = 0) -> None:
-        self._paths, self._dtype, self._skip, self.num_rows = paths, dtype, skip, num_rows
-        self._sizes = _sizes_of(paths)
-        self.total = sum(self._sizes)
-
-    def pieces(self, most_bytes: int) -> Iterator[RowPiece]:
-        columns, is_empty = None, True
-        for path, before in zip(self._paths, accumulate(self._sizes, initial=0)):
-            for table in tables(path, most_bytes, self._dtype, columns, self._skip):
+    def pieces(most_bytes: int) -> Iterator[RowPiece]:
+        columns = None
+        for path, before in zip(paths, accumulate(sizes, initial=0)):
+            for table in tables(path, most_bytes, dtype, columns, skip):
                 columns = table.values.shape[1]
-                is_empty = False
-                yield RowPiece(self._rows(table.values), _where(path, table), before + table.done)
-        if is_empty:
-            yield RowPiece(self._rows(np.empty((0, 1))), lambda row: f"{self._paths[-1]}, line 1", self.total)
+                yield RowPiece(_tensor(table.values, dtype), _where(path, table), before + table.done)
+        if columns is None:
+            yield RowPiece(_tensor(np.empty((0, 1)), dtype), lambda row: f"{paths[-1]}, line 1", sum(sizes))
 
-    def _rows(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64 if self._dtype is int else np.float32))
+    return Rows(pieces, sum(sizes), num_rows, "bytes")
+
+
+def _tensor(values: np.ndarray, dtype: type) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int64 if dtype is int else np.float32))
 
 
 def _sizes_of(paths: Sequence[Path]) -> list[int]:
