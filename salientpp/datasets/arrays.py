@@ -1,4 +1,4 @@
-"""Are these the arrays of a graph? Each check names where (a file or an object), what was expected and what was found."""
+"""Checks the arrays of a graph. Errors name where (a file or an object), what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def _check_id_range(ids: Tensor, key: str, num_vertices: int, where: str) -> Non
         raise ValueError(f"{where}: {key} must hold vertex ids in [0, {num_vertices}), got {int(ids.flatten()[at])}")
 
 
-def _check_fits_int64(array: np.ndarray, key: str, where: str) -> None:
+def _check_integers(array: np.ndarray, key: str, where: str, words: str = "") -> None:
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{where}: {key} must hold integers{words}, got dtype {array.dtype}")
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
         raise ValueError(f"{where}: {key} must hold numbers below 2^63, got {int(array.max())}")
 
@@ -159,16 +161,12 @@ def assemble(
         check_features(data.x, num_vertices, where)
 
     if y is not None:
-        if y.dtype.kind not in "iu":
-            raise ValueError(f"{where}: y must hold integers (-1 for an unlabelled vertex), got dtype {y.dtype}")
-        _check_fits_int64(y, "y", where)
+        _check_integers(y, "y", where, " (-1 for an unlabelled vertex)")
         if y.shape[:1] != (num_vertices,):
             raise ValueError(f"{where}: y must have shape [N] with N = {num_vertices}, got {list(y.shape)}")
         data.y = torch.from_numpy(y.astype(np.int64))
 
-    if edge_index.dtype.kind not in "iu":
-        raise ValueError(f"{where}: edge_index must hold integers, got dtype {edge_index.dtype}")
-    _check_fits_int64(edge_index, "edge_index", where)
+    _check_integers(edge_index, "edge_index", where)
     edges = torch.from_numpy(np.ascontiguousarray(edge_index, dtype=np.int64))
     del edge_index
     _check_edge_index_form(edges, where)
@@ -179,11 +177,10 @@ def assemble(
 
     unlabelled = is_unlabelled(data.y) if y is not None and marks_unlabelled([data.y]) else None
     for split, (key, ids) in split_ids.items():
-        if ids.dtype.kind not in "iu" and ids.size:
-            raise ValueError(f"{where}: {key} must hold integers, got dtype {ids.dtype}")
+        if ids.size:
+            _check_integers(ids, key, where)
         if ids.ndim != 1:
             raise ValueError(f"{where}: {key} must be a list of vertex ids, shape [*], got {list(ids.shape)}")
-        _check_fits_int64(ids, key, where)
         mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
         chosen = torch.from_numpy(ids.astype(np.int64))
         _check_id_range(chosen, key, num_vertices, where)

@@ -64,14 +64,11 @@ def load_dataset(
 
             A name may carry its parameters, for the command line: ``"synthetic:num_vertices=20000,seed=3"``,
             ``"ogbn-papers100M:undirected=true"``.
-        root: the folder in which OGB datasets lie, each in its own folder (`root/ogbn_arxiv/raw/...`), as
-            `ogb` lays them out. Used for OGB names only.
-        parameters: of "synthetic" and "synthetic-mag": the keyword arguments of these functions. Of "npz:FILE" and OGB names:
-            `undirected`: None (default) takes the graph as the dataset defines it; True adds the inverse
-            of each edge if the dataset does not (customary for ogbn-papers100M, a directed citation
-            graph), merges duplicates and keeps a self-loop single; False takes the edges as they are
-            stored, so an undirected graph has each edge once. Of OGB names also `download`: whether a
-            missing dataset may be fetched (default False; nothing is ever asked on standard input).
+        root: the folder in which OGB datasets lie, each in its own folder (`root/ogbn_arxiv/raw/...`), as `ogb` lays them out. Used for OGB names only.
+        parameters: of "synthetic" and "synthetic-mag": the keyword arguments of these functions. Of "npz:FILE" and OGB names: `undirected`: None (default)
+            takes the graph as the dataset defines it; True adds the inverse of each edge if the dataset does not (customary for ogbn-papers100M, a directed
+            citation graph), merges duplicates and keeps a self-loop single; False takes the edges as they are stored, so an undirected graph has each edge
+            once. Of OGB names also `download`: whether a missing dataset may be fetched (default False; nothing is ever asked on standard input).
 
     Raises:
         ValueError: `dataset` is none of these, a parameter is unknown, or the arrays are not as described.

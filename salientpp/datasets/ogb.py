@@ -1,4 +1,4 @@
-"""What graph do the files of the Open Graph Benchmark hold?"""
+"""Reads the graphs of the Open Graph Benchmark from its files."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
     folder = root / name.replace("-", "_")
     provide_ogb_files(name, meta, folder, download)
 
-    raw = folder / "raw"
+    raw, splits = folder / "raw", folder / "split" / meta["split"]
     # The stored definition: ogbn-products and ogbn-proteins are stored with each edge once.
     add_inverse_edge = meta["add_inverse_edge"] == "True" and undirected is not False
     try:
         graph, labels = _read_ogb_files(raw, meta, add_inverse_edge)
         split_ids = {
-            split: (ogb_split, _read_ogb_split(folder, meta, ogb_split))
+            split: (ogb_split, np.loadtxt(splits / f"{ogb_split}.csv.gz", dtype=np.int64, ndmin=1))
             for split, ogb_split in zip(SPLITS, ("train", "valid", "test"))
         }
     except (MemoryError, ImportError):
@@ -167,7 +167,3 @@ def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: b
             f"{name}: {folder} is of another version: expected {expected}, got {', '.join(releases)}. Remove "
             f"the folder and pass download=True"
         )
-
-
-def _read_ogb_split(folder: Path, meta: dict[str, str], ogb_split: str) -> np.ndarray:
-    return np.loadtxt(folder / "split" / meta["split"] / f"{ogb_split}.csv.gz", dtype=np.int64, ndmin=1)

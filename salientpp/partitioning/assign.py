@@ -111,10 +111,8 @@ def assign_parts(
     """
     _check_arguments(graph, num_parts, method, edge_weights, weight_of_each, tolerance, seed)
     loads_of_vertices = vertex_loads(graph, seed_sets or {}, loads)
-    num_vertices, tolerance = (
-        graph.num_vertices,
-        min(tolerance, num_parts),
-    )  # with all in one part the excess is num_parts - 1
+    # With all in one part the excess is num_parts - 1.
+    num_vertices, tolerance = graph.num_vertices, min(tolerance, num_parts)
     if isinstance(method, Tensor):
         assignment = check_assignment(method, num_vertices, num_parts)
     elif num_parts > num_vertices:
@@ -135,7 +133,12 @@ def assign_parts(
         num_parts=num_parts,
         num_edges=graph.num_edges,
         edge_cut=_count_cut_edges(graph, assignment),
-        loads={name: _sum_by_part(load, assignment, num_parts) for name, load in loads_of_vertices.columns().items()},
+        loads={
+            name: tuple(
+                torch.zeros(num_parts, dtype=torch.int64, device="cpu").index_add_(0, assignment, load).tolist()
+            )
+            for name, load in loads_of_vertices.columns().items()
+        },
     )
 
 
@@ -199,11 +202,6 @@ def check_assignment(assignment: Tensor, num_vertices: int, num_parts: int) -> T
     if v is not None:
         raise ValueError(f"assignment[{v}] must be in [0, {num_parts}), got {int(assignment[v])}")
     return assignment
-
-
-def _sum_by_part(weight: Tensor, assignment: Tensor, num_parts: int) -> tuple[int, ...]:
-    total = torch.zeros(num_parts, dtype=torch.int64, device="cpu").index_add_(0, assignment, weight)
-    return tuple(total.tolist())
 
 
 def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:

@@ -1,9 +1,8 @@
-"""How is a graph made smaller, for a partitioner that would take too much memory for it?
+"""Makes a graph smaller for a partitioner that would take too much memory for it.
 
-As a multilevel partitioner does it itself, in less memory: vertices that hang together become one cluster, which weighs what they weigh together, and the edges
-between two clusters one edge. In the end every cluster keeps its heaviest edges. The kernels (csrc/partitioning/coarsen.cpp) go through mapped lists from
-end to end,
-and hold 20 bytes a vertex and 20 an edge end of the piece that they contract.
+Vertices that hang together become one cluster, which weighs what they weigh together, and the edges between two clusters one edge. In the end every cluster
+keeps its heaviest edges. The kernels (csrc/partitioning/coarsen.cpp) go through mapped lists from end to end, and hold 20 bytes a vertex and 20 an edge end of
+the piece that they contract.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ def coarsen(
     """Write a graph of clusters, unless this one is small or does not get smaller.
 
     Args:
-        path: where the graph is written, as by :func:`~salientpp.partitioning.parhip.write_parhip`. Files of the same name, but for what is after
-            the dot, are made
-            beside it.
+        path: where the graph is written, as by :func:`~salientpp.partitioning.parhip.write_parhip`; files of other suffixes are made beside it.
         lists: its ``indptr`` int64 [N + 1], ``indices`` and weights int32 (None: alike); undirected, without loops.
         vertex_weights: int64 [N], each >= 1.
         num_parts: that the clusters are for.
@@ -105,8 +102,6 @@ def _heaviest(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Iterat
     for first, last in runs_of_vertices(indptr, _PIECE):
         begin, end = int(indptr[first]), int(indptr[last])
         of = kept[begin:end]
-        until = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), of.cumsum(0)])[
-            indptr[first : last + 1] - begin
-        ]
+        until = torch.nn.functional.pad(of.cumsum(0), (1, 0))[indptr[first : last + 1] - begin]
         weight = None if weights is None else weights[begin:end][of].numpy()
         yield first, last, until.diff().numpy(), indices[begin:end][of].numpy(), weight

@@ -1,10 +1,8 @@
-"""How does KaMinPar partition a graph? In a process of its own, from a file, in memory that it compresses and with several threads.
+"""Partitions a graph with KaMinPar, in a process of its own, from a file.
 
-TeraPart (Salwasser, Seemaier, Gottesbüren and Sanders, arXiv 2410.19119), by the package ``kaminpar`` (an extra). Its binding takes graphs from files alone,
-so the undirected graph is written as one, in ParHIP's binary format, piece by piece: it is never in this process's memory as a whole, and what comes after
-KaMinPar maps the file. A large graph is made smaller before (:mod:`salientpp.partitioning.coarsen`). KaMinPar has a process of its own because of what it
-does not
-give back: 140 MB after a graph of 2 M vertices and 37 M edges.
+TeraPart (Salwasser, Seemaier, Gottesbüren and Sanders, arXiv 2410.19119), by the package ``kaminpar`` (an extra), whose binding takes graphs from files alone.
+A large graph is made smaller before (:mod:`salientpp.partitioning.coarsen`). KaMinPar has a process of its own since it does not give all memory back: 140 MB
+after a graph of 2 M vertices and 37 M edges.
 
 Of its presets 'terapart-largek' serves any number of parts. With 8 parts of graphs of 1 M vertices and 19 to 36 M edges it took no more memory than loading
 the file does, 450 MB at most, where 'terapart' took 1.4 to 1.7 GB of some of them and more than twice the time. On three real graphs with 4, 8 and 16 parts,
@@ -13,7 +11,6 @@ the file does, 450 MB at most, where 'terapart' took 1.4 to 1.7 GB of some of th
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -69,8 +66,10 @@ def partition_with_kaminpar(
         PartitionerError: KaMinPar failed, or memory ran out.
     """
     check_kaminpar()
+    num_ends = 2 * graph.num_edges
+    what = f"{graph.num_vertices} vertices and up to {num_ends} edge ends"
     with (
-        memory_of_kaminpar(graph.num_vertices, 2 * graph.num_edges),
+        names_memory("KaMinPar", what, 50 * num_ends, "method='random', which needs a few numbers for each vertex"),
         tempfile.TemporaryDirectory(prefix="salientpp-") as folder,
     ):
         path = Path(folder) / "graph.parhip"
@@ -86,12 +85,6 @@ def partition_with_kaminpar(
         if cluster is not None:
             assignment = assignment.index_select(0, cluster)
         return rebalanced(assignment, *symmetric, loads, num_parts, tolerance)
-
-
-def memory_of_kaminpar(num_vertices: int, num_ends: int) -> contextlib.AbstractContextManager[None]:
-    """Turns memory that runs out while KaMinPar's graph is written or its parts are read into an error that says what it needs."""
-    what = f"{num_vertices} vertices and up to {num_ends} edge ends"
-    return names_memory("KaMinPar", what, 50 * num_ends, "method='random', which needs a few numbers for each vertex")
 
 
 def check_kaminpar() -> None:

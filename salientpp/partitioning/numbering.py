@@ -70,13 +70,10 @@ def number_vertices(
     order: str = "vip",
     vip: Tensor | None = None,
 ) -> VipNumbering:
-    """Number the vertices, by the inclusion probabilities of a workload.
+    """Number the vertices by the inclusion probabilities of a workload.
 
     Args:
-        assigned: the part of every vertex.
         seeds: int64 ids that batches start from, in any part; None: all vertices.
-        num_neighbors, batch_size: of the batches.
-        order: 'vip' or 'original'.
         vip: float32 [K, N], where the probabilities are to lie; None: in memory.
     """
     seeds = torch.arange(graph.num_vertices, device="cpu") if seeds is None else seeds

@@ -24,18 +24,7 @@ MOST_EDGES_OF_METIS = 2**26
 
 @dataclass(frozen=True, eq=False)
 class PartitionOptions:
-    """How vertices are assigned to parts and numbered inside a part.
-
-    Attributes:
-        method: one of ``METHODS``; or a given assignment, an integer tensor [N] of parts, of several types a mapping from node types to such tensors.
-        edge_weights: one of ``EDGE_WEIGHTS``: 'vip' weighs an edge by how often batches draw it, 'equal' minimises the number of edges that are cut. Only
-            METIS and KaMinPar use them.
-        order: one of ``ORDERS``: descending inclusion probability, or the user's order.
-        refine: whether vertices then move between parts while fewer rows are predicted to travel. None: wherever METIS or KaMinPar assigned the vertices of
-            one type, of a graph with at most 2^26 edges.
-        tolerance: allowed excess of a part over the mean, per balanced quantity.
-        seed: of METIS, KaMinPar or the random assignment.
-    """
+    """How vertices are assigned to parts and numbered inside a part: the arguments of these names of :func:`salientpp.partition`."""
 
     method: str | Tensor | Mapping[str, Tensor] = "auto"
     edge_weights: str = "vip"
@@ -55,15 +44,7 @@ class PartitionOptions:
     def decided(
         self, num_parts: int, num_edges: int, num_seeds: int, is_hetero: bool = False
     ) -> tuple[PartitionOptions, str | None]:
-        """The options with a method and a ``refine`` that are decided for a graph.
-
-        Args:
-            num_edges: edges of all relations.
-            num_seeds: vertices that batches start from.
-            is_hetero: the graph may have several types of vertices and edges.
-
-        Returns:
-            The options, and why parts are not refined, where nobody said whether they should be.
+        """The options with a method and a ``refine`` that are decided for a graph; and why parts are not refined, where nobody said whether they should be.
 
         Raises:
             ValueError: ``refine`` is True, and there is no refinement of such a graph.
@@ -88,27 +69,21 @@ class PartitionOptions:
         return replace(self, method=method, refine=refine), why
 
     @property
-    def uses_vip_weights(self) -> bool:
-        return self.edge_weights == "vip" and isinstance(self.method, str) and self.method in ("metis", "kaminpar")
+    def weights_used(self) -> str | None:
+        """``edge_weights`` where METIS or KaMinPar minimises a cut by them, else None; of options that are decided."""
+        return self.edge_weights if isinstance(self.method, str) and self.method in ("metis", "kaminpar") else None
 
     @property
     def words(self) -> str:
         """`` by ...``, or nothing of a given assignment."""
         if not isinstance(self.method, str):
             return ""
-        is_cut_equally = self.edge_weights == "equal" and self.method != "random"
-        return f" by {self.method}{' with equal edge weights' if is_cut_equally else ''}"
+        return f" by {self.method}{' with equal edge weights' if self.weights_used == 'equal' else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """What a dataset directory says about how it was partitioned, of options that are decided."""
         named = self.method if isinstance(self.method, str) else "given"
-        is_cut = named in ("metis", "kaminpar")
-        return {
-            "method": named,
-            "edge_weights": self.edge_weights if is_cut else None,
-            "refine": self.refine,
-            "order": self.order,
-        }
+        return {"method": named, "edge_weights": self.weights_used, "refine": self.refine, "order": self.order}
 
 
 def _unwanted(method: Any, is_large: bool) -> str | None:

@@ -1,12 +1,11 @@
-"""Which vertices go to another part, so that fewer rows travel?
+"""Moves vertices to other parts so that fewer rows travel.
 
 A partitioner minimises a cut; what an epoch fetches is, over the parts k,
 
     rows = sum_k n_k sum_{v not in k} p_k(v),        n_k = max(1, |T_k| / B)   (0 without seeds),
 
 with p_k the inclusion probabilities of part k's batches (:mod:`salientpp.vip.inclusion`), T_k its seeds and B the batch size. Given an assignment, a
-vertex v in
-part k changes that sum to first order by
+vertex v in part k changes that sum to first order by
 
     cost(k, v) = -n_k p_k(v)                                                              its row is at hand there, and
                + g_k(v) + [|T_k| >= B] (f_k / B - mean of g_k over T_k)   for a seed:     what its own sampling fetches,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import words_for
 from salientpp.graph.typed import TypedGraph
-from salientpp.partitioning.assign import PartitionAssignment, assign_parts, check_assignment, check_num_parts
+from salientpp.partitioning.assign import PartitionAssignment, assign_parts, check_assignment
 from salientpp.partitioning.numbering import VipNumbering, number_by
 from salientpp.partitioning.options import METHODS, PartitionOptions
 from salientpp.vip.inclusion import check_fanouts, typed_inclusion_probabilities, typed_traffic, uniform_starts
@@ -46,9 +47,7 @@ class JointGraph:
 
     @classmethod
     def of(cls, typed: TypedGraph) -> JointGraph:
-        first = [0]
-        for size in typed.num_vertices:
-            first.append(first[-1] + size)
+        first = list(accumulate(typed.num_vertices, initial=0))
         degree = torch.zeros(first[-1], dtype=torch.int64, device="cpu")
         for relation in typed.relations:
             degree[first[relation.target] : first[relation.target + 1]] += relation.indptr.diff()
@@ -65,10 +64,6 @@ class JointGraph:
             ahead += relation.indptr.diff()
             places.append(place)
         return cls(Graph.trusted(indptr, indices), first, places)
-
-    def range_of(self, type_: int) -> slice:
-        """The joint ids of a type's vertices."""
-        return slice(self.first[type_], self.first[type_ + 1])
 
 
 def check_typed_fanouts(num_neighbors: Fanouts, edge_types: Sequence[tuple[str, str, str] | None]) -> list[list[int]]:
@@ -116,7 +111,7 @@ def assign_types(
     """Assign the vertices of all types to K parts: the partition of the joint graph.
 
     Args:
-        options: a given assignment has per type an integer tensor [N] of parts. There is no refinement.
+        options: as they are decided. A given assignment has per type an integer tensor [N] of parts.
         splits: per type, name -> int64 ids.
         seeds: per type the int64 ids that batches start from.
         fanouts: per relation.
@@ -124,24 +119,16 @@ def assign_types(
         row_bytes: per type what fetching a vertex's row costs.
 
     Raises:
-        ValueError, ImportError, PartitionerError: as of :func:`~salientpp.partitioning.assign.assign_parts`; or ``refine`` is True.
+        ValueError, ImportError, PartitionerError: as of :func:`~salientpp.partitioning.assign.assign_parts`.
     """
-    check_num_parts(num_parts)
-    options, _ = options.decided(
-        num_parts=num_parts,
-        num_edges=sum(relation.indices.numel() for relation in typed.relations),
-        num_seeds=sum(ids.numel() for ids in seeds.values()),
-        is_hetero=True,
-    )
     joint = JointGraph.of(typed)
     method, weights = options.method, None
     given = method if isinstance(method, str) else _joint_assignment(typed, method, num_parts)
-    if options.uses_vip_weights:
+    if options.weights_used == "vip":
         weights = _cut_costs(typed, joint, uniform_starts(seeds, batch_size * num_parts), fanouts, row_bytes)
     # Strata of 'random' are types and splits; edges fall as they may.
-    sets = {
-        f"vertices of {name}": torch.arange(*_bounds(joint, i), device="cpu") for i, name in enumerate(typed.node_types)
-    }
+    starts = zip(typed.node_types, pairwise(joint.first))
+    sets = {f"vertices of {name}": torch.arange(*bounds, device="cpu") for name, bounds in starts}
     for i, name in enumerate(typed.node_types):
         for split, ids in splits.get(name, {}).items():
             if split in ("vertices", "edges"):
@@ -150,7 +137,7 @@ def assign_types(
     loads = {}
     for edge_type, relation in zip(typed.edge_types, typed.relations):
         load = torch.zeros(joint.first[-1], dtype=torch.int64, device="cpu")
-        load[joint.range_of(relation.target)] = relation.indptr.diff()
+        load[joint.first[relation.target] : joint.first[relation.target + 1]] = relation.indptr.diff()
         if relation.indices.numel():
             loads[f"edges of {' '.join(edge_type or ())}"] = load
     return assign_parts(
@@ -173,13 +160,7 @@ def number_types(
     batch_size: int,
     order: str = "vip",
 ) -> dict[str | None, VipNumbering]:
-    """Number the vertices of every type, by the inclusion probabilities of a workload.
-
-    Args:
-        assigned: the partition of the joint graph.
-        seeds, fanouts, batch_size: as in :func:`assign_types`.
-        order: 'vip' or 'original'.
-    """
+    """Number the vertices of every type by the inclusion probabilities of a workload, which is given as to :func:`assign_types`."""
     parts = dict(zip(typed.node_types, assigned.assignment.split(list(typed.num_vertices))))
     num_parts = assigned.num_parts
     of_parts = [{name: ids[parts[name][ids] == part_id] for name, ids in seeds.items()} for part_id in range(num_parts)]
@@ -194,10 +175,6 @@ def number_types(
         )
         numberings[name] = number_by(parts[name], without, with_seeds, order)
     return numberings
-
-
-def _bounds(joint: JointGraph, type_: int) -> tuple[int, int]:
-    return joint.first[type_], joint.first[type_ + 1]
 
 
 def _joint_assignment(typed: TypedGraph, given: Any, num_parts: int) -> Tensor:

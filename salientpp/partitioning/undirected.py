@@ -1,4 +1,4 @@
-"""What are the undirected edges of a directed graph?
+"""Finds the undirected edges of a directed graph.
 
 The edge u -> v is one integer, its **key** ``major * N + minor``; both directions of all edges are 2 E keys, which are sorted in place: no index
 arrays beside them, so that the edges of the largest graphs fit. N is below 2^31.5.

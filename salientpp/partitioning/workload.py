@@ -28,11 +28,9 @@ def assign_for(
     """Assign every vertex to one of K parts for a workload.
 
     Args:
-        options: with ``edge_weights='vip'`` METIS and KaMinPar get the weights of :func:`~salientpp.vip.inclusion.draw_weights`, for the steps of K ranks.
-            With ``refine``, what a method found is improved by :func:`~salientpp.partitioning.refine.refine_by_vip`.
+        options: VIP weights are those of :func:`~salientpp.vip.inclusion.draw_weights`, for the steps of K ranks.
         splits: name to int64 ids, balanced as ``seed_sets`` of :func:`~salientpp.partitioning.assign.assign_parts`.
         seeds: int64 ids that batches start from; None: all vertices.
-        num_neighbors, batch_size: of the batches.
 
     Raises:
         ValueError, ImportError, PartitionerError: as of ``assign_parts``; or ``refine`` is True and cannot be done.
@@ -41,7 +39,7 @@ def assign_for(
     seeds = torch.arange(graph.num_vertices, device="cpu") if seeds is None else seeds
     options, _ = options.decided(num_parts=num_parts, num_edges=graph.num_edges, num_seeds=seeds.numel())
     weights = None
-    if options.uses_vip_weights:
+    if options.weights_used == "vip":
         # A graph of its own, so that its transpose is not kept while METIS wants the memory.
         own = Graph.trusted(graph.indptr, graph.indices)
         weights = draw_weights(own, seeds, num_neighbors, batch_size * num_parts)

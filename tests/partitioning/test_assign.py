@@ -327,16 +327,6 @@ def test_direction_counts_only_what_the_owner_holds():
     assert result.edge_cut == 2
 
 
-def test_the_table_has_a_header_a_row_per_part_and_the_imbalances():
-    result = assign_parts(make_graph([(0, 1), (2, 1)], 3), 2, method=torch.tensor([0, 0, 1]))
-    assert result.rows() == [
-        ("part", "vertices", "edges"),
-        ("0", "2", "2"),
-        ("1", "1", "0"),
-        ("max / mean", "1.333", "2.000"),
-    ]
-
-
 # --- the kernel's law ------------------------------------------------------------------------------------
 
 

@@ -113,11 +113,7 @@ def _check_ids(piece: EdgePiece, end: str, ids: np.ndarray, size: int) -> None:
 def spread(
     words: Iterable[np.ndarray], path: Path, base: int, end: int, num_buckets: int, floor: int, to_disk: bool = True
 ) -> Runs:
-    """Write words in [base, end) as runs of at most ``num_buckets`` buckets; a bucket is at least ``2**floor`` wide.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write words in [base, end) as runs of at most ``num_buckets`` buckets; a bucket is at least ``2**floor`` wide."""
     shift = floor
     while (end - 1 - base) >> shift >= min(num_buckets, MOST_BUCKETS):
         shift += 1
@@ -136,12 +132,7 @@ def spread(
 def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator[np.ndarray]:
     """All words by target, uint64 arrays of at most ``capacity`` one after another.
 
-    Args:
-        unique: ascending words, each once; else words of a target keep the order in which they came.
-        scratch: a folder for buckets that are spread once more.
-
-    Raises:
-        OSError: a file of a bucket that is spread once more cannot be written.
+    With ``unique`` they ascend, each once; else words of a target keep the order in which they came. ``scratch`` is a folder for buckets that are spread again.
     """
     sizes = runs.sizes
     floor = 0 if unique else _SOURCE_BITS

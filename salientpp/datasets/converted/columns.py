@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from torch import Tensor
 from salientpp.datasets.arrays import form
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.files import ArrayWriter, written
-from salientpp.datasets.converted.labels import first_row
-from salientpp.datasets.converted.pieces import RowPiece, Rows, Split
+from salientpp.datasets.converted.pieces import RowPiece, Rows, Split, first_row
 from salientpp.progress import Progress
 from salientpp.store.directory.labels import is_unlabelled, warn_of_unlabelled
 
@@ -42,19 +40,10 @@ def write_column(
     finite: bool,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write the rows of an attribute in their order.
-
-    Args:
-        name: of the attribute.
-        num_rows: how many there must be, if that is known.
-        dtype: a key of ``DTYPES``; None: as they come.
-        finite: refuse what is not.
-
-    Returns:
-        What a manifest says of the array.
+    """Write the rows of an attribute in their order; what a manifest says of the array.
 
     Raises:
-        ValueError: rows are wrong, or do not fit ``dtype``; names where.
+        ValueError: there are not ``num_rows``, a row does not fit ``dtype`` (a key of ``DTYPES``), or is not finite though that is asked for; names where.
     """
     writer: ArrayWriter | None = None
     budget.needs(rows.held_bytes, f"reading all columns of {name} at once")
@@ -106,7 +95,7 @@ def write_mask(
     name: str,
     split: Split,
     num_vertices: int,
-    labels: Callable[[int], Iterator[Tensor]] | None,
+    labels: Rows | None,
     path: Path,
     budget: Budget,
     progress: Progress,
@@ -114,7 +103,7 @@ def write_mask(
     """Write the mask of a split, bool [N], without unlabelled vertices. A warning says how many are left out.
 
     Args:
-        labels: gives ``y`` in pieces of so many rows, where -1 in it means unlabelled; None: all vertices stay.
+        labels: ``y``, where -1 in it means unlabelled; None: all vertices stay.
 
     Raises:
         ValueError: an id is out of range, or the mask of another size; the budget does not hold it.
@@ -156,12 +145,12 @@ def write_mask(
             f"{piece.where(len(values))}: the mask of {name!r} must have {num_vertices} entries, and has {first}"
         )
     first, left_out, in_split = 0, 0, int(mask.sum())
-    for y in labels(max(1, (budget.working - num_vertices) // (8 * _COPIES))) if labels is not None else ():
-        unlabelled = is_unlabelled(y)
-        piece_of_mask = mask[first : first + len(y)]
+    for y in labels.pieces(max(1, (budget.working - num_vertices) // _COPIES)) if labels is not None else ():
+        unlabelled = is_unlabelled(y.values)
+        piece_of_mask = mask[first : first + len(unlabelled)]
         left_out += int((piece_of_mask & unlabelled).sum())
         piece_of_mask &= ~unlabelled
-        first += len(y)
+        first += len(unlabelled)
     warn_of_unlabelled(
         left_out, in_split, f"the split {name!r}", "To keep them, set the mask after load_dataset.", stacklevel=7
     )

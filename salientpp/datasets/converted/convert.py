@@ -1,4 +1,4 @@
-"""How does a source become a converted graph, within a budget of memory and step by step?
+"""Converts a source to a converted graph, within a budget of memory and step by step.
 
 Steps, each noted in the journal when its result is whole: the attributes of every type of vertices, the masks of splits, and for every relation the two
 passes of :mod:`salientpp.datasets.converted.buckets`. The result depends on the source and on what is asked for, never on the budget.
@@ -7,17 +7,15 @@ passes of :mod:`salientpp.datasets.converted.buckets`. The result depends on the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from salientpp.datasets.converted import buckets
+from salientpp.datasets.converted.arrays import StoredArray, array_rows
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
 from salientpp.datasets.converted.directory import is_converted, manifest_text
@@ -162,26 +160,23 @@ class _Conversion:
         self.source, self.journal, self.budget, self.options = source, journal, budget, options
         self.progress = progress
         self.sizes: dict[str | None, int] = {}
+        self.doubles = source.both_directions or source.undirected
+        self.edges_at_once = max(1, budget.working // (buckets.SPREAD_BYTES * (1 + self.doubles)))
+        self.capacity = max(1, budget.working // buckets.SORT_BYTES)  # words that are sorted together
 
     def run(self) -> dict[str, Any]:
         """All steps; the manifest, without what names the format."""
-        source = self.source
         node_types = []
-        for number, (type_, vertices) in enumerate(source.vertices.items()):
-            self.sizes[type_] = self._columns(number, type_, vertices)
-            node_types.append(
-                {
-                    "name": type_,
-                    "num_vertices": self.sizes[type_],
-                    "columns": [*vertices.columns, *(f"{split}_mask" for split in vertices.splits)],
-                }
-            )
-        edge_types = []
-        for number, (name, edges) in enumerate(source.edges.items()):
-            num_edges = self._lists(number, name, edges)
-            edge_types.append({"name": name, "num_edges": num_edges})
+        for number, (type_, vertices) in enumerate(self.source.vertices.items()):
+            size = self.sizes[type_] = self._columns(number, type_, vertices)
+            columns = [*vertices.columns, *(f"{split}_mask" for split in vertices.splits)]
+            node_types.append({"name": type_, "num_vertices": size, "columns": columns})
+        edge_types = [
+            {"name": name, "num_edges": self._lists(number, name, edges)}
+            for number, (name, edges) in enumerate(self.source.edges.items())
+        ]
         return {
-            "source": source.name,
+            "source": self.source.name,
             "node_types": node_types,
             "edge_types": edge_types,
             "files": self.journal.file_entries(),
@@ -216,8 +211,9 @@ class _Conversion:
             raise ValueError(f"{self.source.name}: there must be at most 2^32 vertices of a type, got {num_vertices}")
         labels = None
         if vertices.splits and "y" in vertices.columns and not vertices.keeps_unlabelled:
-            stored = partial(self._labels, f"n{number}.y.npy")
-            labels = stored if marks_unlabelled(stored(max(1, self.budget.working // 64))) else None
+            stored = array_rows([StoredArray.of(self.journal.root / f"n{number}.y.npy")])
+            pieces = stored.pieces(max(1, self.budget.working // 8))
+            labels = stored if marks_unlabelled(piece.values for piece in pieces) else None
         for name, split in vertices.splits.items():
             step = f"n{number}.{name}_mask"
             if self.journal.facts(step) is None:
@@ -229,17 +225,6 @@ class _Conversion:
                 self.journal.note(step, {file: entry}, {})
         return num_vertices
 
-    def _labels(self, file: str, rows_at_once: int) -> Iterator[Tensor]:
-        """``y`` as it was written."""
-        with (self.journal.root / file).open("rb") as opened:
-            np.lib.format.read_magic(opened)
-            shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
-            width = int(np.prod(shape[1:], dtype=np.int64))
-            rows_at_once = max(1, rows_at_once // max(1, width))
-            for first in range(0, shape[0], rows_at_once):
-                count = min(rows_at_once, shape[0] - first)
-                yield torch.from_numpy(np.fromfile(opened, dtype, count * width).reshape(count, *shape[1:]))
-
     def _count(self, type_: str | None) -> int:
         """How many vertices of a type the edges name: the largest id and one."""
         step = "count"
@@ -248,7 +233,7 @@ class _Conversion:
             most = 0
             for name, edges in self.source.edges.items():
                 self.progress.begin(f"counting the vertices of {name or 'the edges'}", edges.total, edges.unit)
-                for piece in edges.pieces(self._edges_at_once()):
+                for piece in edges.pieces(self.edges_at_once):
                     for is_end, ids in ((0, piece.source), (2, piece.target)):
                         if ids.size and (name is None or name[is_end] == type_):
                             most = max(most, int(ids.max()) + 1)
@@ -257,18 +242,6 @@ class _Conversion:
         return facts["num_vertices"]
 
     # --- edges --------------------------------------------------------------------------------------------
-
-    def _edges_at_once(self) -> int:
-        return max(1, self.budget.working // (buckets.SPREAD_BYTES * (1 + self._doubles)))
-
-    @property
-    def _doubles(self) -> bool:
-        return self.source.both_directions or self.source.undirected
-
-    @property
-    def _capacity(self) -> int:
-        """Words that are sorted together."""
-        return max(1, self.budget.working // buckets.SORT_BYTES)
 
     def _lists(self, number: int, name: EdgeName, edges: Edges) -> int:
         """The neighbour lists of a relation; E."""
@@ -279,19 +252,10 @@ class _Conversion:
             runs = self._spread(spread, name, edges, num_sources, num_targets)
             indptr, indices = f"e{number}.indptr.npy", f"e{number}.indices.npy"
             self.progress.begin(f"sorting {_edges_of(name)}", int(runs.sizes.sum()), "edges")
-            entries = buckets.write_lists(
-                buckets.in_order(
-                    runs, self._capacity, self.source.undirected or self.options.deduplicate, self.journal.work
-                ),
-                num_sources,
-                num_targets,
-                self.journal.work / indptr,
-                self.journal.work / indices,
-                self.progress,
-            )
-            facts = self.journal.note(
-                step, dict(zip((indptr, indices), entries)), {"num_edges": entries[1]["shape"][0]}
-            )
+            work, unique = self.journal.work, self.source.undirected or self.options.deduplicate
+            words = buckets.in_order(runs, self.capacity, unique, work)
+            files = buckets.write_lists(words, num_sources, num_targets, work / indptr, work / indices, self.progress)
+            facts = self.journal.note(step, dict(zip((indptr, indices), files)), {"num_edges": files[1]["shape"][0]})
         self.journal.drop(spread)
         return facts["num_edges"]
 
@@ -302,13 +266,13 @@ class _Conversion:
         if facts is None:
             # Where the number of edges is unknown, a byte for each four of text: an edge has no fewer.
             most_edges = edges.total // 4 if edges.num_edges is None else edges.num_edges
-            num_buckets = 1 + 4 * most_edges * (1 + self._doubles) // self._capacity
+            num_buckets = 1 + 4 * most_edges * (1 + self.doubles) // self.capacity
             # Where each bucket of each run ends takes a quarter at most. Buckets that are too large for that are spread again.
             most_entries = self.budget.working // (4 * buckets.TABLE_BYTES)
-            num_buckets = max(1, min(num_buckets, most_entries // (1 + most_edges // self._edges_at_once())))
+            num_buckets = max(1, min(num_buckets, most_entries // (1 + most_edges // self.edges_at_once)))
             self.progress.begin(f"reading {_edges_of(name)}", edges.total, edges.unit)
             words = buckets.edge_words(
-                edges.pieces(self._edges_at_once()), num_sources, num_targets, self._doubles, self.progress
+                edges.pieces(self.edges_at_once), num_sources, num_targets, self.doubles, self.progress
             )
             runs = buckets.spread(words, self.journal.work / file, 0, max(1, num_targets) << 32, num_buckets, 32)
             np.save(self.journal.work / ends, runs.ends)

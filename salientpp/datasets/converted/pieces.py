@@ -42,6 +42,11 @@ def counted(before: str, first: int, after: str = "") -> Callable[[int], str]:
     return lambda at: f"{before}{first + at}{after}"
 
 
+def first_row(wrong: Tensor) -> int:
+    """The first row in which an entry is true."""
+    return int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])
+
+
 @dataclass(frozen=True)
 class Edges:
     """The edges of one relation.

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from salientpp.datasets.arrays import SPLITS, check_file, check_undirected
-from salientpp.datasets.converted.arrays import StoredArray, array_edges, array_rows, members_of
-from salientpp.datasets.converted.labels import labels
+from salientpp.datasets.arrays import SPLITS, check_file, check_undirected, form
+from salientpp.datasets.converted.arrays import (
+    StoredArray,
+    array_edges,
+    array_rows,
+    members_of,
+    saved_edges,
+    saved_rows,
+)
 from salientpp.datasets.converted.parquet import parquet_edges, parquet_rows
-from salientpp.datasets.converted.pieces import EdgeName, Edges, Rows, Source, Split, Vertices
-from salientpp.datasets.converted.saved import saved_edges, saved_rows
+from salientpp.datasets.converted.pieces import EdgeName, Edges, RowPiece, Rows, Source, Split, Vertices, first_row
 from salientpp.datasets.converted.text import tables, text_edges, text_rows
 from salientpp.datasets.npz import npz_split_keys, scalar
 from salientpp.datasets.ogb import listed, ogb_meta, provide_ogb_files
@@ -94,7 +101,7 @@ def _checked_column(key: str, array: StoredArray) -> Rows:
         raise ValueError(
             f"{array.name} must be integers [N] (-1 for an unlabelled vertex), got {array.dtype} {list(array.shape)}"
         )
-    return labels(array_rows([array])) if key == "y" else array_rows([array])
+    return _labels(array_rows([array])) if key == "y" else array_rows([array])
 
 
 def _ids(array: StoredArray) -> Rows:
@@ -127,7 +134,7 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
     if "x" in files:
         columns["x"] = _rows_of(files["x"], float, skip)
     if "y" in files:
-        columns["y"] = labels(_rows_of(files["y"], int, skip))
+        columns["y"] = _labels(_rows_of(files["y"], int, skip))
     return Source(
         name,
         {
@@ -190,6 +197,48 @@ def _rows_of(paths: Sequence[Path], dtype: type, skip: int = 0) -> Rows:
     return parquet_rows(paths) if kind == "parquet" else text_rows(paths, dtype, skip=skip)
 
 
+# --- labels -----------------------------------------------------------------------------------------------
+
+
+def _labels(rows: Rows, are_classes: bool = False) -> Rows:
+    """Labels [n] or [n, labels per vertex]; a single column becomes [n]. Integers become int64. Real numbers keep their dtype.
+
+    Args:
+        rows: the labels as they are stored.
+        are_classes: real numbers stand for classes, as in the Open Graph Benchmark: NaN becomes -1 and all others int64.
+    """
+
+    def pieces(most_bytes: int) -> Iterator[RowPiece]:
+        for piece in rows.pieces(most_bytes):
+            yield RowPiece(_read_labels(piece, are_classes), piece.where, piece.done)
+
+    return replace(rows, pieces=pieces)
+
+
+def _read_labels(piece: RowPiece, are_classes: bool) -> Tensor:
+    values = piece.values
+    if values.dim() == 2 and values.size(1) == 1:
+        values = values[:, 0]
+    if values.is_floating_point() and not are_classes:
+        return values
+    if values.is_floating_point():
+        values = values.nan_to_num(nan=-1.0)
+        classes = values.to(torch.int64)
+        wrong = classes != values
+        if bool(wrong.any()):
+            raise ValueError(
+                f"{piece.where(first_row(wrong))}: y must hold whole numbers (nan for an unlabelled vertex), got {float(values[wrong][0]):g}"
+            )
+        return classes
+    if values.dtype.is_complex or values.dtype == torch.bool:
+        raise ValueError(f"{piece.where(0)}: y must hold integers or real numbers, got {form(values)}")
+    if values.dtype == torch.uint64:
+        too_large = values.view(torch.int64) < 0
+        if bool(too_large.any()):
+            raise ValueError(f"{piece.where(first_row(too_large))}: y must hold numbers below 2^63, got a larger one")
+    return values.to(torch.int64)
+
+
 # --- the Open Graph Benchmark -----------------------------------------------------------------------------
 
 
@@ -208,7 +257,7 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
             for key in held
             if key.startswith("node_")
         }
-        columns["y"] = labels(array_rows([StoredArray.of(files[1], "node_label")]), are_classes=True)
+        columns["y"] = _labels(array_rows([StoredArray.of(files[1], "node_label")]), are_classes=True)
         left_out = [key for key in held if key.startswith("edge_") and key != "edge_index"]
     else:
         files = [raw / f"{part}.csv.gz" for part in ("edge", "node-label", "num-node-list")]
@@ -217,7 +266,7 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
             raise ValueError(f"{files[2]}: expected the number of vertices, got nothing")
         num_vertices = int(table.values[0, 0])
         edges = text_edges([files[0]])
-        columns = {"y": labels(text_rows([files[1]], float, num_vertices), are_classes=True)}
+        columns = {"y": _labels(text_rows([files[1]], float, num_vertices), are_classes=True)}
         if meta["has_node_attr"] == "True":
             files.append(raw / "node-feat.csv.gz")
             columns["x"] = text_rows([files[-1]], float, num_vertices)

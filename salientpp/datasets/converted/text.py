@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from salientpp.datasets.arrays import check_file, unreadable
-from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows
+from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
 
 _SEPARATORS = bytes.maketrans(b",;\t\r", b"    ")
 _COMMENTS = (b"#", b"%")
@@ -34,18 +34,13 @@ class Table:
 
     Attributes:
         values: [lines, columns], int64 or float64.
-        lines: the number of each line in the file, from 1: the first, or all where lines were left out.
+        where: the file and the number of a line in it, from 1, by the row in ``values``.
         done: bytes of the file that have been read.
     """
 
     values: np.ndarray
-    lines: int | np.ndarray
+    where: Callable[[int], str]
     done: int
-
-    def line(self, row: int) -> int:
-        if isinstance(self.lines, int):
-            return self.lines + row
-        return int(self.lines[row]) if row < len(self.lines) else int(self.lines[-1]) + 1 if len(self.lines) else 1
 
 
 def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: int = 0) -> Iterator[Table]:
@@ -101,7 +96,7 @@ def _parse(path: Path, text: bytes, line: int, done: int, dtype: type, columns: 
     if line > skip and not any(mark in text for mark in _COMMENTS):
         values = _numbers(text, dtype, columns)
         if values is not None:
-            return Table(values, line, done)
+            return Table(values, counted(f"{path}, line ", line), done)
     # Comments, empty lines or mistakes.
     lines = text.splitlines()
     stripped = [one.translate(_SEPARATORS).strip() for one in lines]
@@ -125,7 +120,8 @@ def _parse(path: Path, text: bytes, line: int, done: int, dtype: type, columns: 
             f"{path}, line {line + kept[good]}: expected {wanted}, got {shown!r}; mend the line, mark it as a comment with #, or leave out the first lines "
             "with skip="
         )
-    return Table(values, line + np.array(kept), done)
+    numbers = [line + at for at in (*kept, kept[-1] + 1)]
+    return Table(values, lambda row: f"{path}, line {numbers[row]}", done)
 
 
 def _numbers(text: bytes, dtype: type, columns: int | None) -> np.ndarray | None:
@@ -161,7 +157,7 @@ def text_edges(paths: Sequence[Path], skip: int = 0) -> Edges:
             # A line has four bytes or more.
             for table in tables(path, 4 * most * _BYTES_PER_BYTE, int, 2, skip):
                 source, target = table.values[:, 0], table.values[:, 1]
-                yield EdgePiece(source, target, _where(path, table), before + table.done)
+                yield EdgePiece(source, target, table.where, before + table.done)
 
     return Edges(pieces, sum(sizes), unit="bytes")
 
@@ -175,7 +171,7 @@ def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, s
         for path, before in zip(paths, accumulate(sizes, initial=0)):
             for table in tables(path, most_bytes, dtype, columns, skip):
                 columns = table.values.shape[1]
-                yield RowPiece(_tensor(table.values, dtype), _where(path, table), before + table.done)
+                yield RowPiece(_tensor(table.values, dtype), table.where, before + table.done)
         if columns is None:
             yield RowPiece(_tensor(np.empty((0, 1)), dtype), lambda row: f"{paths[-1]}, line 1", sum(sizes))
 
@@ -190,7 +186,3 @@ def _sizes_of(paths: Sequence[Path]) -> list[int]:
     for path in paths:
         check_file(path)
     return [os.stat(path).st_size for path in paths]
-
-
-def _where(path: Path, table: Table) -> Callable[[int], str]:
-    return lambda row: f"{path}, line {table.line(row)}"

@@ -1,4 +1,4 @@
-"""Which part has DGL given every vertex? Read from the JSON file of `dgl.distributed.partition_graph`; DGL need not be installed.
+"""Reads the part that DGL gave every vertex, from the JSON file of `dgl.distributed.partition_graph`; DGL need not be installed.
 
 The graph and its features lie in files of DGL's own, which are not read: the graph comes from where DGL had it. DGL numbers vertices anew unless it is told
 not to, those of each part after those of the part before, and the file has these ranges; which vertex had which number is what
@@ -9,7 +9,6 @@ Source: https://www.dgl.ai/dgl_docs/generated/dgl.distributed.partition_graph.ht
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from salientpp.datasets.arrays import unreadable
+from salientpp.datasets.partitions.pieces import read_json
 from salientpp.ids import first_outside
 
 #: What DGL calls the type of vertices of a graph that has one.
@@ -43,7 +42,9 @@ def load_dgl_assignment(
         ValueError: a file cannot be read, or does not hold what DGL writes; ``original_id`` is no permutation.
     """
     path = Path(path)
-    meta = _read(path)
+    meta = read_json(path)
+    if not isinstance(meta, dict):
+        raise ValueError(f"{path}: expected an object with num_parts and node_map, got {type(meta).__name__}")
     num_parts, node_map = meta.get("num_parts"), meta.get("node_map")
     if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
         raise ValueError(f"{path}: expected num_parts, an integer above 0, as DGL writes it, got {num_parts!r}")
@@ -68,18 +69,6 @@ def load_dgl_assignment(
             name: _in_order(parts, original_id[name], f"original_id[{name!r}]") for name, parts in assignment.items()
         }
     return assignment, num_parts
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        meta = json.loads(path.read_text())
-    except OSError as error:
-        raise unreadable(f"{path}:", error) from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}); copy it again, or partition again") from error
-    if not isinstance(meta, dict):
-        raise ValueError(f"{path}: expected an object with num_parts and node_map, got {type(meta).__name__}")
-    return meta
 
 
 def _part_ids(path: Path, name: str, num_parts: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What do the files of GraphLearn-for-PyTorch's partitioners hold?
+"""Reads the files of GraphLearn-for-PyTorch's partitioners.
 
 Features are one tensor per part, ``feats.pt`` and ``ids.pt``, or, from later versions, tensors pickled one after another, ``feats.pkl`` and
 ``ids.pkl``. Rows of others that a part caches (``cache_feats.pt``) are copies, and are not read.
@@ -17,7 +17,7 @@ from salientpp.datasets.partitions.pieces import (
     check_folders,
     integers,
     read,
-    read_book,
+    read_books,
     read_pickles,
     tensor,
 )
@@ -53,12 +53,8 @@ class GltFiles(Files):
                 f"{root}: written with graph_caching=True, which keeps no order of the edges; partition again without it, or give the graph "
                 "itself to salientpp.partition, with method=torch.load('node_pb.pt')"
             )
-        if not is_hetero:
-            self.vertices = {None: read_book(root / "node_pb.pt", num_parts)}
-            self.edges = {None: read_book(root / "edge_pb.pt", num_parts)}
-        else:
-            self.vertices = {t: read_book(root / "node_pb" / f"{t}.pt", num_parts) for t in node_types}
-            self.edges = {t: read_book(root / "edge_pb" / f"{'__'.join(t)}.pt", num_parts) for t in edge_types}
+        self.vertices = read_books(root / "node_pb", node_types if is_hetero else [None], num_parts)
+        self.edges = read_books(root / "edge_pb", edge_types if is_hetero else [None], num_parts)
 
     def pieces(self, part: int) -> Iterator[Piece]:
         """See `Files`."""

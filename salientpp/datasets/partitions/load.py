@@ -1,9 +1,9 @@
-"""What graph did another partitioner partition, and how?"""
+"""Loads the graph and the assignment of another partitioner from its files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,10 +62,11 @@ def load_partition(
     """
     root = Path(root)
     files = _recognised(root)
-    tables: dict[tuple[str, Type], _Table] = {
-        **{("vertex", of): _Table(root, "vertex", of, book) for of, book in files.vertices.items()},
-        **{("edge", of): _Edges(root, "edge", of, book) for of, book in files.edges.items()},
+    books: dict[tuple[str, Type], Book] = {
+        **{("vertex", of): book for of, book in files.vertices.items()},
+        **{("edge", of): book for of, book in files.edges.items()},
     }
+    tables = {(kind, of): _Table(root, kind, of, book) for (kind, of), book in books.items()}
     for part in range(files.num_parts):
         for piece in files.pieces(part):
             tables[piece.kind, piece.type].put(part, piece)
@@ -75,8 +76,8 @@ def load_partition(
         store = data if of is None else data[of]
         if kind == "vertex":
             store.num_nodes = table.size
-        for name, rows in table.whole():
-            if kind == "edge" and name == "edge_index":
+        for name, rows in table.whole().items():
+            if rows is table.edge_index:
                 source, target = (of[0], of[2]) if isinstance(of, tuple) else (None, None)
                 _check_ends(root, of, rows, (files.vertices[source], files.vertices[target]))
             if files.fills_with_nan and _all_nan(rows):
@@ -122,6 +123,11 @@ class _Table:
         # By the names of attributes that come together: bool [size], and how many rows.
         self._seen: dict[tuple[str, ...], Tensor] = {}
         self._rows: dict[tuple[str, ...], int] = {}
+        self.edge_index: Tensor | None = None
+        if kind == "edge":
+            self.edge_index = torch.empty(2, self.size, dtype=torch.int64, device="cpu")
+            self._columns = {"row": self.edge_index[0], "col": self.edge_index[1]}
+            self._seen[_ENDS], self._rows[_ENDS] = torch.zeros(self.size, dtype=torch.bool, device="cpu"), 0
 
     def put(self, part: int, piece: Piece) -> None:
         """Copy the rows of a piece."""
@@ -174,8 +180,8 @@ class _Table:
             elif not torch.equal(self._columns[name], rows):
                 raise ValueError(f"{piece.file}: expected {name} as in the parts before, got other values{_COPY_AGAIN}")
 
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """The attributes, of which each row must be there."""
+    def whole(self) -> dict[str, Tensor]:
+        """The attributes, of which each row must be there; the ends of edges as ``edge_index``, which is the first."""
         for names, seen in self._seen.items():
             spoken = "the ends" if names == _ENDS else " and ".join(names) or "an id"
             if not bool(seen.all()):
@@ -189,24 +195,10 @@ class _Table:
                     f"{self._root}: expected {spoken} of each {self._of} once, got {self._rows[names]} for {self.size}: "
                     f"some are there twice{_COPY_AGAIN}"
                 )
-        yield from self._columns.items()
-
-
-class _Edges(_Table):
-    """The edges of one type, and their attributes."""
-
-    def __init__(self, root: Path, kind: str, of: Type, book: Book) -> None:
-        super().__init__(root, kind, of, book)
-        self._edge_index = torch.empty(2, self.size, dtype=torch.int64, device="cpu")
-        self._columns = {"row": self._edge_index[0], "col": self._edge_index[1]}
-        self._seen[_ENDS], self._rows[_ENDS] = torch.zeros(self.size, dtype=torch.bool, device="cpu"), 0
-
-    def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """See `_Table`; the ends of the edges as ``edge_index``."""
-        columns = dict(super().whole())
-        del columns["row"], columns["col"]
-        yield "edge_index", self._edge_index
-        yield from columns.items()
+        if self.edge_index is None:
+            return self._columns
+        attributes = {name: rows for name, rows in self._columns.items() if name not in _ENDS}
+        return {"edge_index": self.edge_index, **attributes}
 
 
 _COPY_AGAIN = "; the files are of different partitions, or damaged: copy them again, or partition again"

@@ -1,13 +1,14 @@
-"""In which pieces does a partition lie on disk, and how is a file of it read so that it cannot run code?"""
+"""Describes the pieces in which a partition lies on disk, and reads its files so that they cannot run code."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import pickle
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -76,6 +77,16 @@ def check_folders(root: Path, prefix: str, num_parts: int, stated_by: str) -> No
         )
 
 
+def read_json(file: Path) -> Any:
+    """What a JSON file holds."""
+    try:
+        return json.loads(file.read_text())
+    except OSError as error:
+        raise unreadable(f"{file}:", error) from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not JSON ({error}); copy it again, or partition again") from error
+
+
 def read(file: Path) -> Any:
     """What `torch.save` wrote: tensors in plain containers. The tensors stay in the file."""
     with _dicts_for_defaultdicts():
@@ -140,6 +151,15 @@ def read_book(file: Path, num_parts: int) -> Book:
             "different partitions, or damaged: copy them again, or partition again"
         )
     return Book(file, parts.clone())  # it outlives the file
+
+
+def read_books(stem: Path, types: Sequence[Any], num_parts: int) -> dict[Any, Book]:
+    """The books of all types, of which each has a file in the folder ``stem``; ``stem.pt`` is that of a homogeneous graph, whose type is None."""
+    names = {of: "__".join(of) if isinstance(of, tuple) else of for of in types}
+    return {
+        of: read_book(stem.with_suffix(".pt") if of is None else stem / f"{name}.pt", num_parts)
+        for of, name in names.items()
+    }
 
 
 # --- pickles ---------------------------------------------------------------------------------------------

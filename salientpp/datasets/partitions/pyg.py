@@ -1,12 +1,11 @@
-"""What do the files of PyG's `torch_geometric.distributed.Partitioner` hold?
+"""Reads the files of PyG's `torch_geometric.distributed.Partitioner`.
 
-They have a few turns of their own: ids of edges, and of vertices under ``global_id``, count through all types, in the order of the types;
+Ids of edges, and of vertices under ``global_id``, count through all types, in the order of the types;
 times of vertices are stored whole in every part; and a type without an attribute that another type has is given rows of NaN.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from salientpp.datasets.arrays import form, unreadable
+from salientpp.datasets.arrays import form
 from salientpp.datasets.partitions.pieces import (
     Book,
     Files,
@@ -22,8 +21,9 @@ from salientpp.datasets.partitions.pieces import (
     Type,
     check_folders,
     integers,
-    read_book,
+    read_books,
     read_dict,
+    read_json,
     tensor,
 )
 
@@ -36,12 +36,7 @@ class PygFiles(Files):
     def __init__(self, root: Path) -> None:
         self._root = root
         file = root / META
-        try:
-            meta = json.loads(file.read_text())
-        except OSError as error:
-            raise unreadable(f"{file}:", error) from error
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file}: not JSON ({error}); copy it again, or partition again") from error
+        meta = read_json(file)
         is_hetero = meta.get("is_hetero") if isinstance(meta, dict) else None
         if not isinstance(is_hetero, bool) or not _whole(meta.get("num_parts")):
             raise ValueError(
@@ -50,13 +45,9 @@ class PygFiles(Files):
         self.num_parts: int = meta["num_parts"]
         self.fills_with_nan = is_hetero
         check_folders(root, "part_", self.num_parts, META)
-        if not is_hetero:
-            self.vertices = {None: read_book(root / "node_map.pt", self.num_parts)}
-            self.edges = {None: read_book(root / "edge_map.pt", self.num_parts)}
-        else:
-            node_types, edge_types = _types(meta, file)
-            self.vertices = {t: read_book(root / "node_map" / f"{t}.pt", self.num_parts) for t in node_types}
-            self.edges = {t: read_book(root / "edge_map" / f"{'__'.join(t)}.pt", self.num_parts) for t in edge_types}
+        node_types, edge_types = _types(meta, file) if is_hetero else ([None], [None])
+        self.vertices = read_books(root / "node_map", node_types, self.num_parts)
+        self.edges = read_books(root / "edge_map", edge_types, self.num_parts)
         self._first_vertex = _offsets(self.vertices)
         self._first_edge = _offsets(self.edges)
 
