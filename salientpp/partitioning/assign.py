@@ -66,11 +66,6 @@ class PartitionAssignment:
         """For each load, the fullest part over the mean: 1.0 is perfect, K is everything in one part."""
         return {name: max(load) * self.num_parts / sum(load) if sum(load) else 1.0 for name, load in self.loads.items()}
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """A table to print: a header, one row per part, then the imbalances."""
-        parts = [(str(p), *(f"{load[p]:,}" for load in self.loads.values())) for p in range(self.num_parts)]
-        return [("part", *self.loads), *parts, ("max / mean", *(f"{ratio:.3f}" for ratio in self.balance.values()))]
-
 
 def assign_parts(
     graph: Graph,
@@ -89,19 +84,14 @@ def assign_parts(
     Args:
         graph: N >= 1 vertices; directed edges, self-loops, repeated edges and isolated vertices are fine.
         num_parts: K, 1 <= K <= N (a given assignment may leave parts empty, so there K may be larger).
-        method: 'metis': a small cut within the limits above. 'kaminpar': the same by KaMinPar, an extra, in less memory and with torch's threads; on
-            several of them parts vary from run to run. 'random': equally many vertices, and seeds of each
-            set, in every part (off by one for disjoint sets), edges as they fall. Or an integer tensor [N] of
-            part ids, which is checked and measured, never changed.
-        seed_sets: name to int32 or int64 ids in [0, N), e.g. ``{'train': ..., 'val': ...}``. Empty ones are
-            left out of the balance.
-        loads: name to int64 [N], >= 0: what a vertex adds to its part, beside the seed sets; None: 'vertices', 1 each, and 'edges', the
-            in-degrees. 'random' minds the seed sets alone.
-        edge_weights: int64 [N], each >= 1: how much cutting an edge into v costs (e.g. scaled VIP: what v draws, it
-            draws from any in-edge alike). Only for 'metis' and 'kaminpar'; None means 1 each.
+        method: 'metis': a small cut within the limits above. 'kaminpar': the same in less memory, with torch's threads; on several of them parts vary from run
+            to run. 'random': equally many vertices, and seeds of each set, in every part (off by one for disjoint sets), edges as they fall. Or an integer
+            tensor [N] of part ids, which is checked and measured, never changed.
+        seed_sets: name to int32 or int64 ids in [0, N). Empty ones are left out of the balance.
+        loads: name to int64 [N], >= 0: what a vertex adds to its part, beside the seed sets; None: 'vertices', 1 each, and 'edges', the in-degrees.
+        edge_weights: int64 [N], each >= 1: how much cutting an edge into v costs; None: 1 each. Only for 'metis' and 'kaminpar'.
         weight_of_each: instead, int32 or int64 [E], in the order of ``graph.indices``.
-        tolerance: how far above the mean a load may be, >= 0. Limits are met wherever the kernel finds moves
-            that meet them all; ``balance`` of the result says.
+        tolerance: how far above the mean a load may be, >= 0. Limits are met wherever the kernel finds moves that meet them all.
         seed: >= 0; the same graph, arguments, seed and pymetis give the same assignment.
 
     Raises:

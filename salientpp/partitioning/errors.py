@@ -20,14 +20,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def names_memory(partitioner: str, what: str, nbytes: int, less: str) -> Iterator[None]:
-    """Turn memory that runs out inside the block into a PartitionerError.
-
-    Args:
-        partitioner: its name, such as METIS.
-        what: the size of its input.
-        nbytes: an estimate of the memory that it needs.
-        less: the methods that need less.
-    """
+    """Turn memory that runs out inside the block into a PartitionerError; arguments as of :func:`out_of_memory`."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
@@ -37,7 +30,7 @@ def names_memory(partitioner: str, what: str, nbytes: int, less: str) -> Iterato
 
 
 def out_of_memory(partitioner: str, what: str, nbytes: int, less: str) -> str:
-    """What to say of a partitioner whose memory ran out; arguments as of :func:`names_memory`."""
+    """What to say of a partitioner whose memory ran out: the size of its input, an estimate of what it needs, and the methods that need less."""
     return (
         f"{partitioner} ran out of memory for {what}: it needs about {nbytes / 1e9:.1f} GB beside what this process has. Use a machine with more memory, "
         f"{less}, or give an assignment"

@@ -98,10 +98,6 @@ def check_kaminpar() -> None:
 def _run_kaminpar(path: Path, num_parts: int, tolerance: float, seed: int) -> Tensor:
     """Parts of the vertices, int64 [N]. With one of torch's threads the same file and arguments give the same parts; with several they vary.
 
-    Args:
-        path: what :func:`write_parhip` wrote; the parts are for a moment in a file beside it.
-        tolerance: how far above the mean the vertices of a part may weigh.
-
     Raises:
         PartitionerError: KaMinPar failed, or was killed.
     """

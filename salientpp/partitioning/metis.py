@@ -138,15 +138,9 @@ def _import_pymetis() -> Any:
 def symmetrise(
     graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The undirected graph that partitioners want, without loops, each edge in the lists of both its ends.
+    """The undirected graph that partitioners want: ``indptr``, ``indices`` and weights as of :func:`salientpp.ops.symmetrise`.
 
-    Args:
-        edge_weights: int64 [N], of the edges into each vertex; None means 1 each.
-        weight_of_each: instead, int32 or int64 [E].
-
-    Returns:
-        ``indptr`` int64 [N + 1], ``indices`` [E'] of the graph's dtype, ascending in each list, and the weight of each entry, int32 [E'] (int64 where
-        they do not fit), or None where all are equal (METIS needs no array then, and 8 bytes per edge are many).
+    The weights are None where all are equal: METIS needs no array then, and 8 bytes per edge are many.
     """
     indptr, indices, weight = ops.symmetrise(graph.indptr, graph.indices, edge_weights, weight_of_each)
     return indptr, indices, weight if weight.numel() else None

@@ -87,10 +87,8 @@ def number_by(assignment: Tensor, vip: Tensor, with_seeds: Iterable[Tensor], ord
     """Number vertices by their part, and inside a part in an order.
 
     Args:
-        assignment: int64 [N], the part of every vertex.
         vip: float32 [K, N] by old id, seeds not counted. It is put into the new order in place: K rows are what takes most memory here.
         with_seeds: K tensors float32 [N], the same with seeds. One is held at a time.
-        order: 'vip', descending ``with_seeds``, or 'original'.
     """
     pieces = []
     for part_id, probability in enumerate(with_seeds):
