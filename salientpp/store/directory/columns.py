@@ -1,9 +1,10 @@
-"""Reads the rows of vertex and edge attributes from the files of a dataset directory."""
+"""Reads attributes and splits of vertices and edges from the files of a dataset directory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from salientpp.store.directory.description import EdgeType, VertexType, words_of_type
@@ -35,11 +36,7 @@ def vertex_rows(
 
 
 def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tensor:
-    """Rows [n, ...] for global ids int64 [n] of any parts.
-
-    Raises:
-        ValueError: the type has no such attribute.
-    """
+    """Rows [n, ...] for global ids int64 [n] of any parts."""
     if name not in vertices.attributes:
         known = ", ".join(vertices.attributes) or "none"
         raise ValueError(f"{arrays.root} has the node attributes {known}{words_of_type(vertices.name)}, got {name!r}")
@@ -53,3 +50,29 @@ def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tenso
     assert rows is not None  # there is a part
     narrow = vertices.narrow(name)
     return rows if narrow is None else narrow.decode(rows)
+
+
+def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]) -> Tensor:
+    """Global ids int64, ascending, of the vertices in a split, or in 'all', of parts on disk that follow one another."""
+    if name == "all":
+        return torch.arange(vertices.offsets[stored[0]], vertices.offsets[stored[-1] + 1], device="cpu")
+    return _read_split(arrays, vertices, name, stored)
+
+
+def edge_split(
+    arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int], targets: VertexType, indptr: Tensor
+) -> Tensor:
+    """Positions int64 in the lists, ascending, of the edges in a split, or in 'all', whose targets the parts own."""
+    if name == "all":
+        begin, end = (int(indptr[targets.offsets[at]]) for at in (stored[0], stored[-1] + 1))
+        return torch.arange(begin, end, device="cpu")
+    return _read_split(arrays, edges, name, stored)
+
+
+def _read_split(arrays: Arrays, type_: VertexType | EdgeType, name: str, stored: Sequence[int]) -> Tensor:
+    if name not in type_.splits:
+        known = ", ".join(repr(split) for split in [*type_.splits, "all"])
+        words = words_of_type(type_.name) or (" of edges" if isinstance(type_, EdgeType) else "")
+        raise ValueError(f"{arrays.root} has the splits {known}{words}, got {name!r}")
+    first, *others = (arrays.open(type_.split_file(name, part)) for part in stored)
+    return torch.cat([first, *others]) if others else first

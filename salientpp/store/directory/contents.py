@@ -69,7 +69,7 @@ class Contents:
             name: 0
             if name in self.replicated
             else sum(
-                self.narrow[name][column][0].row_bytes if column in self.narrow[name] else _row_bytes(rows)
+                _nbytes(rows[:1], self.narrow[name].get(column))
                 for column, rows in columns.items()
                 if column == "x" or not has_x
             )
@@ -77,8 +77,9 @@ class Contents:
         }
 
 
-def _row_bytes(rows: Tensor) -> int:
-    return rows[:1].numel() * rows.element_size() if rows.size(0) else 0
+def _nbytes(rows: Tensor, stored: tuple[Narrow, Loss] | None) -> int:
+    """Of rows as they are stored."""
+    return rows.nbytes if stored is None else len(rows) * stored[0].row_bytes
 
 
 def read_contents(
@@ -98,7 +99,11 @@ def read_contents(
     """
     is_hetero = isinstance(data, HeteroData)
     if is_hetero or time_attr is not None:
-        graph = without_times(TypedGraph.from_data(data, time_attr=time_attr))
+        # The lists without the arrays that only sampling needs.
+        timed = TypedGraph.from_data(data, time_attr=time_attr)
+        relations = tuple(Relation(r.source, r.target, r.indptr, r.indices, r.edge_id) for r in timed.relations)
+        no_times = (None,) * len(timed.node_types)
+        graph = TypedGraph(timed.node_types, timed.num_vertices, timed.edge_types, relations, no_times)
     else:
         graph = TypedGraph.of(Graph.from_data(data))
     node_columns, edge_columns = collect_attributes(data, graph)
@@ -165,14 +170,6 @@ def _loss(column: Column, narrow: Narrow, rows: Tensor) -> Loss:
     return loss
 
 
-def without_times(graph: TypedGraph) -> TypedGraph:
-    """The same lists, in their order, without the arrays that only sampling needs."""
-    relations = tuple(Relation(r.source, r.target, r.indptr, r.indices, r.edge_id) for r in graph.relations)
-    return TypedGraph(
-        graph.node_types, graph.num_vertices, graph.edge_types, relations, (None,) * len(graph.node_types)
-    )
-
-
 def _choose_replicated(
     replicate: Iterable[str] | None,
     columns: Mapping[str | None, Mapping[str, Tensor]],
@@ -193,10 +190,7 @@ def _choose_replicated(
                 )
         return frozenset(chosen)
     nbytes = {
-        name: sum(
-            len(rows) * narrow[name][column][0].row_bytes if column in narrow[name] else rows.nbytes
-            for column, rows in own.items()
-        )
+        name: sum(_nbytes(rows, narrow[name].get(column)) for column, rows in own.items())
         for name, own in columns.items()
     }
     most = min(_REPLICATED_BYTES, _REPLICATED_SHARE * sum(nbytes.values()))

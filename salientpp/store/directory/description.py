@@ -1,8 +1,6 @@
-"""What does a manifest say is in a dataset directory, in either version of the format?
+"""Describes what is in a dataset directory, of any version of the format, so that readers and the writer need not ask for the version.
 
 Version 1 is the case of one type of vertices and one of edges, both named None, whose files have no prefix; its manifest has their fields at the top.
-In version 2 every type has an entry of its own. Version 3 is the same where rows of some vertices are stored narrower. Readers and the writer go by a
-:class:`Description`, so none of them asks for the version.
 """
 
 from __future__ import annotations
@@ -84,11 +82,9 @@ class VertexType:
         if attribute not in self.attributes:
             return 0
         narrow, entry = self.narrow(attribute), self.attributes[attribute]
-        return (
-            math.prod(entry["row_shape"]) * getattr(torch, entry["dtype"]).itemsize
-            if narrow is None
-            else narrow.row_bytes
-        )
+        if narrow is not None:
+            return narrow.row_bytes
+        return math.prod(entry["row_shape"]) * getattr(torch, entry["dtype"]).itemsize
 
     def rows_file(self, attribute: str, part_id: int) -> str:
         """The file with the rows that a part has."""
@@ -187,53 +183,39 @@ class Description:
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Description:
         """Of a manifest whose fields have the types that the format asks for."""
-        workload = manifest["workload"]
-        rest = {
-            "num_parts": manifest["num_parts"],
-            "batch_size": workload["batch_size"],
-            "quality": manifest["quality"],
-            "partitioning": manifest.get("partitioning"),
-        }
-        if manifest["version"] == 1:
-            vertices = VertexType(
-                name=None,
-                num_vertices=manifest["num_vertices"],
-                offsets=manifest["offsets"],
-                attributes=manifest["node_attributes"],
-                splits=manifest["splits"],
-                num_classes=manifest["num_classes"],
-            )
-            edges = EdgeType(name=None, num_edges=manifest["num_edges"], attributes=manifest["edge_attributes"])
-            return cls(
-                version=1,
-                node_types=(vertices,),
-                edge_types=(edges,),
-                num_neighbors=[workload["num_neighbors"]],
-                seeds=(None, workload["seeds"]),
-                **rest,
-            )
+        workload, version = manifest["workload"], manifest["version"]
+        if version == 1:
+            nodes = [{**manifest, "name": None, "attributes": manifest["node_attributes"], "replicated": False}]
+            edges = [{**manifest, "name": None, "attributes": manifest["edge_attributes"], "splits": {}}]
+            num_neighbors, seeds, time_attr = [workload["num_neighbors"]], (None, workload["seeds"]), None
+        else:
+            nodes, edges, time_attr = manifest["node_types"], manifest["edge_types"], manifest["time_attr"]
+            num_neighbors, seeds = workload["num_neighbors"], tuple(workload["seeds"])
+
+        def placed(kind: str, number: int) -> dict[str, Any]:
+            return {} if version == 1 else {"prefix": f"{kind[0]}{number}.", "where": f"{kind}[{number}]."}
+
         return cls(
-            version=manifest["version"],
+            version=version,
+            num_parts=manifest["num_parts"],
             node_types=tuple(
-                VertexType(
-                    prefix=f"n{number}.",
-                    where=f"node_types[{number}].",
-                    **{name: entry[name] for name in _FIELDS_OF_VERTICES},
-                )
-                for number, entry in enumerate(manifest["node_types"])
+                VertexType(**placed("node_types", number), **{name: entry[name] for name in _FIELDS_OF_VERTICES})
+                for number, entry in enumerate(nodes)
             ),
             edge_types=tuple(
                 EdgeType(
-                    prefix=f"e{number}.",
-                    where=f"edge_types[{number}].",
-                    **{**{name: entry[name] for name in _FIELDS_OF_EDGES}, "name": edge_name(entry["name"])},
+                    **placed("edge_types", number),
+                    **{name: entry[name] for name in _FIELDS_OF_EDGES if name != "name"},
+                    name=None if entry["name"] is None else tuple(entry["name"]),
                 )
-                for number, entry in enumerate(manifest["edge_types"])
+                for number, entry in enumerate(edges)
             ),
-            time_attr=manifest["time_attr"],
-            num_neighbors=workload["num_neighbors"],
-            seeds=tuple(workload["seeds"]),
-            **rest,
+            time_attr=time_attr,
+            num_neighbors=num_neighbors,
+            batch_size=workload["batch_size"],
+            seeds=seeds,
+            quality=manifest["quality"],
+            partitioning=manifest.get("partitioning"),
         )
 
     def to_manifest(self, files: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,11 +309,6 @@ class Description:
 
 _FIELDS_OF_VERTICES = ("name", "num_vertices", "offsets", "attributes", "splits", "num_classes", "replicated")
 _FIELDS_OF_EDGES = ("name", "num_edges", "attributes", "splits")
-
-
-def edge_name(given: list[str] | tuple[str, str, str] | None) -> EdgeName:
-    """The name of an edge type as a tuple; JSON has lists."""
-    return None if given is None else (given[0], given[1], given[2])
 
 
 def part_folder(part_id: int) -> str:

@@ -1,4 +1,4 @@
-"""Which steps of a long job are done, so that a run that was stopped goes on where it was?
+"""Notes which steps of a long job are done, so that a run that was stopped goes on where it was.
 
 The directory that is written holds ``journal.jsonl`` until it is complete: a line that says what the job is, and a line for each step. A step writes its files
 under ``work/``; once they are on the disk they get their names, and the journal notes the step with their checksums. So a file that the journal does not know
@@ -56,10 +56,9 @@ class Journal:
         """The journal of a directory that is new, or where the same task was begun. The caller holds it :func:`alone`.
 
         Args:
-            root: the directory, which is there.
             kind: what is made: 'conversion' or 'partition'.
             task: JSON that says what it is made of, and how.
-            overwrite: remove another task's work, or what is complete.
+            overwrite: remove another task's work.
             name: what the user calls the directory.
             complete: it has a manifest, and is to be replaced.
 
@@ -113,15 +112,7 @@ class Journal:
         return done["facts"]
 
     def note(self, step: str, files: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Give the files of these names in ``work`` their place in the directory, and note the step.
-
-        Args:
-            files: name -> what is to be said of it beside its size and checksums.
-            facts: JSON.
-
-        Returns:
-            The facts, as a later run reads them.
-        """
+        """Give the files of these names in ``work`` their place in the directory, and note the step; its facts, as a later run reads them from JSON."""
         entries = {name: {**more, **describe_file(self.work / name)} for name, more in files.items()}
         folders = {self.root}
         for name in files:

@@ -1,15 +1,9 @@
-"""Copies what a host needs of a dataset directory to a disk of its own.
+"""Copies what a host needs of a dataset directory to a disk of its own: all files but the folders of parts that are not served there.
 
-A rank reads the topology, the edge attributes and the original ids in whole, and of the parts only its own. :func:`copy_to_disk` copies that much: the files of
-``DIR`` become ``TO/<name of DIR>`` with the same manifest, and ``parts.json`` there lists the parts that have come along. Such a
-directory is opened with :func:`salientpp.load` like any other; the parts that are not there are missed only by those who ask for them.
+The copy has the same manifest, and ``parts.json`` lists its parts. One process of a host copies at a time; the next adds what the copy lacks. A file is copied
+under another name, compared with its SHA-256 and renamed, and the manifest comes last, so a copy that was broken off is never taken for a whole one.
 
-Every rank of a host may call it, for the same parts or others: one copies at a time (a lock on the file ``.<name>.lock`` beside the copy), the next
-finds what is there and adds what it lacks. A file is copied under another name, read back and compared with its SHA-256, and renamed; the manifest comes
-last. So a copy that was broken off is never taken for a whole one, and the next call begins it again.
-
-A host's own disk is often open to others, who can guess these names. So nothing is written through a symbolic link that is found under one of them, and the
-lock's file is never emptied.
+Others may write to a host's disk and guess these names. So nothing is written through a symbolic link under one of them, and the lock's file is never emptied.
 """
 
 from __future__ import annotations

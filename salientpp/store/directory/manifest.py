@@ -1,11 +1,7 @@
-"""Is this what a manifest of a dataset directory may say?
+"""Reads the manifest of a dataset directory, and checks it against the format.
 
-A manifest's checksum says that it is what some program wrote. Here it is held against the format itself, so that no reader of its fields meets
-a missing one, a value of another type, a size that contradicts another, or a file that is not the directory's. Whoever has read
-a manifest through :func:`check_manifest` may take every field at its word; whether the files hold it is checked when they are opened.
-
-The **schemas** are tables: field -> what it must be, in words, and the test of it. What follows from the sizes, the list of files with their
-dtypes and shapes, is computed and compared.
+After the check no field is missing, has another type or contradicts another, and every file is the directory's. Whether the files hold what the manifest says
+is checked when they are opened. The **schemas** are tables: field -> what it must be, in words, and the test of it.
 """
 
 from __future__ import annotations
@@ -34,6 +30,10 @@ Check = Callable[[Any], bool]
 
 def _whole(least: int = 0, end: int = 2**63) -> Check:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value < end
+
+
+def _string(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _number(value: Any) -> bool:
@@ -89,24 +89,33 @@ _SHARED: Schema = {
     "num_parts": ("an integer >= 1", _whole(1)),
     "quality": (
         "edge_cut and edge_cut_fraction, numbers; balance, a map of names to numbers",
-        _record(
-            edge_cut=_number, edge_cut_fraction=_number, balance=_map_of(lambda name: isinstance(name, str), _number)
-        ),
+        _record(edge_cut=_number, edge_cut_fraction=_number, balance=_map_of(_string, _number)),
     ),
     "files": (
         "a map of names to bytes and quick, integers >= 0; sha256, 64 hexadecimal digits; a dtype; and a shape, integers >= 0",
         _map_of(
-            lambda name: isinstance(name, str),
+            _string,
             _record(
                 bytes=_whole(),
                 quick=_whole(),
                 sha256=_hexadecimal,
-                dtype=lambda value: isinstance(value, str),
+                dtype=_string,
                 shape=_list_of(_whole()),
             ),
         ),
     ),
+    "partitioning": (
+        "method and order, strings; edge_weights, null or a string; refine, true or false",
+        _record(
+            method=_string,
+            order=_string,
+            edge_weights=lambda value: value is None or isinstance(value, str),
+            refine=lambda value: isinstance(value, bool),
+        ),
+    ),
 }
+#: Directories of earlier writers lack these.
+_OPTIONAL = ("partitioning",)
 _FANOUTS = _list_of(_whole(-1, 2**31))
 
 _VERSION_2: Schema = {
@@ -140,7 +149,7 @@ _SCHEMAS: Mapping[int, Schema] = {
         "splits": _SPLITS,
         "workload": (
             "num_neighbors, a list of fanouts; batch_size, an integer >= 1; seeds, the name of a split",
-            _record(num_neighbors=_FANOUTS, batch_size=_whole(1), seeds=lambda value: isinstance(value, str)),
+            _record(num_neighbors=_FANOUTS, batch_size=_whole(1), seeds=_string),
         ),
         **_SHARED,
     },
@@ -161,7 +170,7 @@ _VERTEX_TYPE: Schema = {
 _STORED_AS = (
     "a format, row_bytes, an integer >= 0, and largest_error and relative_rms_error, numbers >= 0",
     _record(
-        format=lambda value: isinstance(value, str),
+        format=_string,
         row_bytes=_whole(),
         largest_error=lambda value: _number(value) and value >= 0,
         relative_rms_error=lambda value: _number(value) and value >= 0,
@@ -177,18 +186,6 @@ _EDGE_TYPE: Schema = {
     "attributes": _ATTRIBUTES,
     "splits": _SPLITS,
 }
-
-
-#: Directories of earlier writers have no such field.
-_PARTITIONING = (
-    "method and order, strings; edge_weights, null or a string; refine, true or false",
-    _record(
-        method=lambda value: isinstance(value, str),
-        order=lambda value: isinstance(value, str),
-        edge_weights=lambda value: value is None or isinstance(value, str),
-        refine=lambda value: isinstance(value, bool),
-    ),
-)
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
@@ -273,7 +270,6 @@ def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dt
     for type_ in described.types:
         _check_splits(type_, described.num_parts)
     _check_workload(described)
-    _check_partitioning(described)
     _check_time(described)
     _check_narrow(described)
     _check_files(described, manifest["files"], stored_dtype)
@@ -281,9 +277,9 @@ def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dt
 
 def _check_fields(record: Mapping[str, Any], schema: Schema, where: str) -> None:
     for field, (words, check) in schema.items():
-        if field not in record:
+        if field not in record and field not in _OPTIONAL:
             raise ValueError(f"it has no {where}{field}, expected {words}")
-        if not check(record[field]):
+        if field in record and not check(record[field]):
             raise ValueError(f"{where}{field} must be {words}, got {_shown(record[field])}")
 
 
@@ -341,12 +337,6 @@ def _check_workload(described: Description) -> None:
             f"workload.num_neighbors must have a list for each of {len(described.edge_types)} edge types, all of one length, got "
             f"{_shown(described.num_neighbors)}"
         )
-
-
-def _check_partitioning(described: Description) -> None:
-    words, check = _PARTITIONING
-    if described.partitioning is not None and not check(described.partitioning):
-        raise ValueError(f"partitioning must be {words}, got {_shown(described.partitioning)}")
 
 
 def _check_time(described: Description) -> None:

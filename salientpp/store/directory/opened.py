@@ -16,12 +16,10 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import full_edge_type
 from salientpp.graph.typed import TypedGraph
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.store.directory.columns import edge_column, take, vertex_rows
+from salientpp.store.directory.columns import edge_column, edge_split, take, vertex_rows, vertex_split
 from salientpp.store.directory.description import Description, EdgeName, EdgeType, VertexType, words_of_type
 from salientpp.store.directory.files import Arrays
 from salientpp.store.directory.manifest import check_is_there, fingerprint
-from salientpp.store.directory.original_ids import OriginalIds
-from salientpp.store.directory.splits import edge_split, vertex_split
 from salientpp.store.directory.stored_vip import StoredVip
 from salientpp.store.directory.topology import Topology
 from salientpp.store.narrow import NarrowRows
@@ -69,11 +67,10 @@ class PartitionedGraph:
             self.description = Description.of(manifest)
             self.arrays = Arrays(root, manifest["files"])
             self._topology = Topology(self.arrays, self.description)
-            self._ids = OriginalIds(self.arrays, self.description.node_types)
             self._vip = StoredVip(self.arrays, self.description, self._topology, self.fingerprint)
         else:
             self.description, self.arrays = whole.description, whole.arrays
-            self._topology, self._ids, self._vip = whole._topology, whole._ids, whole._vip
+            self._topology, self._vip = whole._topology, whole._vip
         vertices, edges = self.description.node_types, self.description.edge_types
         self.node_types, self.is_hetero = tuple(type_.name for type_ in vertices), vertices[0].name is not None
         self.edge_types = tuple(type_.name for type_ in edges)
@@ -238,7 +235,7 @@ class PartitionedGraph:
         """
         if isinstance(n_id, Mapping):
             return {name: self.original_id(ids, name) for name, ids in n_id.items()}
-        return self._ids.original[_vertices(self, type_).name][n_id.cpu()].to(n_id.device)
+        return self._topology.original_ids[_vertices(self, type_).name][n_id.cpu()].to(n_id.device)
 
     @overload
     def directory_id(self, ids: Tensor, type_: str | None = None) -> Tensor: ...
@@ -258,7 +255,7 @@ class PartitionedGraph:
         """
         if isinstance(ids, Mapping):
             return {name: self.directory_id(of_type, name) for name, of_type in ids.items()}
-        return self._ids.global_ids(ids, _vertices(self, type_).name)
+        return self._topology.global_ids(ids, _vertices(self, type_).name)
 
     def split(self, name: str, part_id: int | None = None, type_: str | None = None) -> Tensor:
         """Global ids int64 of a part's seeds of one type: a split of the data, or 'all'."""
@@ -289,7 +286,12 @@ class PartitionedGraph:
         replace: bool,
     ) -> dict[str | None, Tensor] | None:
         """:meth:`vip` of every type, where it is of this very workload: these seeds of one type, and fanouts per edge type; else None."""
-        if not self._vip.is_of(self._stored(part_id), type_, seeds, fanouts, batch_size, replace):
+        stored, named = self._stored(part_id), self.description
+        same = not replace and [list(per_hop) for per_hop in fanouts] == named.num_neighbors
+        if not same or (batch_size, type_) != (named.batch_size, named.seeds[0]):
+            return None
+        own = vertex_split(self.arrays, named.vertices(type_), named.seeds[1], stored)
+        if not torch.equal(seeds.sort().values, own):
             return None
         return {name: self.vip(part_id, name) for name in self.node_types}
 

@@ -1,4 +1,4 @@
-"""Opens the whole topology of a dataset directory, with the times and weights that sampling needs."""
+"""Opens what every rank needs whole of a dataset directory: the topology, with the times and weights that sampling needs, and the original ids."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
+from salientpp.ids import as_tensor, check_range
 from salientpp.processes import lazy
 from salientpp.store.directory.columns import edge_column, vertex_column
 from salientpp.store.directory.description import Description, EdgeName, words_of_type
@@ -15,12 +16,7 @@ from salientpp.store.directory.manifest import parts_there
 
 
 class Topology:
-    """The neighbour lists of a dataset directory. All views of a directory share one.
-
-    Args:
-        arrays: the files.
-        description: what is in them.
-    """
+    """The neighbour lists and original ids of a dataset directory. All views of a directory share one."""
 
     def __init__(self, arrays: Arrays, description: Description) -> None:
         self._arrays, self._description = arrays, description
@@ -65,6 +61,30 @@ class Topology:
             )
         except ValueError as error:
             raise type(error)(f"{self._arrays.root}: {error}") from None
+
+    @lazy
+    def original_ids(self) -> dict[str | None, Tensor]:
+        """Per type int64 [N]: by the global id, the user's."""
+        return {type_.name: self._arrays.open(type_.original_id_file) for type_ in self._description.node_types}
+
+    @lazy
+    def _reverse(self) -> dict[str | None, Tensor]:
+        """Per type in use int64 [N]: by the user's id, the global one."""
+        return {}
+
+    def global_ids(self, ids: Tensor, type_: str | None) -> Tensor:
+        """See :meth:`salientpp.PartitionedGraph.directory_id`."""
+        must = "ids must be integer ids of the data that was partitioned"
+        given = as_tensor(ids, must)
+        if given.numel() and (given.dtype == torch.bool or given.dtype.is_floating_point or given.dtype.is_complex):
+            raise ValueError(f"{must}, got {given.dtype}")
+        flat, original = given.cpu().to(torch.int64).flatten(), self.original_ids[type_]
+        check_range(flat, original.numel(), f"{must}{words_of_type(type_)},")
+        if type_ not in self._reverse:
+            reverse = torch.empty_like(original)
+            reverse[original] = torch.arange(original.numel(), device="cpu")
+            self._reverse[type_] = reverse
+        return self._reverse[type_][flat].view(given.shape).to(given.device)
 
     def _edge_columns(self, name: str) -> dict[EdgeName, Tensor]:
         """An attribute of all edge types that have it."""
