@@ -259,8 +259,7 @@ class PartitionedGraph:
 
     def split(self, name: str, part_id: int | None = None, type_: str | None = None) -> Tensor:
         """Global ids int64 of a part's seeds of one type: a split of the data, or 'all'."""
-        stored = self._stored(part_id)
-        return vertex_split(self.arrays, _vertices(self, type_), name, stored)
+        return vertex_split(self.arrays, _vertices(self, type_), name, self._stored(part_id))
 
     def edge_split(self, name: str, part_id: int | None = None, type_: EdgeName = None) -> Tensor:
         """Positions int64 in the lists of one edge type, of edges whose target a part owns: a split of the data, or 'all'."""
@@ -273,8 +272,7 @@ class PartitionedGraph:
 
         Those of several parts on disk are computed for the join, once, and kept beside the dataset where that can be written.
         """
-        stored = self._stored(part_id)
-        return self._vip.of(_vertices(self, type_), stored)
+        return self._vip.of(_vertices(self, type_), self._stored(part_id))
 
     def vip_of(
         self,
@@ -291,9 +289,8 @@ class PartitionedGraph:
         if not same or (batch_size, type_) != (named.batch_size, named.seeds[0]):
             return None
         own = vertex_split(self.arrays, named.vertices(type_), named.seeds[1], stored)
-        if not torch.equal(seeds.sort().values, own):
-            return None
-        return {name: self.vip(part_id, name) for name in self.node_types}
+        are_same = torch.equal(seeds.sort().values, own)
+        return {name: self.vip(part_id, name) for name in self.node_types} if are_same else None
 
     def workload(
         self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False
