@@ -8,6 +8,7 @@ maximum matching has edges (König): never more than the halo.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -15,9 +16,8 @@ import torch
 from torch import Tensor
 
 from salientpp.fullgraph.exchange import Route
-from salientpp.fullgraph.local import LocalGraph
+from salientpp.fullgraph.local import Hop, LocalGraph
 from salientpp.fullgraph.product import Sparse
-from salientpp.ranks.partition_book import PartitionBook
 
 #: Edges of a pair of ranks up to which a minimum cover is looked for; above, all sources or all targets are taken, whichever are fewer.
 _EXACT = 500_000
@@ -40,8 +40,8 @@ class CoverOperand:
     far: Sparse
     route: Route
 
-    def multiply(self, rows: Tensor) -> Tensor:
-        """The product's rows [n, f] of this rank's rows [n, f], in the matrix's dtype. Collective."""
+    def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
+        """The product's rows [n, f] of this rank's rows [n, f], in the matrix's dtype; ``hop`` is the whole halo, of which less comes. Collective."""
         flight = self.graph.ranks.start(torch.cat([rows, (self.sums @ rows).to(rows.dtype)]), self.route)
         near = self.near @ rows
         return near + self.far @ flight.rows()
@@ -58,7 +58,7 @@ def covers_of(graph: LocalGraph, edge_index: Tensor) -> list[tuple[Tensor, Tenso
     source, target = graph.global_ids[source[is_far]], target[is_far]
     if (known := _found.get(graph)) and torch.equal(known[0], source) and torch.equal(known[1], target):
         return known[2]
-    owner = PartitionBook(torch.tensor(graph.offsets, device="cpu")).owner(source)
+    owner = graph.owner(source)
     found = [minimum_cover(source[owner == rank], target[owner == rank]) for rank in range(graph.ranks.size)]
     _found[graph] = source, target, found
     return found
@@ -66,53 +66,53 @@ def covers_of(graph: LocalGraph, edge_index: Tensor) -> list[tuple[Tensor, Tenso
 
 def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> CoverOperand:
     """The matrix of edges with values, in the graph's local numbers. Collective."""
-    ranks, size, number = graph.ranks, graph.ranks.size, graph.num_own
-    source, target, value = edge_index[0].cpu(), edge_index[1].cpu(), value.cpu()
+    ranks, number = graph.ranks, graph.num_own
+    source, target, value = *edge_index.cpu(), value.cpu()
     is_near = source < number
     near = Sparse.of(target[is_near], source[is_near], value[is_near], (number, number))
     source, target, value = graph.global_ids[source[~is_near]], target[~is_near], value[~is_near]
-    owner = PartitionBook(torch.tensor(graph.offsets, device="cpu")).owner(source)
-    asked: list[Tensor] = []  # global ids of the rows wanted of each rank
-    ends: list[Tensor] = []  # (sum, source) of the edges that each rank adds up
-    weights: list[Tensor] = []
-    far: list[tuple[Tensor, Tensor, Tensor]] = []
-    counts: list[int] = []  # rows and sums of each rank
-    sums: list[int] = []
-    first = 0
-    for rank, (rows, totals) in enumerate(covers_of(graph, edge_index)):
-        here = owner == rank
-        u, v, w = source[here], target[here], value[here]
-        by_row = torch.isin(u, rows)
-        place = torch.searchsorted(rows, u[by_row]) + first
-        far.append((v[by_row], place, w[by_row]))
-        far.append(
-            (totals, torch.arange(totals.numel(), device="cpu") + first + rows.numel(), w.new_ones(totals.numel()))
-        )
-        ends.append(torch.stack([torch.searchsorted(totals, v[~by_row]), u[~by_row]], 1))
-        weights.append(w[~by_row])
-        asked.append(rows)
-        sums.append(totals.numel())
-        counts.append(rows.numel() + totals.numel())
-        first += counts[-1]
-    wanted = [each.numel() for each in asked]
-    edges = [each.size(0) for each in ends]
-    theirs = ranks.gather_numbers("to cover edges between ranks", [*wanted, *sums, *edges])
-    rank = ranks.rank
-    rows_out, sums_out, edges_out = ([numbers[kind * size + rank] for numbers in theirs] for kind in range(3))
-    begin = graph.offsets[rank]
-    given = ranks.comm.all_to_all(torch.cat(asked), wanted, rows_out).wait() - begin
-    given_ends = ranks.comm.all_to_all(torch.cat(ends), edges, edges_out).wait()
-    given_weights = ranks.comm.all_to_all(torch.cat(weights), edges, edges_out).wait()
-    base = torch.tensor([0, *sums_out], device="cpu").cumsum(0)
-    shift = torch.repeat_interleave(base[:-1], torch.tensor(edges_out, device="cpu"))
-    total = int(base[-1])
-    made = Sparse.of(given_ends[:, 0] + shift, given_ends[:, 1] - begin, given_weights, (total, number))
-    pieces = []
-    for peer, rows in enumerate(given.split(rows_out)):
-        pieces += [rows, torch.arange(int(base[peer]), int(base[peer + 1]), device="cpu") + number]
-    route = Route(torch.cat(pieces), [a + b for a, b in zip(rows_out, sums_out, strict=True)], counts)
-    row, column, weight = (torch.cat(columns) for columns in zip(*far))
-    return CoverOperand(graph, near, made, Sparse.of(row, column, weight, (number, first)), route)
+    owner = graph.owner(source)
+    rows, totals = zip(*covers_of(graph, edge_index))  # that come from each rank
+    asked = torch.cat(rows)
+    keys = torch.cat([targets + rank * number for rank, targets in enumerate(totals)])
+    by_row = torch.isin(source, asked)
+    # Edges that other ranks add up, as (sum, source), by rank.
+    order = (owner + ranks.size * by_row).argsort(stable=True)[: int((~by_row).sum())]
+    sums = torch.searchsorted(keys, (owner * number + target)[order])
+    first_sum = torch.tensor([0, *map(len, totals)], device="cpu").cumsum(0)
+    ends = torch.stack([sums - first_sum[owner[order]], source[order]], 1)
+    edges = torch.bincount(owner[order], minlength=ranks.size).tolist()
+    route = Route.asking(ranks, asked, graph.offsets)
+    theirs = ranks.gather_numbers("to cover edges between ranks", [*map(len, totals), *edges])
+    sums_out, edges_out = ([numbers[at] for numbers in theirs] for at in (ranks.rank, ranks.size + ranks.rank))
+    ends = ranks.comm.all_to_all(ends, edges, edges_out).wait()
+    weights = ranks.comm.all_to_all(value[order], edges, edges_out).wait()
+    shift = torch.repeat_interleave(
+        torch.tensor([0, *sums_out], device="cpu").cumsum(0)[:-1], torch.tensor(edges_out, device="cpu")
+    )
+    shape = sum(sums_out), number
+    made = Sparse.of(ends[:, 0] + shift, ends[:, 1] - graph.offsets[ranks.rank], weights, shape)
+    row_places, sum_places = _in_turns(route.send_counts, sums_out)
+    send = row_places.new_empty(row_places.numel() + shape[0])
+    send[row_places], send[sum_places] = route.send.cpu(), torch.arange(shape[0], device="cpu") + number
+    come = [a + len(b) for a, b in zip(route.recv_counts, totals, strict=True)]
+    row_places, sum_places = _in_turns(route.recv_counts, [*map(len, totals)])
+    far = Sparse.of(
+        torch.cat([target[by_row], keys % number]),
+        torch.cat([row_places[torch.searchsorted(asked, source[by_row])], sum_places]),
+        torch.cat([value[by_row], value.new_ones(keys.numel())]),
+        (number, sum(come)),
+    )
+    go = [a + b for a, b in zip(route.send_counts, sums_out, strict=True)]
+    return CoverOperand(graph, near, made, far, Route(send, go, come))
+
+
+def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Places of rows and of sums in a table that has, of each rank, so many rows and then so many sums."""
+    is_sum = torch.tensor([False, True] * len(rows), device="cpu")
+    counts = torch.tensor([*zip(rows, sums, strict=True)], device="cpu").flatten()
+    is_sum = torch.repeat_interleave(is_sum, counts)
+    return (~is_sum).nonzero().flatten(), is_sum.nonzero().flatten()
 
 
 def minimum_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,26 +127,19 @@ def minimum_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         neighbours[a].append(b)
     for each in neighbours:
         each.sort()
-    mate_of_left, mate_of_right = _matching(neighbours, rights.numel())
-    # König: from unmatched left ends along alternating paths.
-    seen_left = [mate < 0 for mate in mate_of_left]
-    seen_right = [False] * rights.numel()
-    waiting = deque(a for a, seen in enumerate(seen_left) if seen)
-    while waiting:
-        for b in neighbours[waiting.popleft()]:
-            if not seen_right[b]:
-                seen_right[b] = True
-                a = mate_of_right[b]
-                if a >= 0 and not seen_left[a]:
-                    seen_left[a] = True
-                    waiting.append(a)
-    return lefts[~torch.tensor(seen_left, dtype=torch.bool, device="cpu")], rights[
-        torch.tensor(seen_right, dtype=torch.bool, device="cpu")
-    ]
+    # König: the left ends that no alternating path from an unmatched one reaches, and the right ends that one does.
+    level, mate = (
+        torch.tensor(each, dtype=torch.int64, device="cpu") for each in _matching(neighbours, rights.numel())
+    )
+    return lefts[level < 0], rights[(mate >= 0) & (level[mate] >= 0)]
 
 
 def _matching(neighbours: list[list[int]], num_right: int) -> tuple[list[int], list[int]]:
-    """A maximum matching (Hopcroft and Karp): the mate of each end, -1 for none."""
+    """A maximum matching (Hopcroft and Karp).
+
+    Returns:
+        Of each left end, the steps to it from unmatched ones along alternating paths, -1 where there is no such path. The mate of each right end, -1 for none.
+    """
     left, right = [-1] * len(neighbours), [-1] * num_right
     while True:
         level = [0 if mate < 0 else -1 for mate in left]
@@ -162,7 +155,7 @@ def _matching(neighbours: list[list[int]], num_right: int) -> tuple[list[int], l
                     level[mate] = level[a] + 1
                     waiting.append(mate)
         if not is_open:
-            return left, right
+            return level, right
         at = [0] * len(neighbours)
         for start, mate in enumerate(left):
             if mate >= 0:

@@ -28,13 +28,12 @@ from salientpp.fullgraph.agreement import RanksDiffer, facts_of
 from salientpp.fullgraph.covers import covers_of
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import linear_form, pair_of, refusals, source_names, with_helpers
-from salientpp.fullgraph.layouts import DistAdjacency, Layout, words_of_product
-from salientpp.fullgraph.local import LocalGraph, local
+from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan, words_of_product
+from salientpp.fullgraph.local import Hop, LocalGraph, local
 from salientpp.fullgraph.measure import calibrate
 from salientpp.fullgraph.normalise import Helpers, batch_norm
 from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.parameters import Substituted, check_gradients
-from salientpp.fullgraph.product import Operand, halo_operand
 from salientpp.graph.quantiles import corrected
 from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
@@ -195,6 +194,10 @@ class DistributedModel(torch.nn.Module):
         self.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"
 
     @property
+    def _hop_now(self) -> Hop:
+        return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
+
+    @property
     def _size(self) -> tuple[int, int]:
         return self.graph.num_rows, self.graph.num_inner
 
@@ -214,7 +217,7 @@ class DistributedModel(torch.nn.Module):
 
     def _with_halo(self, tables: Sequence[Tensor]) -> list[Tensor]:
         """Each [num_inner, ...] as [num_rows, ...]."""
-        hop = self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
+        hop = self._hop_now
         distinct = {id(table): table for table in tables}.values()
         alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
         for table in distinct:
@@ -264,26 +267,12 @@ class DistributedModel(torch.nn.Module):
             )
         rows = source.movedim(conv.node_dim, 0)
         self._see(width_of(rows), rows.requires_grad)
-        operand = self._helpers.kept.of(
-            [edge_index, weight],
-            ("product", form.reduce, rows.dtype),
-            lambda: self._operand(edge_index, weight, form.reduce, rows.dtype),
+        make = lambda: DistAdjacency(  # noqa: E731
+            self.graph, self.layout, edge_index=edge_index, weight=weight, reduce=form.reduce, dtype=rows.dtype
         )
-        if isinstance(operand, Operand):
-            hop = self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
-            out = operand.multiply(rows.flatten(1), hop)
-        else:
-            out = operand.spmm(rows.flatten(1))
+        operand = self._helpers.kept.of([edge_index, weight], ("product", form.reduce, rows.dtype), make)
+        out = operand.spmm(rows.flatten(1), self._hop_now)
         return out.view(out.size(0), *rows.shape[1:]).movedim(0, conv.node_dim)
-
-    def _operand(
-        self, edge_index: Tensor, weight: Tensor | None, reduce: str, dtype: torch.dtype
-    ) -> Operand | DistAdjacency:
-        if self.layout == "halo":
-            return halo_operand(self.graph, edge_index, weight, reduce, dtype)
-        return DistAdjacency.of(
-            self.graph, self.layout, edge_index=edge_index, weight=weight, reduce=reduce, dtype=dtype
-        )
 
     # --- state ----------------------------------------------------------------------------------------------
 
@@ -376,10 +365,7 @@ def _check(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
             raise ValueError(
                 f"layout={layout!r} adds up products, and {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
             )
-    if graph.is_planned:
-        raise ValueError(
-            f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
-        )
+    check_plan(graph, layout)
 
 
 def _reductions(module: torch.nn.Module) -> dict[str, str | None]:

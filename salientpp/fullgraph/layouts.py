@@ -23,18 +23,17 @@ Every layout is made of differentiable exchanges and local products. So the prod
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from salientpp.fullgraph.covers import CoverOperand, cover_operand
 from salientpp.fullgraph.exchange import Route
-from salientpp.fullgraph.local import LocalGraph
-from salientpp.fullgraph.product import Operand, Sparse, halo_operand, product_dtype, values_of
-from salientpp.ranks.partition_book import PartitionBook
+from salientpp.fullgraph.local import Hop, LocalGraph
+from salientpp.fullgraph.product import Operand, Sparse, halo_operand, wide
 from salientpp.ranks.placement import runs
 
 
@@ -90,91 +89,65 @@ class Layout:
 
     @property
     def num_exchanges(self) -> int:
-        """Exchanges of a product, one after the other; of each non-zero's broadcast three."""
+        """Exchanges of a product, one after the other."""
         if self.kind == "summa":
-            return 2 + 4 * self.columns + (self.layers > 1)
+            return 2 + 3 * self.columns + (self.layers > 1)
         return {"halo": 1, "cover": 1, "grid": 2, "1.5d": 3}[self.kind]
 
     def holder(self, target: int, source: int) -> int:
-        """The rank that keeps the entries between the vertices of two ranks."""
-        if self.kind in ("halo", "cover"):
-            return target
-        if self.kind == "grid":
-            return target // self.columns * self.columns + source % self.columns
-        if self.kind == "1.5d":
-            return target // self.columns * self.columns + self._stage_of(source // self.columns)
-        per_row = self.columns * self.layers
-        i, (j, k) = target // per_row, (source // per_row, source % self.layers)
-        return (i * self.columns + j) * self.layers + k
+        """The rank that keeps the entries between the vertices of two ranks, where blocks have them."""
+        size = self.rows * self.columns * self.layers
+        return next(rank for rank in range(size) if target in self.targets(rank) and source in self.sources(rank))
 
-    def _stages(self, column: int) -> range:
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """(row, column, layer) of a rank."""
+        return rank // (self.columns * self.layers), rank // self.layers % self.columns, rank % self.layers
+
+    def stages(self, column: int) -> range:
         """Of '1.5d': the groups whose rows the ranks of a column multiply by."""
-        bounds = runs(self.rows, self.columns)
-        return range(bounds[column], bounds[column + 1])
-
-    def _stage_of(self, group: int) -> int:
-        return next(column for column in range(self.columns) if group in self._stages(column))
+        return range(*runs(self.rows, self.columns)[column : column + 2])
 
     def targets(self, rank: int) -> list[int]:
         """The ranks whose vertices are the rows of this rank's block, in order."""
-        if self.kind == "halo":
-            return [rank]
-        if self.kind != "summa":
-            return self.in_row(rank)
-        i = rank // (self.columns * self.layers)
-        return [peer for layer in range(self.layers) for peer in self.sub_block(i, layer)]
+        row = self.place(rank)[0]
+        return [peer for layer in range(self.layers) for peer in self.sub_block(row, layer)]
 
     def sources(self, rank: int) -> list[int]:
         """The ranks whose vertices are the columns of this rank's block, in order."""
-        size = self.rows * self.columns * self.layers
+        _, column, layer = self.place(rank)
         if self.kind == "grid":
-            return list(range(rank % self.columns, size, self.columns))
+            return list(range(column, self.rows * self.columns, self.columns))
         if self.kind == "1.5d":
-            groups = self._stages(rank % self.columns)
-            return [group * self.columns + place for group in groups for place in range(self.columns)]
-        return self.sub_block(rank // self.layers % self.columns, rank % self.layers)
+            return [peer for group in self.stages(column) for peer in self.sub_block(group)]
+        return self.sub_block(column, layer)
 
-    def in_row(self, rank: int) -> list[int]:
-        """Of 'grid' and '1.5d': the ranks of this one's row."""
-        first = rank // self.columns * self.columns
-        return list(range(first, first + self.columns))
-
-    def sub_block(self, i: int, layer: int) -> list[int]:
-        """Of 'summa': the ranks (i, ·, layer)."""
-        return [(i * self.columns + j) * self.layers + layer for j in range(self.columns)]
+    def sub_block(self, row: int, layer: int = 0) -> list[int]:
+        """The ranks (row, ·, layer)."""
+        return [(row * self.columns + column) * self.layers + layer for column in range(self.columns)]
 
 
 class DistAdjacency:
-    """A constant sparse matrix over the vertices of a graph, laid out over the ranks. Made by :meth:`of`.
+    """A constant sparse matrix over the vertices of a graph, laid out over the ranks. Its product aggregates rows along the edges. Making one is collective.
+
+    Args:
+        graph: of :func:`salientpp.fullgraph.local`.
+        layout: see the module.
+        edge_index: in the graph's local numbers; None: the graph's edges.
+        weight: [e], or None for ones.
+        reduce: 'sum', 'mean' or 'max'; 'max' takes no weights, and 1d, 1.5d and grids only.
+        dtype: of the rows; None: that of ``weight`` or of ``graph.x``.
 
     Attributes:
-        graph: this rank's part.
+        graph, reduce: as given.
         layout: where the blocks lie.
-        reduce: 'sum' or 'max' ('mean' is a sum of weighted rows).
         num_values: entries that this rank keeps.
+
+    Raises:
+        ValueError: there is no such layout for so many ranks, or it cannot reduce so.
     """
 
     def __init__(
-        self, graph: LocalGraph, layout: Layout, reduce: str, entries: tuple[Tensor, Tensor, Tensor] | None
-    ) -> None:
-        self.graph, self.layout, self.reduce = graph, layout, reduce
-        self._halo: Operand | None = None
-        self._cover: CoverOperand | None = None
-        self._dtype: torch.dtype | None = None  # of products
-        self._sizes = [last - first for first, last in pairwise(graph.offsets)]
-        if entries is not None:
-            source, target, value = entries
-            ranks, offsets = graph.ranks, graph.offsets
-            self._row = _numbers(target, layout.targets(ranks.rank), offsets)
-            self._column = _numbers(source, layout.sources(ranks.rank), offsets)
-            self._value = value
-            self._shape = (self._sum(layout.targets(ranks.rank)), self._sum(layout.sources(ranks.rank)))
-            self._matrix = Sparse.of(self._row, self._column, value, self._shape)
-            self.num_values = value.numel()
-
-    @classmethod
-    def of(
-        cls,
+        self,
         graph: LocalGraph,
         layout: str = "halo",
         *,
@@ -182,20 +155,7 @@ class DistAdjacency:
         weight: Tensor | None = None,
         reduce: str = "sum",
         dtype: torch.dtype | None = None,
-    ) -> DistAdjacency:
-        """The matrix of edges; its product is what aggregates rows along them. Collective.
-
-        Args:
-            graph: of :func:`salientpp.fullgraph.local`.
-            layout: see the module.
-            edge_index: in the graph's local numbers; None: the graph's edges.
-            weight: [e], or None for ones.
-            reduce: 'sum', 'mean' or 'max'; 'max' takes no weights, and 1d, 1.5d and grids only.
-            dtype: of the rows; None: that of ``weight`` or of ``graph.x``.
-
-        Raises:
-            ValueError: there is no such layout for so many ranks, or it cannot reduce so.
-        """
+    ) -> None:
         form = Layout.of(layout, graph.ranks.size)
         if reduce not in ("sum", "mean", "max"):
             raise ValueError(f"reduce must be 'sum', 'mean' or 'max', got {reduce!r}")
@@ -203,27 +163,31 @@ class DistAdjacency:
             raise ValueError(
                 f"reduce='max' takes no weights and goes with '1d', '1.5d' and 'grid:RxC', got layout={layout!r}{'' if weight is None else ' and weights'}"
             )
-        if graph.is_planned and form.kind != "halo":
-            raise ValueError(
-                f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
-            )
+        check_plan(graph, layout)
+        self.graph, self.layout, self.reduce = graph, form, reduce
         edge_index = graph.edge_index if edge_index is None else edge_index
+        target = edge_index[1]
         if dtype is None:
-            dtype = weight.dtype if weight is not None else graph.x.dtype
-        if form.kind == "halo":
-            made = cls(graph, form, reduce, None)
-            made._halo = halo_operand(graph, edge_index, weight, reduce, dtype)
-            made.num_values = edge_index.size(1)
-            return made
-        value = values_of(graph, edge_index, None if weight is None else weight.detach(), reduce, dtype)
-        if form.kind == "cover":
-            made = cls(graph, form, "sum", None)
-            made._cover = cover_operand(graph, edge_index, value)
-            made.num_values = edge_index.size(1)
-        else:
-            made = cls(graph, form, "max" if reduce == "max" else "sum", _dealt(graph, form, edge_index, value))
-        made._dtype = product_dtype(dtype, weight)
-        return made
+            dtype = graph.x.dtype if weight is None else weight.dtype
+        self._dtype = dtype if weight is None else torch.promote_types(dtype, weight.dtype)  # of products
+        value = target.new_ones(target.numel()) if weight is None else weight.detach()
+        value = value.to(wide(self._dtype))
+        if reduce == "mean":
+            value = value / torch.bincount(target, minlength=graph.num_inner).clamp(min=1)[target]
+        self._sizes = [last - first for first, last in pairwise(graph.offsets)]
+        self._operand: Operand | CoverOperand | None = None
+        if form.kind in ("halo", "cover"):
+            make = halo_operand if form.kind == "halo" else cover_operand
+            self._operand = make(graph, edge_index, value)
+            self.num_values = edge_index.size(1)
+            return
+        source, target, self._value, self._all_num_values = _dealt(graph, form, edge_index, value)
+        targets, sources = form.targets(graph.ranks.rank), form.sources(graph.ranks.rank)
+        row, column = _numbers(target, targets, graph.offsets), _numbers(source, sources, graph.offsets)
+        self._ends = torch.stack([row, column])
+        self._shape = self._sum(targets), self._sum(sources)
+        self._matrix = Sparse.of(row, column, self._value, self._shape)
+        self.num_values = self._value.numel()
 
     def _sum(self, ranks: Sequence[int]) -> int:
         return sum(self._sizes[rank] for rank in ranks)
@@ -231,28 +195,29 @@ class DistAdjacency:
     @property
     def rows_received(self) -> int:
         """Rows and sums that come in for a product under 'halo' and 'cover'."""
-        route = self._cover.route if self._cover is not None else self.graph.hops[0].route
+        route = self._operand.route if isinstance(self._operand, CoverOperand) else self.graph.hops[0].route
         return route.num_received
 
     # --- products -------------------------------------------------------------------------------------------
 
-    def spmm(self, x: Tensor) -> Tensor:
-        """The product's rows of this rank's vertices, of all ranks' rows [n, f]; differentiable. Collective."""
+    def spmm(self, x: Tensor, hop: Hop | None = None) -> Tensor:
+        """The product's rows of this rank's vertices, of all ranks' rows [n, f]; differentiable. Collective.
+
+        Args:
+            hop: under 'halo', what is fetched; None: the whole halo, of a graph without a plan.
+        """
         graph = self.graph
         number = graph.n_id.numel()
         if x.dim() != 2 or x.size(0) not in (number, graph.num_inner):
             raise ValueError(
                 f"x must have a row for each of this rank's {number} vertices, [{number}, f], got {list(x.shape)}"
             )
-        if self._halo is not None:
-            rows = torch.cat([x, x.new_zeros((graph.num_inner - x.size(0), x.size(1)))])
-            return self._halo.multiply(rows, graph.hops[0])[: x.size(0)]
-        if self._cover is not None:
-            rows = torch.cat([x, x.new_zeros((graph.num_own - x.size(0), x.size(1)))])
-            return self._cover.multiply(rows)[: x.size(0)].to(self._dtype)
-        own = x[:number]
-        out = self._summa(own) if self.layout.kind == "summa" else self._grid(own)
-        return torch.cat([out, out.new_zeros((x.size(0) - number, x.size(1)))]) if x.size(0) != number else out
+        if self._operand is not None:
+            out = self._operand.multiply(_resized(x, graph.num_inner), hop or graph.hops[0]).to(self._dtype)
+        else:
+            own = x[:number]
+            out = self._summa(own) if self.layout.kind == "summa" else self._grid(own)
+        return _resized(out, x.size(0))
 
     def spmm_transposed(self, y: Tensor) -> Tensor:
         """The product of the transposed matrix with all ranks' rows [n, f]. Collective. It is what :meth:`spmm` does to gradients."""
@@ -262,35 +227,25 @@ class DistAdjacency:
         return out
 
     def _grid(self, x: Tensor) -> Tensor:
-        layout, ranks = self.layout, self.graph.ranks
-        rank, size = ranks.rank, ranks.size
-        name = ranks.agree_to_exchange(x)
-        mine = x.size(0)
+        layout, sizes, mine = self.layout, self._sizes, x.size(0)
+        rank, size = self.graph.ranks.rank, self.graph.ranks.size
+        name = self.graph.ranks.agree_to_exchange(x)
+        row, column, _ = layout.place(rank)
+        peers = layout.sub_block(row)
+        down = range(column, size, layout.columns)
         if layout.kind == "1.5d":
             # The group's rows, on each of its ranks; then those of the groups of this column's stages.
-            peers = layout.in_row(rank)
-            block = self._shared(x, peers, peers, "forward", name)
-            group, column = rank // layout.columns, rank % layout.columns
-            down = [peer for peer in range(size) if peer % layout.columns == column]
-            senders = [stage * layout.columns + column for stage in layout._stages(column)]
-            receivers = down if group in layout._stages(column) else []
-            counts = {peer: self._sum(layout.in_row(peer)) for peer in senders}
-            table = self._sent(block, receivers, counts, "forward", name)
+            x = self._moved(x, dict.fromkeys(peers, mine), {peer: sizes[peer] for peer in peers}, "forward", name)
+            heights = {down[stage]: self._sum(layout.sub_block(stage)) for stage in layout.stages(column)}
         else:
-            down = layout.sources(rank)
-            table = self._shared(x, down, down, "forward", name)
-        if self.reduce == "max":
-            partial = self._largest(table)
-        else:
-            partial = (self._matrix @ table).to(self._dtype)
+            heights = {peer: sizes[peer] for peer in down}
+        receivers = down if rank in heights else []
+        table = self._moved(x, dict.fromkeys(receivers, x.size(0)), heights, "forward", name)
+        partial = self._largest(table) if self.reduce == "max" else (self._matrix @ table).to(self._dtype)
         # Each rank of the row gets its vertices' sums of all.
-        peers = layout.in_row(rank)
-        route = Route(
-            torch.arange(partial.size(0), device=partial.device),
-            [self._sizes[peer] if peer in peers else 0 for peer in range(size)],
-            [mine if peer in peers else 0 for peer in range(size)],
-        )
-        pieces = ranks.fetch(partial, route, "forward", name).view(len(peers), mine, x.size(1))
+        send = {peer: sizes[peer] for peer in peers}
+        pieces = self._moved(partial, send, dict.fromkeys(peers, mine), "forward", name)
+        pieces = pieces.view(len(peers), mine, x.size(1))
         if self.reduce == "max":
             largest = pieces.amax(0)
             return torch.where(largest == -torch.inf, 0, largest)
@@ -299,126 +254,101 @@ class DistAdjacency:
     def _largest(self, table: Tensor) -> Tensor:
         """Of each row of the block, the largest of the rows it names; -inf without any."""
         lowest = table.new_full((self._shape[0], table.size(1)), -torch.inf)
-        index = self._row[:, None].expand(-1, table.size(1))
-        return lowest.scatter_reduce(0, index, table[self._column], "amax")
+        index = self._ends[0, :, None].expand(-1, table.size(1))
+        return lowest.scatter_reduce(0, index, table[self._ends[1]], "amax")
 
-    def _shared(self, rows: Tensor, receivers: Sequence[int], senders: Sequence[int], kind: str, name: str) -> Tensor:
-        """The rows of all ``senders``, in their order; this rank's go to all ``receivers``."""
-        return self._sent(rows, receivers, {peer: self._sizes[peer] for peer in senders}, kind, name)
+    def _moved(self, rows: Tensor, send: Mapping[int, int], receive: Mapping[int, int], kind: str, name: str) -> Tensor:
+        """The rows that come, by sender, so many of each as ``receive`` says.
 
-    def _sent(self, rows: Tensor, receivers: Sequence[int], counts: dict[int, int], kind: str, name: str) -> Tensor:
-        """All ``rows`` to each of the ``receivers``, and from each sender so many as ``counts`` says."""
-        size = self.graph.ranks.size
-        every = torch.arange(rows.size(0), device=rows.device)
-        send = [rows.size(0) if peer in receivers else 0 for peer in range(size)]
-        route = Route(every.repeat(len(receivers)), send, [counts.get(peer, 0) for peer in range(size)])
+        Args:
+            rows: [n, ...]; each rank in ``send`` gets the next so many, beginning again after the last.
+            name: that the exchange was agreed to under.
+        """
+        peers = range(self.graph.ranks.size)
+        which = torch.arange(sum(send.values()), device=rows.device) % max(1, rows.size(0))
+        route = Route(which, [send.get(peer, 0) for peer in peers], [receive.get(peer, 0) for peer in peers])
         return self.graph.ranks.fetch(rows, route, kind, name)
 
     def _summa(self, x: Tensor) -> Tensor:
-        layout, ranks = self.layout, self.graph.ranks
-        rank, side, layers = ranks.rank, layout.columns, layout.layers
-        i, j, k = rank // (side * layers), rank // layers % side, rank % layers
-        name = ranks.agree_to_exchange(x)  # of all columns, which is the same width on every rank
+        layout, sizes, mine = self.layout, self._sizes, x.size(0)
+        side, layers = layout.columns, layout.layers
+        i, j, k = layout.place(self.graph.ranks.rank)
+        name = self.graph.ranks.agree_to_exchange(x)  # of all columns, which is the same width on every rank
         widths = [last - first for first, last in pairwise(runs(x.size(1), side))]
-        peers = layout.sub_block(i, k)
+        width, peers = widths[j], layout.sub_block(i, k)
         # From rows at full width to the sub-block's rows at this rank's columns.
-        mine = x.size(0)
+        whole = dict(zip(peers, [mine * each for each in widths], strict=True))
+        of_block = {peer: sizes[peer] * width for peer in peers}
         columns = torch.cat([piece.reshape(-1) for piece in x.split(widths, 1)])
-        arrived = self._moved(
-            columns,
-            {peer: mine * width for peer, width in zip(peers, widths, strict=True)},
-            {peer: self._sizes[peer] * widths[j] for peer in peers},
-            name,
-        )
-        block = arrived.view(-1, widths[j])
-        total: Tensor | None = None
+        block = self._moved(columns, whole, of_block, "columns", name).view(-1, width)
+        products = []
         for stage in range(side):
-            matrix = self._broadcast_matrix(layout, i, k, stage)
-            sender = (stage * side + j) * layers + k
-            height = self._sum(layout.sub_block(stage, k))
-            receivers = [(row * side + j) * layers + k for row in range(side)] if i == stage else []
-            rows = self._sent(block, receivers, {sender: height}, "forward", name)
-            product = matrix @ rows
-            total = product if total is None else total + product
-        assert total is not None
-        total = total.to(self._dtype)
+            matrix = self._broadcast_matrix(stage, name)
+            receivers = [layout.sub_block(row, k)[j] for row in range(side)] if i == stage else []
+            stage_peers = layout.sub_block(stage, k)
+            height = {stage_peers[j]: self._sum(stage_peers)}
+            rows = self._moved(block, dict.fromkeys(receivers, block.size(0)), height, "forward", name)
+            products.append(matrix @ rows)
+        total = sum(products[1:], products[0]).to(self._dtype)
         if layers > 1:
             # The layers' sums, each rank's own sub-block.
-            heights = [self._sum(layout.sub_block(i, layer)) for layer in range(layers)]
-            across = [(i * side + j) * layers + layer for layer in range(layers)]
-            route = Route(
-                torch.arange(total.size(0), device=total.device),
-                [heights[across.index(peer)] if peer in across else 0 for peer in range(ranks.size)],
-                [heights[k] if peer in across else 0 for peer in range(ranks.size)],
-            )
-            total = ranks.fetch(total, route, "reduce", name).view(layers, heights[k], widths[j]).sum(0)
+            heights = {layout.sub_block(i, layer)[j]: self._sum(layout.sub_block(i, layer)) for layer in range(layers)}
+            total = self._moved(total, heights, dict.fromkeys(heights, block.size(0)), "reduce", name)
+            total = total.view(layers, -1, width).sum(0)
         # And back to rows at full width.
-        arrived = self._moved(
-            total.reshape(-1),
-            {peer: self._sizes[peer] * widths[j] for peer in peers},
-            {peer: mine * width for peer, width in zip(peers, widths, strict=True)},
-            name,
-        )
-        return torch.cat(
-            [
-                piece.view(mine, width)
-                for piece, width in zip(arrived.split([mine * width for width in widths]), widths, strict=True)
-            ],
-            1,
-        )
+        arrived = self._moved(total.reshape(-1), of_block, whole, "columns", name).split([*whole.values()])
+        return torch.cat([piece.view(mine, each) for piece, each in zip(arrived, widths, strict=True)], 1)
 
-    def _moved(self, words: Tensor, send: dict[int, int], receive: dict[int, int], name: str) -> Tensor:
-        size = self.graph.ranks.size
-        every = torch.arange(words.numel(), device=words.device)
-        route = Route(
-            every, [send.get(peer, 0) for peer in range(size)], [receive.get(peer, 0) for peer in range(size)]
-        )
-        return self.graph.ranks.fetch(words, route, "columns", name)
-
-    def _broadcast_matrix(self, layout: Layout, i: int, k: int, stage: int) -> Sparse:
+    def _broadcast_matrix(self, stage: int, name: str) -> Sparse:
         """The block of rank (i, stage, k), on every rank (i, ·, k)."""
-        ranks, side, layers = self.graph.ranks, layout.columns, layout.layers
-        sender = (i * side + stage) * layers + k
-        peers = layout.sub_block(i, k)
-        number = torch.tensor([self.num_values if ranks.rank == sender else 0], device="cpu")
-        is_sender = ranks.rank == sender
-        send = [1 if is_sender and peer in peers else 0 for peer in range(ranks.size)]
-        receive = [1 if peer == sender else 0 for peer in range(ranks.size)]
-        counts = ranks.comm.all_to_all(number.repeat(sum(send)), send, receive).wait()
-        come = [int(counts[0]) if peer == sender else 0 for peer in range(ranks.size)]
-        go = [self.num_values if each else 0 for each in send]
-        ids = torch.stack([self._row, self._column], 1)
-        values = ranks.arrived(ranks.begin(self._value.repeat(sum(send)), go, come, "nonzeros"))
-        places = ranks.arrived(ranks.begin(ids.repeat(sum(send), 1), go, come, "ids of nonzeros"))
-        width = self._sum(layout.sub_block(stage, k))
-        return Sparse.of(places[:, 0].contiguous(), places[:, 1].contiguous(), values, (self._shape[0], width))
+        rank = self.graph.ranks.rank
+        row, _, layer = self.layout.place(rank)
+        peers = self.layout.sub_block(row, layer)
+        send = dict.fromkeys(peers if rank == peers[stage] else [], self.num_values)
+        receive = {peers[stage]: self._all_num_values[peers[stage]]}
+        values = self._moved(self._value, send, receive, "nonzeros", name)
+        ends = self._moved(self._ends.t(), send, receive, "ids of nonzeros", name)
+        width = self._sum(self.layout.sub_block(stage, layer))
+        return Sparse.of(ends[:, 0], ends[:, 1], values, (self._shape[0], width))
+
+
+def _resized(rows: Tensor, number: int) -> Tensor:
+    """The first ``number`` rows, with rows of zeros where there are fewer."""
+    return rows if rows.size(0) == number else torch.nn.functional.pad(rows, (0, 0, 0, number - rows.size(0)))
+
+
+def check_plan(graph: LocalGraph, layout: str) -> None:
+    if graph.is_planned and layout != "halo":
+        raise ValueError(
+            f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
+        )
 
 
 def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tensor:
     """Positions of global ids in the vertices of some ranks, one rank after the other."""
-    sizes = [offsets[rank + 1] - offsets[rank] for rank in ranks]
-    shift = torch.zeros(len(offsets) - 1, dtype=torch.int64, device="cpu")
-    for rank, first in zip(ranks, accumulate([0, *sizes[:-1]])):
-        shift[rank] = first - offsets[rank]
-    owner = PartitionBook(torch.tensor(offsets, device="cpu")).owner(ids)
-    return ids + shift[owner]
+    known = torch.cat([ids[:0], *(torch.arange(*offsets[rank : rank + 2], device="cpu") for rank in ranks)])
+    places = ids.new_empty(offsets[-1])
+    places[known] = torch.arange(known.numel(), device="cpu")
+    return places[ids]
 
 
-def _dealt(graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The entries that this rank is to keep, as global (source, target, value), of those that each rank has of its own vertices."""
+def _dealt(
+    graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """The entries that this rank is to keep, as global (source, target, value), of those that each rank has of its own vertices; how many each rank keeps."""
     ranks = graph.ranks
-    names = graph.global_ids
-    source, target = names[edge_index[0].cpu()], names[edge_index[1].cpu()]
-    there = target >= 0  # the row of a rank without vertices may have got a self-loop
-    source, target, value = source[there], target[there], value.cpu()[there]
-    owner = PartitionBook(torch.tensor(graph.offsets, device="cpu")).owner(source)
-    holders = torch.tensor([layout.holder(ranks.rank, peer) for peer in range(ranks.size)], device="cpu")[owner]
-    order = holders.argsort(stable=True)
-    counts = torch.bincount(holders, minlength=ranks.size).tolist()
-    come = [numbers[ranks.rank] for numbers in ranks.gather_numbers("to lay out a matrix", counts)]
-    ends = ranks.comm.all_to_all(torch.stack([source, target], 1)[order], counts, come).wait()
-    values = ranks.comm.all_to_all(value[order].contiguous(), counts, come).wait()
-    return ends[:, 0].contiguous(), ends[:, 1].contiguous(), values
+    ends = graph.global_ids[edge_index.cpu()]
+    there = ends[1] >= 0  # the row of a rank without vertices may have got a self-loop
+    ends, value = ends[:, there], value.cpu()[there]
+    holders = torch.tensor([layout.holder(ranks.rank, peer) for peer in range(ranks.size)], device="cpu")
+    holder = holders[graph.owner(ends[0])]
+    order = holder.argsort(stable=True)
+    counts = torch.bincount(holder, minlength=ranks.size).tolist()
+    everyone = ranks.gather_numbers("to lay out a matrix", counts)
+    come = [numbers[ranks.rank] for numbers in everyone]
+    ends = ranks.comm.all_to_all(ends[:, order].t().contiguous(), counts, come).wait()
+    value = ranks.comm.all_to_all(value[order], counts, come).wait()
+    return *ends.t(), value, [sum(column) for column in zip(*everyone)]
 
 
 def words_of_product(
@@ -434,23 +364,19 @@ def words_of_product(
     """
     size = len(offsets) - 1
     form = Layout.of(layout, size)
+    row, column, layer = form.place(rank)
     sizes = [last - first for first, last in pairwise(offsets)]
     if form.kind in ("halo", "cover"):
         return halo * width
     of = lambda ranks: sum(sizes[each] for each in ranks)  # noqa: E731
     if form.kind == "grid":
-        gathered = of(form.sources(rank)) - sizes[rank]
-        return (gathered + (form.columns - 1) * sizes[rank]) * width
+        return (of(form.sources(rank)) + (form.columns - 2) * sizes[rank]) * width
+    sub_block = of(form.sub_block(row, layer))
     if form.kind == "1.5d":
-        group = of(form.in_row(rank))
-        inside = group if rank // form.columns in form._stages(rank % form.columns) else 0
-        staged = of(form.sources(rank)) - inside
-        return (group - sizes[rank] + staged + (form.columns - 1) * sizes[rank]) * width
-    side, layers = form.columns, form.layers
-    i, j, k = rank // (side * layers), rank // layers % side, rank % layers
-    widths = [last - first for first, last in pairwise(runs(width, side))]
-    sub_block = of(form.sub_block(i, k))
-    staged = sum(of(form.sub_block(stage, k)) for stage in range(side) if stage != i) * widths[j]
-    reduced = (layers - 1) * sub_block * widths[j]
-    columns = (sub_block - sizes[rank]) * widths[j] + sizes[rank] * (width - widths[j])
-    return staged + reduced + columns + nonzeros * (side - 1) / size
+        staged = of(form.sources(rank)) - (sub_block if row in form.stages(column) else 0)
+        return (sub_block + staged + (form.columns - 2) * sizes[rank]) * width
+    mine = runs(width, form.columns)[column + 1] - runs(width, form.columns)[column]
+    staged = sum(of(form.sub_block(stage, layer)) for stage in range(form.columns) if stage != row)
+    reduced = (form.layers - 1) * sub_block
+    columns = (sub_block - sizes[rank]) * mine + sizes[rank] * (width - mine)
+    return (staged + reduced) * mine + columns + nonzeros * (form.columns - 1) / size

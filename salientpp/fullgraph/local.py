@@ -167,6 +167,10 @@ class LocalGraph:
         none = torch.full((self.num_own - self.n_id.numel(),), -1, device="cpu")
         return torch.cat([self.n_id, none, self.inner, self.outer])
 
+    def owner(self, ids: Tensor) -> Tensor:
+        """The rank of each of int64 [n] global ids."""
+        return torch.searchsorted(torch.tensor(self.offsets, device="cpu"), ids, right=True) - 1
+
     # --- rows -----------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:

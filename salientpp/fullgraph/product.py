@@ -41,10 +41,6 @@ class Sparse:
         """The product, in the matrix's dtype."""
         return _Product.apply(rows, self)
 
-    @property
-    def num_values(self) -> int:
-        return self.forth.values().numel()
-
 
 def _csr(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> Tensor:
     order = row.argsort(stable=True)
@@ -88,53 +84,29 @@ class Operand:
         graph: the rank's.
         inner: [num_inner, num_inner], of sources whose rows are in the table.
         outer: [num_inner, outer], of the others.
-        dtype: of the product.
     """
 
     graph: LocalGraph
     inner: Sparse
     outer: Sparse
-    dtype: torch.dtype
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """The rows [num_inner, f] of the product, of rows [num_inner, f] that are right here, and those that ``hop`` fetches."""
+        """The rows [num_inner, f] of the product, of rows [num_inner, f] that are right here, and those that ``hop`` fetches; in the matrix's dtype."""
         graph = self.graph
         flight = graph.ranks.start(rows, hop.route)
         if not graph.inner.numel():
             near = self.inner @ rows
-            return (near + self.outer @ flight.rows()).to(self.dtype)
+            return near + self.outer @ flight.rows()
         # What arrives may replace rows of the table, so both products come after it.
         table = graph.with_halo(rows, hop, flight.rows())
-        return (self.inner @ table[: graph.num_inner] + self.outer @ table[graph.num_inner :]).to(self.dtype)
+        return self.inner @ table[: graph.num_inner] + self.outer @ table[graph.num_inner :]
 
 
-def product_dtype(rows: torch.dtype, weight: Tensor | None) -> torch.dtype:
-    """The dtype of rows times their edges' weights."""
-    return rows if weight is None else torch.promote_types(rows, weight.dtype)
-
-
-def values_of(graph: LocalGraph, edge_index: Tensor, weight: Tensor | None, reduce: str, rows: torch.dtype) -> Tensor:
-    """[e], the matrix's value for each edge: its weight, or 1; for ``reduce='mean'`` divided by the number of edges into the target.
-
-    Args:
-        rows: the dtype of the rows that the matrix is for.
-    """
-    dtype, target = wide(product_dtype(rows, weight)), edge_index[1]
-    value = torch.ones(target.numel(), dtype=dtype, device=target.device) if weight is None else weight.to(dtype)
-    if reduce == "mean":
-        value = value / torch.bincount(target, minlength=graph.num_inner).clamp(min=1)[target]
-    return value
-
-
-def halo_operand(
-    graph: LocalGraph, edge_index: Tensor, weight: Tensor | None, reduce: str, dtype: torch.dtype
-) -> Operand:
-    """The matrix of edges with their weights, for rows of ``dtype``; ``reduce`` is 'sum' or 'mean' (the sum divided by the number of edges)."""
+def halo_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Operand:
+    """The matrix of edges with values, in the graph's local numbers."""
     source, target = edge_index
-    value = values_of(graph, edge_index, weight, reduce, dtype)
-    is_inner = source < graph.num_inner
     size = graph.num_inner
+    is_inner, is_outer = source < size, source >= size
     inner = Sparse.of(target[is_inner], source[is_inner], value[is_inner], (size, size))
-    is_outer = ~is_inner
     outer = Sparse.of(target[is_outer], source[is_outer] - size, value[is_outer], (size, graph.outer.numel()))
-    return Operand(graph, inner, outer, product_dtype(dtype, weight))
+    return Operand(graph, inner, outer)

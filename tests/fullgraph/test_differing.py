@@ -300,7 +300,7 @@ def another_aggregation_on_one(step: Step, here: bool) -> None:
 @mistake("on rank 0 and to lay out a matrix (2 numbers) in call 1 of the model on rank 1")
 def a_matrix_laid_out_on_one(step: Step, here: bool) -> None:
     if here:
-        DistAdjacency.of(step.part, "1d")
+        DistAdjacency(step.part, "1d")
 
 
 #: Other layouts refuse these on any rank, in words of their own.

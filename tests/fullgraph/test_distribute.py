@@ -212,7 +212,7 @@ def chosen(rank: int, name: str, word: float) -> tuple[str, list[int]]:
         constants = Constants(edge=1e-9, vertex=1e-9, word=word, exchange=1e-4)
         patch.setattr(sys.modules[distribute.__module__], "calibrate", lambda graph: constants)
         layout = distribute(network(name), part, layout="auto").layout
-    return layout, [DistAdjacency.of(part, each).rows_received for each in ("cover", "halo")]
+    return layout, [DistAdjacency(part, each).rows_received for each in ("cover", "halo")]
 
 
 @pytest.mark.parametrize(
