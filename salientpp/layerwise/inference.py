@@ -26,31 +26,36 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 
-from salientpp.arguments import as_integer
 from salientpp.batch.template import PartitionTemplate
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.connected import connect_part, placement_of
 from salientpp.engine.epochs import Epochs
+from salientpp.engine.option import integer
 from salientpp.engine.run import Epoch
 from salientpp.engine.seeds import vertex_seeds
 from salientpp.engine.source import BatchSource, open_data, open_partition
 from salientpp.files import check_output, write_whole
 from salientpp.graph.csc import Graph, runs_of_vertices
-from salientpp.layerwise.layers import RowShape, device_of, digests_of, evaluating, network_of, try_out
-from salientpp.layerwise.normalisation import Normalisation
-from salientpp.layerwise.steps import ROWS, Steps
+from salientpp.layerwise.layers import Network, device_of, digests_of, evaluating, network_of, try_out
+from salientpp.layerwise.normalisation import Edges, Normalisation
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
 from salientpp.loader.statistics import LoaderStats
 from salientpp.loader.values import Options
 from salientpp.progress import Progress
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
+from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import Schedule, Turns
 from salientpp.sampling.seeds import part_nodes
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.accesses import count_accesses
 from salientpp.vip.policies import Workload
+
+#: How engines call the rows that go through the layers.
+ROWS = (None, "x")
+
+NO_ROWS = torch.empty(0, device="cpu")
 
 
 def inference(
@@ -117,14 +122,28 @@ def inference(
 
 @dataclass(eq=False)
 class Inference:
-    """One call of :func:`inference`, on one rank.
+    """One call of :func:`inference`, on one rank. Called with a batch, it computes the next rows of the batch's targets.
 
     Attributes:
-        model, data, batch_edges, dtype, out, progress: as given.
+        model, data, batch_edges, dtype, out: as given.
         names: ``edge_weight`` and ``edge_attr``, the names of the attributes or None.
+        progress: told of each batch; on other ranks than 0 nobody is.
         options: of the engines.
-        steps: the layers, from the construction of the first engine on.
         stats: of the engine of each layer that is done.
+        present: rows of the part, made by the layer before; none before the first.
+        following: rows of the part, by this layer.
+        kept: rows of the part, by all layers that are done, where they are joined.
+        uses: see :meth:`count_uses`.
+
+    Attributes from the construction of the first engine on:
+        network: all layers.
+        like: no rows [0, ...] of what each layer gives.
+        edge_rows: ``edge_weight`` and ``edge_attr``, if given: [E, ...].
+        normalisation: of the graph.
+        begin: the first global id of the part.
+        ranges: the batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
+        placement: of this rank.
+        same: what all ranks must have the same.
     """
 
     model: Any
@@ -135,47 +154,91 @@ class Inference:
     out: Path | None
     progress: Progress
     options: Mapping[str, Any]
-    steps: Steps = field(init=False)
     stats: list[LoaderStats] = field(default_factory=list)
+    present: Tensor = NO_ROWS
+    following: Tensor = NO_ROWS
+    kept: list[Tensor] = field(default_factory=list)
+    uses: Tensor | None = None
+    network: Network = field(init=False)
+    like: Sequence[Tensor] = field(init=False)
+    edge_rows: Mapping[str, Tensor] = field(init=False)
+    normalisation: Normalisation = field(init=False)
+    begin: int = field(init=False)
+    ranges: Sequence[tuple[int, int]] = field(init=False)
+    placement: Placement = field(init=False)
+    same: Mapping[str, Any] = field(init=False)
 
     def run(self) -> Tensor:
         """The final rows of this rank's part."""
         sampler = _sampler(self.data)
         with evaluating(self.model):
-            while not self.stats or not self.steps.are_done:
+            while not self.stats or self.number < len(self.network.layers):
                 layer = LayerRun(self, sampler)
                 if not self.stats:
-                    total = len(layer) * len(self.steps.network.layers)
-                    if layer.rank == 0:
-                        self.steps.progress = self.progress
-                    self.steps.progress.begin("inference", total, "batches")
+                    if layer.rank != 0:
+                        self.progress = Progress()
+                    self.progress.begin("inference", len(layer) * len(self.network.layers), "batches")
                 layer.run()
+                if self.network.join is not None:
+                    self.kept.append(self.following)
+                self.present, self.following = self.following, NO_ROWS
                 self.stats.append(LoaderStats.of(layer.engine))
                 del layer  # it holds the rows of before
-        return self.steps.present
+        return self.present
+
+    @property
+    def number(self) -> int:
+        """The present layer's."""
+        return len(self.stats)
+
+    @property
+    def is_last(self) -> bool:
+        return self.number + 1 == len(self.network.layers)
 
     @property
     def rows(self) -> dict[str, Tensor] | None:
         """What the next layer begins with; None: the part's ``x``."""
-        return {ROWS[1]: self.steps.present} if self.stats else _features(self.data)
+        return {ROWS[1]: self.present} if self.stats else _features(self.data)
+
+    @property
+    def own_ranges(self) -> Sequence[tuple[int, int]]:
+        """The batches of this rank."""
+        return self.ranges[self.placement.place :: self.placement.ranks_per_part]
 
     def count_uses(self, workload: Workload) -> Tensor:
         """[N]: how often a row less travels if it is cached, a cache policy: once for each batch of this rank that needs it, but for the first."""
-        steps = self.steps
-        if steps.uses is None:
-            batches = [(torch.arange(*one, device="cpu") + steps.begin, 0) for one in steps.own_ranges]
+        if self.uses is None:
+            batches = [(torch.arange(*one, device="cpu") + self.begin, 0) for one in self.own_ranges]
             counts = count_accesses(workload.graph, batches, [-1])
-            steps.uses = (counts - 1).clamp_(min=0).to(torch.float32)
-        return steps.uses
+            self.uses = (counts - 1).clamp_(min=0).to(torch.float32)
+        return self.uses
 
-    def prepare(self, source: BatchSource) -> Steps:
-        """What the layers are and what they need, found out by this rank alone.
+    @torch.no_grad()
+    def __call__(self, batch: Data) -> None:
+        edges = Edges(batch.edge_index, batch.n_id, batch.batch_size, batch.get("edge_weight"), batch.get("edge_attr"))
+        layer = self.network.layers[self.number]
+        rows = layer(batch.x, edges, self.normalisation)
+        first = int(batch.n_id[0]) - self.begin
+        here = slice(first, first + batch.batch_size)
+        if self.is_last and self.network.join is not None:
+            rows = self.network.join([*(kept[here].to(rows.device) for kept in self.kept), rows])
+        expected = self.following[here]
+        if rows.dtype != expected.dtype or rows.shape != expected.shape:
+            raise ValueError(
+                f"layer {self.number} ({layer}) must give rows as it did on trial, expected {expected.dtype} {list(expected.shape)}, "
+                f"got {rows.dtype} {list(rows.shape)}"
+            )
+        self.following[here] = rows.to("cpu")
+        self.progress.advance()
+
+    def prepare(self, source: BatchSource) -> None:
+        """Find out, by this rank alone, what the layers are and what they need.
 
         Raises:
             ValueError, TypeError: an argument is wrong.
         """
-        batch_size = _positive("batch_size", self.options["batch_size"], "vertices of a batch")
-        batch_edges = _positive("batch_edges", self.batch_edges, "edges into the vertices of a batch")
+        batch_size = integer("vertices of a batch", 1)("batch_size", self.options["batch_size"])
+        batch_edges = integer("edges into the vertices of a batch", 1)("batch_edges", self.batch_edges)
         if ROWS[1] not in source.rows[None]:
             raise ValueError(
                 "inference begins with x, which the data does not have; give it one before it is partitioned"
@@ -188,38 +251,29 @@ class Inference:
                 raise ValueError(
                     f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
                 )
-        x = RowShape.of(source.delivered(ROWS))
-        if self.dtype is not None:
-            x = dataclasses.replace(x, dtype=self.dtype)
-        weight, attr = (RowShape.of(edges[name]) if name in edges else None for name in ("edge_weight", "edge_attr"))
+        given = source.delivered(ROWS)
+        x = torch.empty((0, *given.shape[1:]), dtype=self.dtype or given.dtype, device="cpu")
+        weight, attr = (edges[name][:0] if name in edges else None for name in ("edge_weight", "edge_attr"))
         with torch.no_grad():
-            network, shapes = try_out(network, x, weight, attr, torch.device(self.options["device"]))
+            self.network, self.like = try_out(network, x, weight, attr, torch.device(self.options["device"]))
         if self.out is not None:
-            _check_folder(self.out, source.exchange.part_id, shapes[-1].dtype)
-        begin, end = source.books[None].range_of(source.exchange.part_id)
-        ranges = [
+            _check_folder(self.out, source.exchange.part_id, self.like[-1].dtype)
+        self.begin, end = source.books[None].range_of(source.exchange.part_id)
+        self.ranges = [
             (first, min(first + batch_size, last))
-            for run_first, last in runs_of_vertices(graph.indptr[begin : end + 1], batch_edges)
+            for run_first, last in runs_of_vertices(graph.indptr[self.begin : end + 1], batch_edges)
             for first in range(run_first, last, batch_size)
         ]
+        self.edge_rows, self.normalisation = edges, Normalisation(graph, edges.get("edge_weight"))
+        self.placement = source.exchange.placement
         digests = digests_of(self.model)
-        same = {
-            "layers": list(map(str, network.layers)),
+        self.same = {
+            "layers": list(map(str, self.network.layers)),
             "batch_edges": batch_edges,
             **self.names,
             "parameters of the model (their digest)": digests["parameters"],
             "buffers of the model (their digest; under DDP the statistics of BatchNorm differ: broadcast them from one rank)": digests["buffers"],
         }  # fmt: skip
-        return Steps(
-            network,
-            shapes,
-            edges,
-            Normalisation(graph, edges.get("edge_weight")),
-            begin,
-            ranges,
-            source.exchange.placement,
-            same,
-        )
 
     def _edge_rows(self, name: str, graph: Graph) -> Tensor:
         """[E, ...] in the order of edge ids."""
@@ -259,7 +313,7 @@ class LayerRun:
         by_rank = {first: number for facts in everyone for first, _, number, _ in facts.seeds}
         schedule = Ranges(
             num_seeds=source.seeds.number, unit=rank, place=0, logical_ranks_per_unit=1, seeds_per_logical_rank=[by_rank[other] for other in range(size)],
-            logical_rank=rank, batch_size=1, shuffle=False, drop_last=False, uneven="exact", seed=0, ranges=call.steps.own_ranges,
+            logical_rank=rank, batch_size=1, shuffle=False, drop_last=False, uneven="exact", seed=0, ranges=call.own_ranges,
         )  # fmt: skip
         order = Turns([schedule], [range(other, other + 1) for other in range(size)])
         basis = Basis(
@@ -280,23 +334,24 @@ class LayerRun:
 
     def _prepare(self, options: Options, sampler: NeighborSampler | None) -> Prepared:
         options, call = options.checked(self._device), self._call
-        if _count(call.options["num_workers"]) is None:
-            raise ValueError(f"num_workers must be an integer >= 0, got {call.options['num_workers']!r}")
+        integer("threads", 0)("num_workers", call.options["num_workers"])
         source = self._open(sampler, options)
         if not call.stats:
-            call.steps = call.prepare(source)
-        call.steps.begin_layer()
+            call.prepare(source)
+        like = call.like[call.number]
+        size = call.ranges[-1][1] if call.ranges else 0
+        call.following = torch.empty((size, *like.shape[1:]), dtype=like.dtype, device="cpu")
         source = dataclasses.replace(
             source,
-            template=PartitionTemplate({None: call.steps.edge_rows}),
+            template=PartitionTemplate({None: call.edge_rows}),
             rows={None: {ROWS[1]: source.rows_of(ROWS)}},
             exchanged=[ROWS],
             seed_columns=[],
         )
         # What the ranks count is batches, each its own: they differ in size.
-        seeds = [[self.rank, self.rank + 1, len(call.steps.own_ranges), ""]]
+        seeds = [[self.rank, self.rank + 1, len(call.own_ranges), ""]]
         facts = facts_of(source, seeds, options, {"batch_size": call.options["batch_size"]}, ())
-        return Prepared(source, dataclasses.replace(facts, same={**facts.same, **call.steps.same}), options)
+        return Prepared(source, dataclasses.replace(facts, same={**facts.same, **call.same}), options)
 
     def _open(self, sampler: NeighborSampler | None, options: Options) -> BatchSource:
         """What batches are drawn from: every vertex of the part is a seed."""
@@ -315,14 +370,13 @@ class LayerRun:
 
     def run(self) -> None:
         """Apply the layer to every vertex of the part."""
-        steps = self._call.steps
-        for _ in Epoch(self.engine.run(0, finish=steps)):
+        call = self._call
+        for _ in Epoch(self.engine.run(0, finish=call)):
             pass
         self.engine.finish()  # others may still ask for present rows
         self._together(self._share_within_the_part)
-        if steps.is_last and self._call.out is not None:
-            self._together(partial(self._write, self._call.out))
-        steps.end_layer()
+        if call.is_last and call.out is not None:
+            self._together(partial(self._write, call.out))
 
     def _together(self, action: Callable[[], None]) -> None:
         """Call ``action``; what it raises on one rank becomes an error on every rank."""
@@ -332,14 +386,13 @@ class LayerRun:
         except Exception as raised:
             error = raised
         try:
-            self._comm.gather_facts({}, error, f"end layer {self._call.steps.number}", RuntimeError)
+            self._comm.gather_facts({}, error, f"end layer {self._call.number}", RuntimeError)
         finally:
             error = None  # else this frame and the traceback would hold each other
 
     def _share_within_the_part(self) -> None:
         """Ranks of one part each have computed some of its batches: give them to the others, batch by batch."""
-        steps = self._call.steps
-        placement, ranges, rows = steps.placement, steps.ranges, steps.following
+        placement, ranges, rows = self._call.placement, self._call.ranges, self._call.following
         places = placement.ranks_per_part
         if places == 1:
             return
@@ -360,7 +413,7 @@ class LayerRun:
                     rows[begin:end], arrived = arrived[: end - begin], arrived[end - begin :]
 
     def _write(self, folder: Path) -> None:
-        placement, rows = self._call.steps.placement, self._call.steps.following.numpy()
+        placement, rows = self._call.placement, self._call.following.numpy()
         if placement.place == 0:
             write_whole(_file_of(folder, placement.part_id), lambda file: np.save(file, rows))
 
@@ -386,11 +439,6 @@ class Prepared:
     source: BatchSource
     facts: Facts
     options: Options
-
-
-def _count(value: Any) -> int | None:
-    number = as_integer(value)
-    return None if number is None or number < 0 else number
 
 
 def _file_of(folder: Path, part_id: int) -> Path:
@@ -431,10 +479,3 @@ def _sampler(data: PartitionedGraph | Data) -> NeighborSampler | None:
                 "data.adj_t has values other than 1; give the graph as edge_index, and the values as an attribute that edge_weight= names"
             )
     return NeighborSampler(data, [-1])
-
-
-def _positive(name: str, value: Any, words: str) -> int:
-    number = as_integer(value)
-    if number is None or number < 1:
-        raise ValueError(f"{name} must be an integer >= 1 ({words}), got {value!r}")
-    return number

@@ -87,11 +87,8 @@ class Layer:
         conv = self.conv
         if normalisation is not None:
             conv, edges = normalisation.applied(conv, edges, x.dtype)
-        given = {
-            name: value
-            for name, value in (("edge_weight", edges.weight), ("edge_attr", edges.attr))
-            if name in self.takes and value is not None
-        }
+        named = {"edge_weight": edges.weight, "edge_attr": edges.attr}
+        given = {name: value for name, value in named.items() if name in self.takes and value is not None}
         rows = conv((x, x[: edges.num_targets]) if self.pairs else x, edges.edge_index, **given)[: edges.num_targets]
         for function in self.after:
             rows = function(rows)
@@ -120,18 +117,6 @@ class Network:
         return frozenset().union(*(layer.takes for layer in self.layers))
 
 
-@dataclass(frozen=True)
-class RowShape:
-    """Shape of a row, without the number of rows, and dtype."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, rows: Any) -> RowShape:
-        return cls(tuple(rows.shape[1:]), rows.dtype)
-
-
 def network_of(model: Any) -> Network:
     """The layers of one of PyG's basic models, or of a list of layers and of functions of rows.
 
@@ -151,11 +136,7 @@ def network_of(model: Any) -> Network:
 
 
 def _of_basic_gnn(model: BasicGNN) -> Network:
-    takes = frozenset(
-        name
-        for name, there in (("edge_weight", model.supports_edge_weight), ("edge_attr", model.supports_edge_attr))
-        if there
-    )
+    takes = frozenset(name for name in ("edge_weight", "edge_attr") if getattr(model, f"supports_{name}"))
     jumps = model.jk_mode is not None
     layers = []
     for number, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
@@ -204,13 +185,8 @@ def _parameters_of(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def _takes_edges(parameters: dict[str, inspect.Parameter]) -> bool:
-    kinds = [parameter.kind for parameter in parameters.values()]
-    needed = [
-        parameter
-        for parameter in parameters.values()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    ]
+    kinds = [each.kind for each in parameters.values() if each.default is inspect.Parameter.empty]
+    needed = [kind for kind in kinds if kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
     return len(needed) >= 2 or inspect.Parameter.VAR_POSITIONAL in kinds
 
 
@@ -255,22 +231,22 @@ def evaluating(model: Any) -> Iterator[None]:
     Quantiles are corrected for vertices without in-neighbours (:mod:`salientpp.graph.quantiles`).
     """
     before = []
-    quantiles = []
     for part in dict.fromkeys(part for module in modules_of(model) for part in module.modules()):
-        if (forward := corrected(part)) is not None and "forward" not in vars(part):
-            vars(part)["forward"] = forward
-            quantiles.append(part)
-        kept = {name: None for name in vars(part) if name.startswith("_cached_")}
-        changes = {"training": False, **({"cached": False, **kept} if getattr(part, "cached", False) is True else {})}
-        before.append((part, {name: getattr(part, name) for name in changes}))
-        vars(part).update(changes)
+        own = vars(part)
+        changes: dict[str, Any] = {"training": False}
+        if getattr(part, "cached", False) is True:
+            changes.update(cached=False, **{name: None for name in own if name.startswith("_cached_")})
+        if "forward" not in own and (forward := corrected(part)) is not None:
+            changes["forward"] = forward
+        before.append((own, {name: own[name] for name in changes if name in own}, changes))
+        own.update(changes)
     try:
         yield
     finally:
-        for part, values in before:
-            vars(part).update(values)
-        for part in quantiles:
-            del vars(part)["forward"]
+        for own, values, changes in before:
+            for name in changes.keys() - values.keys():
+                del own[name]
+            own.update(values)
 
 
 def digests_of(model: Any) -> dict[str, str]:
@@ -289,17 +265,16 @@ def digests_of(model: Any) -> dict[str, str]:
 
 
 def try_out(
-    network: Network, x: RowShape, weight: RowShape | None, attr: RowShape | None, device: torch.device
-) -> tuple[Network, list[RowShape]]:
+    network: Network, x: Tensor, weight: Tensor | None, attr: Tensor | None, device: torch.device
+) -> tuple[Network, list[Tensor]]:
     """Compute a small random graph whole, and layer by layer in batches of one hop.
 
     Args:
-        x: of the features.
-        weight, attr: of the edges, or None.
+        x, weight, attr: no rows [0, ...] of the features and of the edges; their shape and dtype count. Without weights or attributes None.
         device: where batches will be.
 
     Returns:
-        The network, with pairs where they do; and what each layer gives, of which the last is what ``join`` gives.
+        The network, with pairs where they do; and no rows [0, ...] of what each layer gives. The last is what ``join`` gives.
 
     Raises:
         ValueError: the two differ, or a layer cannot be applied.
@@ -340,7 +315,7 @@ def try_out(
             raise ValueError(
                 f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not do what its layers do one after the other; give a list of what it does"
             )
-    return dataclasses.replace(network, layers=layers), [RowShape.of(rows) for rows in given]
+    return dataclasses.replace(network, layers=layers), [rows[:0] for rows in given]
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,7 +328,7 @@ class _Trial:
     generator: torch.Generator
 
     @classmethod
-    def of(cls, weight: RowShape | None, attr: RowShape | None, device: torch.device) -> _Trial:
+    def of(cls, weight: Tensor | None, attr: Tensor | None, device: torch.device) -> _Trial:
         generator = torch.Generator().manual_seed(0)
         edge_index = torch.randint(_TRIAL_VERTICES, (2, _TRIAL_EDGES), generator=generator, device="cpu")
         edge_index[:, :4] = edge_index[:1, :4]
@@ -382,7 +357,7 @@ class _Trial:
         normalisation = Normalisation(graph, None if edges.weight is None else edges.weight.cpu())
         return cls(edges, normalisation, batches, generator)
 
-    def rows(self, size: int, like: RowShape) -> Tensor:
+    def rows(self, size: int, like: Tensor) -> Tensor:
         return _random_rows(size, like, self.generator).to(self.edges.n_id.device)
 
     def in_batches(self, layer: Layer, present: Tensor) -> Tensor:
@@ -393,8 +368,8 @@ class _Trial:
         return torch.cat(rows)[torch.cat(seeds).argsort()]
 
 
-def _random_rows(size: int, like: RowShape, generator: torch.Generator) -> Tensor:
-    values = torch.randn((size, *like.shape), generator=generator, dtype=torch.float64, device="cpu")
+def _random_rows(size: int, like: Tensor, generator: torch.Generator) -> Tensor:
+    values = torch.randn((size, *like.shape[1:]), generator=generator, dtype=torch.float64, device="cpu")
     if not (like.dtype.is_floating_point or like.dtype.is_complex):
         values = values > 0  # whole numbers may be ids, of which few are valid everywhere
     return values.to(like.dtype)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv, LGConv, TAGConv
+from torch_geometric.utils import add_remaining_self_loops
 
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.store.rows import take_rows
@@ -77,8 +78,7 @@ class Normalisation:
             weight = edges.weight if edges.weight.is_floating_point() else edges.weight.to(dtype)
         edge_index = edges.edge_index
         if adds_loops:
-            targets = torch.arange(edges.num_targets, device=edge_index.device)
-            edge_index, weight = _with_loops(edge_index, weight, targets, loop, edges.weight is not None)
+            edge_index, weight = add_remaining_self_loops(edge_index, weight, loop, edges.num_targets)
         factor = self._inverse_roots(adds_loops, loop, edges.n_id.device)[edges.n_id].to(weight.dtype)
         weight = factor[edge_index[0]] * weight * factor[edge_index[1]]
         plain = copy.copy(conv)  # shares the parameters
@@ -88,20 +88,15 @@ class Normalisation:
     def _inverse_roots(self, adds_loops: bool, loop: float, device: torch.device) -> Tensor:
         """float64 [N]: 1 / sqrt(degree), 0 for a degree of 0; on ``device``."""
         key = adds_loops, loop, device
-        if key not in self._known:
-            degree = torch.cat([*self._degrees(adds_loops, loop), torch.empty(0, dtype=torch.float64, device="cpu")])
-            root = degree.pow_(-0.5)
-            self._known[key] = root.masked_fill_(root == float("inf"), 0).to(device)
-        return self._known[key]
-
-    def _degrees(self, adds_loops: bool, loop: float) -> list[Tensor]:
-        """By ranges of vertices, one after another, the sum of the weights of all edges into each, float64."""
-        graph, found = self.graph, []
+        if key in self._known:
+            return self._known[key]
+        graph = self.graph
+        degree = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")
         for first, last in runs_of_vertices(graph.indptr, _CHUNK_EDGES):
             begin, end = int(graph.indptr[first]), int(graph.indptr[last])
-            targets = torch.arange(first, last, device="cpu")
+            targets = torch.arange(last - first, device="cpu")
             target = torch.repeat_interleave(targets, graph.indptr[first : last + 1].diff())
-            edge_index = torch.stack([graph.indices[begin:end].to(torch.int64), target])
+            edge_index = torch.stack([graph.indices[begin:end].to(torch.int64) - first, target])
             if self.edge_weight is None:
                 weight = torch.ones(end - begin, dtype=torch.float64, device="cpu")
             elif graph.edge_id is None:
@@ -109,26 +104,8 @@ class Normalisation:
             else:
                 weight = take_rows(self.edge_weight, graph.edge_id[begin:end]).to(torch.float64)
             if adds_loops:
-                edge_index, weight = _with_loops(edge_index, weight, targets, loop, self.edge_weight is not None)
-            found.append(
-                torch.zeros(last - first, dtype=torch.float64, device="cpu").index_add_(
-                    0, edge_index[1] - first, weight
-                )
-            )
-        return found
-
-
-def _with_loops(
-    edge_index: Tensor, weight: Tensor, targets: Tensor, loop: float, is_weighted: bool
-) -> tuple[Tensor, Tensor]:
-    """Edges with exactly one self-loop at each of the ``targets``, ascending and without gaps, which keeps the weight of one that is there; as PyG's
-    ``add_remaining_self_loops``."""
-    is_loop = edge_index[0] == edge_index[1]
-    of_loops = weight.new_full((targets.numel(),), loop)
-    if is_weighted:
-        at = edge_index[1][is_loop]
-        of_loops[at - targets[0] if targets.numel() else at] = weight[is_loop]
-    return (
-        torch.cat([edge_index[:, ~is_loop], torch.stack([targets, targets])], dim=1),
-        torch.cat([weight[~is_loop], of_loops]),
-    )
+                edge_index, weight = add_remaining_self_loops(edge_index, weight, loop, last - first)
+            degree[first:last].index_add_(0, edge_index[1], weight)
+        root = degree.pow_(-0.5)
+        self._known[key] = root.masked_fill_(root == float("inf"), 0).to(device)
+        return self._known[key]
