@@ -29,14 +29,11 @@ _REDUCTIONS: dict[type, tuple[str, ...]] = {
 }
 
 _WHY_NOT = {
-    "LSTMAggregation": "which depends on the order of the messages",
-    "GRUAggregation": "which depends on the order of the messages",
-    "StdAggregation": "which needs squares, and those were not summed",
-    "VarAggregation": "which needs squares, and those were not summed",
+    **dict.fromkeys(("LSTMAggregation", "GRUAggregation"), "which depends on the order of the messages"),
+    **dict.fromkeys(("StdAggregation", "VarAggregation"), "which needs squares, and those were not summed"),
     "SoftmaxAggregation": "which weighs each message by all others",
     "MultiAggregation": "and one reduction cannot stand for several",
 }
-
 
 #: Ends of the names of PyG's own dictionaries of hooks.
 _HOOKS = tuple(
@@ -341,12 +338,8 @@ def _why_not(conv: MessagePassing) -> str | None:
 # --- out [n, F] of the batch's own edges, into index [e]; the others' value [m, F] of count [m] neighbours of target [m] ----
 
 
-def _sums(value: Tensor, count: Tensor, reduction: str) -> Tensor:
-    return value if reduction == "sum" else value * count.to(value.dtype).unsqueeze(-1)
-
-
 def _merge_sum(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count: Tensor, reduction: str) -> Tensor:
-    return out.index_add(0, target, _sums(value, count, reduction))
+    return out.index_add(0, target, value if reduction == "sum" else value * count.to(value.dtype).unsqueeze(-1))
 
 
 def _merge_mean(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count: Tensor, reduction: str) -> Tensor:
