@@ -56,13 +56,21 @@ class FollowingLoader:
 
     def __iter__(self) -> Iterator[Data | HeteroData]:
         # A generator: Lightning asks for an iterator before it has restored its counts, and for a batch after.
-        position = self._position()
-        if position is not None:
-            self._go_to(*position)
+        epoch, batches = self._position()
+        if epoch is not None:
+            self.loader.set_epoch(epoch)
+        if batches and not self.loader.has_state:
+            warnings.warn(
+                f"epoch {epoch} goes on after {batches} batches, but a sampler of your own has no state: it begins anew",
+                UserWarning,
+                stacklevel=2,
+            )
+        elif batches:
+            self.loader.load_state_dict({**self.loader.state_dict(), "epoch": epoch, "batches": batches})
         yield from self.loader
 
-    def _position(self) -> tuple[int, int] | None:
-        """Epoch, and batches of it that are done; None where the trainer is not the one who iterates."""
+    def _position(self) -> tuple[int | None, int]:
+        """Epoch, and batches of it that are done; None and 0 where the trainer is not the one who iterates."""
         trainer = self._trainer
         fit = trainer.fit_loop
         if self is trainer.train_dataloader:
@@ -70,28 +78,13 @@ class FollowingLoader:
         elif self is trainer.val_dataloaders:
             done = fit.epoch_loop.val_loop.batch_progress.current.ready if trainer.state.fn == "fit" else 0
         else:
-            return None
+            return None, 0
         # A second pass over what is done, in a hook at the end of an epoch, is one over all of it.
         return fit.epoch_progress.current.processed, done if done < len(self.loader) else 0
 
-    def _go_to(self, epoch: int, batches: int) -> None:
-        self.loader.set_epoch(epoch)
-        if batches == 0:
-            return
-        if not self.loader.has_state:
-            warnings.warn(
-                f"epoch {epoch} goes on after {batches} batches, but a sampler of your own has no state: it begins anew",
-                UserWarning,
-                stacklevel=3,
-            )
-            return
-        self.loader.load_state_dict({**self.loader.state_dict(), "epoch": epoch, "batches": batches})
-
     def state_dict(self) -> dict[str, Any]:
         """What Lightning keeps of a loader: what a loader must agree with that goes on. Empty if it has a sampler of the user's."""
-        if not self.loader.has_state:
-            return {}
-        return self.loader.state_dict()
+        return self.loader.state_dict() if self.loader.has_state else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Check that this loader can go on where another stopped, and take its seed.
@@ -149,8 +142,8 @@ class _GraphData(pyg.LightningDataModule):
         self.data = data
         self.loader = loader
         self.graph_sampler = self.eval_graph_sampler = sampler
-        self._seed_is_given = self.kwargs.get("seed") is not None
         self.seed: int | None = self.kwargs.get("seed")
+        self._seed_is_given = self.seed is not None
         self._cache: Any = None
         self._first: BatchLoader | None = None  # training's, made before those that share its cache
 
@@ -177,9 +170,7 @@ class _GraphData(pyg.LightningDataModule):
                 for name, value in eval_how.items():
                     setattr(self.eval_graph_sampler, name, value)
         self.loader_kwargs = given
-        self.eval_loader_kwargs = {**given, **given_eval}
-        for name in ("sampler", "batch_sampler"):
-            self.eval_loader_kwargs.pop(name, None)
+        _, self.eval_loader_kwargs = _split({**given, **given_eval}, {"sampler", "batch_sampler"})
         if given.get("batch_sampler") is not None:
             self.loader_kwargs.pop("batch_size", None)
 
@@ -196,17 +187,14 @@ class _GraphData(pyg.LightningDataModule):
         if trainer is not None and trainer.strategy.root_device.type == "cuda":
             kwargs.setdefault("device", trainer.strategy.root_device)
         if partitioned and self._cache is not None and kwargs.get("cache") is None and kwargs.get("replication_factor"):
-            kwargs = {
-                name: value for name, value in kwargs.items() if name not in ("replication_factor", "device_cache")
-            }
-            kwargs["cache"] = self._cache
+            _, kwargs = _split({**kwargs, "cache": self._cache}, {"replication_factor", "device_cache"})
         if not partitioned:
             kwargs["neighbor_sampler"] = sampler
             kwargs["num_neighbors"] = getattr(sampler, "num_neighbors", [])
             if any(value is not None for name, value in seeds.items() if name.endswith("_time")):
                 kwargs["time_attr"] = "time"  # the sampler has times of its own; this says that seeds have some too
             if trainer is not None and trainer.world_size > 1:
-                if kwargs.get("sampler") is not None or kwargs.get("batch_sampler") is not None:
+                if any(kwargs.get(name) is not None for name in ("sampler", "batch_sampler")):
                     raise ValueError(
                         "sampler= and batch_sampler= are for one process: on several ranks the loaders share the seeds among them; "
                         "leave it out, or train on one device"
@@ -239,7 +227,7 @@ class _GraphData(pyg.LightningDataModule):
 
     def _evaluate(self, split: str, **kwargs: Any) -> Any:
         kwargs = {**self.eval_loader_kwargs, **kwargs}
-        return self.dataloader(*self._seeds(split), self.eval_graph_sampler, shuffle=False, **kwargs)
+        return self._follow(self.dataloader(*self._seeds(split), self.eval_graph_sampler, shuffle=False, **kwargs))
 
     def _seeds(self, split: str) -> list[Any]:
         return [getattr(self, f"input_{split}_{name}") for name in self._seed_names]
@@ -248,11 +236,7 @@ class _GraphData(pyg.LightningDataModule):
     def train_shuffle(self) -> bool:
         """Whether training's seeds are shuffled: unless the user has a sampler, or lets Lightning overfit on a few batches."""
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0
-        return (
-            not overfits
-            and self.loader_kwargs.get("sampler") is None
-            and self.loader_kwargs.get("batch_sampler") is None
-        )
+        return not overfits and all(self.loader_kwargs.get(name) is None for name in ("sampler", "batch_sampler"))
 
     def train_dataloader(self) -> Any:
         """The training seeds, shuffled."""
@@ -261,19 +245,16 @@ class _GraphData(pyg.LightningDataModule):
 
     def val_dataloader(self) -> Any:
         """The validation seeds, in their order."""
-        return self._follow(self._evaluate("val"))
+        return self._evaluate("val")
 
     def test_dataloader(self) -> Any:
         """The test seeds, in their order."""
-        return self._follow(self._evaluate("test"))
+        return self._evaluate("test")
 
     def predict_dataloader(self) -> Any:
         """The prediction seeds, in their order, each once, also on several ranks."""
-        return self._follow(
-            self._evaluate(
-                "pred", **({} if self.loader == "full" else {"uneven": self.eval_loader_kwargs.get("uneven", "exact")})
-            )
-        )
+        uneven = {} if self.loader == "full" else {"uneven": self.eval_loader_kwargs.get("uneven", "exact")}
+        return self._evaluate("pred", **uneven)
 
     # --- Lightning's hooks --------------------------------------------------------------------------------
 
@@ -300,9 +281,8 @@ class _GraphData(pyg.LightningDataModule):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({pyg.kwargs_repr(data=self.data, loader=self.loader, **self.kwargs)})"
 
-    def __str__(self) -> str:
-        # Lightning's makes every loader to tell its size, which on several ranks would wait for the others.
-        return repr(self)
+    #: Lightning's makes every loader to tell its size, which on several ranks would wait for the others.
+    __str__ = __repr__
 
 
 class LightningNodeData(_GraphData):
@@ -467,19 +447,12 @@ def _split(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dic
 
 def _for_full_batches(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
     """Without what a single batch has no use for, with a warning each."""
-    kwargs = dict(kwargs)
-    for option, only in (
-        ("batch_size", 1),
-        ("num_workers", 0),
-        ("pin_memory", False),
-        ("sampler", None),
-        ("batch_sampler", None),
-    ):
-        if kwargs.get(option, only) != only:
+    alone = {"batch_size": 1, "num_workers": 0, "pin_memory": False, "sampler": None, "batch_sampler": None}
+    for option, value in alone.items():
+        if kwargs.get(option, value) != value:
             warnings.warn(
                 f"{option}={kwargs[option]} has no effect in '{name}' for loader='full', where the graph is one batch",
                 UserWarning,
                 stacklevel=4,
             )
-        kwargs.pop(option, None)
-    return {**kwargs, "batch_size": 1, "num_workers": 0, "pin_memory": False}
+    return {**_split(kwargs, set(alone))[1], "batch_size": 1, "num_workers": 0, "pin_memory": False}
