@@ -1,1 +1,1 @@
-"""What does a model say of every vertex? Its layers are applied one after the other, each to all vertices."""
+"""Inference layer by layer: each layer is applied to all vertices before the next."""

@@ -1,9 +1,8 @@
-"""How do the ranks compute what a model says of every vertex, layer by layer?
+"""Rows that a model gives for every vertex, computed layer by layer over all ranks.
 
-For each layer a rank goes over the vertices of its part in order, in batches with all their in-neighbours. The rows that these have now are the
-part's own, or come from their owners, as features do in training: an :class:`~salientpp.engine.engine.Engine` over the present rows brings them, ahead of
-time and by way of a cache if there is one. What the layer makes of a batch is written into the part's next rows. So a rank holds the rows of its part
-before and after one layer, and a few batches, and a row travels only where a layer needs it.
+For each layer a rank goes over the vertices of its part in order, in batches with all their in-neighbours. An :class:`~salientpp.engine.engine.Engine` over
+the present rows brings those of other parts, ahead of time and by way of a cache if there is one. What the layer makes of a batch is written into the part's
+next rows. So a rank holds the rows of its part before and after one layer, and a few batches.
 
 The layer runs on every finished batch: what fails there fails on every rank, in the same words. Before the first batch the ranks agree on the model
 (:mod:`salientpp.layerwise.layers` says what can be a layer), and after each layer on whether all of them got so far.
@@ -396,21 +395,16 @@ class LayerRun:
         places = placement.ranks_per_part
         if places == 1:
             return
-        ranks_of_part = range(placement.rank - placement.place, placement.rank - placement.place + places)
+        first_rank = placement.rank - placement.place
+        before, after = [0] * first_rank, [0] * (self._comm.size - first_rank - places)
         for index in range(self.engine.basis.epochs.order.num_rounds or 0):
-            batches = [
-                ranges[index * places + place] if index * places + place < len(ranges) else (0, 0)
-                for place in range(places)
-            ]
-            send, receive = [0] * self._comm.size, [0] * self._comm.size
-            first, last = batches[placement.place]
-            for rank, (begin, end) in zip(ranks_of_part, batches, strict=True):
-                if rank != placement.rank:
-                    send[rank], receive[rank] = last - first, end - begin
-            arrived = self._comm.all_to_all(torch.cat([rows[first:last]] * (places - 1)), send, receive).wait()
-            for place, (begin, end) in enumerate(batches):
-                if place != placement.place:
-                    rows[begin:end], arrived = arrived[: end - begin], arrived[end - begin :]
+            batches = ranges[index * places : (index + 1) * places]
+            lengths = [last - first for first, last in batches] + [0] * (places - len(batches))
+            own = rows[slice(*batches[placement.place])] if placement.place < len(batches) else rows[:0]
+            send = [*before, *[len(own)] * places, *after]
+            arrived = self._comm.all_to_all(torch.cat([own] * places), send, [*before, *lengths, *after]).wait()
+            for (first, last), piece in zip(batches, arrived.split(lengths)):
+                rows[first:last] = piece
 
     def _write(self, folder: Path) -> None:
         placement, rows = self._call.placement, self._call.following.numpy()

@@ -1,9 +1,8 @@
-"""What are the layers of a model, and is one hop all that each needs?
+"""The layers of a model, and a trial of whether each needs one hop alone.
 
 A model becomes a :class:`Network`: a list of layers, each of which takes rows from the in-neighbours of a vertex once (``conv``), with functions of
-single rows before and after it. Whether that gives what the model gives on the whole graph is not believed but tried, on a small random
-graph (:func:`try_out`): a layer that reaches over several hops, normalises by all vertices of a batch, depends on the order of edges or draws
-at random shows there, whoever wrote it.
+single rows before and after it. :func:`try_out` compares it with the model on a small random graph. A layer that reaches over several hops, normalises by all
+vertices of a batch, depends on the order of edges or draws at random shows there, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def _of_basic_gnn(model: BasicGNN) -> Network:
             functions = [model.act, norm] if model.act_first else [norm, model.act]
         after = [each for each in functions if each is not None and not isinstance(each, torch.nn.Identity)]
         layers.append(Layer(_unwrapped(conv), (), after, takes))
-    last = model.lin if hasattr(model, "lin") else None
+    last = getattr(model, "lin", None)
     if hasattr(model, "jk"):
         return Network(layers, lambda rows: last(model.jk(rows)) if last is not None else model.jk(rows), model)
     if last is not None:

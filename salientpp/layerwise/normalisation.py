@@ -1,8 +1,7 @@
-"""What weights does a layer see that divides by degrees, where only the edges into some vertices are there?
+"""Weights of edges for layers that divide by degrees, in batches that lack most edges.
 
 ``GCNConv`` and its like weigh an edge u → v with w / sqrt(d(u) d(v)), where d sums the weights of all edges into a vertex, self-loops that they add
-included. In a batch most edges into the sources are missing. The whole topology is on every rank, so the degrees of the whole graph are
-computed here once, and the layer is given the weights that it would have computed on the whole graph.
+included. The whole topology is on every rank, so the degrees are computed here once, and the layer is given the weights of the whole graph.
 """
 
 from __future__ import annotations
