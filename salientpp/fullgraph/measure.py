@@ -1,6 +1,6 @@
-"""How long do a word, an edge and a vertex take, on these machines?
+"""Seconds that a word, an edge and a vertex take on these machines, by which layouts and plans are chosen.
 
-What layouts and plans are chosen by. Each rank measures for a fraction of a second, all at the same time as in training, and the slowest counts.
+Each rank measures for a fraction of a second, all at the same time as in training, and the slowest counts.
 """
 
 from __future__ import annotations

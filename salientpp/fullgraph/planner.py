@@ -1,14 +1,12 @@
-"""Of each vertex of another rank: is its row fetched at every hop, is its input row kept here, or are some of its layers computed here again?
+"""A plan says of each vertex of another rank whether its row is fetched at every hop, its input row is cached, or some of its layers are computed again.
 
-A row that is needed at hop h (the h-th aggregation of the model) is here if the vertex is this rank's, or if h of its layers are computed here (none, at hop
-0, where the input row is cached); else it is fetched: ``w_h`` words, and as many of its gradient backward where the row depends on parameters. A vertex that
-is kept takes part in every layer's product with the weights, one that is recomputed has its edges aggregated, and whatever its in-neighbours' rows are that
-this needs must be here or be fetched too. So costs are **marginal**: what two recomputed vertices share is paid once. NeutronStar ("NeutronStar:
-distributed GNN training with hybrid dependency management", Wang et al., SIGMOD 2022) chooses between fetching and recomputing so.
+A row of hop h (the h-th aggregation of the model) is here if the vertex is this rank's, or if h of its layers are computed here. Else it is fetched: ``w_h``
+words, and as many of its gradient where the row depends on parameters. A kept vertex takes part in every layer's product with the weights. For a recomputed
+one its edges are aggregated, and the rows of its in-neighbours must be here or be fetched too. What two recomputed vertices share is paid once. NeutronStar
+("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al., SIGMOD 2022) chooses between fetching and recomputing so.
 
-The choice of least cost is a minimum cut: what a vertex keeps is a chain of yes-or-no choices, a deeper one implies the shallower, and a fetch is paid where
-somebody needs a row and the choice to have it was not made. It is exact for up to some thousand choices; above, choices are made greedily, the best first.
-A memory budget is a price on memory, raised until the plan fits.
+The plan of least cost is a minimum cut. What a vertex keeps is a chain of yes-or-no choices, and a fetch is paid where a row is needed and not kept. The cut
+is exact for up to some thousand choices; above, choices are made greedily. A memory budget is a price on memory, raised until the plan fits.
 """
 
 from __future__ import annotations
@@ -17,6 +15,8 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from salientpp.fullgraph.distribute import DistributedModel
 from salientpp.fullgraph.local import LocalGraph, edges_into
 from salientpp.fullgraph.measure import Constants, calibrate
-from salientpp.fullgraph.trial import StepTimes, fastest, step_times
+from salientpp.fullgraph.trial import StepTimes, in_turns, step_times
 from salientpp.graph.csc import Graph
 
 #: Choices up to which a minimum cut is looked for.
@@ -113,13 +113,13 @@ class Problem:
     @classmethod
     def of(cls, graph: Graph, begin: int, end: int, costs: Costs) -> Problem:
         """Of the rank that has the vertices ``begin`` to ``end - 1``: others' within as many hops as the model has."""
-        named = _others(edges_into(graph, torch.arange(begin, end, device="cpu"))[0], begin, end)
-        found, latest = named, named
+        others = lambda ids: ids[(ids < begin) | (ids >= end)].unique()  # noqa: E731
+        named = latest = candidates = others(edges_into(graph, torch.arange(begin, end, device="cpu"))[0])
         for _ in range(costs.num_hops - 1):
-            latest = _others(edges_into(graph, latest)[0], begin, end)
-            latest = latest[~torch.isin(latest, found)]
-            found = torch.cat([found, latest])
-        candidates = found.sort().values
+            latest = others(edges_into(graph, latest)[0])
+            latest = latest[~torch.isin(latest, candidates)]
+            candidates = torch.cat([candidates, latest])
+        candidates = candidates.sort().values
         sources, targets, _ = edges_into(graph, candidates)
         is_candidate = torch.isin(sources, candidates)
         place = torch.searchsorted(candidates, sources[is_candidate])
@@ -136,13 +136,10 @@ class Problem:
         """
         found = []
         for hop in range(self.costs.num_hops):
-            named = self.is_named.expand(depths.shape).clone()
+            named = self.is_named.to(torch.uint8).expand(depths.shape).clone()
             deep = (depths > hop)[..., self.targets].to(torch.uint8)
-            if self.sources.numel():
-                counts = torch.zeros(depths.shape, dtype=torch.uint8, device="cpu")
-                index = self.sources.expand(deep.shape)
-                named |= counts.scatter_reduce_(-1, index, deep, "amax").bool()
-            found.append(named & (depths < hop))
+            named.scatter_reduce_(-1, self.sources.expand(deep.shape), deep, "amax")
+            found.append(named.bool() & (depths < hop))
         return found
 
     def seconds(self, depths: Tensor) -> Tensor:
@@ -172,20 +169,17 @@ class Problem:
                 depths[needed] = depths[needed].clamp(min=depth)
         return depths
 
-    def solve(self, budget: float | None = None) -> Tensor:
-        """int64 [m]: depths of a plan that takes at most ``budget`` words of memory (None: any), and no longer than the pure plans that fit.
+    def solve(self, budget: float = inf) -> Tensor:
+        """int64 [m]: depths of a plan that takes at most ``budget`` words of memory, and no longer than the pure plans that fit.
 
         What it takes to keep anything at all is paid by all plans but one, to fetch everything: so that one is compared in the end.
         """
         is_exact = self.candidates.numel() * self.costs.num_hops <= _EXACT
         plan = self._cut(0.0) if is_exact else self._greedy(budget)
-        if budget is not None and float(self.memory(plan)) > budget:
+        if float(self.memory(plan)) > budget:
             plan = self._within(budget)
-        fitting = [plan] + [
-            pure
-            for pure in map(self.pure, ("fetch", "cache", "recompute"))
-            if budget is None or float(self.memory(pure)) <= budget
-        ]
+        pure = map(self.pure, ("fetch", "cache", "recompute"))
+        fitting = [plan, *(each for each in pure if float(self.memory(each)) <= budget)]
         return min(fitting, key=lambda depths: float(self.seconds(depths)))
 
     def _within(self, budget: float) -> Tensor:
@@ -209,27 +203,27 @@ class Problem:
         keeps = lambda vertex, depth: vertex * hops + depth  # noqa: E731
         needs = lambda vertex, hop: (number + vertex) * hops + hop  # noqa: E731
         degrees, named = self.in_degree.tolist(), self.is_named.tolist()
-        infinite = float("inf")
         for vertex in range(number):
             flow.add(keeps(vertex, 0), sink, costs.vertex + price * costs.kept_words)
             if hops > 1:
                 flow.add(keeps(vertex, 1), sink, degrees[vertex] * (costs.edge + 3 * price))
             for depth in range(1, hops):
-                flow.add(keeps(vertex, depth), keeps(vertex, depth - 1), infinite)
+                flow.add(keeps(vertex, depth), keeps(vertex, depth - 1), inf)
             for hop in range(hops):
                 flow.add(source if named[vertex] else needs(vertex, hop), keeps(vertex, hop), costs.fetch(hop))
         for u, v in zip(self.sources.tolist(), self.targets.tolist()):
             if not named[u]:
                 for hop in range(hops - 1):
-                    flow.add(keeps(v, hop + 1), needs(u, hop), infinite)
+                    flow.add(keeps(v, hop + 1), needs(u, hop), inf)
         on_side = flow.cut(source, sink)
         depths = [sum(on_side[keeps(vertex, depth)] for depth in range(hops)) - 1 for vertex in range(number)]
         return torch.tensor(depths, dtype=torch.int64, device="cpu")
 
-    def _greedy(self, budget: float | None, start: Tensor | None = None) -> Tensor:
+    def _greedy(self, budget: float = inf, start: Tensor | None = None) -> Tensor:
         """Deepen one vertex by one layer, always the one that saves most, as long as one saves. A saving is worked out again when it comes first."""
         costs, hops = self.costs, self.costs.num_hops
-        depths = (self.pure("fetch") if start is None else start).tolist()
+        start = self.pure("fetch") if start is None else start
+        spare, depths = budget - float(self.memory(start)), start.tolist()
         degrees, named = self.in_degree.tolist(), self.is_named.tolist()
         into: list[list[int]] = [[] for _ in depths]
         uses = [[0] * hops for _ in depths]  # how many vertices name a row at each hop, this rank's own counting once
@@ -240,11 +234,6 @@ class Problem:
         for vertex, is_named in enumerate(named):
             for hop in range(hops):
                 uses[vertex][hop] += is_named
-        spare = (
-            float("inf")
-            if budget is None
-            else budget - float(self.memory(torch.tensor(depths, dtype=torch.int64, device="cpu")))
-        )
 
         def saving(v: int) -> tuple[float, int]:
             """(seconds, words of memory) of one layer more."""
@@ -282,10 +271,6 @@ class Problem:
         return torch.tensor(depths, dtype=torch.int64, device="cpu")
 
 
-def _others(ids: Tensor, begin: int, end: int) -> Tensor:
-    return ids[(ids < begin) | (ids >= end)].unique()
-
-
 class _Flow:
     """A maximum flow (Dinic), and the cut that it shows."""
 
@@ -302,7 +287,7 @@ class _Flow:
 
     def cut(self, source: int, sink: int) -> list[bool]:
         """Which nodes are on the source's side."""
-        finite = [size for size in self.left if size not in (0.0, float("inf"))]
+        finite = [size for size in self.left if size not in (0.0, inf)]
         least = 1e-12 * max(finite, default=1.0)
         while True:
             level = self._levels(source, least)
@@ -422,21 +407,23 @@ def plan_for(
         problem = Problem.of(graph.topology, begin, end, costs)
         if kind != "hybrid":
             return Plan(problem, problem.pure(kind), graph)
-        plan = Plan(problem, problem.solve(budget), graph)
-        return plan if constants else _fastest(plan, model, arguments, budget)
+        limit = inf if budget is None else budget
+        plan = Plan(problem, problem.solve(limit), graph)
+        return plan if constants else _fastest(plan, model, arguments, limit)
     finally:
         for module, mode in modes.items():
             module.training = mode
 
 
-def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], budget: float | None) -> Plan:
+def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], budget: float) -> Plan:
     """``plan``, or a pure one whose steps turn out to take less time: costs add up in the model, but not quite on machines. Collective.
 
     To recompute everything is left out, since it may take far more memory than anything else here does.
     """
     problem, graph = plan.problem, plan.graph
     pure = [Plan(problem, problem.pure(kind), graph) for kind in ("fetch", "cache")]
-    fits = [budget is None or float(problem.memory(each.depths)) <= budget for each in pure]
-    everyone = graph.ranks.gather_numbers("plan_for", [int(each) for each in fits])
+    fits = [float(problem.memory(each.depths)) <= budget for each in pure]
+    everyone = graph.ranks.gather_numbers("plan_for", fits)
     plans = [plan] + [each for each, on_ranks in zip(pure, zip(*everyone), strict=True) if all(on_ranks)]
-    return plans[fastest(model, arguments, [each.apply() for each in plans])]
+    medians = [median(column) for column in zip(*in_turns(model, arguments, [each.apply() for each in plans]))]
+    return plans[medians.index(min(medians))]

@@ -1,17 +1,13 @@
-"""How long do a vertex, an edge and a word take in a step of this model, on these ranks?
+"""Times of steps of a model, forward and backward on all ranks at once. Their differences are what a vertex, an edge and a word take in a step.
 
-What :func:`~salientpp.fullgraph.calibrate` times by itself is less than what a step takes: a layer may multiply twice, and cores and links are shared with
-other ranks. Or it is more: what travels while there is waiting anyway costs nothing. So steps of the model are timed, forward and backward, on all ranks
-at once:
+:func:`~salientpp.fullgraph.calibrate` times each by itself. A step takes longer where cores and links are shared, and less where a rank waits anyway.
+Five kinds of steps are timed:
 
 * the step as it is;
-* the step of ranks that cache one vertex of another rank;
-* of ranks that cache every second vertex of their halo;
-* of ranks that compute a layer of some of these again, with at most about as many edges more as they have;
-* the step where every edge comes from a vertex of its own rank: exchanges take place and bring nothing.
-
-The differences are what words, kept vertices and edges take. What a kept vertex takes is not what one of the rank's own does: those have edges into them and
-a place in the loss. So plans are timed in which vertices are kept.
+* with one vertex of another rank cached;
+* with every second vertex of the halo cached;
+* with a layer of some of these computed again, which is at most about as many edges more as a rank has;
+* with all edges from vertices of the same rank: exchanges take place and bring nothing.
 """
 
 from __future__ import annotations
@@ -72,25 +68,14 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
     return times_of(rounds, most[0::3], most[1::3], most[2::3])
 
 
-def fastest(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[LocalGraph]) -> int:
-    """On which of ``parts`` a step takes the least time, as a place in the list. Collective."""
-    medians = [statistics.median(column) for column in zip(*in_turns(model, arguments, parts))]
-    return medians.index(min(medians))
-
-
 def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[LocalGraph]) -> list[list[float]]:
     """Seconds of steps on each of ``parts``, round by round, so that what else the machine does meets all alike. Collective."""
     graph = model.graph
-    candidates = [
-        (
-            model if part is graph else DistributedModel(model.module, part),
-            [_of(part, graph, each) for each in arguments],
-        )
-        for part in parts
-    ]
+    models = [model if part is graph else DistributedModel(model.module, part) for part in parts]
+    given = [[_of(part, graph, each) for each in arguments] for part in parts]
     rounds: list[list[float]] = []
     while len(rounds) <= _LEAST or (len(rounds) <= _MOST and sum(map(sum, rounds)) < _ENOUGH):
-        taken = [int(1e9 * _step(*candidate)) for candidate in candidates]
+        taken = [int(1e9 * _step(*each)) for each in zip(models, given, strict=True)]
         rounds.append([max(column) / 1e9 for column in zip(*graph.ranks.gather_numbers("plan_for", taken))])
     return rounds[1:]
 
@@ -149,7 +134,7 @@ def _of(alone: LocalGraph, graph: LocalGraph, argument: Any) -> Any:
 def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
     """Seconds of a step that all ranks begin together."""
     ranks = model.ranks
-    before = ranks.received.copy(), ranks.rows.copy()
+    before = ranks.received.copy()
     parameters = [each for each in model.module.parameters() if each.requires_grad]
     ranks.gather_numbers("plan_for", [0])
     begin = time.perf_counter()
@@ -161,5 +146,5 @@ def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
     if ranks.device.type == "cuda":
         torch.cuda.synchronize(ranks.device)
     seconds = time.perf_counter() - begin
-    ranks.received, ranks.rows = before
+    ranks.received = before
     return seconds

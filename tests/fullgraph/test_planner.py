@@ -254,7 +254,7 @@ def test_no_plan_of_all_costs_less(seed, remote, hops):
     least = min(float(problem.seconds(some).min()) for some in every_plan(problem).split(50_000))
     found = float(problem.seconds(problem.solve()))
     assert found == pytest.approx(least, rel=1e-9), seed
-    greedy = float(problem.seconds(problem._greedy(None)))
+    greedy = float(problem.seconds(problem._greedy()))
     fetched = float(problem.seconds(problem.pure("fetch")))
     assert least * (1 - 1e-9) <= greedy <= (fetched + problem.costs.constants.kept) * (1 + 1e-9)
 
