@@ -1,4 +1,4 @@
-"""How does a model train on a graph as a whole, over machines?"""
+"""Training on a graph as a whole, over ranks."""
 
 from salientpp.fullgraph.distribute import DistributedModel, distribute
 from salientpp.fullgraph.layouts import DistAdjacency

@@ -1,33 +1,34 @@
 """Checks, before each collective, that all ranks are about to take part in the same one.
 
-The size of an exchange depends on what the user's model does: its layers, its mode, the width and the dtype of its rows. Sizes that differ between two ranks
-end the process in a thread of gloo. So every collective is preceded by a message to each rank, with a digest of what this rank is about to do. Its size
-never changes. If the digests differ, all ranks know it at the same point. They exchange what they do in words, and all raise the same error.
+The size of an exchange depends on what the user's model does. Sizes that differ between two ranks end the process in a thread of gloo. So every collective
+is preceded by a message of fixed size to each rank, with a digest of what this rank is about to do. If the digests differ, the ranks exchange what they do
+in words, and all raise the same error.
 
-The message takes as long as an exchange of nothing. It has room for the values of a small sum, such as a loss or the totals of a batch normalisation. These
-need no other exchange.
-
-A call of the model adds facts of its own to the next digest: mode, parameters, dtype of the input. They cost no exchange.
+The message has room for the values of a small sum, such as a loss or the totals of a batch normalisation. These need no other exchange. A call of the model
+adds facts to the next digest: mode, parameters, dtype of the input.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from salientpp.ops import bytes_of
-from salientpp.ranks.comm import Comm, Pending
+from salientpp.ranks.comm import Comm
 
 #: Differences that an error lists.
 _LISTED = 3
 
 #: Bytes of values that a message has room for. With the digest they fit a frame of Ethernet.
 ROOM = 1024
+
+#: No values.
+NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class RanksDiffer(ValueError):
@@ -66,35 +67,41 @@ class Agreement:
         finally:
             self.place = ""
 
-    def number_model(self) -> int:
-        """The number of the model that is made now, the same on all ranks."""
-        self.models += 1
-        return self.models
-
     def name_exchange(self, rows: Tensor, kind: str) -> str:
         """What errors call the next exchange of rows [n, ...]. All ranks must find the same name."""
         self.exchanges += 1
         place = self.place if kind == "forward" and self.place else kind
         return f"exchange {self.exchanges} ({place}: {words_of_rows(rows)})"
 
-    def propose(self, operation: str, values: Tensor | None = None) -> Proposal:
-        """Tell the other ranks which collective comes next. :meth:`Proposal.settle` must return before the collective starts.
+    def propose(self, operation: str, values: Tensor = NOTHING) -> Callable[[], Tensor]:
+        """Tell the other ranks which collective comes next.
 
         Args:
-            values: [n] on the CPU, at most :data:`ROOM` bytes, for :meth:`Proposal.gathered`.
+            values: [n] on the CPU, at most :data:`ROOM` bytes.
+
+        Returns:
+            A function, to call before the collective starts. It waits for the other ranks and gives the values of all, [size, n]. It raises
+            :class:`RanksDiffer` where a rank does something else, and ``RankFailure`` where a rank failed, left or did not answer.
         """
         facts, self._facts = self._facts, {}
         operation += f" in call {self.calls} of the model" if self.calls else ""
-        if self.comm.size == 1:
-            return Proposal(self, operation, facts, 0, values, None)
+        size = self.comm.size
+        if size == 1:
+            return lambda: values[None]
         text = repr((operation, facts))
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
-        ones = [1] * self.comm.size
-        message = torch.zeros((self.comm.size, 1 + ROOM // 8), dtype=torch.int64, device="cpu")
+        message = torch.zeros((size, 1 + ROOM // 8), dtype=torch.int64, device="cpu")
         message[:, 0] = digest
-        if values is not None:
-            message.view(torch.uint8)[:, 8 : 8 + values.nbytes] = bytes_of(values)
-        return Proposal(self, operation, facts, digest, values, self.comm.all_to_all(message, ones, ones))
+        message.view(torch.uint8)[:, 8 : 8 + values.nbytes] = bytes_of(values)
+        pending = self.comm.all_to_all(message, [1] * size, [1] * size)
+
+        def settle() -> Tensor:
+            told = pending.wait()
+            if told[:, 0].tolist() != [digest] * size:
+                raise self.difference(operation, facts)
+            return told.view(torch.uint8)[:, 8 : 8 + values.nbytes].contiguous().view(values.dtype)
+
+        return settle
 
     def difference(self, operation: str, facts: dict[str, str]) -> RanksDiffer:
         """The error that all ranks raise. Collective."""
@@ -116,39 +123,6 @@ class Agreement:
         return RanksDiffer(
             f"all ranks{self.comm.of} must do the same, but {words}; call the model, its loss and backward() alike on every rank"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Proposal:
-    """A digest under way to the other ranks."""
-
-    agreement: Agreement
-    operation: str
-    facts: dict[str, str]
-    digest: int
-    values: Tensor | None
-    pending: Pending | None
-
-    def settle(self) -> None:
-        """Wait for the other ranks.
-
-        Raises:
-            RanksDiffer: a rank does something else.
-            RankFailure: a rank failed, left or did not answer.
-        """
-        if self.pending is None:
-            return
-        if self.pending.wait()[:, 0].tolist() != [self.digest] * self.agreement.comm.size:
-            raise self.agreement.difference(self.operation, self.facts)
-
-    def gathered(self) -> Tensor:
-        """The values of all ranks, [size, n]. Settles."""
-        self.settle()
-        assert self.values is not None
-        if self.pending is None:
-            return self.values[None]
-        told = self.pending.output.view(torch.uint8)[:, 8 : 8 + self.values.nbytes]
-        return told.contiguous().view(self.values.dtype)
 
 
 def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""Does a rank send the row of a source, or the sum that a target gets from all of its sources?
+"""A linear aggregation between two ranks with the fewest rows: rows of sources, or sums that the sender makes for a target.
 
-Between two ranks either serves a linear aggregation: each edge that leads from one to the other is covered by its source, whose row is sent, or by its
-target, for which the sender adds up the rows of the sources that are not sent. The fewest rows are a minimum vertex cover of these edges, as many as a
-maximum matching has edges (König): never more than the halo.
+Each edge between two ranks is covered by its source, whose row is sent, or by its target, for which the sender adds up the rows of the other sources. The
+fewest rows are a minimum vertex cover of these edges, as many as a maximum matching has edges (König), and never more than the halo.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from salientpp.fullgraph.exchange import Route
+from salientpp.fullgraph.exchange import Flight, Route
 from salientpp.fullgraph.local import Hop, LocalGraph
 from salientpp.fullgraph.product import Sparse
 
@@ -42,7 +41,7 @@ class CoverOperand:
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
         """The product's rows [n, f] of this rank's rows [n, f], in the matrix's dtype; ``hop`` is the whole halo, of which less comes. Collective."""
-        flight = self.graph.ranks.start(torch.cat([rows, (self.sums @ rows).to(rows.dtype)]), self.route)
+        flight = Flight(self.graph.ranks, torch.cat([rows, (self.sums @ rows).to(rows.dtype)]), self.route)
         near = self.near @ rows
         return near + self.far @ flight.rows()
 

@@ -1,10 +1,4 @@
-"""How does an unchanged PyG model train on a graph that lies on several ranks?
-
-    part = salientpp.fullgraph.local(salientpp.load("parts-4"))
-    model = salientpp.distribute(model, part)
-    out = model(part.x, part.edge_index)            # this rank's vertices
-    loss = salientpp.fullgraph.loss_mean(cross_entropy(out[part.train_mask], part.y[part.train_mask], reduction="none"), part)
-    loss.backward()                                 # gradients as in one process with the whole graph, on every rank
+"""Training of an unchanged PyG model on a graph that lies on several ranks; docs/full-graph.md has an example.
 
 While ``forward`` runs, the layers' ``propagate`` and ``edge_updater`` fetch what edges from other ranks need
 (:mod:`salientpp.fullgraph.layers`), and the parameters are stand-ins whose gradients are summed over the ranks. All ranks call the model, and ``backward``,
@@ -16,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +21,7 @@ from torch_geometric.nn.conv import APPNP, MessagePassing
 from salientpp.fullgraph.agreement import RanksDiffer, facts_of
 from salientpp.fullgraph.covers import covers_of
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
-from salientpp.fullgraph.layers import linear_form, pair_of, refusals, source_names, with_helpers
+from salientpp.fullgraph.layers import linear_form, name_of, pair_of, refusals, source_names, with_helpers
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan, words_of_product
 from salientpp.fullgraph.local import Hop, LocalGraph, local
 from salientpp.fullgraph.measure import calibrate
@@ -80,7 +74,8 @@ class DistributedModel(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo") -> None:
         super().__init__()
         _agree(module, graph, layout)
-        self._number = graph.ranks.agreement.number_model()
+        graph.ranks.agreement.models += 1
+        self._number = graph.ranks.agreement.models
         self.layout = fastest_layout(graph, _reductions(module)) if layout == "auto" else layout
         self._is_chosen = layout == "auto"
         self.module = module
@@ -158,8 +153,8 @@ class DistributedModel(torch.nn.Module):
                 if id(value) in stand_ins:
                     yield module._parameters, name, stand_ins[id(value)]
             if isinstance(module, MessagePassing):
-                yield own, "propagate", functools.partial(self._propagate, module, module.propagate)
-                yield own, "edge_updater", functools.partial(self._edge_updater, module, module.edge_updater)
+                yield own, "propagate", functools.partial(self._call, module, module.propagate, False)
+                yield own, "edge_updater", functools.partial(self._call, module, module.edge_updater, True)
                 for name, method in with_helpers(module, helpers).items():
                     yield own, name, method
                 # What a layer with cached=True keeps is of whichever graph it was called on first.
@@ -173,33 +168,28 @@ class DistributedModel(torch.nn.Module):
 
     # --- a layer --------------------------------------------------------------------------------------------
 
-    def _propagate(
-        self, conv: MessagePassing, original: Callable[..., Any], edge_index: Any, size: Any = None, **given: Any
+    def _call(
+        self,
+        conv: MessagePassing,
+        original: Callable[..., Any],
+        is_edge_level: bool,
+        edge_index: Any,
+        size: Any = None,
+        **given: Any,
     ) -> Any:
-        self._take_place(conv)
-        out = self._product(conv, edge_index, given)
+        """What ``propagate``, or ``edge_updater``, of a layer gives over ranks."""
+        graph = self.graph
+        graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # for errors of exchanges
+        out = None if is_edge_level else self._product(conv, edge_index, given)
         if out is None:
-            out = original(edge_index, size=self._size, **self._extended(conv, False, given))
-        self._hop += 1
+            given = self._extended(conv, is_edge_level, given)
+            out = original(edge_index, size=(graph.num_rows, graph.num_inner), **given)
+        self._hop += not is_edge_level
         return out
-
-    def _edge_updater(
-        self, conv: MessagePassing, original: Callable[..., Any], edge_index: Any, size: Any = None, **given: Any
-    ) -> Any:
-        self._take_place(conv)
-        return original(edge_index, size=self._size, **self._extended(conv, True, given))
-
-    def _take_place(self, conv: MessagePassing) -> None:
-        """Errors of exchanges name this layer."""
-        self.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"
 
     @property
     def _hop_now(self) -> Hop:
         return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
-
-    @property
-    def _size(self) -> tuple[int, int]:
-        return self.graph.num_rows, self.graph.num_inner
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments, those of sources with the rows of the halo; by one exchange for each dtype."""
@@ -219,18 +209,14 @@ class DistributedModel(torch.nn.Module):
         """Each [num_inner, ...] as [num_rows, ...]."""
         hop = self._hop_now
         distinct = {id(table): table for table in tables}.values()
+        self._see(distinct)
         alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
         for table in distinct:
-            if table.size(0) != self.graph.num_inner:
-                raise ValueError(
-                    f"a layer must pass on one row for each of the {self.graph.num_inner} vertices here, got {list(table.shape)}"
-                )
             alike.setdefault((table.dtype, table.requires_grad), []).append(table)
-        self._see(sum(map(width_of, distinct)), any(table.requires_grad for table in distinct))
         flights: list[Flight] = []
         for group in alike.values():
             flat = [table.reshape(table.size(0), width_of(table)) for table in group]
-            flights.append(self.ranks.start(group[0] if len(group) == 1 else torch.cat(flat, 1), hop.route))
+            flights.append(Flight(self.ranks, group[0] if len(group) == 1 else torch.cat(flat, 1), hop.route))
         found: dict[int, Tensor] = {}
         for group, flight in zip(alike.values(), flights, strict=True):
             widths = [width_of(table) for table in group]
@@ -240,23 +226,28 @@ class DistributedModel(torch.nn.Module):
                 found[id(table)] = self.graph.with_halo(table, hop, piece)
         return [found[id(table)] for table in tables]
 
-    def _see(self, width: int, backward: bool) -> None:
-        """Rows of this hop travel."""
-        if len(self.seen) == self._hop:
-            self.seen.append((0, False))
-        before, back = self.seen[self._hop]
-        self.seen[self._hop] = (before + width, back or backward)
+    def _see(self, tables: Collection[Tensor]) -> None:
+        """Rows of these tables travel at this hop."""
+        for table in tables:
+            if table.size(0) != self.graph.num_inner:
+                raise ValueError(
+                    f"a layer must pass on one row for each of the {self.graph.num_inner} vertices here, got {list(table.shape)}"
+                )
+        before, back = self.seen.pop() if len(self.seen) > self._hop else (0, False)
+        back |= any(table.requires_grad for table in tables)
+        self.seen.append((before + sum(map(width_of, tables)), back))
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
         """The layer's aggregation as a sparse product, where it is one and its matrix does not change; None elsewhere."""
         form = linear_form(conv)
         if form is None or not isinstance(edge_index, Tensor):
             return None
-        weight = None if form.weight is None else given.get(form.weight)
+        name, reduce = form
+        weight = None if name is None else given.get(name)
         source = pair_of(given.get("x"))[0]
         is_halo = self.layout == "halo"
         is_static = self._helpers.is_static(edge_index) and self._helpers.is_static(weight)
-        if not isinstance(source, Tensor) or not source.is_floating_point() or (is_halo and form.reduce == "max"):
+        if not isinstance(source, Tensor) or not source.is_floating_point() or (is_halo and reduce == "max"):
             return None
         if not is_static:
             if is_halo or self._is_chosen:
@@ -266,11 +257,11 @@ class DistributedModel(torch.nn.Module):
                 "graph.edge_index and an attribute of the graph's edges, or use layout='halo'"
             )
         rows = source.movedim(conv.node_dim, 0)
-        self._see(width_of(rows), rows.requires_grad)
+        self._see([rows])
         make = lambda: DistAdjacency(  # noqa: E731
-            self.graph, self.layout, edge_index=edge_index, weight=weight, reduce=form.reduce, dtype=rows.dtype
+            self.graph, self.layout, edge_index=edge_index, weight=weight, reduce=reduce, dtype=rows.dtype
         )
-        operand = self._helpers.kept.of([edge_index, weight], ("product", form.reduce, rows.dtype), make)
+        operand = self._helpers.kept.of([edge_index, weight], ("product", reduce, rows.dtype), make)
         out = operand.spmm(rows.flatten(1), self._hop_now)
         return out.view(out.size(0), *rows.shape[1:]).movedim(0, conv.node_dim)
 
@@ -350,8 +341,7 @@ def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
 
 
 def _check(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
-    found = [str(refusal) for refusal in refusals(module)]
-    if found:
+    if found := [*refusals(module)]:
         raise ValueError(f"this model cannot be trained over ranks: {'; '.join(found)}")
     if layout in ("auto", "halo"):
         return
@@ -373,10 +363,9 @@ def _reductions(module: torch.nn.Module) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for path, conv in module.named_modules():
         if isinstance(conv, MessagePassing):
-            name = f"{type(conv).__name__} ({path})" if path else type(conv).__name__
             form = linear_form(conv)
             draws = isinstance(conv, APPNP) and conv.dropout > 0  # other weights at each step
-            found[name] = None if form is None or draws else form.reduce
+            found[name_of(conv, path)] = None if form is None or draws else form[1]
     return found
 
 
@@ -401,20 +390,16 @@ def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> s
     constants = calibrate(graph)
     names = [*rows, "1d", *(f"grid:{rows}x{size // rows}" for rows in range(2, size) if size % rows == 0)]
     names += [f"1.5d:{copies}" for copies in range(2, size) if size % copies**2 == 0]
-    names += ["2d", "3d"] if adds_up else []
+    names += [f"{power}d" for power in (2, 3) if adds_up and round(size ** (1 / power)) ** power == size]
     best, least = "halo", float("inf")
     for name in names:
-        try:
-            form = Layout.of(name, size)
-        except ValueError:  # so many ranks are no square, or no cube
-            continue
         words = [
             words_of_product(
                 name, graph.offsets, width, rank, rows[name][rank] if name in rows else 0, graph.topology.num_edges
             )
             for rank in range(size)
         ]
-        seconds = max(words) * constants.word + form.num_exchanges * constants.exchange
+        seconds = max(words) * constants.word + Layout.of(name, size).num_exchanges * constants.exchange
         if seconds < least:
             best, least = name, seconds
     return best
@@ -428,10 +413,7 @@ def _from_rank_0(tensor: Tensor, ranks: Ranks) -> None:
     """In place, rank 0's values."""
     if ranks.size == 1 or not tensor.numel():
         return
-    number = tensor.numel()
-    flat = tensor.detach().reshape(-1)
-    is_0 = ranks.rank == 0
-    sends = flat.repeat(ranks.size) if is_0 else flat[:0]
-    from_0 = [number if rank == 0 else 0 for rank in range(ranks.size)]
-    pending = ranks.begin(sends, [number if is_0 else 0] * ranks.size, from_0, "model")
+    rows = tensor.reshape(-1) if ranks.rank == 0 else tensor.new_empty(0)
+    from_0 = [tensor.numel(), *[0] * (ranks.size - 1)]
+    pending = ranks.begin(rows.repeat(ranks.size), [rows.numel()] * ranks.size, from_0, "model")
     tensor.copy_(ranks.arrived(pending).view(tensor.shape))

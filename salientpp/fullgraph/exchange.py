@@ -1,11 +1,8 @@
-"""How does a row of another rank take part in this rank's computation, and its gradient find the way back?
+"""Exchanges of rows between ranks, whose gradients go back along the same routes.
 
-A :class:`Route` says, once for all steps, which rows of this rank go to which rank and how many come from each. :meth:`Ranks.fetch` sends
-rows along it; its adjoint sends their gradients along the same route the other way, where they are added up. Every exchange is begun early
-and awaited late: what autograd does between the two, in either direction, happens while the rows travel.
-
-All ranks take part in every exchange, also those that neither send nor receive. So all must call the same model in the same way. The ranks agree on each
-collective before it starts (:mod:`salientpp.fullgraph.agreement`).
+A :class:`Route` says, once for all steps, which rows of this rank go to which rank and how many come from each. Every exchange is begun early and awaited
+late: what autograd does between the two, in either direction, happens while the rows travel. All ranks take part in every exchange, also those that neither
+send nor receive, and agree on it before it starts (:mod:`salientpp.fullgraph.agreement`).
 """
 
 from __future__ import annotations
@@ -59,10 +56,7 @@ class Route:
         """
         bounds = torch.searchsorted(wanted, torch.tensor(offsets, device="cpu")).tolist()
         recv_counts = [last - first for first, last in pairwise(bounds)]
-        size = ranks.size
-        ranks.agree("to ask for rows")
-        numbers = torch.tensor(recv_counts, device="cpu")
-        send_counts = ranks.comm.all_to_all(numbers, [1] * size, [1] * size).wait().tolist()
+        send_counts = [numbers[ranks.rank] for numbers in ranks.gather_numbers("to ask for rows", recv_counts)]
         asked = ranks.comm.all_to_all(wanted, recv_counts, send_counts).wait()
         return cls((asked - offsets[ranks.rank]).to(ranks.device), send_counts, recv_counts)
 
@@ -79,14 +73,12 @@ class Ranks:
         comm: their connections.
         device: where rows are computed with.
         received: words (elements) that came from other ranks, by what they were: 'forward', 'backward', 'gradients', 'sums' and others' names.
-        rows: rows that came from other ranks, by the same names.
         agreement: compares what the ranks are about to do.
     """
 
     comm: Comm
     device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
     received: Counter[str] = field(default_factory=Counter)
-    rows: Counter[str] = field(default_factory=Counter)
     agreement: Agreement = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +98,7 @@ class Ranks:
         Raises:
             RanksDiffer: a rank does something else; on every rank.
         """
-        self.agreement.propose(operation).settle()
+        self.agreement.propose(operation)()
 
     def agree_to_exchange(self, rows: Tensor) -> str:
         """Agree to an operation of several exchanges on ``rows`` [n, ...]; the name that they have."""
@@ -119,15 +111,13 @@ class Ranks:
         operation = f"{operation} ({len(numbers)} number{'s' if len(numbers) > 1 else ''})"
         values = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         if values.nbytes <= ROOM:
-            return self.agreement.propose(operation, values).gathered().tolist()
+            return self.agreement.propose(operation, values)().tolist()
         self.agree(operation)
         return self.comm.gather_numbers(numbers)
 
     def begin(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str) -> Pending:
         """Start to exchange rows [sum(send_counts), ...]; counted under ``kind``. The ranks have agreed on it before."""
-        come = sum(recv_counts) - recv_counts[self.rank]
-        self.rows[kind] += come
-        self.received[kind] += come * width_of(rows)
+        self.received[kind] += (sum(recv_counts) - recv_counts[self.rank]) * width_of(rows)
         return self.comm.all_to_all(rows.detach().to(self.comm.device).contiguous(), send_counts, recv_counts)
 
     def arrived(self, pending: Pending) -> Tensor:
@@ -144,21 +134,9 @@ class Ranks:
 
     # --- differentiable -------------------------------------------------------------------------------------
 
-    def start(self, rows: Tensor, route: Route, kind: str = "forward", name: str | None = None) -> Flight:
-        """Send rows [n, ...] along a route; :meth:`Flight.rows` waits for those that come.
-
-        Args:
-            name: what :meth:`agree_to_exchange` gave, for one of several exchanges that the ranks have agreed to together; None: they agree to it here.
-        """
-        return Flight(self, rows, route, kind, name)
-
     def fetch(self, rows: Tensor, route: Route, kind: str = "forward", name: str | None = None) -> Tensor:
-        """The rows [route.num_received, ...] that come along a route, by sender. Arguments as in :meth:`start`."""
-        return self.start(rows, route, kind, name).rows()
-
-    def total(self, values: Tensor, kind: str = "sums") -> Tensor:
-        """The sum of all ranks' ``values``, on every rank, bit for bit the same; its gradient is the sum of theirs."""
-        return _Total.apply(values, self, kind)
+        """The rows [route.num_received, ...] that come along a route, by sender. Arguments as of :class:`Flight`."""
+        return Flight(self, rows, route, kind, name).rows()
 
     def replicated(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Parameters that all ranks have alike: the gradient of each is the sum over the ranks, on every rank, by one collective in the end."""
@@ -176,8 +154,7 @@ class Ranks:
         flat = values.detach().reshape(-1)
         if flat.nbytes <= ROOM and self.comm.device.type == "cpu":
             self.received[kind] += flat.numel() * (size - 1)
-            self.rows[kind] += flat.numel() * (size - 1)
-            every = self.agreement.propose(operation, flat.cpu()).gathered().to(values.device)
+            every = self.agreement.propose(operation, flat.cpu())().to(values.device)
             # Two by two: unlike `Tensor.sum`, every processor adds in the same order.
             return functools.reduce(torch.add, every).view(values.shape)
         self.agree(operation)
@@ -198,17 +175,23 @@ def width_of(rows: Tensor) -> int:
 class Flight:
     """Rows under way along a route, and later their gradients the other way.
 
+    Args:
+        rows: [n, ...].
+        kind: under which words are counted.
+        name: what :meth:`Ranks.agree_to_exchange` gave, for one of several exchanges that the ranks have agreed to together; None: they agree to it here.
+
     Attributes:
         name: what errors call this exchange. All ranks have the same.
         is_agreed: the ranks have already agreed to it.
     """
 
-    def __init__(self, ranks: Ranks, rows: Tensor, route: Route, kind: str, name: str | None = None) -> None:
+    def __init__(
+        self, ranks: Ranks, rows: Tensor, route: Route, kind: str = "forward", name: str | None = None
+    ) -> None:
         self.ranks, self.route, self.kind = ranks, route, kind
         self.is_agreed = name is not None
         self.name = ranks.agreement.name_exchange(rows, kind) if name is None else name
         self.shape = rows.shape
-        self.like = rows.detach()[:0]
         self.forth: Pending | None = None
         self.back: Pending | None = None
         self._token = _Start.apply(rows, self)
@@ -225,10 +208,10 @@ class _Start(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, flight: Flight) -> Tensor:
         ctx.flight = flight
         route = flight.route
-        proposal = None if flight.is_agreed else flight.ranks.agreement.propose(flight.name)
+        settle = None if flight.is_agreed else flight.ranks.agreement.propose(flight.name)
         sent = rows.index_select(0, route.send)  # while the other ranks answer
-        if proposal is not None:
-            proposal.settle()
+        if settle is not None:
+            settle()
         flight.forth = flight.ranks.begin(sent, route.send_counts, route.recv_counts, flight.kind)
         return rows.new_zeros(())
 
@@ -263,16 +246,21 @@ class _Arrive(torch.autograd.Function):
         return gradient.new_zeros(()), None
 
 
+def total(values: Tensor, ranks: Ranks) -> Tensor:
+    """The sum of all ranks' ``values``, on every rank, bit for bit the same; its gradient is the sum of theirs."""
+    return _Total.apply(values, ranks)
+
+
 class _Total(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, ranks: Ranks, kind: str) -> Tensor:
-        ctx.ranks, ctx.kind = ranks, kind
-        return ranks.sum_up(values, kind)
+    def forward(ctx: Any, values: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.sum_up(values, "sums")
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.ranks.sum_up(gradient, f"{ctx.kind} backward"), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.ranks.sum_up(gradient, "sums backward"), None
 
 
 class _Replicated(torch.autograd.Function):

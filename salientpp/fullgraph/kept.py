@@ -7,7 +7,6 @@ it is computed anew. ``tensor.data`` and NumPy write past the version: such a ch
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -16,26 +15,12 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class _Entry:
-    """What was computed.
-
-    Attributes:
-        sources: the tensors that it was computed from. They are held, so no other tensor gets the ``id`` of one.
-        versions: of ``sources``, when it was computed.
-        value: it.
-    """
-
-    sources: tuple[Tensor | None, ...]
-    versions: list[object]
-    value: Any
-
-
 class Kept:
     """Values by the tensors that they were computed from."""
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, _Entry] = {}
+        #: The tensors that a value was computed from, their versions then, and the value. The tensors are held, so no other tensor gets the ``id`` of one.
+        self._entries: dict[Hashable, tuple[tuple[Tensor | None, ...], list[object], Any]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
         return Kept()  # copies of the tensors are other tensors
@@ -50,24 +35,23 @@ class Kept:
         key = what, *map(id, sources)
         versions = [_version(source) for source in sources]
         entry = self._entries.get(key)
-        if entry is None or entry.versions != versions:
+        if entry is None or entry[1] != versions:
             self._drop(key)
             # Values of inference mode could not be used in training.
             with torch.inference_mode(False), torch.no_grad():
-                entry = _Entry(tuple(sources), versions, make())
-            self._entries[key] = entry
-        return entry.value
+                entry = self._entries[key] = tuple(sources), versions, make()
+        return entry[2]
 
     def has(self, tensor: Tensor) -> bool:
         """Whether a tensor is one of the values, or of those in a tuple."""
-        return any(tensor is each for entry in self._entries.values() for each in _tensors_in(entry.value))
+        return any(tensor is each for *_, value in self._entries.values() for each in _tensors_in(value))
 
     def _drop(self, key: Hashable) -> None:
         """Forget a value, and all that was computed from it."""
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            gone = {*map(id, _tensors_in(entry.value))} - {*map(id, entry.sources)}
-            for other in [other for other, each in self._entries.items() if gone & set(map(id, each.sources))]:
+        if key in self._entries:
+            sources, _, value = self._entries.pop(key)
+            gone = {*map(id, _tensors_in(value))} - {*map(id, sources)}
+            for other in [other for other, (used, *_) in self._entries.items() if gone & {*map(id, used)}]:
                 self._drop(other)
 
 

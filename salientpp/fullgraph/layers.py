@@ -1,17 +1,14 @@
-"""Which layers give, on a rank's vertices with the halo's rows, what they give on the whole graph?
+"""Layers of PyG that work over ranks, layers that are refused, and what runs in a layer's place.
 
-A PyG layer computes row by row but for three places. ``propagate`` and ``edge_updater`` look up rows by the edges' sources: there the halo's rows are put
-behind the rank's own. Helper functions that normalise by degrees (``gcn_norm``) look up degrees of sources: a copy of the layer's method runs with one
-that asks the owners. What else looks at other vertices (all of them, edges the other way, the order of edges) is refused by name, with the reason.
-
-Nothing of this is left on a layer after ``forward``: it can be saved, copied, and called on a whole graph.
+A PyG layer computes row by row but for two kinds of places. ``propagate`` and ``edge_updater`` look up rows by the edges' sources: there the halo's rows are
+put behind the rank's own. Functions that normalise by degrees (``gcn_norm``) look up degrees of sources: a copy of the layer's method runs with one that asks
+the owners. Layers that look at other vertices in another way are refused by name, with the reason. Nothing of this is left on a layer after ``forward``.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,33 +59,22 @@ WORKS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A module that cannot be distributed.
-
-    Attributes:
-        name: where in the model, and its class.
-        reason: as the predicate of a sentence.
-    """
-
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.reason}"
+def name_of(module: torch.nn.Module, path: str) -> str:
+    """What errors call a module: its class, and its place in the model."""
+    kind = type(module).__name__
+    return f"{kind} ({path})" if path else kind
 
 
-def refusals(model: torch.nn.Module) -> Iterator[Refusal]:
-    """The modules of a model that cannot be distributed."""
+def refusals(model: torch.nn.Module) -> Iterator[str]:
+    """The modules of a model that cannot be distributed, each with the reason."""
     inside: set[int] = set()  # what belongs to a message-passing layer looks at the edges into one vertex at a time
     for path, module in model.named_modules():
         kind = type(module).__name__
-        name = f"{kind} ({path})" if path else kind
         if isinstance(module, MessagePassing):
             inside.update(map(id, module.modules()))
         reason = _reason(module, kind, id(module) in inside)
         if reason is not None:
-            yield Refusal(name, reason)
+            yield f"{name_of(module, path)} {reason}"
 
 
 def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
@@ -118,43 +104,27 @@ def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
 
 # --- linear layers ------------------------------------------------------------------------------------------
 
-#: Classes whose message is the source's row, or that times a weight: (class, name of the weight).
+#: Messages that are the source's row -> None, or that times a weight -> the weight's name among the arguments of ``propagate``.
 _LINEAR_MESSAGES: Mapping[Any, str | None] = {
-    MessagePassing.message: None,
-    pyg.GCNConv.message: "edge_weight",
-    pyg.SGConv.message: "edge_weight",
-    pyg.SSGConv.message: "edge_weight",
-    pyg.APPNP.message: "edge_weight",
-    pyg.LGConv.message: "edge_weight",
-    pyg.TAGConv.message: "edge_weight",
-    pyg.ARMAConv.message: "edge_weight",
-    pyg.GCN2Conv.message: "edge_weight",
-    pyg.MixHopConv.message: "edge_weight",
-    pyg.ClusterGCNConv.message: "edge_weight",
-    pyg.GraphConv.message: "edge_weight",
-    pyg.SimpleConv.message: "edge_weight",
-    pyg.GINConv.message: None,
-    pyg.SAGEConv.message: None,
-    pyg.GatedGraphConv.message: "edge_weight",
-    pyg.SignedConv.message: None,
-}
+    **dict.fromkeys(kind.message for kind in (MessagePassing, pyg.GINConv, pyg.SAGEConv, pyg.SignedConv)),
+    **dict.fromkeys(
+        (
+            kind.message
+            for kind in (
+                pyg.GCNConv, pyg.SGConv, pyg.SSGConv, pyg.APPNP, pyg.LGConv, pyg.TAGConv, pyg.ARMAConv, pyg.GCN2Conv,
+                pyg.MixHopConv, pyg.ClusterGCNConv, pyg.GraphConv, pyg.SimpleConv, pyg.GatedGraphConv,
+            )
+        ),
+        "edge_weight",
+    ),
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Linear:
-    """How a layer's aggregation is a sparse product.
+def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
+    """The layer's aggregation as a sparse product: the name of the edges' weights among the arguments of ``propagate`` or None, and 'sum', 'mean' or 'max'.
 
-    Attributes:
-        weight: the name of the edges' weights among the arguments of ``propagate``, or None.
-        reduce: 'sum', 'mean' or 'max'.
+    None where it is no such product.
     """
-
-    weight: str | None
-    reduce: str
-
-
-def linear_form(conv: MessagePassing) -> Linear | None:
-    """The layer's aggregation as a sparse product, or None where it is none."""
     kind = type(conv)
     if kind.message not in _LINEAR_MESSAGES or kind.aggregate is not MessagePassing.aggregate:
         return None
@@ -166,7 +136,7 @@ def linear_form(conv: MessagePassing) -> Linear | None:
     reduce = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max"}.get(
         type(conv.aggr_module).__name__
     )
-    return None if reduce is None else Linear(_LINEAR_MESSAGES[kind.message], reduce)
+    return None if reduce is None else (_LINEAR_MESSAGES[kind.message], reduce)
 
 
 # --- what runs in a layer's place ---------------------------------------------------------------------------

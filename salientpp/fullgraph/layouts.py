@@ -1,7 +1,6 @@
-"""How can a sparse product over the whole graph be laid out over P ranks?
+"""Layouts of a sparse product over the whole graph over P ranks. Rank r always has its vertices' rows, at full width.
 
-The rows of vertices always lie in one way: rank r has its vertices' rows, at full width. Where the matrix's blocks lie, and which rows and partial sums travel
-for a product, is the layout:
+A layout says where the matrix's blocks lie, and which rows and partial sums travel for a product:
 
 * ``halo``: a rank has the rows of the matrix for its vertices, and fetches those rows of others that they need.
 * ``cover``: the same, but that a rank sends, to each other, rows or sums of rows, whichever are fewer (:mod:`salientpp.fullgraph.covers`).
@@ -14,10 +13,8 @@ for a product, is the layout:
   q stages.
 * ``3d``: q layers of it, on q³ ranks: each has a q-th of every inner block, and the layers' sums are reduced.
 
-1d, 1.5d, 2d and 3d are as in "Reducing communication in graph neural network training" (Tripathy, Yelick, Buluç, SC 2020); as rows lie whole between
-products, 2d and 3d exchange columns before and after one, which is counted by itself ('columns').
-
-Every layout is made of differentiable exchanges and local products. So the product's adjoint, that of the transposed matrix, needs no code of its own.
+1d, 1.5d, 2d and 3d are as in "Reducing communication in graph neural network training" (Tripathy, Yelick, Buluç, SC 2020). As rows are whole between
+products, 2d and 3d exchange columns before and after one, which is counted by itself ('columns'). All is made of differentiable exchanges and products.
 """
 
 from __future__ import annotations
@@ -94,10 +91,11 @@ class Layout:
             return 2 + 3 * self.columns + (self.layers > 1)
         return {"halo": 1, "cover": 1, "grid": 2, "1.5d": 3}[self.kind]
 
-    def holder(self, target: int, source: int) -> int:
-        """The rank that keeps the entries between the vertices of two ranks, where blocks have them."""
-        size = self.rows * self.columns * self.layers
-        return next(rank for rank in range(size) if target in self.targets(rank) and source in self.sources(rank))
+    def holders(self, target: int) -> list[int]:
+        """Of each rank, the rank whose block has the entries from its vertices to those of the rank ``target``."""
+        blocks = [rank for rank in range(self.rows * self.columns * self.layers) if target in self.targets(rank)]
+        by_source = {source: rank for rank in blocks for source in self.sources(rank)}
+        return [rank for _, rank in sorted(by_source.items())]
 
     def place(self, rank: int) -> tuple[int, int, int]:
         """(row, column, layer) of a rank."""
@@ -340,8 +338,7 @@ def _dealt(
     ends = graph.global_ids[edge_index.cpu()]
     there = ends[1] >= 0  # the row of a rank without vertices may have got a self-loop
     ends, value = ends[:, there], value.cpu()[there]
-    holders = torch.tensor([layout.holder(ranks.rank, peer) for peer in range(ranks.size)], device="cpu")
-    holder = holders[graph.owner(ends[0])]
+    holder = torch.tensor(layout.holders(ranks.rank), device="cpu")[graph.owner(ends[0])]
     order = holder.argsort(stable=True)
     counts = torch.bincount(holder, minlength=ranks.size).tolist()
     everyone = ranks.gather_numbers("to lay out a matrix", counts)

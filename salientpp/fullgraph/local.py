@@ -1,21 +1,19 @@
-"""What does one rank hold of a graph on which all ranks train whole?
+"""One rank's part of a graph on which all ranks train whole.
 
-A :class:`LocalGraph` is a rank's vertices with their rows, all edges into them, and the names that these edges have for the vertices of others. Its
-``edge_index`` is what a PyG layer takes: targets are 0 to n - 1, the rank's own vertices in order; sources are these too, and from n on the others' vertices
-that the edges come from (the halo), whose rows are on other ranks.
+The ``edge_index`` of a :class:`LocalGraph` is what a PyG layer takes: targets are 0 to n - 1, the rank's own vertices in order; sources are these too, and from
+n on the others' vertices that the edges come from (the halo), whose rows are on other ranks.
 
-A rank without vertices has one row all the same, of ones, in every table of rows: many layers cannot be called without any. No edge leads to it, no mask
-has it, and nobody asks for it.
+A rank without vertices has one row of ones in every table of rows, because many layers cannot be called without any. No edge and no mask names it.
 
 With a plan some vertices of the halo are kept here as well: the rank has their input rows (cached), and for those that it recomputes the edges into them. They
-follow the rank's own in every table of rows, those that are computed the farthest first.
+follow the rank's own in every table of rows, those with the most recomputed layers first.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -93,33 +91,32 @@ class LocalGraph:
         if begin == end:
             self.node_rows = {name: rows.new_ones((1, *rows.shape[1:])) for name, rows in self.node_rows.items()}
         computed = torch.cat([self.n_id, self.inner[self.depths > 0]])
-        sources, target, e_id = edges_into(self.topology, computed)
+        sources, target, self.e_id = edges_into(self.topology, computed)
         target += self.num_own - self.n_id.numel()
         others = sources[(sources < begin) | (sources >= end)].unique()
         self.outer = others[~torch.isin(others, self.inner)]
-        self._place = _Places(begin, end, self.num_own, self.inner, self.outer)
+        self._known, self._order = torch.cat([self.inner, self.outer]).sort()
         self.edge_index = torch.stack([self._place(sources), target]).to(self.ranks.device)
-        self.e_id = e_id
-        self.hops = [self._hop(sources, target, hop) for hop in range(self._most_hops())]
-        halo = torch.cat([self.inner, self.outer]).sort().values
-        self.whole_halo = self._fetching(halo)
+        deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
+        last = max(numbers[0] for numbers in self.ranks.gather_numbers("to make a part", [deepest]))
+        # How many layers of each row are right here.
+        depths = torch.nn.functional.pad(self.depths, (self.num_own, 0), value=last + 1)
+        depths = torch.nn.functional.pad(depths, (0, self.outer.numel()), value=-1)
+        self.hops = []
+        for hop in range(last + 1):
+            named = sources[depths[target] > hop].unique()
+            self.hops.append(self._fetching(named[depths[self._place(named)] < hop]))
+        self.whole_halo = self._fetching(self._known)
         self._kept = Kept()
         self._columns: dict[str, Tensor] = {}
 
-    def _most_hops(self) -> int:
-        """How many hops differ, on any rank."""
-        deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
-        return 1 + max(numbers[0] for numbers in self.ranks.gather_numbers("to make a part", [deepest]))
-
-    def _hop(self, sources: Tensor, target: Tensor, hop: int) -> Hop:
-        """Rows that edges into the vertices that are to be right after this hop name, and that are not right here."""
-        size = self.num_own
-        is_wanted = torch.cat([torch.ones(size, dtype=torch.bool, device="cpu"), self.depths > hop])
-        is_here = torch.cat([torch.ones(size, dtype=torch.bool, device="cpu"), self.depths >= hop])
-        named = sources[is_wanted[target]].unique()
-        place = self._place(named)
-        known = torch.cat([is_here, torch.zeros(self.outer.numel(), dtype=torch.bool, device="cpu")])
-        return self._fetching(named[~known[place]])
+    def _place(self, ids: Tensor) -> Tensor:
+        """Local numbers of global ids."""
+        own = ids - self.offsets[self.ranks.rank]
+        if not self._known.numel():
+            return own
+        at = torch.searchsorted(self._known, ids).clamp_(max=self._known.numel() - 1)
+        return torch.where((own >= 0) & (own < self.n_id.numel()), own, self._order[at] + self.num_own)
 
     def _fetching(self, wanted: Tensor) -> Hop:
         route = Route.asking(self.ranks, wanted, self.offsets)
@@ -175,22 +172,21 @@ class LocalGraph:
 
     def __getattr__(self, name: str) -> Any:
         # Only for what is not there: rows of vertices, of edges, and masks of splits.
-        own = self.__dict__.get("node_rows", {})
-        if name in own:
-            return own[name]
-        if name in self.__dict__.get("edge_columns", {}):
+        rows, columns, splits = (self.__dict__.get(each, {}) for each in ("node_rows", "edge_columns", "splits"))
+        if name in rows:
+            return rows[name]
+        if name in columns:
             if name not in self._columns:
                 with torch.inference_mode(False):  # training needs them too
-                    self._columns[name] = take_rows(self.edge_columns[name], self.e_id).to(self.ranks.device)
+                    self._columns[name] = take_rows(columns[name], self.e_id).to(self.ranks.device)
             return self._columns[name]
-        if name.endswith("_mask") and name.removesuffix("_mask") in self.__dict__.get("splits", {}):
+        masks = {f"{split}_mask": numbers for split, numbers in splits.items()}
+        if name in masks:
             mask = torch.zeros(self.num_own, dtype=torch.bool, device=self.ranks.device)
-            mask[self.splits[name.removesuffix("_mask")]] = True
+            mask[masks[name]] = True
             return mask
-        known = [*own, *self.__dict__.get("edge_columns", {}), *(f"{s}_mask" for s in self.__dict__.get("splits", {}))]
-        raise AttributeError(
-            f"this graph has no {name!r}; it has edge_index, n_id{''.join(f', {word}' for word in known)}"
-        )
+        known = "".join(f", {word}" for word in (*rows, *columns, *masks))
+        raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
     def rows_of_inner(self, name: str) -> Tensor:
         """[num_inner, ...]: rows of this rank's vertices and of those kept of others.
@@ -237,34 +233,7 @@ class LocalGraph:
             self.ranks.comm.report_failure(f"rank {self.ranks.rank}{self.ranks.comm.of}: {text}")
             raise ValueError(text)
         order = depths.argsort(descending=True, stable=True)
-        return LocalGraph(
-            self.ranks,
-            self.topology,
-            self.offsets,
-            self.node_rows,
-            self.edge_columns,
-            self.splits,
-            inner[order],
-            depths[order],
-            is_planned=True,
-        )
-
-
-class _Places:
-    """Local numbers of global ids: own, inner, outer."""
-
-    def __init__(self, begin: int, end: int, num_own: int, inner: Tensor, outer: Tensor) -> None:
-        self.begin, self.end = begin, end
-        known = torch.cat([inner, outer])
-        self.known, order = known.sort()
-        self.place = order + num_own
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        is_own = (ids >= self.begin) & (ids < self.end)
-        if not self.known.numel():
-            return ids - self.begin
-        at = torch.searchsorted(self.known, ids).clamp_(max=self.known.numel() - 1)
-        return torch.where(is_own, ids - self.begin, self.place[at])
+        return replace(self, inner=inner[order], depths=depths[order], is_planned=True)
 
 
 def edges_into(graph: Graph, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -309,16 +278,19 @@ def local(
         )
     comm = Comm.create(process_group, seconds, at, error)
     ranks = Ranks(comm, at)
-    opened: tuple[Any, ...] | None = None
+    opened: list[Any] = []
     facts: dict[str, Any] = {}
     try:
-        opened = _of_directory(data, comm) if isinstance(data, PartitionedGraph) else _of_data(data, comm, offsets)
+        if isinstance(data, PartitionedGraph):
+            *opened, facts["contents"] = _of_directory(data, comm)
+        else:
+            *opened, facts["contents"] = _of_data(data, comm, offsets)
+        x = opened[2].get("x")
         facts.update(
             offsets=list(opened[1]),
             edges=opened[0].num_edges,
-            x=_words_of(opened[2].get("x"), dtype),
+            x="none" if x is None else f"rows of {dtype or x.dtype} {list(x.shape[1:])}",
             rows=[*opened[2]],
-            contents=_checksums(data, *opened) if comm.size > 1 else {},
         )
     except Exception as raised:
         error = raised
@@ -338,32 +310,11 @@ def local(
             raise ValueError(
                 f"all ranks must open the same graph, but rank 0 and rank {rank}{comm.of} have different contents of {', '.join(differing)}"
             )
-    assert opened is not None
     topology, bounds, rows, columns, splits = opened
     rows = {name: value.to(at) for name, value in rows.items()}
     if dtype is not None and "x" in rows:
         rows["x"] = rows["x"].to(dtype)
     return LocalGraph(ranks, topology, bounds, rows, columns, splits)
-
-
-def _words_of(x: Tensor | None, dtype: torch.dtype | None) -> str:
-    return "none" if x is None else f"rows of {dtype or x.dtype} {list(x.shape[1:])}"
-
-
-def _checksums(
-    data: PartitionedGraph | Data,
-    topology: Graph,
-    offsets: Any,
-    rows: Mapping[str, Tensor],
-    columns: Mapping[str, Tensor],
-    splits: Mapping[str, Tensor],
-) -> dict[str, int | str]:
-    """Checksums of all that ranks cut their parts from: what it is -> equal for equal contents."""
-    if isinstance(data, PartitionedGraph):
-        return {"the directory": data.fingerprint}
-    names = [*rows, *columns, *(f"{split}_mask" for split in splits)]
-    edges = [topology.indptr, topology.indices, *([] if topology.edge_id is None else [topology.edge_id])]
-    return {"the edges": _checksum(*edges), **{name: _checksum(data[name]) for name in names}}
 
 
 def _checksum(*tensors: Tensor) -> int:
@@ -375,6 +326,7 @@ def _checksum(*tensors: Tensor) -> int:
 
 
 def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
+    """Arguments of a :class:`LocalGraph` but the first, and checksums of all that ranks cut their parts from: what it is -> equal for equal contents."""
     if part.is_hetero:
         raise ValueError(
             f"{part.root} has several types of vertices; full-graph training is for graphs of one type: convert the HeteroData with to_homogeneous() and "
@@ -396,10 +348,11 @@ def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
     for value in rows.values():
         if value.size(0) != end - begin:
             raise ValueError(f"{part.root} must have {end - begin} rows in the part of rank {comm.rank}")
-    return view.graph, offsets, rows, dict(view.edge_rows()), splits
+    return view.graph, offsets, rows, dict(view.edge_rows()), splits, {"the directory": part.fingerprint}
 
 
 def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any, ...]:
+    """As :func:`_of_directory`."""
     graph = Graph.from_data(data)
     number, size = graph.num_vertices, comm.size
     bounds = tuple(runs(number, size)) if offsets is None else tuple(int(each) for each in offsets)
@@ -421,4 +374,9 @@ def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any
             rows[name] = value[begin:end].detach().clone()
         elif data.is_edge_attr(name):
             columns[name] = value.detach().cpu().contiguous()
-    return graph, bounds, rows, columns, splits
+    contents: dict[str, int] = {}
+    if size > 1:
+        edges = [each for each in (graph.indptr, graph.indices, graph.edge_id) if each is not None]
+        names = [*rows, *columns, *(f"{split}_mask" for split in splits)]
+        contents = {"the edges": _checksum(*edges), **{name: _checksum(data[name]) for name in names}}
+    return graph, bounds, rows, columns, splits, contents

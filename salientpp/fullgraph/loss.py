@@ -1,8 +1,7 @@
-"""How is a loss over the training vertices of all ranks formed, and a score?
+"""A loss over the training vertices of all ranks, and a score.
 
-Each rank has some of the training vertices, perhaps none. The mean over all of them is the sum of all ranks' losses, divided by how many there are in all.
-Its gradient on a rank is that of the rank's own share; a distributed model adds the ranks' gradients up. So the gradients are those of one process
-with the whole graph, without any factor.
+The mean over all training vertices is the sum of all ranks' losses, divided by their number. A rank's gradient is that of its own share, and a distributed
+model adds the ranks' gradients up. So the gradients are those of one process with the whole graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How do the ranks normalise by what all of their vertices say together?
+"""Normalisation by what the vertices of all ranks say together.
 
-Batch normalisation takes mean and variance over the vertices of all ranks, its own vertices from each: what a rank computes of others' vertices is normalised
-alike and counts nowhere. Symmetric normalisation (``gcn_norm``) takes degrees from the owners.
+Batch normalisation takes mean and variance over the vertices of all ranks; what a rank computes of others' vertices counts nowhere. Symmetric normalisation
+(``gcn_norm``) takes degrees from the owners.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric import utils
 
+from salientpp.fullgraph.exchange import total
 from salientpp.fullgraph.kept import Kept
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import wide
@@ -35,8 +36,8 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
     own, number = rows[: graph.n_id.numel()], graph.num_vertices
     if norm.training and number < 2:
         raise ValueError(f"Expected more than 1 value per channel when training, got {number} vertices in all")
-    mean = graph.ranks.total(own.sum(0)) / number
-    variance = graph.ranks.total((own - mean).square().sum(0)) / number
+    mean = total(own.sum(0), graph.ranks) / number
+    variance = total((own - mean).square().sum(0), graph.ranks) / number
     if norm.training and norm.running_mean is not None and norm.running_var is not None:
         with torch.no_grad():
             if norm.num_batches_tracked is not None:
@@ -75,11 +76,8 @@ class Helpers:
         )
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "gcn_norm": self.gcn_norm,
-            "add_self_loops": self.add_self_loops,
-            "add_remaining_self_loops": self.add_remaining_self_loops,
-        }
+        adding = utils.add_self_loops, utils.add_remaining_self_loops
+        return {"gcn_norm": self.gcn_norm, **{each.__name__: partial(self._add_loops, each) for each in adding}}
 
     def gcn_norm(
         self,
@@ -95,41 +93,30 @@ class Helpers:
 
         The result for the graph's own edges is kept for all steps.
         """
-        make = partial(self._normalised, edge_index, edge_weight, improved, add_self_loops, dtype)
+        graph = self._graph
+
+        def make() -> tuple[Tensor, Tensor]:
+            index, weight = edge_index, edge_weight
+            if add_self_loops:
+                index, weight = utils.add_remaining_self_loops(index, weight, 2.0 if improved else 1.0, graph.num_inner)
+            if weight is None:
+                weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
+            root = utils.scatter(weight, index[1], 0, graph.num_inner, "sum").pow(-0.5)
+            root = graph.of_whole_halo(root.masked_fill(root == float("inf"), 0))
+            return index, root[index[0]] * weight * root[index[1]]
+
         if self.is_static(edge_index) and self.is_static(edge_weight):
             return self.kept.of([edge_index, edge_weight], ("gcn_norm", improved, add_self_loops, dtype), make)
         return make()
 
-    def _normalised(
+    def _add_loops(
         self,
-        edge_index: Tensor,
-        edge_weight: Tensor | None,
-        improved: bool,
-        add_self_loops: bool,
-        dtype: torch.dtype | None,
-    ) -> tuple[Tensor, Tensor]:
-        graph = self._graph
-        index, weight = edge_index, edge_weight
-        if add_self_loops:
-            index, weight = utils.add_remaining_self_loops(index, weight, 2.0 if improved else 1.0, graph.num_inner)
-        if weight is None:
-            weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
-        degree = utils.scatter(weight, index[1], 0, graph.num_inner, "sum")
-        root = degree.pow(-0.5)
-        root = root.masked_fill(root == float("inf"), 0)
-        root = graph.of_whole_halo(root)
-        return index, root[index[0]] * weight * root[index[1]]
-
-    def add_self_loops(
-        self, edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
+        function: Callable[..., Any],
+        edge_index: Any,
+        edge_attr: Any = None,
+        fill_value: Any = None,
+        num_nodes: Any = None,
     ) -> tuple[Tensor, Any]:
-        """As PyG's; without ``num_nodes``, of the vertices here."""
+        """What a function of PyG's gives; without ``num_nodes``, of the vertices here."""
         number = self._graph.num_inner if num_nodes is None else num_nodes
-        return utils.add_self_loops(edge_index, edge_attr, fill_value, number)
-
-    def add_remaining_self_loops(
-        self, edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
-    ) -> tuple[Tensor, Any]:
-        """As PyG's; without ``num_nodes``, of the vertices here."""
-        number = self._graph.num_inner if num_nodes is None else num_nodes
-        return utils.add_remaining_self_loops(edge_index, edge_attr, fill_value, number)
+        return function(edge_index, edge_attr, fill_value, number)

@@ -1,9 +1,8 @@
 """Stand-ins of a model's parameters, through which their gradients are summed over the ranks.
 
 While a distributed model runs, its modules have stand-ins in the place of their parameters (:meth:`~salientpp.fullgraph.exchange.Ranks.replicated`).
-A model can also reach a parameter in another way: from a list, a dict or a closure. Then the gradient of this use would stay on its rank.
-:class:`Substituted` gives the stand-in to every function of torch that is called with a parameter. What even this does not see is found in the graph of
-autograd by :func:`check_gradients` and refused: a call of ``torch.autograd.Function`` or TorchScript with such a parameter.
+A model can also reach a parameter from a list, a dict or a closure. So :class:`Substituted` gives the stand-in to every function of torch that is called with
+a parameter. :func:`check_gradients` finds in the graph of autograd what even this does not see: a call of ``torch.autograd.Function`` or TorchScript.
 
 A term outside of ``forward``, such as a penalty of the parameters, uses the parameters themselves. It is the same on every rank and counts once.
 """

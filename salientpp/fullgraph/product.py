@@ -1,7 +1,6 @@
-"""How is a linear aggregation computed while its rows are still on their way?
+"""Linear aggregations as products of a sparse matrix and rows, computed while rows are still on their way.
 
-Sums, means and weighted sums of in-neighbours are a product of a sparse matrix and the rows. Its columns fall into those whose rows are here and those
-whose rows travel: the product with the former runs between the start of the exchange and its end, forward and backward.
+The product with the rows that are here runs between the start of the exchange and its end, forward and backward.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from salientpp.fullgraph.exchange import Flight
 from salientpp.fullgraph.local import Hop, LocalGraph
 
 
@@ -93,7 +93,7 @@ class Operand:
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
         """The rows [num_inner, f] of the product, of rows [num_inner, f] that are right here, and those that ``hop`` fetches; in the matrix's dtype."""
         graph = self.graph
-        flight = graph.ranks.start(rows, hop.route)
+        flight = Flight(graph.ranks, rows, hop.route)
         if not graph.inner.numel():
             near = self.inner @ rows
             return near + self.outer @ flight.rows()

@@ -411,7 +411,6 @@ AGREED_ELSEWHERE = {
     "difference": "all ranks know that they differ",
     "local": "all ranks have just met",
     "_from_rank_0": "_agree has agreed",
-    "_broadcast_matrix": "_summa has agreed to the product",
 }
 
 
