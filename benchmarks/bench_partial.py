@@ -24,8 +24,7 @@ from tqdm import tqdm
 
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
-from salientpp.analysis.graph import open_graph
-from salientpp.analysis.in_memory import MemoryGraph, Unparted
+from salientpp.analysis.graph import MemoryGraph, open_graph
 from salientpp.datasets import load_dataset
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
@@ -59,9 +58,9 @@ def main() -> None:
         data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
         name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
         several = [Batches(fanouts, arguments.batch_size, "train", arguments.epochs) for fanouts in FANOUTS]
-        unparted, row_bytes = open_graph(data, arguments.parts, several[-1])
-        assert isinstance(unparted, Unparted)  # it is a Data
-        parted = unparted.parted(PartitionOptions("metis", refine=False), several[-1], Progress())
+        partition, row_bytes = open_graph(data, arguments.parts, several[-1])
+        assert callable(partition)  # it is a Data
+        parted = partition(PartitionOptions("metis", refine=False), Progress())
         assignment = torch.empty_like(parted.order)
         assignment[parted.order] = parted.parts.owner(torch.arange(parted.parts.num_vertices))
         ways = Ways(["vip"], ALPHAS, sums=True)

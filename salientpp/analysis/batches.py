@@ -17,11 +17,6 @@ from salientpp.vip.inclusion import check_batch_size, check_fanouts
 #: Upper bound on counted epochs.
 MOST_EPOCHS = 1_000_000
 
-#: The fields of :class:`Batches` that say how neighbours and negative examples are drawn.
-_DRAWS = (
-    "shared_draws", "draw_block", "replace", "disjoint", "time_attr", "temporal_strategy", "weight_attr", "neg_sampling", "edge_label_time"
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Batches:
@@ -76,24 +71,23 @@ class Batches:
         Raises:
             ValueError: a value is wrong.
         """
-        num_neighbors: Any = [15, 10, 5]
-        seeds: Any = "train"
-        batch_size = 1024
+        self.check()
+        usual: dict[str, Any] = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "seeds": "train"}
         if isinstance(data, PartitionedGraph):
             stored = data.description
-            num_neighbors, seeds = stored.num_neighbors[0], stored.seeds[1]
-            batch_size = stored.batch_size
+            usual = {
+                "num_neighbors": stored.num_neighbors[0],
+                "batch_size": stored.batch_size,
+                "seeds": stored.seeds[1],
+            }
             if data.is_hetero:
-                num_neighbors = dict(zip(data.edge_types, stored.num_neighbors))
-                seeds = stored.seeds
-        self.check()
-        num_neighbors = num_neighbors if self.num_neighbors is None else self.num_neighbors
-        return replace(
-            self,
-            num_neighbors=num_neighbors if isinstance(num_neighbors, Mapping) else check_fanouts(num_neighbors),
-            batch_size=batch_size if self.batch_size is None else self.batch_size,
-            seeds=("all" if self.link else seeds) if self.seeds is None else self.seeds,
-        )
+                usual |= {"num_neighbors": dict(zip(data.edge_types, stored.num_neighbors)), "seeds": stored.seeds}
+        usual |= {"seeds": "all"} if self.link else {}
+        missing = {name: value for name, value in usual.items() if getattr(self, name) is None}
+        filled = replace(self, **missing)
+        if isinstance(filled.num_neighbors, Mapping):
+            return filled
+        return replace(filled, num_neighbors=check_fanouts(filled.num_neighbors))
 
     def check(self) -> None:
         """Raise ValueError for what is wrong whatever the graph is."""
@@ -127,10 +121,11 @@ class Batches:
         return edges_of_part(connected, sampler, self.seeds, time=self.edge_label_time, negatives=self.negatives)
 
     def draws(self) -> dict[str, Any]:
-        """How batches are drawn, as JSON values."""
-        negatives = self.negatives
+        """How neighbours and negative examples are drawn, as JSON values."""
+        negatives, which = self.negatives, ("num_neighbors", "batch_size", "seeds", "epochs", "seed", "link")
         text = None if negatives is None else f"{negatives.mode.value} {negatives.amount:g}"
-        return {**{name: getattr(self, name) for name in _DRAWS}, "neg_sampling": text}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in which}
+        return {**values, "neg_sampling": text}
 
     def words_of_seeds(self) -> str:
         if isinstance(self.seeds, str) and not self.link:

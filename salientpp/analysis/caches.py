@@ -9,27 +9,29 @@ it has learned their noise. ``oracle-heldout`` ranks by as many other epochs.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp.analysis.job import Job
+from salientpp.analysis.result import Volume, word_of_type
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
 from salientpp.engine.producer import Drawn
 from salientpp.processes import in_order
+from salientpp.progress import Progress
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.vip.accesses import shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability
-from salientpp.vip.policies import POLICIES, TYPED_POLICIES, Policy, Workload, add_scores, plan_caches, score
+from salientpp.vip.policies import POLICIES, TYPED_POLICIES, add_scores, cache_bytes, cache_capacity, plan_caches
 from salientpp.vip.shared import shared_inclusion_probability
 from salientpp.ways.cache import scores_of
 
@@ -43,7 +45,7 @@ CACHE, PRIVATE = "cache", "private cache"
 #: Batches per rank that calibrate the forecast.
 _CALIBRATION_BATCHES = 20
 
-#: By vertex type.
+#: By vertex type: int32 [R, N], or one number for each vertex.
 Values = dict[str | None, np.ndarray]
 Scores = Mapping[str | None, Tensor]
 Out = TypeVar("Out")
@@ -75,190 +77,116 @@ def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed:
 
 
 class Accesses:
-    """Counts in how many batches of each epoch a rank needs each row that its host lacks.
+    """Counts in how many batches of each of R epochs a rank needs each row that its host lacks.
 
     Attributes:
-        counts: by epoch and vertex type, int32 [N].
+        counts: by vertex type int32 [R, N].
     """
 
     edges = False
 
     def __init__(self, job: Job, epochs: int) -> None:
         sizes = {type_: book.num_vertices for type_, book in job.held.items()}
-        self.counts = [{type_: np.zeros(size, dtype=np.int32) for type_, size in sizes.items()} for _ in range(epochs)]
+        self.counts: Values = {type_: np.zeros((epochs, size), dtype=np.int32) for type_, size in sizes.items()}
 
     def measure(self, batch: Drawn) -> Values:
-        return {type_: batch.places[type_].remote_id.numpy() for type_ in self.counts[0]}
+        return {type_: batch.places[type_].remote_id.numpy() for type_ in self.counts}
 
     def add(self, epoch: int, measured: Values) -> None:
         for type_, ids in measured.items():
-            self.counts[epoch][type_][ids] += 1
+            self.counts[type_][epoch, ids] += 1
 
 
-def other_accesses(job: Job, number: int, epochs: int, on_batch: Callable[[], None]) -> Values:
-    """The same counts of rank ``number`` over as many other epochs: int32 [N] by type."""
-    # The keys of `simulation` are numbered by part; these lie beyond.
+def other_accesses(job: Job, number: int, epochs: int, title: str, progress: Progress) -> Values:
+    """The same counts of rank ``number`` over as many other epochs: int32 [1, N] by type."""
     total, engine = Accesses(job, 1), job.engines[number]
-    for measured in _other_batches(engine, total.measure, engine.basis.batch_size, len(job.engines) + number, epochs):
+    size = engine.basis.batch_size
+    progress.begin(f"{title}, held-out epochs", epochs * -(-engine.basis.source.seeds.number // size), "batches")
+    # The keys of `simulation` are numbered by part; these lie beyond.
+    for measured in _other_batches(engine, total.measure, size, len(job.engines) + number, epochs):
         total.add(0, measured)
-        on_batch()
-    return total.counts[0]
+        progress.advance()
+    return total.counts
 
 
 def _other_batches(
-    engine: Engine,
-    measure: Callable[[Drawn], Out],
-    batch_size: int,
-    key: int,
-    epochs: int,
-    only_of: int | None = None,
-    most: int | None = None,
+    engine: Engine, measure: Callable[[Drawn], Out], batch_size: int, key: int, epochs: int, only_of: int | None = None
 ) -> Iterator[Out]:
-    """What ``measure`` says of batches of no training run, by keys of ``key``: those of ``only_of`` seeds, ``most`` at most."""
+    """What ``measure`` says of batches of no training run, by keys of ``key``; of those of ``only_of`` seeds, where that is given."""
     positions = torch.arange(engine.basis.source.seeds.number, device="cpu")
     drawn = shuffled_batches(positions, batch_size, key, epochs) if positions.numel() else ()
-    chosen = (each for each in drawn if only_of is None or each[0].numel() == only_of)
+    if only_of is not None:
+        drawn = islice((each for each in drawn if each[0].numel() == only_of), _CALIBRATION_BATCHES)
 
     def measured(batch: tuple[Tensor, int]) -> Out:
         return measure(engine.producer.drawn([(batch[0], BatchKeys(batch[1], batch[1]))], only_vertices=True))
 
-    return in_order(measured, islice(chosen, most), "salientpp-dry")
+    return in_order(measured, drawn, "salientpp-dry")
 
 
-def _batch_sizes(basis: Basis) -> list[int]:
-    """Seeds of each batch of an epoch."""
-    return [positions.numel() for positions in basis.epochs.positions(0)]
+def _batches_by_size(basis: Basis) -> Counter[int]:
+    """How many batches of an epoch have how many seeds: full ones, and perhaps a smaller last one."""
+    return Counter(sorted(positions.numel() for positions in basis.epochs.positions(0)))
 
 
-@dataclass(frozen=True, eq=False)
-class Probabilities:
-    """What is known of a job's batches without sampling.
+def _expected(job: Job) -> list[Values]:
+    """By rank and vertex type float64 [N], in how many batches of an epoch a row that the host lacks is expected."""
+    workloads, agrees = job.workloads, job.batches.shared_draws is not None
 
-    Attributes:
-        vip: by unit and vertex type float32 [N], the scores of 'vip'.
-        expected: by rank and vertex type float64 [N], in how many batches of an epoch a row that the host lacks is expected.
-        workloads: by unit, of plain batches from one type of vertices.
-    """
+    @cache
+    def chances(size: int) -> Tensor:  # of each unit, in a batch of so many seeds
+        first, seeds = workloads[0], [workload.seeds for workload in workloads]
+        return inclusion_probability(first.graph, seeds, first.num_neighbors, size)
 
-    job: Job
-    vip: Sequence[Scores]
-    workloads: Sequence[Workload]
-    expected: list[Values] = field(default_factory=list)
+    def chance(type_: str | None, unit: int, size: int) -> Tensor:
+        if agrees:
+            own = workloads[unit]
+            return shared_inclusion_probability(own.graph, own.seeds, own.num_neighbors, size)
+        return job.vip[unit][type_] if size == job.batches.batch_size else chances(size)[unit]
 
-    @classmethod
-    def of(cls, job: Job) -> Probabilities:
-        if job.is_of_one_type:
-            workloads = [_workload_of(basis) for basis in job.units]
-            if any(workload.vip is None for workload in workloads):  # one sweep for all
-                seeds, first = [workload.seeds for workload in workloads], workloads[0]
-                computed = inclusion_probability(first.graph, seeds, first.num_neighbors, first.batch_size)
-                workloads = [
-                    replace(each, vip=own) if each.vip is None else each for each, own in zip(workloads, computed)
-                ]
-            found = cls(job, [{None: cast(Tensor, each.vip)} for each in workloads], workloads)
-        else:
-            found = cls(job, [scores_of(basis, "vip") for basis in job.units], [])
-        return replace(found, expected=found._expected())
-
-    def scores(self, policy: str, unit: int) -> Scores:
-        """What a unit's cache is planned by, as a run does."""
-        if policy == "vip":
-            return self.vip[unit]
-        if self.workloads:
-            return {None: score(cast(Policy, policy), self.workloads[unit])}
-        return scores_of(self.job.units[unit], cast(Policy, policy))
-
-    def _expected(self) -> list[Values]:
-        found: list[Values] = []
-        last, agrees = self._last_batches(), self.job.batches.shared_draws is not None
-        for engine in self.job.engines:
-            basis = engine.basis
-            sizes, batch_size, unit = _batch_sizes(basis), basis.batch_size, basis.epochs.placement.own_part
-            of_rank: Values = {}
-            for type_, book in self.job.held.items():
-                if not self.workloads:  # a smaller batch counts by its size
-                    chance = self.vip[unit][type_].double() * (sum(sizes) / batch_size)
-                elif agrees:
-                    chance = self._shared(self.workloads[unit], sizes)
-                else:
-                    full = sum(size == batch_size for size in sizes)
-                    chance = self.vip[unit][type_].double() * full
-                    if full < len(sizes):
-                        chance += last[sizes[-1]][unit]
-                of_rank[type_] = chance.numpy()
-                of_rank[type_][slice(*book.range_of(basis.source.exchange.part_id))] = 0
-            found.append(of_rank)
-        return found
-
-    def _last_batches(self) -> dict[int, Tensor]:
-        """By size [units, N], the probabilities of batches that are smaller than the others."""
-        if not self.workloads or self.job.batches.shared_draws is not None:
-            return {}
-        first, seeds = self.workloads[0], [workload.seeds for workload in self.workloads]
-        sizes = {size for engine in self.job.engines for size in _batch_sizes(engine.basis)[-1:]} - {first.batch_size}
-        return {size: inclusion_probability(first.graph, seeds, first.num_neighbors, size) for size in sizes}
-
-    def _shared(self, workload: Workload, sizes: list[int]) -> Tensor:
-        total = torch.zeros(workload.graph.num_vertices, dtype=torch.float64, device="cpu")
-        for size in sorted(set(sizes)):
-            chance = shared_inclusion_probability(workload.graph, workload.seeds, workload.num_neighbors, size)
-            total += chance.double() * sizes.count(size)
-        return total
-
-
-def _workload_of(basis: Basis) -> Workload:
-    source, sampler = basis.source, cast(NeighborSampler, basis.source.sampler)
-    assert (
-        source.part is not None
-        and source.part.part_id is not None
-        and isinstance(source.seeds.inputs, NodeSamplerInput)
-    )
-    return source.part.workload(source.part.part_id, source.seeds.inputs.node, sampler.fanouts[0], basis.batch_size)
-
-
-@dataclass(frozen=True, eq=False)
-class Left:
-    """Rows per epoch that the caches of one policy leave to fetch. Axes: W ranks, T vertex types, A replication factors, R counted epochs.
-
-    Attributes:
-        counted: [W, T, A, R].
-        predicted: [W, T, A].
-        cached: [T, A], rows in all caches.
-        calibrated, variance: [T, A], an estimate from a few batches per rank, and its variance; of 'vip' alone.
-    """
-
-    counted: np.ndarray
-    predicted: np.ndarray
-    cached: np.ndarray
-    calibrated: np.ndarray
-    variance: np.ndarray
-
-    @classmethod
-    def nothing(cls, ranks: int, types: int, alphas: int, epochs: int) -> Left:
-        sums = [np.zeros((types, alphas)) for _ in range(3)]
-        return cls(np.zeros((ranks, types, alphas, epochs)), np.zeros((ranks, types, alphas)), *sums)
+    found: list[Values] = []
+    for engine in job.engines:
+        sizes, unit = _batches_by_size(engine.basis), engine.basis.epochs.placement.own_part
+        of_rank: Values = {}
+        for type_, book in job.held.items():
+            if workloads:
+                total = torch.zeros(book.num_vertices, dtype=torch.float64, device="cpu")
+                for size, times in sizes.items():
+                    total += chance(type_, unit, size).double() * times
+            else:  # a smaller batch counts by its size
+                seeds = sum(size * times for size, times in sizes.items())
+                total = job.vip[unit][type_].double() * (seeds / engine.basis.batch_size)
+            total[slice(*book.range_of(engine.basis.source.exchange.part_id))] = 0
+            of_rank[type_] = total.numpy()
+        found.append(of_rank)
+    return found
 
 
 class Caches:
     """The static caches of a job's ranks, host after host.
 
+    Rows per epoch have the axes W ranks, T vertex types, A replication factors and R + 1: the counted epochs, and the forecast.
+
     Attributes:
-        left: by (way, policy).
-        bare, bare_predicted: [W, T, R] and [W, T], rows per epoch without a cache.
+        left: by (way, policy) [W, T, A, R + 1], the rows that are left to fetch.
+        bare: [W, T, R + 1], the same without a cache.
+        cached: by (way, policy) [T, A], rows in all caches.
+        calibrated, variance: by way [T, A], an estimate for 'vip' from a few batches per rank, and its variance.
     """
 
-    def __init__(self, known: Probabilities, policies: Sequence[str], alphas: Sequence[float], epochs: int) -> None:
-        job = known.job
-        self._known, self._job, self._alphas, self._epochs = known, job, alphas, epochs
-        self._policies, self._types = list(policies), list(job.held)
+    def __init__(self, job: Job, policies: Sequence[str], alphas: Sequence[float], epochs: int) -> None:
+        self._job, self._policies, self._alphas, self._epochs = job, list(policies), alphas, epochs
+        self._types, self._expected = list(job.held), _expected(job)
         ways = [CACHE, PRIVATE] if job.shares else [CACHE]
-        shape = len(job.engines), len(self._types), len(alphas), epochs
-        self.left = {(way, policy): Left.nothing(*shape) for way in ways for policy in policies}
-        self.bare = np.zeros((shape[0], shape[1], epochs))
-        self.bare_predicted = np.zeros(shape[:2])
+        ranks, types, factors = len(job.engines), len(self._types), len(alphas)
+        both = [(way, policy) for way in ways for policy in policies]
+        self.left = {each: np.zeros((ranks, types, factors, epochs + 1)) for each in both}
+        self.cached = {each: np.zeros((types, factors), dtype=np.int64) for each in both}
+        self.bare = np.zeros((ranks, types, epochs + 1))
+        self.calibrated, self.variance = ({way: np.zeros((types, factors)) for way in ways} for _ in range(2))
 
     def count(
-        self, host: range, accesses: Sequence[Accesses], others: Sequence[Values], on_policy: Callable[[], None]
+        self, host: range, accesses: Sequence[Values], others: Sequence[Values], on_policy: Callable[[], None]
     ) -> None:
         """Count for the ranks of one host.
 
@@ -266,10 +194,13 @@ class Caches:
             accesses: of these ranks.
             others: of other epochs, where 'oracle-heldout' is asked for.
         """
-        for number, own in zip(host, accesses):
+
+        def needs(number: int, type_: str | None) -> list[np.ndarray]:  # of each row, in each epoch and as expected
+            return [*accesses[number - host.start][type_], self._expected[number][type_]]
+
+        for number in host:
             for t, type_ in enumerate(self._types):
-                self.bare[number, t] = [counts[type_].sum() for counts in own.counts]
-                self.bare_predicted[number, t] = self._known.expected[number][type_].sum()
+                self.bare[number, t] = [values.sum() for values in needs(number, type_)]
 
         def planned(policy: str) -> list[tuple[str, list[int], Values]]:
             return self._plan(policy, host, accesses, others)
@@ -277,33 +208,39 @@ class Caches:
         # Planning takes one core, so policies share them.
         for policy, plans in zip(self._policies, in_order(planned, self._policies, "salientpp-plan")):
             for way, numbers, since in plans:
-                self._add(self.left[way, policy], numbers, host, accesses, since, policy)
+                for t, type_ in enumerate(self._types):
+                    size = len(self._alphas) + 1
+                    self.cached[way, policy][t] += np.bincount(since[type_], minlength=size)[:-1].cumsum()
+                    for number in numbers:
+                        for r, values in enumerate(needs(number, type_)):
+                            by_factor = np.bincount(since[type_], weights=values, minlength=size)
+                            self.left[way, policy][number, t, :, r] = by_factor[::-1].cumsum()[::-1][1:]
+                if policy == "vip" and self._epochs:
+                    for number in numbers:
+                        self._calibrate(way, number, since)
             on_policy()
 
-    def _scores(self, policy: str, host: range, accesses: Sequence[Accesses], others: Sequence[Values]) -> list[Scores]:
-        """Of each rank of a host."""
-        if policy == "oracle":
-            return [
-                {t: torch.from_numpy(sum(counts[t] for counts in own.counts)).double() for t in self._types}
-                for own in accesses
-            ]
-        if policy == "oracle-heldout":
-            return [{t: torch.from_numpy(counts[t]).double() for t in self._types} for counts in others]
-        units = [self._job.placements[number].own_part for number in host]
-        of_unit = {unit: self._known.scores(policy, unit) for unit in dict.fromkeys(units)}
-        return [of_unit[unit] for unit in units]
-
     def _plan(
-        self, policy: str, host: range, accesses: Sequence[Accesses], others: Sequence[Values]
+        self, policy: Any, host: range, accesses: Sequence[Values], others: Sequence[Values]
     ) -> list[tuple[str, list[int], Values]]:
         """The caches of a host: (way, ranks that use it, which rows it has)."""
-        scores, engines = self._scores(policy, host, accesses, others), self._job.engines[host.start : host.stop]
+        engines = self._job.engines[host.start : host.stop]
+        if policy in ORACLES:
+            counts = accesses if policy == "oracle" else others
+            scores: list[Scores] = [{t: torch.from_numpy(own[t].sum(axis=0)).double() for t in own} for own in counts]
+        else:
+
+            @cache
+            def of_unit(unit: int) -> Scores:
+                return self._job.vip[unit] if policy == "vip" else scores_of(self._job.units[unit], policy)
+
+            scores = [of_unit(engine.basis.epochs.placement.own_part) for engine in engines]
         pooled: Scores = scores[0]
         if len(host) > 1:
             pooled = {t: torch.zeros(scores[0][t].numel(), dtype=torch.float64, device="cpu") for t in self._types}
             for each in scores:
                 for type_, pool in pooled.items():
-                    add_scores(cast(Policy, policy), pool, each[type_])
+                    add_scores(policy, pool, each[type_])
         found = [(CACHE, list(host), self._since(pooled, self._job.held, engines[0].basis.source.exchange.part_id))]
         if self._job.shares:
             for number, each, engine in zip(host, scores, engines):
@@ -321,36 +258,66 @@ class Caches:
                 since[type_][ids.numpy()] = a
         return since
 
-    def _add(
-        self, left: Left, numbers: list[int], host: range, accesses: Sequence[Accesses], since: Values, policy: str
-    ) -> None:
-        for t, type_ in enumerate(self._types):
-            left.cached[t] += len(since[type_]) - self._beyond(np.ones(len(since[type_])), since[type_])
-            for number in numbers:
-                left.predicted[number, t] = self._beyond(self._known.expected[number][type_], since[type_])
-                for epoch, counts in enumerate(accesses[number - host.start].counts):
-                    left.counted[number, t, :, epoch] = self._beyond(counts[type_], since[type_])
-        if policy == "vip" and self._epochs:
-            for number in numbers:
-                self._calibrate(left, number, since)
-
-    def _beyond(self, values: np.ndarray, since: np.ndarray) -> np.ndarray:
-        """[A]: the sum of the values of rows that are not cached, for each replication factor."""
-        by_factor = np.bincount(since, weights=values, minlength=len(self._alphas) + 1)
-        return by_factor[::-1].cumsum()[::-1][1:]
-
-    def _calibrate(self, left: Left, number: int, since: Values) -> None:
-        engine, ranks = self._job.engines[number], len(self._job.engines)
-        sizes, num_seeds = _batch_sizes(engine.basis), engine.basis.source.seeds.number
+    def _calibrate(self, way: str, number: int, since: Values) -> None:
+        engine, key = self._job.engines[number], 2 * len(self._job.engines) + number
+        num_seeds = engine.basis.source.seeds.number
 
         def beyond(batch: Drawn) -> list[list[Any]]:
             ids = {type_: batch.places[type_].remote_id.numpy() for type_ in self._types}
             return [[np.count_nonzero(since[t][ids[t]] > a) for a in range(len(self._alphas))] for t in self._types]
 
-        for batch_size in sorted(set(sizes)):  # full batches, and perhaps a smaller last one
-            epochs = -(-_CALIBRATION_BATCHES * batch_size // num_seeds) + 1
-            whole = min(batch_size, num_seeds)
-            found = _other_batches(engine, beyond, batch_size, 2 * ranks + number, epochs, whole, _CALIBRATION_BATCHES)
-            sampled, times = np.array(list(found), dtype=np.float64), sizes.count(batch_size)
-            left.calibrated[:] += sampled.mean(axis=0) * times
-            left.variance[:] += sampled.var(axis=0, ddof=min(1, len(sampled) - 1)) / len(sampled) * times**2
+        for size, times in _batches_by_size(engine.basis).items():
+            epochs = -(-_CALIBRATION_BATCHES * size // num_seeds) + 1
+            found = _other_batches(engine, beyond, size, key, epochs, min(size, num_seeds))
+            sampled = np.array(list(found), dtype=np.float64)
+            self.calibrated[way] += sampled.mean(axis=0) * times
+            self.variance[way] += sampled.var(axis=0, ddof=min(1, len(sampled) - 1)) / len(sampled) * times**2
+
+    def volumes(self) -> list[Volume]:
+        """What is left, by way, policy, replication factor and vertex type."""
+        job, epochs, found = self._job, self._epochs, []
+        totals = {each: self._total(rows) for each, rows in self.left.items()}
+        bare = self._total(self.bare)
+
+        def ratio(way: str, policy: str, oracle: str, t: int, a: int) -> float | None:
+            best = totals[way, oracle][t, a] if (way, oracle) in totals else 0.0
+            return float(totals[way, policy][t, a] / best) if best > 0 else None
+
+        for (way, policy), rows in self.left.items():
+            for a, alpha in enumerate(self._alphas):
+                if len(job.held) == 1:
+                    ((type_, book),) = job.held.items()
+                    num_bytes = cache_capacity(alpha, book) * job.widths[type_]
+                else:
+                    num_bytes = cache_bytes(alpha, job.held, job.widths)
+                for t, (type_, width) in enumerate(job.widths.items()):
+                    counted, is_calibrated = rows[:, t, a, :-1], bool(epochs) and policy == "vip"
+                    of_epochs = counted.sum(axis=0)
+                    found.append(
+                        Volume(
+                            fanouts=job.batches.fanouts,
+                            way=way,
+                            policy=policy,
+                            replication_factor=alpha,
+                            vertex_type=word_of_type(type_),
+                            row_bytes=width,
+                            cache_bytes=num_bytes,
+                            cached_rows=int(self.cached[way, policy][t, a]),
+                            rows_without_cache=float(bare[t]),
+                            remote_rows_per_epoch=float(of_epochs.mean()) if epochs else None,
+                            remote_rows_std=float(of_epochs.std()) if epochs else None,
+                            remote_bytes_per_epoch=float(of_epochs.mean()) * width if epochs else None,
+                            remote_rows_per_rank=tuple(counted.mean(axis=1).tolist()) if epochs else None,
+                            predicted_rows_per_epoch=None if policy in LEARNED else float(rows[:, t, a, -1].sum()),
+                            calibrated_rows_per_epoch=float(self.calibrated[way][t, a]) if is_calibrated else None,
+                            calibrated_error=math.sqrt(self.variance[way][t, a]) if is_calibrated else None,
+                            ratio_to_oracle=ratio(way, policy, "oracle", t, a),
+                            ratio_to_heldout=ratio(way, policy, "oracle-heldout", t, a),
+                            reduction=float(1 - totals[way, policy][t, a] / bare[t]) if bare[t] > 0 else 0.0,
+                        )
+                    )
+        return found
+
+    def _total(self, rows: np.ndarray) -> np.ndarray:
+        """Of all ranks, the mean over epochs; as forecast where none was counted."""
+        return rows[..., :-1].sum(axis=0).mean(axis=-1) if self._epochs else rows[..., -1].sum(axis=0)

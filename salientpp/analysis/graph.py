@@ -1,25 +1,101 @@
-"""Opens the graph of an analysis: its topology, its seeds, and what its rows take as they travel."""
+"""Opens the graph of an analysis: a dataset directory, or a graph in memory, which is partitioned there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.analysis.batches import Batches
-from salientpp.analysis.in_memory import Unparted
 from salientpp.graph.csc import Graph
+from salientpp.partitioning.numbering import number_vertices, relabel
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.partitioning.workload import assign_for
+from salientpp.progress import Progress
+from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.directory.contents import collect_splits
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import read_formats
+from salientpp.vip.policies import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryGraph:
+    """A graph of one type of vertices in parts, with what :class:`~salientpp.PartitionedGraph` says of topology, seeds and probabilities.
+
+    Attributes:
+        graph: under the ids of the parts.
+        parts: which ids each part owns.
+        seeds: by part, int64 global ids.
+        vip: by part, float32 [N], the inclusion probabilities of ``known_for`` (fanouts and batch size).
+        order: int64 [N], the user's ids.
+        quality: of the partition.
+        offsets: the first part of each part of this view, and at the end their number.
+        part_id: the part of the view that a rank visits.
+    """
+
+    graph: Graph
+    parts: PartitionBook
+    seeds: Sequence[Tensor]
+    vip: Sequence[Tensor]
+    known_for: tuple[list[int], int | None]
+    order: Tensor
+    quality: Mapping[str, Any]
+    offsets: Sequence[int]
+    part_id: int | None = None
+
+    is_hetero = False
+    replicated: ClassVar[frozenset[str | None]] = frozenset()
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return self.graph.num_edges
+
+    @property
+    def books(self) -> dict[str | None, PartitionBook]:
+        return {None: PartitionBook(self.parts.offsets[list(self.offsets)])}
+
+    row_books = books
+
+    @property
+    def whole(self) -> MemoryGraph:
+        return self.joined(range(self.parts.num_parts + 1), None)
+
+    def joined(self, offsets: Sequence[int], part_id: int | None) -> MemoryGraph:
+        """The view whose part i is the parts ``offsets[i]`` to ``offsets[i + 1] - 1``."""
+        return replace(self, offsets=offsets, part_id=part_id)
+
+    def original_id(self, n_id: Tensor) -> Tensor:
+        return self.order[n_id]
+
+    def split(self, name: str, part_id: int, type_: None = None) -> Tensor:
+        """The seeds of a part, whatever their name."""
+        return torch.cat(list(self.seeds[self.offsets[part_id] : self.offsets[part_id + 1]]))
+
+    def workload(
+        self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False
+    ) -> Workload:
+        """What a part's cache is planned by."""
+        first, last = self.offsets[part_id], self.offsets[part_id + 1]
+        is_known = last - first == 1 and (list(num_neighbors), batch_size) == self.known_for
+        vip = self.vip[first] if is_known else None
+        return Workload(self.graph, self.books[None], part_id, seeds, num_neighbors, batch_size, replace, vip)
 
 
 def open_graph(
     data: Data | PartitionedGraph, parts: int | None, batches: Batches, send_as: Mapping[Any, str] | None = None
-) -> tuple[PartitionedGraph | Unparted, dict[str | None, int]]:
-    """What an analysis needs of a graph, and by vertex type the bytes of a row of ``x`` as it travels.
+) -> tuple[PartitionedGraph | Callable[[PartitionOptions, Progress], MemoryGraph], dict[str | None, int]]:
+    """A graph, and by vertex type the bytes of a row of ``x`` as it travels.
+
+    What partitions a ``Data`` holds no more of it than that needs: the rest may be freed while METIS wants the memory.
 
     Raises:
         ValueError: ``parts``, ``batches`` or ``send_as`` do not fit it.
@@ -37,8 +113,7 @@ def open_graph(
             "batches with seeds that are edges, times, weights, trees or replacement are counted on a dataset directory; write one with "
             "salientpp.partition first"
         )
-    seeds = batches.seeds
-    graph = Graph.from_data(data)
+    seeds, graph = batches.seeds, Graph.from_data(data)
     graph = Graph.trusted(graph.indptr, graph.indices)  # the user's edge ids are not needed: 8 bytes per edge
     splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
     if seeds != "all" and seeds not in splits:
@@ -49,7 +124,32 @@ def open_graph(
     row_bytes = 0 if x is None else x[0].numel() * x.element_size()
     for narrow in read_formats("send_as", send_as, {} if x is None else {(None, "x"): (x.dtype, x.shape[1:])}).values():
         row_bytes = narrow.row_bytes
-    return Unparted(graph, splits, None if seeds == "all" else splits[seeds], parts), {None: row_bytes}
+    chosen = None if seeds == "all" else splits[seeds]
+    workload: dict[str, Any] = {"num_neighbors": batches.num_neighbors, "batch_size": batches.batch_size}
+
+    def partitioned(options: PartitionOptions, progress: Progress) -> MemoryGraph:
+        num_seeds = graph.num_vertices if chosen is None else chosen.numel()
+        options, _ = options.decided(num_parts=parts, num_edges=graph.num_edges, num_seeds=num_seeds)
+        # METIS lets no other Python thread run, so a clock on the screen stands still with it.
+        is_metis = isinstance(options.method, str) and options.method == "metis"
+        progress.begin("partitioning (METIS stops the clock)" if is_metis else "partitioning")
+        assigned = assign_for(graph, parts, options, splits=splits, seeds=chosen, **workload)
+        numbering = number_vertices(graph, assigned, chosen, **workload)
+        ids = torch.arange(graph.num_vertices, device="cpu") if chosen is None else numbering.new_id()[chosen]
+        own = ids.sort().values
+        owner = numbering.book.owner(own)
+        return MemoryGraph(
+            graph=relabel(graph, numbering),
+            parts=numbering.book,
+            seeds=[own[owner == part_id] for part_id in range(parts)],
+            vip=list(numbering.vip),
+            known_for=(list(batches.num_neighbors), batches.batch_size),
+            order=numbering.order,
+            quality={"edge_cut_fraction": assigned.edge_cut_fraction, "balance": assigned.balance},
+            offsets=range(parts + 1),
+        )
+
+    return partitioned, {None: row_bytes}
 
 
 def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[str | None, int]:
@@ -59,18 +159,15 @@ def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) ->
         TypeError, ValueError: ``send_as`` is not what a loader takes.
     """
     types = {type_.name: type_ for type_ in part.description.node_types}
-    known = {}
-    for name, type_ in types.items():
-        if "x" in type_.attributes:
-            entry = type_.attributes["x"]
-            known[name, "x"] = getattr(torch, entry["dtype"]), entry["row_shape"]
+    stored = {name: type_.attributes["x"] for name, type_ in types.items() if "x" in type_.attributes}
+    known = {(name, "x"): (getattr(torch, entry["dtype"]), entry["row_shape"]) for name, entry in stored.items()}
     row_bytes = {name: type_.row_bytes("x") for name, type_ in types.items()}
     for (name, attribute), format in read_formats("send_as", send_as, known).items():
-        stored = types[name].narrow(attribute)
-        if stored is not None:
+        narrow = types[name].narrow(attribute)
+        if narrow is not None:
             words = attribute if name is None else str((name, attribute))
             raise ValueError(
-                f"send_as names {words!r}, which {part.root} stores as {stored.format}, and so it travels; leave it out"
+                f"send_as names {words!r}, which {part.root} stores as {narrow.format}, and so it travels; leave it out"
             )
         if not types[name].replicated:
             row_bytes[name] = format.row_bytes

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from salientpp.analysis.batches import Batches
 from salientpp.batch.template import PartitionTemplate
@@ -21,6 +22,9 @@ from salientpp.engine.source import BatchSource
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
+from salientpp.vip.inclusion import inclusion_probability
+from salientpp.vip.policies import Workload
+from salientpp.ways.cache import scores_of
 
 #: Upper bound on ranks that are given; each is counted by itself.
 MOST_RANKS = 1024
@@ -64,7 +68,7 @@ class Job:
         """Engines as of loaders that shuffle. Where ranks have no seeds, loaders serve them with uneven='exact'.
 
         Args:
-            part: a :class:`~salientpp.PartitionedGraph` or a :class:`~salientpp.analysis.in_memory.MemoryGraph`.
+            part: a :class:`~salientpp.PartitionedGraph` or a :class:`~salientpp.analysis.graph.MemoryGraph`.
             row_bytes: by vertex type, of a row of ``x`` as it travels.
         """
         types = [type_ for type_ in part.books if type_ not in part.replicated]
@@ -84,20 +88,12 @@ class Job:
         numbers = {
             (each.own_parts.start, each.own_parts.stop): (seeds[each.own_part].number, "") for each in placements
         }
-        engines = []
+        books, engines = views[0].held.row_books, []
+        rows: dict[str | None, Any] = {type_: {} for type_ in books}
+        template, exchanged = PartitionTemplate({}), [(type_, "x") for type_ in types]
         for view, placement in zip(views, placements):
-            books = view.held.row_books
             source = BatchSource(
-                seeds=seeds[view.own_part],
-                sampler=sampler,
-                exchange=view.exchange,
-                books=books,
-                rows={type_: {} for type_ in books},
-                template=PartitionTemplate({}),
-                exchanged=[(type_, "x") for type_ in types],
-                seed_columns=[],
-                fingerprint="",
-                part=view.own,
+                seeds[view.own_part], sampler, view.exchange, books, rows, template, exchanged, [], "", part=view.own
             )
             shares = Shares(source, numbers, batch_size, True, False, uneven, joined=False, alone=False)
             epochs = Epochs(batches.seed, placement, shares.order(placement, batches.seed), batches.draw_block)
@@ -133,13 +129,36 @@ class Job:
         return max(self.placements[0].ranks_by_host) > 1
 
     @property
+    def part(self) -> Any:
+        """The graph, in the parts that ranks visit."""
+        return self.engines[0].basis.source.part
+
+    @property
     def is_of_one_type(self) -> bool:
         """Batches are plain, from one type of vertices."""
-        part = self.engines[0].basis.source.part
-        assert part is not None  # of :meth:`of`
-        return self.batches.is_plain and not part.is_hetero
+        return self.batches.is_plain and not self.part.is_hetero
 
     @property
     def is_simple(self) -> bool:
         """And every rank is a host and has a part of its own."""
         return self.is_of_one_type and not self.shares and len(self.units) == len(self.engines)
+
+    @cached_property
+    def workloads(self) -> list[Workload]:
+        """By unit, what caches are planned by, with its probabilities; of plain batches from one type of vertices alone."""
+        found = []
+        for basis in self.units if self.is_of_one_type else ():
+            source: Any = basis.source
+            seeds, fanouts = source.seeds.inputs.node, source.sampler.fanouts[0]
+            found.append(source.part.workload(source.part.part_id, seeds, fanouts, basis.batch_size))
+        if any(each.vip is None for each in found):  # one sweep for all
+            first, seeds = found[0], [each.seeds for each in found]
+            computed = inclusion_probability(first.graph, seeds, first.num_neighbors, first.batch_size)
+            found = [replace(each, vip=own) if each.vip is None else each for each, own in zip(found, computed)]
+        return found
+
+    @cached_property
+    def vip(self) -> Sequence[Mapping[str | None, Tensor]]:
+        """By unit and vertex type float32 [N], the scores of 'vip'."""
+        known: list[Any] = [{None: each.vip} for each in self.workloads]
+        return known or [scores_of(basis, "vip") for basis in self.units]

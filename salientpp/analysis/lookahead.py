@@ -17,89 +17,83 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.analysis.result import Ahead
-from salientpp.engine.engine import Engine
+from salientpp.analysis.job import Job
+from salientpp.analysis.result import Ahead, Volume
 from salientpp.engine.producer import Drawn
 from salientpp.sampling.schedule import Turn
-from salientpp.vip.policies import Workload, cache_capacity, plan_cache, score
+from salientpp.vip.policies import cache_capacity, plan_cache, score
 from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Known:
     """What one rank's cache does, with one replication factor.
 
     Attributes:
         shape: None where the cache stays the static one; ``refused`` says why, where that is not what was asked for.
-        rows: fetched in each counted epoch; empty if only predicted.
+        num_static: rows of the static cache.
         predicted, static, best: rows per batch by the forecast: with the window, with a static cache, and with all of the future.
+        rows: fetched in each counted epoch, if the cache is not the static one.
     """
 
     shape: Shape | None
     refused: str | None
     num_static: int
-    rows: list[int]
     predicted: float
     static: float
     best: float
     reach: float
+    rows: list[int]
 
 
 class Lookahead:
     """The caches of one rank, for every replication factor; of plain batches.
 
     Args:
-        workload: of the rank's part; it plans as loaders do.
+        number: of the rank.
         lookahead: as of a loader.
         epochs: to count; 0: only predicted.
+
+    Attributes:
+        found: by replication factor.
+        num_batches: of an epoch.
     """
 
     edges = False
 
-    def __init__(
-        self,
-        engine: Engine,
-        workload: Workload,
-        alphas: Sequence[float],
-        lookahead: Window,
-        row_bytes: int,
-        epochs: int,
-    ) -> None:
-        self._engine, self._workload, self._alphas = engine, workload, alphas
-        self._epochs, self._num_batches = epochs, engine.basis.epochs.order.num_batches
-        book, part_id = workload.book, workload.part_id
-        begin, end = book.range_of(part_id)
-        scores = score("vip", workload).to(torch.float32)
+    def __init__(self, job: Job, number: int, alphas: Sequence[float], lookahead: Window, epochs: int) -> None:
+        self._engine, self._workload, self._epochs = job.engines[number], job.workloads[number], epochs
+        self.num_batches = self._engine.basis.epochs.order.num_batches
+        book, part_id = self._workload.book, self._workload.part_id
+        scores = score("vip", self._workload).to(torch.float32)
         self._remote = scores.clone()
-        self._remote[begin:end] = 0
-        self._members: list[Tensor] = []
-        self._plans: list[tuple[Shape, Tensor] | None] = []
-        self._refused: list[str | None] = []
-        for alpha in alphas:
-            own, plan, words = plan_cache(scores, book, part_id, alpha), None, None
-            try:
-                plan = plan_rows(
-                    lookahead, scores, book, part_id, own.numel(), row_bytes, lambda: self._trial, blocks=lambda: self._blocks
-                )  # fmt: skip
-            except ValueError as error:
-                words = str(error)
-            self._members.append(own)
-            self._plans.append(plan)
-            self._refused.append(words)
-        self._planners: list[Planner | None] = []
-        self._outside: list[Tensor] = []
-        for own, plan in zip(self._members, self._plans) if epochs else ():
-            self._planners.append(None if plan is None else Planner(plan[0], scores, plan[1]))
-            self._outside.append(torch.ones(book.num_vertices, dtype=torch.bool, device="cpu"))
-            self._outside[-1][own] = False
-        windows = [0 if plan is None else group_of(plan[0].window) + plan[0].window for plan in self._plans]
-        self._reach = max(windows, default=0)
-        self._rows = [[0] * epochs for _ in alphas]
+        self._remote[slice(*book.range_of(part_id))] = 0
+        self._reach = 0  # batches that the longest window takes
         self._lists: deque[Tensor] = deque()  # from batch `_first` on
         self._first = 0
-        self._later: Iterator[Tensor] = iter(())
+        later = count(epochs) if self.num_batches else ()
+        self._later: Iterator[Tensor] = chain.from_iterable(map(self._lists_of, later))
+        spread = Spread.of(self._remote, self._blocks, None if self._blocks is None else self._trial)
+        self.found: list[Known] = []
+        self._planners: list[tuple[Planner, Known]] = []
+        for alpha in alphas:
+            own, plan, refused = plan_cache(scores, book, part_id, alpha), None, None
+            try:
+                plan = plan_rows(
+                    lookahead, scores, book, part_id, own.numel(), job.widths[None], lambda: self._trial, lambda: self._blocks
+                )  # fmt: skip
+            except ValueError as error:
+                refused = str(error)
+            shape, members = plan or (None, own)
+            slots, window = (own.numel(), 0) if shape is None else (shape.num_slots, shape.window)
+            self._reach = max(self._reach, group_of(window) + window if window else 0)
+            capacity = min(cache_capacity(alpha, book), own.numel())
+            forecasts = spread.rows(slots, window), spread.rows(capacity, 0), spread.rows(capacity, math.inf)
+            self.found.append(Known(shape, refused, own.numel(), *forecasts, spread.reach(slots), [0] * epochs))
+            if epochs and shape is not None:
+                self._planners.append((Planner(shape, scores, members), self.found[-1]))
 
     @cached_property
     def _trial(self) -> Trial:
@@ -111,13 +105,11 @@ class Lookahead:
     def _blocks(self) -> Blocks | None:
         basis = self._engine.basis
         shared = getattr(basis.source.sampler, "shared_draws", None) is not None
-        return Blocks.of(self._workload, basis.epochs.draw_block, self._num_batches, shared)
+        return Blocks.of(self._workload, basis.epochs.draw_block, self.num_batches, shared)
 
     def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
         """The coded remote ids of the batches of an epoch."""
         return self._engine.dry(epoch, self.measure, turns, only_vertices=True)
-
-    # --- counting -----------------------------------------------------------------------------------------
 
     def measure(self, batch: Drawn) -> Tensor:
         return ops.code_ids(batch.places[None].remote_id, self._remote.numel())
@@ -127,21 +119,17 @@ class Lookahead:
         if len(self._lists) > self._reach:
             self._plan_next()
 
-    def _finish(self) -> None:
-        """Plan the last batches, whose windows reach into the next epochs."""
-        epochs = count(self._epochs) if self._num_batches else ()
-        self._later = chain.from_iterable(map(self._lists_of, epochs))
-        while self._first < self._epochs * self._num_batches:
+    def finish(self) -> None:
+        """Plan the last batches, whose windows reach into the next epochs; and let go of the plans."""
+        while self._first < self._epochs * self.num_batches:
             self._plan_next()
+        self._planners, self._later = [], iter(())
 
     def _plan_next(self) -> None:
-        epoch, ids = self._first // self._num_batches, ops.ids_of_list(self._list(self._first), self._remote.numel())
-        for rows, planner, is_outside in zip(self._rows, self._planners, self._outside):
-            if planner is None:
-                rows[epoch] += int(torch.count_nonzero(is_outside[ids]))
-            else:
-                moves = planner.plan(ids, lambda own=planner: self._list(own.known))  # type: ignore[misc]  # known type
-                rows[epoch] += moves.fetched_place.numel()
+        epoch, ids = self._first // self.num_batches, ops.ids_of_list(self._list(self._first), self._remote.numel())
+        for planner, known in self._planners:
+            moves = planner.plan(ids, lambda own=planner: self._list(own.known))  # type: ignore[misc]  # known type
+            known.rows[epoch] += moves.fetched_place.numel()
         self._lists.popleft()
         self._first += 1
 
@@ -150,35 +138,29 @@ class Lookahead:
             self._lists.append(next(self._later))
         return self._lists[number - self._first]
 
-    # --- results ------------------------------------------------------------------------------------------
 
-    def found(self) -> list[Known]:
-        """What all replication factors leave, after the last epoch."""
-        self._finish()
-        spread = Spread.of(self._remote, self._blocks, None if self._blocks is None else self._trial)
-        found = []
-        for alpha, own, plan, words, rows in zip(
-            self._alphas, self._members, self._plans, self._refused, self._rows, strict=True
-        ):
-            slots, window = (own.numel(), 0) if plan is None else (plan[0].num_slots, plan[0].window)
-            capacity = min(cache_capacity(alpha, self._workload.book), own.numel())
-            predicted, static = spread.rows(slots, window), spread.rows(capacity, 0)
-            best = spread.rows(capacity, math.inf)
-            shape = None if plan is None else plan[0]
-            found.append(Known(shape, words, own.numel(), rows, predicted, static, best, spread.reach(slots)))
-        return found
-
-
-def over_ranks(ranks: Sequence[Known]) -> Ahead:
-    """The figures of all ranks, with one replication factor."""
-    static, shapes = sum(each.static for each in ranks), [each.shape for each in ranks]
-    reach = max(each.reach for each in ranks)
-    return Ahead(
-        refused=next((each.refused for each in ranks if each.refused is not None), None),
-        windows=tuple(0 if shape is None else shape.window for shape in shapes),
-        slots=tuple(each.num_static if each.shape is None else each.shape.num_slots for each in ranks),
-        state_bytes=tuple(0 if shape is None else shape.state_bytes for shape in shapes),
-        predicted_share=sum(each.predicted for each in ranks) / static if static > 0 else 1.0,
-        best_share=sum(each.best for each in ranks) / static if static > 0 else 1.0,
-        reach=None if math.isinf(reach) else reach,
-    )
+def volumes(ranks: Sequence[Lookahead], job: Job, vip: Sequence[Volume], epochs: int) -> list[Volume]:
+    """What all ranks fetch, by replication factor, beside the static caches of ``vip``; 0 epochs were counted: as forecast."""
+    found = []
+    for a, own in enumerate(vip):
+        known, static_rows = [rank.found[a] for rank in ranks], own.remote_rows_per_rank or ()
+        static = sum(each.static for each in known)
+        if epochs and job.batches.draw_block > 1:
+            # Of draws that agree the probabilities say too little of what a static cache leaves, which is counted.
+            static = sum(rows / max(1, rank.num_batches) for rows, rank in zip(static_rows, ranks))
+        shapes, reach = [each.shape for each in known], max(each.reach for each in known)
+        share = sum(each.predicted for each in known) / static if static > 0 else 1.0
+        ahead = Ahead(
+            refused=next((each.refused for each in known if each.refused is not None), None),
+            windows=tuple(0 if shape is None else shape.window for shape in shapes),
+            slots=tuple(each.num_static if each.shape is None else each.shape.num_slots for each in known),
+            state_bytes=tuple(0 if shape is None else shape.state_bytes for shape in shapes),
+            predicted_share=share,
+            best_share=sum(each.best for each in known) / static if static > 0 else 1.0,
+            reach=None if math.isinf(reach) else reach,
+        )
+        rows = None
+        if epochs:
+            rows = [rows if each.shape is None else sum(each.rows) / epochs for rows, each in zip(static_rows, known)]
+        found.append(own.beside("lookahead", rows, share * (own.rows or 0) if rows is None else sum(rows), ahead=ahead))
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -12,10 +13,12 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from salientpp.analysis.advice import format_bytes
-from salientpp.analysis.caches import CACHE, ORACLES
-from salientpp.analysis.result import Ahead, Analysis, Summed, Volume
+from salientpp.analysis.caches import CACHE
+from salientpp.analysis.result import Analysis, Volume, format_bytes
 from salientpp.files import write_whole
+
+#: A line of a table: its name, and a function that makes a cell for each column: a text, a number, or None where it is not known.
+Line = tuple[str, Any]
 
 #: Of which a table shows the rows; a file has those of all.
 _MOST_HOSTS = 16
@@ -30,15 +33,10 @@ def shown(analysis: Analysis) -> list[RenderableType]:
         + (f" sent as {', '.join(analysis.send_as.values())}" if analysis.send_as else "")
     ]
     for fanouts in analysis.fanouts:
-        lines.append(cache_table(analysis, fanouts))
-        if analysis.of(fanouts=fanouts, way="lookahead"):
-            lines.append(lookahead_table(analysis, fanouts))
-        if analysis.of(fanouts=fanouts, way="sums"):
-            lines.append(sums_table(analysis, fanouts))
-        if analysis.device_rows:
-            lines.append(device_table(analysis, fanouts))
-        if analysis.copies:
-            lines.append(copies_table(analysis, fanouts))
+        tables = [
+            make(analysis, fanouts) for make in (cache_table, lookahead_table, sums_table, device_table, copies_table)
+        ]
+        lines += [table for table in tables if table.row_count]
     if len(analysis.fanouts) > 1:
         lines.append(mean_table(analysis))
     return [*lines, *map(str, analysis.recommendations), *lookahead_advice(analysis), *sums_advice(analysis)]
@@ -46,31 +44,34 @@ def shown(analysis: Analysis) -> list[RenderableType]:
 
 def cache_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     """For each policy and α the share of what moves without a cache that is still fetched; for VIP the rows too."""
-    cells = _caches(analysis, fanouts)
+    cells, is_alone, hosts = _caches(analysis, fanouts), _alone(analysis), len(analysis.ranks_by_host)
     own = cells[CACHE, "vip"]
     first = next(iter(own.values()))
     bare = ", ".join(f"{v.rows_without_cache:,.0f}{f' {v.vertex_type}' if v.vertex_type else ''}" for v in first)
     kind = "fetched" if analysis.epochs else "expected to be fetched"
+    per_host, machine = "/".join(map(str, sorted(set(analysis.ranks_by_host)))), "machine" if is_alone else "host"
+    machines = f"{sum(analysis.ranks_by_host)} ranks ({per_host} a host, {hosts} hosts) on {analysis.parts} parts"
     table = _table(
-        f"Fanouts {list(fanouts)}: {bare} feature rows {kind} per epoch by {_machines(analysis)} without a cache; the "
-        f"share {'of their bytes ' if len(first) > 1 else ''}still {kind} with one of α N / {'K' if _alone(analysis) else 'hosts'} rows per "
-        f"{_machine(analysis)}, by policy",
+        f"Fanouts {list(fanouts)}: {bare} feature rows {kind} per epoch by {f'{hosts} machines' if is_alone else machines} without a cache; the "
+        f"share {'of their bytes ' if len(first) > 1 else ''}still {kind} with one of α N / {'K' if is_alone else 'hosts'} rows per "
+        f"{machine}, by policy",
         "policy",
-        [f"α={alpha:g}" for alpha in own],
-        {},
+        [(f"α={alpha:g}", alpha) for alpha in own],
+        [(_name(*key), lambda alpha, left=left: f"{analysis.share(left[alpha]):.3f}") for key, left in cells.items()],
     )
-    for (way, policy), by_alpha in cells.items():
-        style = "dim" if policy in ORACLES else "bold" if (way, policy) == (CACHE, "vip") else ""
-        table.add_row(_name(way, policy), *(f"{analysis.share(each):.3f}" for each in by_alpha.values()), style=style)
     table.add_section()
-    table.add_row(f"cache per {_machine(analysis)}", *(_bytes(each[0]) for each in own.values()))
+    _add(table, own.values(), [(f"cache per {machine}", lambda volumes: _bytes(volumes[0]))])
     for t, of_type in enumerate(first):
-        _add_rows(table, analysis, [each[t] for each in own.values()], of_type.vertex_type)
-    if analysis.epochs and not _alone(analysis):
-        by_host = zip(*([sum(rows) for rows in zip(*map(analysis.by_host, each))] for each in own.values()))
-        for host, rows in list(enumerate(by_host))[:_MOST_HOSTS]:
-            table.add_row(f"  host {host}", *map(_short, rows))
+        _add(table, [volumes[t] for volumes in own.values()], _lines_of_type(analysis, of_type.vertex_type))
+    if analysis.epochs and not is_alone:
+        by_host = [[sum(rows) for rows in zip(*map(analysis.by_host, volumes))] for volumes in own.values()]
+        _add(table, by_host, [(f"  host {host}", itemgetter(host)) for host in range(min(hosts, _MOST_HOSTS))])
     return table
+
+
+def _alone(analysis: Analysis) -> bool:
+    """Every rank is a host and has one part."""
+    return max(analysis.ranks_by_host) == 1 and len(analysis.ranks_by_host) == analysis.parts
 
 
 def _caches(analysis: Analysis, fanouts: tuple[Any, ...]) -> dict[tuple[str, str], dict[float, list[Volume]]]:
@@ -83,140 +84,120 @@ def _caches(analysis: Analysis, fanouts: tuple[Any, ...]) -> dict[tuple[str, str
     return found
 
 
-def _add_rows(table: Table, analysis: Analysis, volumes: Sequence[Volume], type_: str) -> None:
+def _lines_of_type(analysis: Analysis, type_: str) -> list[Line]:
     """What VIP's caches fetch of one type of vertices."""
     name = f"vip, {type_} rows" if type_ else "vip, rows"
-    if analysis.epochs:
-        table.add_row(f"{name} counted", *(_short(volume.remote_rows_per_epoch) for volume in volumes))
-        _add_bytes(table, analysis, volumes)
-    table.add_row(f"{name} forecast", *(_short(volume.predicted_rows_per_epoch) for volume in volumes))
-    if analysis.epochs:
-        table.add_row("  calibrated", *(_short(volume.calibrated_rows_per_epoch) for volume in volumes))
-        table.add_row("  its error, ±", *(_short(volume.calibrated_error) for volume in volumes))
-    if type_:
-        table.add_row("  rows cached", *(_short(volume.cached_rows) for volume in volumes))
+    lines = [
+        (f"{name} counted", attrgetter("remote_rows_per_epoch")),
+        *_lines_of_bytes(analysis),
+        (f"{name} forecast", attrgetter("predicted_rows_per_epoch")),
+        ("  calibrated", attrgetter("calibrated_rows_per_epoch")),
+        ("  its error, ±", attrgetter("calibrated_error")),
+    ]
+    return [*lines, ("  rows cached", attrgetter("cached_rows"))] if type_ else lines
 
 
-def _add_bytes(table: Table, analysis: Analysis, volumes: Sequence[Volume]) -> None:
-    if volumes[0].row_bytes:
-        sent = [volume.remote_bytes_per_epoch or 0 for volume in volumes]
-        table.add_row("  bytes", *map(_short, sent))
-        table.add_row("  bytes a step", *(_short(each / max(1, analysis.steps_per_epoch)) for each in sent))
+def _lines_of_bytes(analysis: Analysis) -> list[Line]:
+    def sent(volume: Volume, steps: int = 1) -> float | None:
+        counted = volume.remote_bytes_per_epoch
+        return counted / steps if counted is not None and volume.row_bytes else None
+
+    return [("  bytes", sent), ("  bytes a step", lambda volume: sent(volume, max(1, analysis.steps_per_epoch)))]
 
 
-def _alone(analysis: Analysis) -> bool:
-    """Every rank is a host and has one part."""
-    return max(analysis.ranks_by_host) == 1 and len(analysis.ranks_by_host) == analysis.parts
-
-
-def _machine(analysis: Analysis) -> str:
-    return "machine" if _alone(analysis) else "host"
-
-
-def _machines(analysis: Analysis) -> str:
-    hosts, ranks = len(analysis.ranks_by_host), sum(analysis.ranks_by_host)
-    if _alone(analysis):
-        return f"{hosts} machines"
-    per_host = "/".join(map(str, sorted(set(analysis.ranks_by_host))))
-    return f"{ranks} ranks ({per_host} a host, {hosts} hosts) on {analysis.parts} parts"
+def _of_way(analysis: Analysis, way: str, fanouts: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """A column for each α."""
+    return [(f"α={each.replication_factor:g}", each) for each in analysis.of(fanouts=fanouts, way=way)]
 
 
 def lookahead_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     """For each α what is left of the static cache's rows, if ranks know their next batches."""
-    found = analysis.of(fanouts=fanouts, way="lookahead")
-    figures = [volume.ahead for volume in found if volume.ahead is not None]
     asked = analysis.draws["lookahead"]
     counted = asked is not None and analysis.epochs > 0
-    table = _table(
+    vip = {each.replication_factor: each.rows for each in analysis.of(fanouts=fanouts, way=CACHE, policy="vip")}
+
+    def share(volume: Any) -> str:
+        static = vip[volume.replication_factor]
+        return f"{volume.remote_rows_per_epoch / static if static else 1.0:.3f}"
+
+    return _table(
         f"Fanouts {list(fanouts)}: the share of vip's rows that is still {'fetched' if counted else 'expected to be fetched'} by machines that know their "
         f"next batches (lookahead={asked or 'auto'}), in the same memory",
         "",
-        [f"α={volume.replication_factor:g}" for volume in found],
-        {"known batches": [_range(each.windows) for each in figures]},
+        _of_way(analysis, "lookahead", fanouts),
+        [
+            ("known batches", lambda volume: _range(volume.ahead.windows)),
+            *([("counted", share), *_lines_of_bytes(analysis)] if counted else []),
+            ("forecast", lambda volume: f"{volume.ahead.predicted_share:.3f}"),
+            ("all of the future", lambda volume: f"{volume.ahead.best_share:.3f}"),
+            ("worth knowing, T*", lambda volume: "–" if volume.ahead.reach is None else f"{volume.ahead.reach:.1f}"),
+        ],
     )
-    if counted:
-        static = [volume.rows or 0 for volume in analysis.of(fanouts=fanouts, way=CACHE, policy="vip")]
-        shares = [(volume.remote_rows_per_epoch or 0) / own if own else 1.0 for volume, own in zip(found, static)]
-        table.add_row("counted", *(f"{share:.3f}" for share in shares), style="bold")
-        _add_bytes(table, analysis, found)
-    table.add_row("forecast", *(f"{each.predicted_share:.3f}" for each in figures))
-    table.add_row("all of the future", *(f"{each.best_share:.3f}" for each in figures), style="dim")
-    table.add_row("worth knowing, T*", *("–" if each.reach is None else f"{each.reach:.1f}" for each in figures))
-    return table
 
 
 def _range(numbers: tuple[int, ...]) -> str:
-    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)}–{max(numbers)}"
+    return "–".join(map(str, sorted({min(numbers), max(numbers)})))
 
 
 def lookahead_advice(analysis: Analysis) -> list[str]:
     """For each fanouts, whether to look ahead; or why it was not counted."""
     lines = []
     for fanouts in analysis.fanouts:
-        found: list[tuple[float, Ahead]] = [
-            (volume.replication_factor, volume.ahead)
-            for volume in analysis.of(fanouts=fanouts)
-            if volume.ahead is not None
-        ]
-        refused = [(alpha, each.refused) for alpha, each in found if each.refused is not None]
-        lines += [f"fanouts {list(fanouts)}, α = {alpha:g}: {words}" for alpha, words in refused[:1]]
+        found: list[Any] = analysis.of(fanouts=fanouts, way="lookahead")
+        refused = next((each for each in found if each.ahead.refused is not None), None)
+        if refused is not None:
+            lines.append(f"fanouts {list(fanouts)}, α = {refused.replication_factor:g}: {refused.ahead.refused}")
         if not found or analysis.draws["lookahead"] is not None:
             continue
-        alpha, best = min(found, key=lambda each: each[1].predicted_share)
-        known = max(best.windows)
-        if best.predicted_share < 0.97:
+        best = min(found, key=lambda each: each.ahead.predicted_share)
+        known = max(best.ahead.windows)
+        if best.ahead.predicted_share < 0.97:
             lines.append(
-                f"fanouts {list(fanouts)}: lookahead='auto' is expected to fetch {best.predicted_share:.0%} of these rows at α = {alpha:g}, "
-                f"with {known} {'batch' if known == 1 else 'batches'} known ahead; neighbours are drawn twice"
+                f"fanouts {list(fanouts)}: lookahead='auto' is expected to fetch {best.ahead.predicted_share:.0%} of these rows at "
+                f"α = {best.replication_factor:g}, with {known} {'batch' if known == 1 else 'batches'} known ahead; neighbours are drawn twice"
             )
     return lines
 
 
-def _summed(analysis: Analysis, **labels: Any) -> list[tuple[Volume, Summed]]:
-    return [(volume, volume.summed) for volume in analysis.of(way="sums", **labels) if volume.summed is not None]
-
-
 def sums_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     """For each α what is fetched with sums in the place of rows, and what of the bytes."""
-    found = _summed(analysis, fanouts=fanouts)
     return _table(
         f"Fanouts {list(fanouts)}: what is fetched per epoch with partial_aggregation, over all machines, with the policy vip",
         "",
-        [f"α={volume.replication_factor:g}" for volume, _ in found],
-        {
-            "rows": [_short(volume.remote_rows_per_epoch) for volume, _ in found],
-            "sums in the place of rows": [_short(each.sums_per_epoch) for _, each in found],
-            "rows in these sums": [_short(each.sources_per_epoch) for _, each in found],
-            "bytes, of those without": [f"{each.share:.3f}" for _, each in found],
-            "machines that ask with 'auto'": [f"{sum(each.auto)} of {analysis.parts}" for _, each in found],
-        },
+        _of_way(analysis, "sums", fanouts),
+        [
+            ("rows", attrgetter("remote_rows_per_epoch")),
+            ("sums in the place of rows", attrgetter("summed.sums_per_epoch")),
+            ("rows in these sums", attrgetter("summed.sources_per_epoch")),
+            ("bytes, of those without", lambda volume: f"{volume.summed.share:.3f}"),
+            ("machines that ask with 'auto'", lambda volume: f"{sum(volume.summed.auto)} of {analysis.parts}"),
+        ],
     )
 
 
 def copies_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     """For each β that was counted what is copied to devices with sums in the place of rows."""
-    found = [copies for copies in analysis.copies if copies.fanouts == fanouts]
     return _table(
         f"Fanouts {list(fanouts)}: what hosts copy to devices of their own parts' rows per epoch with partial_aggregation, over all machines, if the first β "
         "of each part are kept in GPU memory",
         "",
-        [f"β={copies.device_fraction:g}" for copies in found],
-        {
-            "rows without": [_short(copies.rows_without) for copies in found],
-            "rows": [_short(copies.rows_per_epoch) for copies in found],
-            "sums in the place of rows": [_short(copies.sums_per_epoch) for copies in found],
-            "rows and sums, of rows without": [f"{copies.share:.3f}" for copies in found],
-        },
+        [(f"β={copies.device_fraction:g}", copies) for copies in analysis.copies if copies.fanouts == fanouts],
+        [
+            ("rows without", attrgetter("rows_without")),
+            ("rows", attrgetter("rows_per_epoch")),
+            ("sums in the place of rows", attrgetter("sums_per_epoch")),
+            ("rows and sums, of rows without", lambda copies: f"{copies.share:.3f}"),
+        ],
     )
 
 
 def sums_advice(analysis: Analysis) -> list[str]:
     """For each fanouts and α at which it is worth it, what partial aggregation leaves."""
     return [
-        f"fanouts {list(volume.fanouts)}, α = {volume.replication_factor:g}: partial_aggregation leaves {each.share:.0%} of the bytes; the model's first "
-        "layer must be one that salientpp.nn.merge_partial takes"
-        for volume, each in _summed(analysis)
-        if any(each.auto)
+        f"fanouts {list(volume.fanouts)}, α = {volume.replication_factor:g}: partial_aggregation leaves {volume.summed.share:.0%} of the bytes; the model's "
+        "first layer must be one that salientpp.nn.merge_partial takes"
+        for volume in analysis.of(way="sums")
+        if volume.summed is not None and any(volume.summed.auto)
     ]
 
 
@@ -224,35 +205,33 @@ def mean_table(analysis: Analysis) -> Table:
     """Geometric means over fanouts of the share of rows left; shares below 0.001 count as 0.001."""
     shares: dict[str, dict[float, list[float]]] = {}
     for fanouts in analysis.fanouts:
-        for (way, policy), by_alpha in _caches(analysis, fanouts).items():
+        for key, by_alpha in _caches(analysis, fanouts).items():
             for alpha, volumes in by_alpha.items():
                 # A cache that leaves nothing for one of the fanouts would make the mean zero.
-                of_policy = shares.setdefault(_name(way, policy), {}).setdefault(alpha, [])
-                of_policy.append(max(analysis.share(volumes), 1e-3))
+                share = max(analysis.share(volumes), 1e-3)
+                shares.setdefault(_name(*key), {}).setdefault(alpha, []).append(share)
     return _table(
         "Share of the rows still fetched with a cache, geometric mean over fanouts",
         "policy",
-        [f"α={alpha:g}" for alpha in next(iter(shares.values()))],
-        {name: [f"{geometric_mean(each):.3f}" for each in of.values()] for name, of in shares.items()},
+        [(f"α={alpha:g}", alpha) for alpha in next(iter(shares.values()))],
+        [(name, lambda alpha, left=left: f"{geometric_mean(left[alpha]):.3f}") for name, left in shares.items()],
     )
 
 
 def device_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     """Expected host-to-device rows over β."""
+    columns = [
+        ("GPU memory", lambda row: format_bytes(row.device_bytes) if analysis.row_bytes[""] else "–"),
+        ("VIP order", attrgetter("rows_per_batch_vip_order")),
+        ("original order", attrgetter("rows_per_batch_original_order")),
+    ]
+    rows = [row for row in analysis.device_rows if row.fanouts == fanouts]
     return _table(
         f"Fanouts {list(fanouts)}: rows of its own part that a batch copies from host to device, expected, if the first β of "
         "the part are kept in GPU memory",
         "β",
-        ["GPU memory", "VIP order", "original order"],
-        {
-            f"{row.device_fraction:g}": [
-                format_bytes(row.device_bytes) if analysis.row_bytes[""] else "–",
-                _short(row.rows_per_batch_vip_order),
-                _short(row.rows_per_batch_original_order),
-            ]
-            for row in analysis.device_rows
-            if row.fanouts == fanouts
-        },
+        columns,
+        [(f"{row.device_fraction:g}", lambda cell, row=row: cell(row)) for row in rows],
     )
 
 
@@ -260,14 +239,23 @@ def _name(way: str, policy: str) -> str:
     return policy if way == CACHE else f"{policy}, {way}s"
 
 
-def _table(title: str, first: str, columns: list[str], rows: Mapping[str, Sequence[str]]) -> Table:
+def _table(title: str, first: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Line]) -> Table:
+    """A table of these lines; a column has a heading, and what the lines' functions get for it."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    _add(table, [each for _, each in columns], lines)
     return table
+
+
+def _add(table: Table, columns: Collection[Any], lines: Sequence[Line]) -> None:
+    """Add lines, but for those of which nothing is known."""
+    for name, cell in lines:
+        cells = [cell(each) for each in columns]
+        style = "bold" if name in ("vip", "counted") else "dim" if name.startswith(("oracle", "all of")) else ""
+        if any(each is not None for each in cells):
+            table.add_row(name, *(each if isinstance(each, str) else _short(each) for each in cells), style=style)
 
 
 def _short(number: float | None) -> str:
@@ -283,6 +271,11 @@ def _short(number: float | None) -> str:
 def _bytes(volume: Volume) -> str:
     """Memory of a cache; nothing is known without features."""
     return format_bytes(volume.cache_bytes) if volume.row_bytes else "–"
+
+
+#: Lines of a plot: of a policy, and of an oracle.
+_DOTS: dict[str, Any] = {"marker": "o", "ms": 3, "lw": 1.4}
+_BOUND: dict[str, Any] = {"color": "black", "ls": "--", "lw": 1}
 
 
 def check_matplotlib() -> None:
@@ -321,14 +314,13 @@ def plot(analysis: Analysis, path: Path) -> None:
         axes.fill_between([v.replication_factor for v in floor], [v.rows for v in floor], bare, color="0.92", lw=0)
         axes.axhline(bare, color="0.4", lw=1, ls=":", label="no cache")
         for policy, volumes in lines.items():
-            style = (
-                {"color": "black", "ls": "--", "lw": 1} if policy in ORACLES else {"marker": "o", "ms": 3, "lw": 1.4}
+            style = {"vip": _DOTS | {"lw": 2.4, "zorder": 5}, "oracle": _BOUND, "oracle-heldout": _BOUND | {"ls": "-."}}
+            axes.plot(
+                [v.replication_factor for v in volumes],
+                [v.rows for v in volumes],
+                label=policy,
+                **style.get(policy, _DOTS),
             )
-            if policy == "vip":
-                style |= {"lw": 2.4, "zorder": 5}
-            if policy == "oracle-heldout":
-                style["ls"] = "-."
-            axes.plot([v.replication_factor for v in volumes], [v.rows for v in volumes], label=policy, **style)
         axes.set(title=f"fanouts {list(fanouts)}", xlabel="replication factor α", yscale="log")
         axes.grid(True, which="both", lw=0.3)
     figure.axes[0].set_ylabel("feature rows fetched per epoch")

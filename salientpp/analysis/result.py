@@ -1,30 +1,21 @@
-"""Holds what an analysis found: one row for each way to fetch fewer rows, policy, replication factor and vertex type; as JSON and CSV."""
+"""Holds what an analysis found, as JSON and CSV. The section "JSON" of docs/analyze.md describes each field."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from salientpp.analysis.advice import DeviceRows, Recommendation
+#: The attributes of an :class:`Analysis` that are counted, for each kind of batches.
+COUNTED = ("results", "device_rows", "recommendations", "copies")
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """Figures of ranks that know their next batches.
-
-    Attributes:
-        refused: why there is no such cache: the ids of the window would take too much of its memory. Then it counts as the static one.
-        windows: by rank, how many batches are known ahead; 0: the cache is the static one.
-        slots: by rank, rows that are kept; the rest of the memory has the ids of the window and what finds rows, ``state_bytes``.
-        predicted_share: rows over those of the static cache of the same memory, by the forecast; where batches draw alike in blocks and the latter are counted,
-            over these.
-        best_share: the same with all of the future.
-        reach: T*, the largest of the ranks: with a longer window nothing more is saved; None where everything fits.
-    """
+    """Figures of ranks that know their next batches."""
 
     refused: str | None
     windows: tuple[int, ...]
@@ -37,16 +28,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Summed:
-    """Figures of sums in the place of rows; means over epochs.
-
-    Attributes:
-        sums_per_epoch, sources_per_epoch: sums, and rows in these sums.
-        bytes_with, bytes_without: of requests and answers with sums and without. The messages that say how many there are come on top, 16 bytes longer
-            with sums, per batch and other rank.
-        sums_per_rank: the sums by rank.
-        auto: by rank, whether 'auto' asks for sums.
-        share: bytes with sums over those without.
-    """
+    """Figures of sums in the place of rows; means over epochs."""
 
     sums_per_epoch: float
     sources_per_epoch: float
@@ -59,15 +41,7 @@ class Summed:
 
 @dataclass(frozen=True)
 class Copies:
-    """Rows of their own parts that hosts copy to devices per epoch, over all ranks, if a device has the first β of each part; means over epochs.
-
-    Attributes:
-        device_fraction: β.
-        rows_without: without sums.
-        rows_per_epoch, sums_per_epoch, sources_per_epoch: with sums: rows, sums in the place of rows, and rows in these sums.
-        auto: by rank, whether 'auto' has its host sum up.
-        share: rows and sums over rows without.
-    """
+    """Rows of their own parts that hosts copy to devices per epoch, if a device has the first β of each part; means over epochs."""
 
     fanouts: tuple[Any, ...]
     device_fraction: float
@@ -81,26 +55,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Volume:
-    """Rows of one vertex type that are fetched from other hosts per epoch, over all ranks.
-
-    Attributes:
-        fanouts: of the batches.
-        way: 'cache': a static cache for each host; 'private cache': the same memory, with a cache for each rank, where hosts have several; 'lookahead'; 'sums'.
-        policy, replication_factor: of the cache; ``cache_bytes`` is what its rows, of all types, may take on a host.
-        vertex_type: '' if there is one.
-        row_bytes: of a row as it travels and is cached.
-        cached_rows: in the static caches of all hosts.
-        rows_without_cache: rows per epoch without a cache: counted, else predicted.
-        remote_rows_per_epoch, remote_rows_std: mean and standard deviation over epochs; None if only predicted.
-        remote_bytes_per_epoch: of the counted rows; of 'sums' that of requests and answers.
-        remote_rows_per_rank: the mean by rank.
-        predicted_rows_per_epoch: VIP's forecast for the same cache; None for caches that depend on counted accesses.
-        calibrated_rows_per_epoch, calibrated_error: the forecast after a few batches per rank, and its standard error; policy 'vip' alone.
-        ratio_to_oracle, ratio_to_heldout: rows over the oracles' rows at the same replication factor; None where not counted or where the oracle fetches
-            nothing. With several types an oracle weighs bytes, so it may fetch more rows of one of them.
-        reduction: share of ``rows_without_cache`` that is saved, where sums count as rows; of 'lookahead' that is not counted, as forecast.
-        ahead, summed: figures of the ways 'lookahead' and 'sums' alone.
-    """
+    """Rows of one vertex type that are fetched from other hosts per epoch, over all ranks."""
 
     fanouts: tuple[Any, ...]
     way: str
@@ -129,22 +84,59 @@ class Volume:
         """The best figure there is: counted, else predicted."""
         return self.predicted_rows_per_epoch if self.remote_rows_per_epoch is None else self.remote_rows_per_epoch
 
+    def beside(self, way: str, rows: Sequence[float] | None, left: float, **figures: Any) -> Volume:
+        """The figures of a way that takes the place of this static cache in its memory.
+
+        Args:
+            rows: by rank, if they were counted.
+            left: of the rows without a cache.
+        """
+        total = None if rows is None else sum(rows)
+        return replace(
+            self, way=way, cached_rows=None, remote_rows_per_epoch=total, remote_rows_std=None,
+            remote_bytes_per_epoch=None if total is None else total * self.row_bytes, remote_rows_per_rank=None if rows is None else tuple(rows),
+            predicted_rows_per_epoch=None, calibrated_rows_per_epoch=None, calibrated_error=None, ratio_to_oracle=None, ratio_to_heldout=None,
+            reduction=1 - left / self.rows_without_cache if self.rows_without_cache else 0.0, **figures,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """Rows of its own part that a batch is expected to copy from host to device, mean over parts, by GPU fraction β."""
+
+    fanouts: tuple[int, ...]
+    device_fraction: float
+    device_bytes: int
+    rows_per_batch_vip_order: float
+    rows_per_batch_original_order: float
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A replication factor and a GPU fraction, for one fanout, with policy 'vip'."""
+
+    fanouts: tuple[int, ...]
+    replication_factor: float
+    remaining: float
+    cache_bytes: int
+    next_gb_saves: float
+    device_fraction: float
+    device_remaining: float
+    device_bytes: int
+    next_device_gb_saves: float
+
+    def __str__(self) -> str:
+        return (
+            f"fanouts {list(self.fanouts)}: α = {self.replication_factor:g} ({format_bytes(self.cache_bytes)} per machine) leaves "
+            f"{self.remaining:.0%} of the rows to fetch; {_next_gb(self.next_gb_saves, self.remaining)}. "
+            f"β = {self.device_fraction:g} ({format_bytes(self.device_bytes)} of GPU memory) leaves {self.device_remaining:.0%} of the rows "
+            f"to copy from host to device; {_next_gb(self.next_device_gb_saves, self.device_remaining)}."
+        )
+
 
 @dataclass(frozen=True)
 class Analysis:
-    """The result of :func:`~salientpp.analysis.analyze.analyze`; ``to_dict`` gives the documented JSON.
-
-    Attributes:
-        num_vertices, row_bytes: by vertex type; a graph's only type is called ''. ``replicated`` are the types whose rows every part has.
-        parts: of the graph; ``ranks_by_host`` says how many ranks each host has, ``parts_by_rank`` how many parts each rank has the seeds of.
-        epochs: that were counted; 0: only predicted.
-        draws: how batches are drawn.
-        send_as: the format of rows where that is not the one they are stored in.
-        steps_per_epoch: batches of the rank that has most.
-        results: see :class:`Volume`.
-        device_rows, recommendations: of plain batches and ranks that are hosts of their own.
-        copies: to devices, where sums are counted.
-    """
+    """The result of :func:`~salientpp.analysis.analyze.analyze`."""
 
     dataset: str
     num_vertices: dict[str, int]
@@ -198,12 +190,10 @@ class Analysis:
     def to_csv(self) -> str:
         """One line per result; the columns are :class:`Volume`'s, and those of its :class:`Ahead` and :class:`Summed` but for figures by rank."""
         out = io.StringIO()
-        nested = [entry.name for kind in (Ahead, Summed) for entry in fields(kind)]
-        columns = [entry.name for entry in fields(Volume) if entry.name not in ("ahead", "summed")] + nested
-        by_rank = ("remote_rows_per_rank", "windows", "slots", "state_bytes", "sums_per_rank", "auto")
-        writer = csv.DictWriter(
-            out, [name for name in columns if name not in by_rank], extrasaction="ignore", lineterminator="\n"
-        )
+        left_out = "ahead", "summed", "remote_rows_per_rank", "windows", "slots", "state_bytes", "sums_per_rank", "auto"
+        columns = [entry.name for kind in (Volume, Ahead, Summed) for entry in fields(kind)]
+        columns = [name for name in columns if name not in left_out]
+        writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         for volume in self.results:
             line = asdict(volume)
@@ -214,3 +204,16 @@ class Analysis:
 
 def word_of_type(type_: Any) -> str:
     return "" if type_ is None else str(type_)
+
+
+def _next_gb(saves: float, left: float) -> str:
+    # What is left was counted and what a GB saves is a forecast, so "all" may be a little off.
+    return "a next GB would save the rest" if saves >= 0.99 * left else f"a next GB would save another {saves:.1%}"
+
+
+def format_bytes(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} GB"

@@ -5,17 +5,19 @@ The plan (:mod:`salientpp.ways.sums.plan`) is that of loaders with ``partial_agg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from salientpp.analysis.result import Copies, Summed
-from salientpp.engine.engine import Engine
+from salientpp.analysis.job import Job
+from salientpp.analysis.result import Copies, Summed, Volume
 from salientpp.engine.producer import Drawn
 from salientpp.store.tiers import IdSet, Tier, Tiers
-from salientpp.vip.policies import Workload, plan_cache, score
-from salientpp.ways.sums.moved import Moved, are_copies_worth_it, are_fetches_worth_it
+from salientpp.vip.policies import plan_cache, score
+from salientpp.ways.sums.moved import Moved
 from salientpp.ways.sums.plan import Wire
 
 #: Of a part's rows, what a device has for which copies are counted.
@@ -23,79 +25,63 @@ DEVICE_FRACTIONS = (0.0, 0.04, 0.2)
 
 
 class Sums:
-    """What one rank fetches, for every replication factor, and what its host copies, for every one of :data:`DEVICE_FRACTIONS`.
-
-    Args:
-        workload: of the rank's part; it plans as loaders do.
+    """What one rank fetches, for every replication factor, and then what its host copies, for every one of :data:`DEVICE_FRACTIONS`.
 
     Attributes:
         wire: what moves for a row.
-        fetched, copied: in all epochs.
-        asks: once finished, whether 'auto' asks for sums, by replication factor, and whether its host makes them, by β.
+        moved: in all epochs.
+        asks: once finished, whether 'auto' asks for sums, and whether its host makes them.
     """
 
     edges = True
 
-    def __init__(self, engine: Engine, workload: Workload, alphas: Sequence[float], row_bytes: int) -> None:
+    def __init__(self, job: Job, number: int, alphas: Sequence[float]) -> None:
+        self._engine, workload = job.engines[number], job.workloads[number]
         book, part_id = workload.book, workload.part_id
-        self._engine, self.wire = engine, Wire(row_bytes, 4 if book.num_vertices < 2**31 else 8)
+        self.wire = wire = Wire(job.widths[None], 4 if book.num_vertices < 2**31 else 8)
         home = Tier("host", None, {}, False, "")
-        scores = score("vip", workload)
-        self._tiers = []
+        scores, size = score("vip", workload), book.size_of(part_id)
+        #: What moves for a batch, and by which bytes 'auto' decides.
+        self._measures: list[tuple[Callable[[Any], Moved], Wire]] = []
         for alpha in alphas:
             members = IdSet.of(plan_cache(scores, book, part_id, alpha), book.num_vertices)
-            self._tiers.append(Tiers(book, part_id, home, copies=[Tier("cache", members, {}, False, "")]))
-        size, self._device_tiers = book.size_of(part_id), []
+            tiers = Tiers(book, part_id, home, copies=[Tier("cache", members, {}, False, "")])
+            self._measures.append((partial(Moved.between_ranks, tiers=tiers, wire=wire), wire))
         for beta in DEVICE_FRACTIONS:
             members = IdSet.of(torch.arange(int(beta * size), device="cpu"), size)
-            near = [Tier("device", members, {}, True, "")] if beta else []
-            self._device_tiers.append(Tiers(book, part_id, home, near=near))
-        self.fetched = [Moved() for _ in self._tiers]
-        self.copied = [Moved() for _ in self._device_tiers]
+            tiers = Tiers(book, part_id, home, near=[Tier("device", members, {}, True, "")] if beta else [])
+            self._measures.append((partial(Moved.to_device, tiers=tiers, wire=wire), wire.of_copies))
+        self.moved = [Moved()] * len(self._measures)
+        self.asks: list[bool] = []
 
-    def measure(self, batch: Drawn) -> tuple[list[Moved], list[Moved]]:
-        mfg: Any = batch.mfg  # of one type
-        fetched = [Moved.between_ranks(mfg, tiers, self.wire) for tiers in self._tiers]
-        return fetched, [Moved.to_device(mfg, tiers, self.wire) for tiers in self._device_tiers]
+    def measure(self, batch: Drawn) -> list[Moved]:
+        return [measure(batch.mfg) for measure, _ in self._measures]
 
-    def add(self, epoch: int, measured: tuple[list[Moved], list[Moved]]) -> None:
-        self.fetched, self.copied = (
-            [sum_ + one for sum_, one in zip(total, own)]
-            for total, own in zip((self.fetched, self.copied), measured)
-        )  # fmt: skip
+    def add(self, epoch: int, measured: list[Moved]) -> None:
+        self.moved = [total + one for total, one in zip(self.moved, measured)]
 
     def finish(self) -> None:
         """After the last epoch: see ``asks``, and let go of what found rows."""
-        tried: list[Any] = list(self._engine.dry(0, lambda batch: batch.mfg, self._engine.basis.trial_turns))
-        self.asks = (
-            [are_fetches_worth_it(tried, tiers, self.wire) for tiers in self._tiers],
-            [are_copies_worth_it(tried, tiers, self.wire) for tiers in self._device_tiers],
-        )
-        self._tiers, self._device_tiers = [], []
+        tried = list(self._engine.dry(0, lambda batch: batch.mfg, self._engine.basis.trial_turns))
+        self.asks = [sum(map(measure, tried), Moved()).is_worth_it(wire) for measure, wire in self._measures]
+        self._measures = []
 
 
-def over_ranks(ranks: Sequence[Sums], fanouts: tuple[Any, ...], epochs: int) -> tuple[list[Summed], list[Copies]]:
-    """The figures of all ranks, by replication factor and by β."""
-    asks, wire = [each.asks for each in ranks], ranks[0].wire
-    summed, copies = [], []
-    for a, fetched in enumerate(zip(*(each.fetched for each in ranks))):
-        total = sum(fetched, Moved())
-        with_sums, without = total.bytes(wire) / epochs, wire.bytes_of(total.whole_rows) / epochs
-        summed.append(
-            Summed(
-                total.sums / epochs,
-                total.sources / epochs,
-                with_sums,
-                without,
-                tuple(each.sums / epochs for each in fetched),
-                tuple(fetches[a] for fetches, _ in asks),
-                with_sums / without if without else 1.0,
-            )
-        )
-    for b, (beta, copied) in enumerate(zip(DEVICE_FRACTIONS, zip(*(each.copied for each in ranks)))):
-        total = sum(copied, Moved())
-        rows, sums, without = total.rows / epochs, total.sums / epochs, total.whole_rows / epochs
-        share = (rows + sums) / without if without else 1.0
-        auto = tuple(made[b] for _, made in asks)
-        copies.append(Copies(fanouts, beta, without, rows, sums, total.sources / epochs, auto, share))
-    return summed, copies
+def volumes(ranks: Sequence[Sums], vip: Sequence[Volume], epochs: int) -> tuple[list[Volume], list[Copies]]:
+    """What all ranks fetch, by replication factor, beside the static caches of ``vip``; and what is copied, by β."""
+    wire, found, copies = ranks[0].wire, [], []
+    moved, asks = list(zip(*(each.moved for each in ranks))), list(zip(*(each.asks for each in ranks)))
+    for own, by_rank, auto in zip(vip, moved, asks):
+        total, rows = sum(by_rank, Moved()), [each.rows / epochs for each in by_rank]
+        sums, sums_by_rank = total.sums / epochs, tuple(each.sums / epochs for each in by_rank)
+        bytes_with, without = total.bytes(wire) / epochs, wire.bytes_of(total.whole_rows) / epochs
+        share = bytes_with / without if without else 1.0
+        summed = Summed(sums, total.sources / epochs, bytes_with, without, sums_by_rank, auto, share)
+        volume = own.beside("sums", rows, sum(rows) + sums, summed=summed)
+        found.append(replace(volume, remote_bytes_per_epoch=bytes_with))
+    for beta, by_rank, auto in zip(DEVICE_FRACTIONS, moved[len(vip) :], asks[len(vip) :]):
+        total = sum(by_rank, Moved())
+        copied, sums, without = total.rows / epochs, total.sums / epochs, total.whole_rows / epochs
+        share = (copied + sums) / without if without else 1.0
+        copies.append(Copies(vip[0].fanouts, beta, without, copied, sums, total.sources / epochs, auto, share))
+    return found, copies
