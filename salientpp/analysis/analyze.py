@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -21,6 +22,7 @@ from salientpp.analysis.caches import CACHE, Accesses, Caches, Values, check_pol
 from salientpp.analysis.graph import open_graph
 from salientpp.analysis.job import MOST_RANKS, Job, placed
 from salientpp.analysis.result import COUNTED, Analysis, word_of_type
+from salientpp.engine.producer import Drawn
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
 from salientpp.store.directory.opened import PartitionedGraph
@@ -159,24 +161,31 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
     alphas, title, ranks = ways.replication_factors, ",".join(map(str, job.batches.fanouts)), len(job.engines)
     progress.begin(f"{title}: inclusion probabilities")
     caches = Caches(job, policies, alphas, epochs)
-    ahead: list[lookahead.Lookahead] = []
+    ahead: list[list[lookahead.Known]] = []
     summed: list[sums.Sums] = []
     window, counted = ("auto", 0) if ways.lookahead is None else (ways.lookahead, epochs)
     for host in job.hosts:
         accesses: list[Values] = []
         others: list[Values] = []
         for number in host:
-            own = Accesses(job, epochs)
-            consumers: list[Any] = [own]
+            # Threads call `measure` of each with every batch; `add` gets what that returns, in order.
+            consumers: list[Any] = [Accesses(job, epochs)]
             if job.is_simple:
-                ahead.append(lookahead.Lookahead(job, number, alphas, window, counted))
-                consumers += ahead[-1:] if counted else []
+                caches_ahead = lookahead.Lookahead(job, number, alphas, window, counted)
+                ahead.append(caches_ahead.found)
+                consumers += [caches_ahead] if counted else []
             if ways.sums:
                 summed.append(sums.Sums(job, number, alphas))
                 consumers.append(summed[-1])
-            of_rank = f"{title}: rank {number} of {ranks}"
-            _dry_run(job, number, consumers, epochs, of_rank, progress)
-            accesses.append(own.counts)
+            of_rank, engine = f"{title}: rank {number} of {ranks}", job.engines[number]
+            for epoch in range(epochs):
+                progress.begin(f"{of_rank}, epoch {epoch}", engine.basis.epochs.order.num_batches, "batches")
+                measure = partial(_measured, consumers)
+                for measured in engine.dry(epoch, measure, only_vertices=not ways.sums):
+                    for consumer, of_batch in zip(consumers, measured):
+                        consumer.add(epoch, of_batch)
+                    progress.advance()
+            accesses.append(consumers[0].counts)
             for consumer in consumers[1:]:
                 consumer.finish()
             if "oracle-heldout" in policies:
@@ -195,17 +204,5 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
     return found
 
 
-def _dry_run(job: Job, number: int, consumers: Sequence[Any], epochs: int, title: str, progress: Progress) -> None:
-    """Draw a rank's epochs once, for all consumers.
-
-    Args:
-        consumers: ``edges`` says that one needs the edges of batches; threads call ``measure`` with each batch, and what that returns goes to ``add``, in
-            order, with the number of the epoch.
-    """
-    engine, bare = job.engines[number], not any(consumer.edges for consumer in consumers)
-    for epoch in range(epochs):
-        progress.begin(f"{title}, epoch {epoch}", engine.basis.epochs.order.num_batches, "batches")
-        for measured in engine.dry(epoch, lambda batch: [c.measure(batch) for c in consumers], only_vertices=bare):
-            for consumer, own in zip(consumers, measured):
-                consumer.add(epoch, own)
-            progress.advance()
+def _measured(consumers: Sequence[Any], batch: Drawn) -> list[Any]:
+    return [consumer.measure(batch) for consumer in consumers]

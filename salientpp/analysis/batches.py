@@ -8,9 +8,6 @@ from typing import Any
 
 from torch_geometric.sampler import NegativeSampling
 
-from salientpp.engine.connected import Connected
-from salientpp.engine.seeds import Seeds, edges_of_part, sampler_of_part, vertices_of_part
-from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.inclusion import check_batch_size, check_fanouts
 
@@ -52,10 +49,6 @@ class Batches:
         """Vertices are seeds, and draws are uniform: the forecasts of one type of vertices hold."""
         changed = (self.link, self.replace, self.disjoint, self.time_attr, self.weight_attr, self.neg_sampling)
         return not any(changed) and self.temporal_strategy == "uniform"
-
-    @property
-    def negatives(self) -> NegativeSampling | None:
-        return None if self.neg_sampling is None else NegativeSampling.cast(self.neg_sampling)
 
     @property
     def fanouts(self) -> tuple[Any, ...]:
@@ -107,22 +100,10 @@ class Batches:
         if isinstance(block, bool) or not isinstance(block, int) or block < 1:
             raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {block!r}")
 
-    def sampler(self, part: Any) -> NeighborSampler:
-        """The loaders' sampler for these batches of a graph in parts."""
-        return sampler_of_part(
-            part, self.num_neighbors, self.time_attr, self.weight_attr, replace=self.replace, disjoint=self.disjoint,
-            temporal_strategy=self.temporal_strategy, shared_draws=self.shared_draws,
-        )  # fmt: skip
-
-    def seeds_of(self, connected: Connected, sampler: NeighborSampler) -> Seeds:
-        """The loaders' seeds of a rank."""
-        if not self.link:
-            return vertices_of_part(connected, sampler, self.seeds)
-        return edges_of_part(connected, sampler, self.seeds, time=self.edge_label_time, negatives=self.negatives)
-
     def draws(self) -> dict[str, Any]:
         """How neighbours and negative examples are drawn, as JSON values."""
-        negatives, which = self.negatives, ("num_neighbors", "batch_size", "seeds", "epochs", "seed", "link")
+        which = "num_neighbors", "batch_size", "seeds", "epochs", "seed", "link"
+        negatives = None if self.neg_sampling is None else NegativeSampling.cast(self.neg_sampling)
         text = None if negatives is None else f"{negatives.mode.value} {negatives.amount:g}"
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in which}
         return {**values, "neg_sampling": text}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
@@ -61,19 +61,16 @@ def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed:
         ValueError: there is no such policy.
     """
     known: Mapping[str, Any] = TYPED_POLICIES if is_typed else POLICIES
-    if policies is None:
-        policies = [policy for policy in DEFAULT_POLICIES if policy in known or policy in ORACLES]
-    checked: list[str] = []
-    for policy in policies:
-        if policy not in known and policy not in ORACLES:
+    allowed = {*known, *ORACLES}
+    names = [policy for policy in DEFAULT_POLICIES if policy in allowed] if policies is None else policies
+    for policy in names:
+        if policy not in allowed:
             words = " for such batches" if is_typed else ""
             raise ValueError(f"policies must be among {', '.join([*sorted(known), 'oracle'])}{words}, got {policy!r}")
-        checked += ORACLES if policy == "oracle" else [policy]
-    if predict_only:
-        checked = [policy for policy in checked if policy not in LEARNED]
+    checked = [each for policy in names for each in (ORACLES if policy == "oracle" else [policy])]
     if "vip" not in checked:
         checked.insert(0, "vip")  # the forecasts and recommendations are VIP's
-    return list(dict.fromkeys(checked))
+    return [*dict.fromkeys(policy for policy in checked if not predict_only or policy not in LEARNED)]
 
 
 class Accesses:
@@ -82,8 +79,6 @@ class Accesses:
     Attributes:
         counts: by vertex type int32 [R, N].
     """
-
-    edges = False
 
     def __init__(self, job: Job, epochs: int) -> None:
         sizes = {type_: book.num_vertices for type_, book in job.held.items()}
@@ -100,28 +95,23 @@ class Accesses:
 def other_accesses(job: Job, number: int, epochs: int, title: str, progress: Progress) -> Values:
     """The same counts of rank ``number`` over as many other epochs: int32 [1, N] by type."""
     total, engine = Accesses(job, 1), job.engines[number]
-    size = engine.basis.batch_size
-    progress.begin(f"{title}, held-out epochs", epochs * -(-engine.basis.source.seeds.number // size), "batches")
+    size, num_seeds = engine.basis.batch_size, engine.basis.source.seeds.number
+    progress.begin(f"{title}, held-out epochs", epochs * -(-num_seeds // size), "batches")
     # The keys of `simulation` are numbered by part; these lie beyond.
-    for measured in _other_batches(engine, total.measure, size, len(job.engines) + number, epochs):
+    batches = shuffled_batches(torch.arange(num_seeds, device="cpu"), size, len(job.engines) + number, epochs)
+    for measured in _drawn(engine, total.measure, batches if num_seeds else ()):
         total.add(0, measured)
         progress.advance()
     return total.counts
 
 
-def _other_batches(
-    engine: Engine, measure: Callable[[Drawn], Out], batch_size: int, key: int, epochs: int, only_of: int | None = None
-) -> Iterator[Out]:
-    """What ``measure`` says of batches of no training run, by keys of ``key``; of those of ``only_of`` seeds, where that is given."""
-    positions = torch.arange(engine.basis.source.seeds.number, device="cpu")
-    drawn = shuffled_batches(positions, batch_size, key, epochs) if positions.numel() else ()
-    if only_of is not None:
-        drawn = islice((each for each in drawn if each[0].numel() == only_of), _CALIBRATION_BATCHES)
+def _drawn(engine: Engine, measure: Callable[[Drawn], Out], batches: Iterable[tuple[Tensor, int]]) -> Iterator[Out]:
+    """What ``measure`` says of batches of no training run: positions of seeds, int64, and a key."""
 
     def measured(batch: tuple[Tensor, int]) -> Out:
         return measure(engine.producer.drawn([(batch[0], BatchKeys(batch[1], batch[1]))], only_vertices=True))
 
-    return in_order(measured, drawn, "salientpp-dry")
+    return in_order(measured, batches, "salientpp-dry")
 
 
 def _batches_by_size(basis: Basis) -> Counter[int]:
@@ -131,34 +121,28 @@ def _batches_by_size(basis: Basis) -> Counter[int]:
 
 def _expected(job: Job) -> list[Values]:
     """By rank and vertex type float64 [N], in how many batches of an epoch a row that the host lacks is expected."""
-    workloads, agrees = job.workloads, job.batches.shared_draws is not None
 
     @cache
-    def chances(size: int) -> Tensor:  # of each unit, in a batch of so many seeds
-        first, seeds = workloads[0], [workload.seeds for workload in workloads]
+    def chances(size: int) -> Any:  # of plain batches of so many seeds, float32 [N] of each unit
+        first, seeds = job.workloads[0], [each.seeds for each in job.workloads]
+        if job.batches.shared_draws is not None:
+            return [shared_inclusion_probability(first.graph, own, first.num_neighbors, size) for own in seeds]
+        if size == job.batches.batch_size:
+            return [each.vip for each in job.workloads]
         return inclusion_probability(first.graph, seeds, first.num_neighbors, size)
-
-    def chance(type_: str | None, unit: int, size: int) -> Tensor:
-        if agrees:
-            own = workloads[unit]
-            return shared_inclusion_probability(own.graph, own.seeds, own.num_neighbors, size)
-        return job.vip[unit][type_] if size == job.batches.batch_size else chances(size)[unit]
 
     found: list[Values] = []
     for engine in job.engines:
         sizes, unit = _batches_by_size(engine.basis), engine.basis.epochs.placement.own_part
-        of_rank: Values = {}
+        found.append({})
         for type_, book in job.held.items():
-            if workloads:
-                total = torch.zeros(book.num_vertices, dtype=torch.float64, device="cpu")
-                for size, times in sizes.items():
-                    total += chance(type_, unit, size).double() * times
-            else:  # a smaller batch counts by its size
-                seeds = sum(size * times for size, times in sizes.items())
-                total = job.vip[unit][type_].double() * (seeds / engine.basis.batch_size)
+            total = torch.zeros(book.num_vertices, dtype=torch.float64, device="cpu")
+            for size, times in sizes.items() if job.workloads else ():
+                total += chances(size)[unit].double() * times
+            if not job.workloads:  # a smaller batch counts by its size
+                total += job.vip[unit][type_].double() * (sum(sizes.elements()) / engine.basis.batch_size)
             total[slice(*book.range_of(engine.basis.source.exchange.part_id))] = 0
-            of_rank[type_] = total.numpy()
-        found.append(of_rank)
+            found[-1][type_] = total.numpy()
     return found
 
 
@@ -260,15 +244,16 @@ class Caches:
 
     def _calibrate(self, way: str, number: int, since: Values) -> None:
         engine, key = self._job.engines[number], 2 * len(self._job.engines) + number
-        num_seeds = engine.basis.source.seeds.number
+        seeds = torch.arange(engine.basis.source.seeds.number, device="cpu")
 
         def beyond(batch: Drawn) -> list[list[Any]]:
             ids = {type_: batch.places[type_].remote_id.numpy() for type_ in self._types}
             return [[np.count_nonzero(since[t][ids[t]] > a) for a in range(len(self._alphas))] for t in self._types]
 
         for size, times in _batches_by_size(engine.basis).items():
-            epochs = -(-_CALIBRATION_BATCHES * size // num_seeds) + 1
-            found = _other_batches(engine, beyond, size, key, epochs, min(size, num_seeds))
+            batches = shuffled_batches(seeds, size, key, -(-_CALIBRATION_BATCHES * size // seeds.numel()) + 1)
+            whole = (batch for batch in batches if batch[0].numel() == min(size, seeds.numel()))
+            found = _drawn(engine, beyond, islice(whole, _CALIBRATION_BATCHES))
             sampled = np.array(list(found), dtype=np.float64)
             self.calibrated[way] += sampled.mean(axis=0) * times
             self.variance[way] += sampled.var(axis=0, ddof=min(1, len(sampled) - 1)) / len(sampled) * times**2

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.sampler import NegativeSampling
 
 from salientpp.analysis.batches import Batches
 from salientpp.batch.template import PartitionTemplate
@@ -16,7 +17,7 @@ from salientpp.engine.basis import Basis
 from salientpp.engine.connected import connect_part
 from salientpp.engine.engine import Engine
 from salientpp.engine.epochs import Epochs
-from salientpp.engine.seeds import Seeds
+from salientpp.engine.seeds import Seeds, edges_of_part, sampler_of_part, vertices_of_part
 from salientpp.engine.shares import Shares
 from salientpp.engine.source import BatchSource
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
@@ -76,13 +77,21 @@ class Job:
             types = [type_ for type_ in types if row_bytes[type_]]
             if not types:
                 raise ValueError("no type of vertices has rows of x that would travel, so there is nothing to count")
-        alone, sampler, batch_size = Comm(None, DEFAULT_TIMEOUT), batches.sampler(part), batches.batch_size
+        alone, batch_size = Comm(None, DEFAULT_TIMEOUT), batches.batch_size
         assert batch_size is not None  # filled
+        draws = {name: getattr(batches, name) for name in ("replace", "disjoint", "temporal_strategy", "shared_draws")}
+        sampler = sampler_of_part(part, batches.num_neighbors, batches.time_attr, batches.weight_attr, **draws)
+        negatives = None if batches.neg_sampling is None else NegativeSampling.cast(batches.neg_sampling)
         views = [connect_part(part, alone, placement) for placement in placements]
         seeds: dict[int, Seeds] = {}
         for view in views:
-            if view.own_part not in seeds:  # others share it
-                seeds[view.own_part] = batches.seeds_of(view, sampler)
+            if view.own_part in seeds:
+                continue  # others share it
+            if batches.link:
+                own = edges_of_part(view, sampler, batches.seeds, time=batches.edge_label_time, negatives=negatives)
+            else:
+                own = vertices_of_part(view, sampler, batches.seeds)
+            seeds[view.own_part] = own
         fewest = min(each.number for each in seeds.values())
         uneven = "exact" if fewest < placements[0].logical_ranks_per_unit else "wrap"
         numbers = {
@@ -102,13 +111,9 @@ class Job:
         return cls(batches, engines, {type_: row_bytes[type_] for type_ in types})
 
     @cached_property
-    def placements(self) -> list[Placement]:
-        return [engine.basis.epochs.placement for engine in self.engines]
-
-    @cached_property
     def hosts(self) -> list[range]:
         """The ranks of each host."""
-        return [*dict.fromkeys(placement.ranks_of_host for placement in self.placements)]
+        return [*dict.fromkeys(engine.basis.epochs.placement.ranks_of_host for engine in self.engines)]
 
     @cached_property
     def units(self) -> list[Basis]:
@@ -126,7 +131,7 @@ class Job:
     @property
     def shares(self) -> bool:
         """A host has several ranks."""
-        return max(self.placements[0].ranks_by_host) > 1
+        return len(self.hosts) < len(self.engines)
 
     @property
     def part(self) -> Any:

@@ -58,14 +58,11 @@ class Lookahead:
 
     Attributes:
         found: by replication factor.
-        num_batches: of an epoch.
     """
-
-    edges = False
 
     def __init__(self, job: Job, number: int, alphas: Sequence[float], lookahead: Window, epochs: int) -> None:
         self._engine, self._workload, self._epochs = job.engines[number], job.workloads[number], epochs
-        self.num_batches = self._engine.basis.epochs.order.num_batches
+        self._num_batches = self._engine.basis.epochs.order.num_batches
         book, part_id = self._workload.book, self._workload.part_id
         scores = score("vip", self._workload).to(torch.float32)
         self._remote = scores.clone()
@@ -73,8 +70,9 @@ class Lookahead:
         self._reach = 0  # batches that the longest window takes
         self._lists: deque[Tensor] = deque()  # from batch `_first` on
         self._first = 0
-        later = count(epochs) if self.num_batches else ()
-        self._later: Iterator[Tensor] = chain.from_iterable(map(self._lists_of, later))
+        self._later: Iterator[Tensor] = iter(())  # lists of the epochs after those that are counted
+        if epochs and self._num_batches:
+            self._later = chain.from_iterable(map(self._lists_of, count(epochs)))
         spread = Spread.of(self._remote, self._blocks, None if self._blocks is None else self._trial)
         self.found: list[Known] = []
         self._planners: list[tuple[Planner, Known]] = []
@@ -105,7 +103,7 @@ class Lookahead:
     def _blocks(self) -> Blocks | None:
         basis = self._engine.basis
         shared = getattr(basis.source.sampler, "shared_draws", None) is not None
-        return Blocks.of(self._workload, basis.epochs.draw_block, self.num_batches, shared)
+        return Blocks.of(self._workload, basis.epochs.draw_block, self._num_batches, shared)
 
     def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
         """The coded remote ids of the batches of an epoch."""
@@ -121,12 +119,12 @@ class Lookahead:
 
     def finish(self) -> None:
         """Plan the last batches, whose windows reach into the next epochs; and let go of the plans."""
-        while self._first < self._epochs * self.num_batches:
+        while self._first < self._epochs * self._num_batches:
             self._plan_next()
         self._planners, self._later = [], iter(())
 
     def _plan_next(self) -> None:
-        epoch, ids = self._first // self.num_batches, ops.ids_of_list(self._list(self._first), self._remote.numel())
+        epoch, ids = self._first // self._num_batches, ops.ids_of_list(self._list(self._first), self._remote.numel())
         for planner, known in self._planners:
             moves = planner.plan(ids, lambda own=planner: self._list(own.known))  # type: ignore[misc]  # known type
             known.rows[epoch] += moves.fetched_place.numel()
@@ -139,15 +137,15 @@ class Lookahead:
         return self._lists[number - self._first]
 
 
-def volumes(ranks: Sequence[Lookahead], job: Job, vip: Sequence[Volume], epochs: int) -> list[Volume]:
+def volumes(ranks: Sequence[list[Known]], job: Job, vip: Sequence[Volume], epochs: int) -> list[Volume]:
     """What all ranks fetch, by replication factor, beside the static caches of ``vip``; 0 epochs were counted: as forecast."""
     found = []
-    for a, own in enumerate(vip):
-        known, static_rows = [rank.found[a] for rank in ranks], own.remote_rows_per_rank or ()
-        static = sum(each.static for each in known)
+    for own, known in zip(vip, zip(*ranks)):
+        static, static_rows = sum(each.static for each in known), own.remote_rows_per_rank or ()
         if epochs and job.batches.draw_block > 1:
             # Of draws that agree the probabilities say too little of what a static cache leaves, which is counted.
-            static = sum(rows / max(1, rank.num_batches) for rows, rank in zip(static_rows, ranks))
+            numbers = (max(1, engine.basis.epochs.order.num_batches) for engine in job.engines)
+            static = sum(rows / number for rows, number in zip(static_rows, numbers))
         shapes, reach = [each.shape for each in known], max(each.reach for each in known)
         share = sum(each.predicted for each in known) / static if static > 0 else 1.0
         ahead = Ahead(

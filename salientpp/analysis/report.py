@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Sequence
 from operator import attrgetter, itemgetter
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -15,7 +14,6 @@ from rich.table import Table
 
 from salientpp.analysis.caches import CACHE
 from salientpp.analysis.result import Analysis, Volume, format_bytes
-from salientpp.files import write_whole
 
 #: A line of a table: its name, and a function that makes a cell for each column: a text, a number, or None where it is not known.
 Line = tuple[str, Any]
@@ -33,18 +31,17 @@ def shown(analysis: Analysis) -> list[RenderableType]:
         + (f" sent as {', '.join(analysis.send_as.values())}" if analysis.send_as else "")
     ]
     for fanouts in analysis.fanouts:
-        tables = [
-            make(analysis, fanouts) for make in (cache_table, lookahead_table, sums_table, device_table, copies_table)
-        ]
-        lines += [table for table in tables if table.row_count]
+        makers = cache_table, lookahead_table, sums_table, device_table, copies_table
+        lines += [table for make in makers if (table := make(analysis, fanouts)).row_count]
     if len(analysis.fanouts) > 1:
         lines.append(mean_table(analysis))
-    return [*lines, *map(str, analysis.recommendations), *lookahead_advice(analysis), *sums_advice(analysis)]
+    return [*lines, *advice(analysis)]
 
 
 def cache_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     """For each policy and α the share of what moves without a cache that is still fetched; for VIP the rows too."""
-    cells, is_alone, hosts = _caches(analysis, fanouts), _alone(analysis), len(analysis.ranks_by_host)
+    cells, hosts = _caches(analysis, fanouts), len(analysis.ranks_by_host)
+    is_alone = max(analysis.ranks_by_host) == 1 and hosts == analysis.parts  # every rank is a host and has one part
     own = cells[CACHE, "vip"]
     first = next(iter(own.values()))
     bare = ", ".join(f"{v.rows_without_cache:,.0f}{f' {v.vertex_type}' if v.vertex_type else ''}" for v in first)
@@ -60,18 +57,26 @@ def cache_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
         [(_name(*key), lambda alpha, left=left: f"{analysis.share(left[alpha]):.3f}") for key, left in cells.items()],
     )
     table.add_section()
-    _add(table, own.values(), [(f"cache per {machine}", lambda volumes: _bytes(volumes[0]))])
+    _add(
+        table,
+        own.values(),
+        [(f"cache per {machine}", lambda each: format_bytes(each[0].cache_bytes) if each[0].row_bytes else "–")],
+    )
     for t, of_type in enumerate(first):
-        _add(table, [volumes[t] for volumes in own.values()], _lines_of_type(analysis, of_type.vertex_type))
+        name = f"vip, {of_type.vertex_type} rows" if of_type.vertex_type else "vip, rows"
+        lines = [
+            (f"{name} counted", attrgetter("remote_rows_per_epoch")),
+            *_lines_of_bytes(analysis),
+            (f"{name} forecast", attrgetter("predicted_rows_per_epoch")),
+            ("  calibrated", attrgetter("calibrated_rows_per_epoch")),
+            ("  its error, ±", attrgetter("calibrated_error")),
+        ]
+        lines += [("  rows cached", attrgetter("cached_rows"))] if of_type.vertex_type else []
+        _add(table, [volumes[t] for volumes in own.values()], lines)
     if analysis.epochs and not is_alone:
         by_host = [[sum(rows) for rows in zip(*map(analysis.by_host, volumes))] for volumes in own.values()]
         _add(table, by_host, [(f"  host {host}", itemgetter(host)) for host in range(min(hosts, _MOST_HOSTS))])
     return table
-
-
-def _alone(analysis: Analysis) -> bool:
-    """Every rank is a host and has one part."""
-    return max(analysis.ranks_by_host) == 1 and len(analysis.ranks_by_host) == analysis.parts
 
 
 def _caches(analysis: Analysis, fanouts: tuple[Any, ...]) -> dict[tuple[str, str], dict[float, list[Volume]]]:
@@ -82,19 +87,6 @@ def _caches(analysis: Analysis, fanouts: tuple[Any, ...]) -> dict[tuple[str, str
             of_policy = found.setdefault((volume.way, volume.policy), {})
             of_policy.setdefault(volume.replication_factor, []).append(volume)
     return found
-
-
-def _lines_of_type(analysis: Analysis, type_: str) -> list[Line]:
-    """What VIP's caches fetch of one type of vertices."""
-    name = f"vip, {type_} rows" if type_ else "vip, rows"
-    lines = [
-        (f"{name} counted", attrgetter("remote_rows_per_epoch")),
-        *_lines_of_bytes(analysis),
-        (f"{name} forecast", attrgetter("predicted_rows_per_epoch")),
-        ("  calibrated", attrgetter("calibrated_rows_per_epoch")),
-        ("  its error, ±", attrgetter("calibrated_error")),
-    ]
-    return [*lines, ("  rows cached", attrgetter("cached_rows"))] if type_ else lines
 
 
 def _lines_of_bytes(analysis: Analysis) -> list[Line]:
@@ -126,37 +118,16 @@ def lookahead_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
         "",
         _of_way(analysis, "lookahead", fanouts),
         [
-            ("known batches", lambda volume: _range(volume.ahead.windows)),
+            (
+                "known batches",
+                lambda volume: "–".join(map(str, sorted({each(volume.ahead.windows) for each in (min, max)}))),
+            ),
             *([("counted", share), *_lines_of_bytes(analysis)] if counted else []),
             ("forecast", lambda volume: f"{volume.ahead.predicted_share:.3f}"),
             ("all of the future", lambda volume: f"{volume.ahead.best_share:.3f}"),
             ("worth knowing, T*", lambda volume: "–" if volume.ahead.reach is None else f"{volume.ahead.reach:.1f}"),
         ],
     )
-
-
-def _range(numbers: tuple[int, ...]) -> str:
-    return "–".join(map(str, sorted({min(numbers), max(numbers)})))
-
-
-def lookahead_advice(analysis: Analysis) -> list[str]:
-    """For each fanouts, whether to look ahead; or why it was not counted."""
-    lines = []
-    for fanouts in analysis.fanouts:
-        found: list[Any] = analysis.of(fanouts=fanouts, way="lookahead")
-        refused = next((each for each in found if each.ahead.refused is not None), None)
-        if refused is not None:
-            lines.append(f"fanouts {list(fanouts)}, α = {refused.replication_factor:g}: {refused.ahead.refused}")
-        if not found or analysis.draws["lookahead"] is not None:
-            continue
-        best = min(found, key=lambda each: each.ahead.predicted_share)
-        known = max(best.ahead.windows)
-        if best.ahead.predicted_share < 0.97:
-            lines.append(
-                f"fanouts {list(fanouts)}: lookahead='auto' is expected to fetch {best.ahead.predicted_share:.0%} of these rows at "
-                f"α = {best.replication_factor:g}, with {known} {'batch' if known == 1 else 'batches'} known ahead; neighbours are drawn twice"
-            )
-    return lines
 
 
 def sums_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
@@ -191,9 +162,23 @@ def copies_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     )
 
 
-def sums_advice(analysis: Analysis) -> list[str]:
-    """For each fanouts and α at which it is worth it, what partial aggregation leaves."""
-    return [
+def advice(analysis: Analysis) -> list[str]:
+    """What to do, for each fanouts; and why a window was not counted."""
+    lines = list(map(str, analysis.recommendations))
+    for fanouts in analysis.fanouts:
+        ahead: list[Any] = analysis.of(fanouts=fanouts, way="lookahead")
+        refused = [each for each in ahead if each.ahead.refused is not None]
+        lines += [
+            f"fanouts {list(fanouts)}, α = {each.replication_factor:g}: {each.ahead.refused}" for each in refused[:1]
+        ]
+        best = min(ahead, key=lambda each: each.ahead.predicted_share, default=None)
+        if best is not None and analysis.draws["lookahead"] is None and best.ahead.predicted_share < 0.97:
+            known = max(best.ahead.windows)
+            lines.append(
+                f"fanouts {list(fanouts)}: lookahead='auto' is expected to fetch {best.ahead.predicted_share:.0%} of these rows at "
+                f"α = {best.replication_factor:g}, with {known} {'batch' if known == 1 else 'batches'} known ahead; neighbours are drawn twice"
+            )
+    return lines + [
         f"fanouts {list(volume.fanouts)}, α = {volume.replication_factor:g}: partial_aggregation leaves {volume.summed.share:.0%} of the bytes; the model's "
         "first layer must be one that salientpp.nn.merge_partial takes"
         for volume in analysis.of(way="sums")
@@ -268,11 +253,6 @@ def _short(number: float | None) -> str:
     return f"{number:.0f}"
 
 
-def _bytes(volume: Volume) -> str:
-    """Memory of a cache; nothing is known without features."""
-    return format_bytes(volume.cache_bytes) if volume.row_bytes else "–"
-
-
 #: Lines of a plot: of a policy, and of an oracle.
 _DOTS: dict[str, Any] = {"marker": "o", "ms": 3, "lw": 1.4}
 _BOUND: dict[str, Any] = {"color": "black", "ls": "--", "lw": 1}
@@ -288,8 +268,8 @@ def check_matplotlib() -> None:
         ) from None
 
 
-def plot(analysis: Analysis, path: Path) -> None:
-    """Rows per epoch over α on a log scale, one panel per fanouts, the room between no cache and the oracle shaded.
+def plot(analysis: Analysis, kind: str) -> bytes:
+    """A picture, 'png' or 'svg': rows per epoch over α on a log scale, one panel per fanouts, the room between no cache and the oracle shaded.
 
     Like Figure 2 of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
 
@@ -327,6 +307,6 @@ def plot(analysis: Analysis, path: Path) -> None:
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     name = analysis.dataset.encode(errors="replace").decode()  # the name of a file need not be text
     figure.suptitle(f"{name}, {analysis.parts} parts, batch size {analysis.batch_size}", parse_math=False)
-    picture = io.BytesIO()  # whole, since a pipe lets nobody go back
-    figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
-    write_whole(path, lambda file: file.write(picture.getbuffer()))
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, dpi=150)
+    return picture.getvalue()

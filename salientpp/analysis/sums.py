@@ -33,8 +33,6 @@ class Sums:
         asks: once finished, whether 'auto' asks for sums, and whether its host makes them.
     """
 
-    edges = True
-
     def __init__(self, job: Job, number: int, alphas: Sequence[float]) -> None:
         self._engine, workload = job.engines[number], job.workloads[number]
         book, part_id = workload.book, workload.part_id

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from salientpp.cli import terminal
 from salientpp.cli.shared_arguments import (
@@ -15,15 +16,15 @@ from salientpp.cli.shared_arguments import (
     add_data,
     add_partitioning,
     add_seed,
+    adder,
     fanouts_of,
     format_of_attribute,
     numbers_of,
+    values_of,
 )
 from salientpp.files import write_whole
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from salientpp.analysis.analyze import Ways
     from salientpp.analysis.batches import Batches
     from salientpp.store.directory.opened import PartitionedGraph
@@ -39,6 +40,41 @@ WAYS_TO_DRAW = ("link", "negatives", "time_attr", "edge_label_time", "last", "we
 HELP = "what would a cache save on this graph?"
 
 
+#: What help says of each argument.
+TEXTS = {
+    "dataset": f"a dataset directory, {DATASETS}",
+    "--parts": "number of machines; a dataset directory knows its own",
+    "--fanouts": "neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (those of the dataset directory, or 15,10,5); may be given "
+    "several times",
+    "--batch-size": "seeds per batch and machine (that of the dataset directory, or 1024)",
+    "--replication-factors": "sizes of the cache to try; 0 is none, K - 1 would hold everything (0,.01,.05,.1,.2,.5,1)",
+    "--policies": f"among {', '.join(POLICY_NAMES)}, and oracle, which no policy beats (all but vip-hop)",
+    "--epochs": "epochs to count (10)",
+    "--seeds": "the split that batches start from: train, val, test or all (that of the dataset directory, or train); of several types of "
+    "vertices TYPE:SPLIT, with --link the split of edges (all)",
+    "--send-as": "count bytes and caches of rows that travel in this format, as the loaders' send_as (what a directory stores narrower travels so in any case)",
+    "--predict-only": "no sampling: VIP's forecast alone; METIS still takes its minutes on a large graph that is not partitioned yet",
+    "--json": "write all figures",
+    "--csv": "write the first table, a line per cell",
+    "--plot": "draw the rows over α, .png or .svg (needs matplotlib)",
+    "--ranks-per-host": "ranks of a host (1)",
+    "--ranks-per-part": "ranks that share a part and split its seeds (1)",
+    "--parts-per-rank": "parts that a rank serves as one, at most (1)",
+    "--lookahead": "count also the rows that ranks fetch which know their next W batches, a number or auto (auto is forecast in any case)",
+    "--shared-draws": "batch: the vertices of a batch draw alike",
+    "--partial": "count also the rows and sums that machines fetch whose loaders have partial_aggregation: owners sum up neighbours of the last hop",
+    "--draw-block": "so many batches of a machine draw alike (1)",
+    "--link": "batches start from edges; of several types those of one, as in --link author,writes,paper",
+    "--negatives": "negative examples of --link: binary or triplet",
+    "--time-attr": "times of vertices or edges",
+    "--edge-label-time": "with --link, the edge attribute with the seeds' times",
+    "--last": "of the neighbours that may be seen, the latest",
+    "--weight-attr": "weights of edges",
+    "--disjoint": "every seed grows a tree of its own",
+    "--replace": "neighbours are drawn with replacement",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "A graph of N vertices is spread over K machines; a batch fetches the feature rows that its machine lacks. Count "
@@ -46,120 +82,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "forecast them by vertex inclusion probability (VIP), and advise on α and on the GPU fraction β (the share of its own rows "
         "that a machine keeps in GPU memory). One machine without a GPU is enough."
     )
-    parser.add_argument("dataset", help=f"a dataset directory, {DATASETS}")
-    parser.add_argument("--parts", type=int, metavar="K", help="number of machines; a dataset directory knows its own")
+    add = adder(parser, TEXTS)
+    add("dataset")
+    add("--parts", type=int, metavar="K")
     add_partitioning(parser, "; a dataset directory is partitioned already")
-    parser.add_argument(
-        "--fanouts",
-        type=fanouts_of,
-        action="append",
-        metavar="F,F,...",
-        help="neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (those of the dataset directory, or 15,10,5); may be given "
-        "several times",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="B",
-        help="seeds per batch and machine (that of the dataset directory, or 1024)",
-    )
-    parser.add_argument(
-        "--replication-factors",
-        type=numbers_of,
-        default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1],
-        metavar="α,α,...",
-        help="sizes of the cache to try; 0 is none, K - 1 would hold everything (0,.01,.05,.1,.2,.5,1)",
-    )
-    parser.add_argument(
-        "--policies",
-        type=lambda text: text.split(","),
-        metavar="P,P,...",
-        help=f"among {', '.join(POLICY_NAMES)}, and oracle, which no policy beats (all but vip-hop)",
-    )
-    parser.add_argument("--epochs", type=int, default=10, help="epochs to count (10)")
-    parser.add_argument(
-        "--seeds",
-        metavar="[TYPE:]SPLIT",
-        help="the split that batches start from: train, val, test or all (that of the dataset directory, or train); of several types of "
-        "vertices TYPE:SPLIT, with --link the split of edges (all)",
-    )
-    _add_hosts(parser)
-    _add_known_batches(parser)
-    parser.add_argument(
-        "--send-as",
-        type=format_of_attribute,
-        action="append",
-        metavar="[TYPE:]x=FORMAT",
-        help="count bytes and caches of rows that travel in this format, as the loaders' send_as (what a directory stores narrower travels so in any case)",
-    )
-    _add_ways_to_draw(parser)
-    parser.add_argument(
-        "--predict-only",
-        action="store_true",
-        help="no sampling: VIP's forecast alone; METIS still takes its minutes on a large graph that is not partitioned yet",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the first table, a line per cell")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the rows over α, .png or .svg (needs matplotlib)"
-    )
-    add_seed(parser, "batches and partition")
-    add_data(parser)
-
-
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    add("--fanouts", type=fanouts_of, action="append", metavar="F,F,...")
+    add("--batch-size", type=int, metavar="B")
+    add("--replication-factors", type=numbers_of, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...")
+    add("--policies", type=lambda text: text.split(","), metavar="P,P,...")
+    add("--epochs", type=int, default=10)
+    add("--seeds", metavar="[TYPE:]SPLIT")
     hosts = parser.add_argument_group(
         "hosts with several ranks, ranks with several parts",
         "With one of these, rows from other hosts are counted: with private caches and with one cache per host.",
     )
-    hosts.add_argument("--ranks-per-host", type=int, metavar="R", help="ranks of a host (1)")
-    hosts.add_argument(
-        "--ranks-per-part", type=int, metavar="G", help="ranks that share a part and split its seeds (1)"
-    )
-    hosts.add_argument("--parts-per-rank", type=int, metavar="M", help="parts that a rank serves as one, at most (1)")
-
-
-def _add_known_batches(parser: argparse.ArgumentParser) -> None:
+    add_host = adder(hosts, TEXTS)
+    add_host("--ranks-per-host", type=int, metavar="R")
+    add_host("--ranks-per-part", type=int, metavar="G")
+    add_host("--parts-per-rank", type=int, metavar="M")
     ahead = parser.add_argument_group(
         "batches that are known, draws that agree, and sums in the place of rows",
         "As the loaders' arguments of these names; for uniform draws from one type of vertices.",
     )
-    ahead.add_argument(
-        "--lookahead",
-        type=_lookahead,
-        metavar="W",
-        help="count also the rows that ranks fetch which know their next W batches, a number or auto (auto is forecast in any case)",
-    )
-    ahead.add_argument("--shared-draws", metavar="HOW", help="batch: the vertices of a batch draw alike")
-    ahead.add_argument(
-        "--partial",
-        action="store_true",
-        default=None,
-        help="count also the rows and sums that machines fetch whose loaders have partial_aggregation: owners sum up neighbours of the last hop",
-    )
-    ahead.add_argument("--draw-block", type=int, metavar="B", help="so many batches of a machine draw alike (1)")
-
-
-def _add_ways_to_draw(parser: argparse.ArgumentParser) -> None:
+    add_ahead = adder(ahead, TEXTS)
+    add_ahead("--lookahead", type=_lookahead, metavar="W")
+    add_ahead("--shared-draws", metavar="HOW")
+    add_ahead("--partial", action="store_true", default=None)
+    add_ahead("--draw-block", type=int, metavar="B")
+    add("--send-as", type=format_of_attribute, action="append", metavar="[TYPE:]x=FORMAT")
     ways = parser.add_argument_group(
         "ways to draw, on a dataset directory",
         "As the loaders' arguments of these names. With one of them, or with several types of vertices, rows are counted type by type, for the "
         "policies vip, vip-hop, degree, random and oracle.",
     )
-    ways.add_argument(
-        "--link",
-        nargs="?",
-        const="",
-        metavar="EDGE_TYPE",
-        help="batches start from edges; of several types those of one, as in --link author,writes,paper",
-    )
-    ways.add_argument("--negatives", metavar="MODE[:AMOUNT]", help="negative examples of --link: binary or triplet")
-    ways.add_argument("--time-attr", metavar="NAME", help="times of vertices or edges")
-    ways.add_argument("--edge-label-time", metavar="NAME", help="with --link, the edge attribute with the seeds' times")
-    ways.add_argument("--last", action="store_true", help="of the neighbours that may be seen, the latest")
-    ways.add_argument("--weight-attr", metavar="NAME", help="weights of edges")
-    ways.add_argument("--disjoint", action="store_true", help="every seed grows a tree of its own")
-    ways.add_argument("--replace", action="store_true", help="neighbours are drawn with replacement")
+    add_draw = adder(ways, TEXTS)
+    add_draw("--link", nargs="?", const="", metavar="EDGE_TYPE")
+    add_draw("--negatives", metavar="MODE[:AMOUNT]")
+    add_draw("--time-attr", metavar="NAME")
+    add_draw("--edge-label-time", metavar="NAME")
+    add_draw("--last", action="store_true")
+    add_draw("--weight-attr", metavar="NAME")
+    add_draw("--disjoint", action="store_true")
+    add_draw("--replace", action="store_true")
+    add("--predict-only", action="store_true")
+    for name in ("--json", "--csv", "--plot"):
+        add(name, type=Path, metavar="FILE")
+    add_seed(parser, "batches and partition")
+    add_data(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -192,21 +161,31 @@ def run(arguments: argparse.Namespace) -> int:
                 graph.pop(0),
                 batches,
                 ways,
-                parts=arguments.parts,
                 method=graph.pop(),
-                edge_weights=arguments.edge_weights,
-                refine=arguments.refine,
-                predict_only=arguments.predict_only,
                 name=arguments.dataset,
                 progress=progress,
+                **values_of(arguments, "parts", "edge_weights", "refine", "predict_only"),
                 **placing,
             )
-        write = {
-            "json": lambda path: _write_json(path, analysis.to_dict()),
-            "csv": lambda path: write_whole(path, lambda file: file.write(analysis.to_csv().encode())),
-            "plot": lambda path: report.plot(analysis, path),
+        contents: dict[str, Callable[[], bytes]] = {
+            "json": lambda: (json.dumps(analysis.to_dict(), indent=1) + "\n").encode(),
+            "csv": lambda: analysis.to_csv().encode(),
+            "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
         }
-        return _show_analysis(arguments, write, report.shown(analysis))
+        failed = []  # what fails keeps nothing else from being written
+        for option, path in _files(arguments).items():
+            try:
+                write_whole(path, partial(_write, contents[option]()))
+                arguments.written.append(path)
+            except OSError as error:
+                failed.append(f"--{option}: {error}")
+        try:
+            terminal.show(*report.shown(analysis))
+        except OSError as error:
+            failed.append(str(error))
+        if failed:
+            raise OSError("; ".join(failed))
+        return 0
 
 
 def _batches(arguments: argparse.Namespace) -> list[Batches]:
@@ -239,21 +218,24 @@ def _batches(arguments: argparse.Namespace) -> list[Batches]:
     if is_link:
         split = (seeds or "").rpartition(":")[2]
         seeds = (tuple(arguments.link.split(",")), split or None) if arguments.link else split or "all"
+    same = (
+        "batch_size",
+        "epochs",
+        "seed",
+        "shared_draws",
+        "replace",
+        "disjoint",
+        "time_attr",
+        "weight_attr",
+        "edge_label_time",
+    )
     batches = Batches(
-        batch_size=arguments.batch_size,
         seeds=seeds,
-        epochs=arguments.epochs,
-        seed=arguments.seed,
         link=is_link,
-        shared_draws=arguments.shared_draws,
         draw_block=1 if arguments.draw_block is None else arguments.draw_block,
-        replace=arguments.replace,
-        disjoint=arguments.disjoint,
-        time_attr=arguments.time_attr,
         temporal_strategy="last" if arguments.last else "uniform",
-        weight_attr=arguments.weight_attr,
         neg_sampling=negatives,
-        edge_label_time=arguments.edge_label_time,
+        **values_of(arguments, *same),
     )
     several = [replace(batches, num_neighbors=fanouts) for fanouts in arguments.fanouts or [None]]
     for each in several:
@@ -293,7 +275,7 @@ def _ways(arguments: argparse.Namespace) -> Ways:
     return ways.checked(arguments.predict_only)
 
 
-def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, int]:
+def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, Any]:
     """How many ranks there are, and how many of them each host has."""
     given = _given(arguments, HOSTS)
     for option in given:
@@ -326,30 +308,8 @@ def _check_files(arguments: argparse.Namespace) -> None:
         check_matplotlib()
 
 
-def _write_json(path: Path, figures: dict[str, Any]) -> None:
-    write_whole(path, lambda file: file.write((json.dumps(figures, indent=1) + "\n").encode()))
-
-
-def _show_analysis(
-    arguments: argparse.Namespace,
-    write: Mapping[str, Callable[[Path], None]],
-    lines: Sequence[RenderableType],
-) -> int:
-    """Write what was asked for, and show the rest; what fails keeps nothing else from being written."""
-    failed = []
-    for option, path in _files(arguments).items():
-        try:
-            write[option](path)
-            arguments.written.append(path)
-        except OSError as error:
-            failed.append(f"--{option}: {error}")
-    try:
-        terminal.show(*lines)
-    except OSError as error:
-        failed.append(str(error))
-    if failed:
-        raise OSError("; ".join(failed))
-    return 0
+def _write(data: bytes, file: BinaryIO) -> None:
+    file.write(data)
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:

@@ -6,9 +6,22 @@ import argparse
 from pathlib import Path
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import add_data, add_memory
+from salientpp.cli.shared_arguments import add_data, add_memory, adder, values_of
 
 HELP = "turn a graph that outgrows memory into files that are mapped"
+
+
+#: What help says of each argument.
+TEXTS = {
+    "source": "npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save wrote), a name of the Open Graph Benchmark, or "
+    "edges:FILES[,x=FILES,y=FILES,train=FILES,val=FILES,test=FILES,num_vertices=N,skip=LINES]: text, .npy or .parquet, with wildcards",
+    "root": "the directory to write",
+    "--undirected": "every edge in both directions, each pair once; or edges as they are stored (as the dataset defines it)",
+    "--deduplicate": "each pair once",
+    "--dtype": "store an attribute as fp64, fp32, fp16, bf16 or fp8, as in --dtype x=fp16; may be given several times (as it comes)",
+    "--finite": "refuse NaN and infinity in attributes",
+    "--overwrite": "replace a converted graph, or a conversion that was begun",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,32 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Read a graph in pieces, sort its edges outside memory, and write it as files that partition and analyze map: converted:DIR. A run "
         "that was stopped goes on where it was when the same command is given again."
     )
-    parser.add_argument(
-        "source",
-        help="npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save wrote), a name of the Open Graph Benchmark, or "
-        "edges:FILES[,x=FILES,y=FILES,train=FILES,val=FILES,test=FILES,num_vertices=N,skip=LINES]: text, .npy or .parquet, with wildcards",
-    )
-    parser.add_argument("root", type=Path, help="the directory to write")
+    add = adder(parser, TEXTS)
+    add("source")
+    add("root", type=Path)
     add_memory(parser)
-    parser.add_argument(
-        "--undirected",
-        action=argparse.BooleanOptionalAction,
-        help="every edge in both directions, each pair once; or edges as they are stored (as the dataset defines it)",
-    )
-    parser.add_argument("--deduplicate", action="store_true", help="each pair once")
-    parser.add_argument(
-        "--dtype",
-        type=_format_of_name,
-        action="append",
-        default=[],
-        metavar="NAME=FORMAT",
-        help="store an attribute as fp64, fp32, fp16, bf16 or fp8, as in --dtype x=fp16; may be given several times (as it comes)",
-    )
-    parser.add_argument("--finite", action="store_true", help="refuse NaN and infinity in attributes")
+    add("--undirected", action=argparse.BooleanOptionalAction)
+    add("--deduplicate", action="store_true")
+    add("--dtype", type=_format_of_name, action="append", default=[], metavar="NAME=FORMAT")
+    add("--finite", action="store_true")
     add_data(parser)
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a converted graph, or a conversion that was begun"
-    )
+    add("--overwrite", action="store_true")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,14 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         convert(
             arguments.source,
             arguments.root,
-            memory=arguments.memory,
-            undirected=arguments.undirected,
-            deduplicate=arguments.deduplicate,
             dtype=dict(arguments.dtype),
-            finite=arguments.finite,
-            data=arguments.data,
-            overwrite=arguments.overwrite,
             progress=progress,
+            **values_of(arguments, "memory", "undirected", "deduplicate", "finite", "data", "overwrite"),
         )
     terminal.show(describe_converted(arguments.root))
     return 0

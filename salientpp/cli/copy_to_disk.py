@@ -7,9 +7,18 @@ import os
 from pathlib import Path
 
 from salientpp.cli import terminal
+from salientpp.cli.shared_arguments import adder
 from salientpp.launch.environment import detect
 
 HELP = "copy what this host needs of a dataset directory to its own disk"
+
+
+#: What help says of each argument.
+TEXTS = {
+    "root": "a directory that `salientpp partition` wrote",
+    "--to": "where to put the copy, as DIR/NAME; on a cluster often $TMPDIR",
+    "--part": "a part to copy, rather than this rank's; may be given several times",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,21 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Started on every rank of a job (srun, torchrun) it copies the parts of that rank; several ranks of a host may share a copy. "
         "The path of the copy, for salientpp.load, is the one line on stdout."
     )
-    parser.add_argument("root", type=Path, help="a directory that `salientpp partition` wrote")
-    parser.add_argument(
-        "--to",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="where to put the copy, as DIR/NAME; on a cluster often $TMPDIR",
-    )
-    parser.add_argument(
-        "--part",
-        type=int,
-        action="append",
-        metavar="P",
-        help="a part to copy, rather than this rank's; may be given several times",
-    )
+    add = adder(parser, TEXTS)
+    add("root", type=Path)
+    add("--to", type=Path, required=True, metavar="DIR")
+    add("--part", type=int, action="append", metavar="P")
 
 
 def run(arguments: argparse.Namespace) -> int:

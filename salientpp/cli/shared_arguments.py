@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 METHODS = (
     "what assigns vertices to parts: metis, kaminpar (an extra), random, or auto (default): kaminpar for more than 2^26 edges where it is installed, else "
@@ -15,6 +17,16 @@ DATASETS = (
     "wrote), python:MODULE:FUNCTION (a function of yours that returns one), converted:DIR (what `salientpp convert` wrote), pyg-partition:DIR or "
     "glt-partition:DIR[,y=FILE,train=FILE,...] (what PyG's or GLT's partitioner wrote), or a name of the Open Graph Benchmark"
 )
+
+
+def adder(parser: Any, texts: Mapping[str, str]) -> Callable[..., Any]:
+    """``add_argument`` of a parser or a group of it, with the help of each argument from ``texts``."""
+    return lambda name, **options: parser.add_argument(name, help=texts[name], **options)
+
+
+def values_of(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Values that are passed on by the names of their arguments."""
+    return {name: getattr(arguments, name) for name in names}
 
 
 def add_partitioning(parser: argparse.ArgumentParser, more: str = "") -> None:

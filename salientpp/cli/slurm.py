@@ -9,11 +9,36 @@ import sys
 from pathlib import Path
 
 from salientpp.cli import partition, terminal
+from salientpp.cli.shared_arguments import adder, values_of
 from salientpp.files import is_replaced, write_whole
 from salientpp.launch import sbatch
 
 NEEDS_TORCH = False
 HELP = "print a batch script for SLURM"
+
+
+#: What help says of each argument.
+TEXTS = {
+    "script": "the training script and its arguments, without python",
+    "--parts": "number of parts of the dataset",
+    "--time": "of the training: minutes, H:MM:SS or D-HH:MM:SS",
+    "--partition": "SLURM's partition of the training (the cluster's default)",
+    "--gpus-per-node": "GPUs of a host (0)",
+    "--ranks-per-node": "ranks on a host (one per GPU, or 1)",
+    "--ranks-per-part": "ranks that share a part and split its seeds (1)",
+    "--cpus-per-task": "CPUs of a rank (4)",
+    "--launcher": "who starts the ranks of a host (srun)",
+    "--job-name": "also the beginning of the log's name (salientpp)",
+    "--sbatch": "a further line #SBATCH OPTION, as in --sbatch=--account=physics",
+    "--python": "the interpreter on the hosts (%(default)s)",
+    "--output": "write the script there rather than to stdout; an existing file is kept",
+    "--dataset": "partition this first, see `salientpp partition --help`; needs --root",
+    "--root": "the dataset directory that the first job writes; where it exists, that job is left out",
+    "--partition-options": "for `salientpp partition`, as in '--fanouts 15,10,5 --batch-size 1024'",
+    "--partition-cpus": "CPUs of the job that partitions (4)",
+    "--partition-time": "its time (that of the training)",
+    "--partition-queue": "SLURM's partition of it (that of the training)",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,59 +48,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "salientpp.init_process_group(). With --dataset and --root the script is a chain: `bash SCRIPT` on the login node submits a job that "
         "partitions, and the training to begin after it."
     )
-    parser.add_argument(
-        "script", nargs="+", metavar="-- train.py", help="the training script and its arguments, without python"
-    )
-    parser.add_argument("--parts", type=int, required=True, metavar="K", help="number of parts of the dataset")
-    parser.add_argument("--time", required=True, metavar="T", help="of the training: minutes, H:MM:SS or D-HH:MM:SS")
-    parser.add_argument("--partition", metavar="P", help="SLURM's partition of the training (the cluster's default)")
-    parser.add_argument("--gpus-per-node", type=int, default=0, metavar="G", help="GPUs of a host (0)")
-    parser.add_argument("--ranks-per-node", type=int, metavar="R", help="ranks on a host (one per GPU, or 1)")
-    parser.add_argument(
-        "--ranks-per-part", type=int, default=1, metavar="R", help="ranks that share a part and split its seeds (1)"
-    )
-    parser.add_argument("--cpus-per-task", type=int, default=4, metavar="C", help="CPUs of a rank (4)")
-    parser.add_argument(
-        "--launcher", choices=sbatch.LAUNCHERS, default="srun", help="who starts the ranks of a host (srun)"
-    )
-    parser.add_argument(
-        "--job-name", default="salientpp", metavar="NAME", help="also the beginning of the log's name (salientpp)"
-    )
-    parser.add_argument(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help="a further line #SBATCH OPTION, as in --sbatch=--account=physics",
-    )
-    parser.add_argument(
-        "--python", default=sys.executable, metavar="FILE", help="the interpreter on the hosts (%(default)s)"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write the script there rather than to stdout; an existing file is kept",
-    )
-    parser.add_argument(
-        "--dataset", metavar="DATASET", help="partition this first, see `salientpp partition --help`; needs --root"
-    )
-    parser.add_argument(
-        "--root",
-        metavar="DIR",
-        help="the dataset directory that the first job writes; where it exists, that job is left out",
-    )
-    parser.add_argument(
-        "--partition-options",
-        default="",
-        metavar="TEXT",
-        help="for `salientpp partition`, as in '--fanouts 15,10,5 --batch-size 1024'",
-    )
-    parser.add_argument(
-        "--partition-cpus", type=int, default=4, metavar="C", help="CPUs of the job that partitions (4)"
-    )
-    parser.add_argument("--partition-time", metavar="T", help="its time (that of the training)")
-    parser.add_argument("--partition-queue", metavar="P", help="SLURM's partition of it (that of the training)")
+    add = adder(parser, TEXTS)
+    add("script", nargs="+", metavar="-- train.py")
+    add("--parts", type=int, required=True, metavar="K")
+    add("--time", required=True, metavar="T")
+    add("--partition", metavar="P")
+    add("--gpus-per-node", type=int, default=0, metavar="G")
+    add("--ranks-per-node", type=int, metavar="R")
+    add("--ranks-per-part", type=int, default=1, metavar="R")
+    add("--cpus-per-task", type=int, default=4, metavar="C")
+    add("--launcher", choices=sbatch.LAUNCHERS, default="srun")
+    add("--job-name", default="salientpp", metavar="NAME")
+    add("--sbatch", action="append", default=[], metavar="OPTION")
+    add("--python", default=sys.executable, metavar="FILE")
+    add("--output", type=Path, metavar="FILE")
+    add("--dataset", metavar="DATASET")
+    add("--root", metavar="DIR")
+    add("--partition-options", default="", metavar="TEXT")
+    add("--partition-cpus", type=int, default=4, metavar="C")
+    add("--partition-time", metavar="T")
+    add("--partition-queue", metavar="P")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,22 +94,24 @@ def run(arguments: argparse.Namespace) -> int:
             time=arguments.partition_time,
             partition=arguments.partition_queue,
         )
+    ranks_per_node = arguments.ranks_per_node
+    passed = (
+        "parts",
+        "time",
+        "python",
+        "ranks_per_part",
+        "gpus_per_node",
+        "cpus_per_task",
+        "partition",
+        "launcher",
+        "job_name",
+    )
     batch = sbatch.Batch(
         arguments.script,
-        parts=arguments.parts,
-        time=arguments.time,
-        python=arguments.python,
-        ranks_per_part=arguments.ranks_per_part,
-        ranks_per_node=max(1, arguments.gpus_per_node)
-        if arguments.ranks_per_node is None
-        else arguments.ranks_per_node,
-        gpus_per_node=arguments.gpus_per_node,
-        cpus_per_task=arguments.cpus_per_task,
-        partition=arguments.partition,
-        launcher=arguments.launcher,
-        job_name=arguments.job_name,
+        ranks_per_node=max(1, arguments.gpus_per_node) if ranks_per_node is None else ranks_per_node,
         options=arguments.sbatch,
         first=first,
+        **values_of(arguments, *passed),
     )
     text = sbatch.script(batch, made_by=f"salientpp {shlex.join(arguments.words)}")
     data = os.fsencode(text)  # arguments as they came, also those that are no text
