@@ -21,7 +21,7 @@ from salientpp.analysis.batches import Batches, one_or_several
 from salientpp.analysis.caches import CACHE, Accesses, Caches, Values, check_policies, other_accesses
 from salientpp.analysis.graph import open_graph
 from salientpp.analysis.job import MOST_RANKS, Job, placed
-from salientpp.analysis.result import COUNTED, Analysis, word_of_type
+from salientpp.analysis.result import Analysis, word_of_type
 from salientpp.engine.producer import Drawn
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
@@ -105,9 +105,9 @@ def analyze(
     options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
     graph, row_bytes = open_graph(data, parts, several[0], ways.send_as)
     num_parts: Any = graph.num_parts if isinstance(graph, PartitionedGraph) else parts
-    placements = None
-    if ranks is not None or num_parts <= MOST_RANKS:  # what does not fit is said before the graph is partitioned
-        placements = placed(ranks, num_parts, ranks_per_host)
+    # What does not fit is said before the graph is partitioned.
+    is_small = ranks is not None or num_parts <= MOST_RANKS
+    placements = placed(ranks, num_parts, ranks_per_host) if is_small else None
     del data  # a caller who keeps no reference either has the memory back
     part: Any = graph if isinstance(graph, PartitionedGraph) else graph(options, progress)
     del graph
@@ -116,8 +116,10 @@ def analyze(
     for job in jobs:
         _check(job, ways)
     epochs = 0 if predict_only else several[0].epochs
-    found = [_count(job, ways, policies, epochs, progress) for job in jobs]
+    steps = max(jobs[0].engines[0].basis.epochs.order.batches_by_rank)
+    found = [_count(jobs.pop(0), ways, policies, epochs, progress) for _ in several]  # one by one, for their memory
     first, send_as = several[0], (ways.send_as or {}).items()
+    counted = "results", "device_rows", "recommendations", "copies"
     quality = part.description.quality if isinstance(part, PartitionedGraph) else part.quality
     return Analysis(
         dataset=name,
@@ -136,8 +138,8 @@ def analyze(
         balance=quality["balance"],
         draws={**first.draws(), "lookahead": ways.lookahead},
         send_as={key if isinstance(key, str) else ":".join(map(str, key)): value for key, value in send_as} or None,
-        steps_per_epoch=max(jobs[0].engines[0].basis.epochs.order.batches_by_rank),
-        **{name: tuple(chain.from_iterable(each.get(name, ()) for each in found)) for name in COUNTED},
+        steps_per_epoch=steps,
+        **{name: tuple(chain.from_iterable(each.get(name, ()) for each in found)) for name in counted},
     )
 
 
@@ -192,7 +194,7 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
                 others.append(other_accesses(job, number, epochs, of_rank, progress))
         progress.begin(f"{title}: host {host.start} of {ranks}", len(policies), "policies")
         caches.count(host, accesses, others, progress.advance)
-    found: dict[str, Any] = {"results": caches.volumes()}
+    found: dict[str, Any] = {"results": list(caches.volumes())}
     vip = [volume for volume in found["results"] if (volume.way, volume.policy) == (CACHE, "vip")]
     if job.is_simple:
         found["device_rows"], recommendation = advise(job, vip)

@@ -59,28 +59,23 @@ class Batches:
         return each[0] if len(each) == 1 else tuple(each)
 
     def filled(self, data: Any) -> Batches:
-        """The same with what nobody has said, checked.
-
-        Raises:
-            ValueError: a value is wrong.
-        """
+        """The same with what nobody has said; ValueError if a value is wrong."""
         self.check()
-        usual: dict[str, Any] = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "seeds": "train"}
+        num_neighbors: Any = [15, 10, 5]
+        seeds: Any = "train"
+        batch_size = 1024
         if isinstance(data, PartitionedGraph):
             stored = data.description
-            usual = {
-                "num_neighbors": stored.num_neighbors[0],
-                "batch_size": stored.batch_size,
-                "seeds": stored.seeds[1],
-            }
+            num_neighbors, batch_size, seeds = stored.num_neighbors[0], stored.batch_size, stored.seeds[1]
             if data.is_hetero:
-                usual |= {"num_neighbors": dict(zip(data.edge_types, stored.num_neighbors)), "seeds": stored.seeds}
-        usual |= {"seeds": "all"} if self.link else {}
-        missing = {name: value for name, value in usual.items() if getattr(self, name) is None}
-        filled = replace(self, **missing)
-        if isinstance(filled.num_neighbors, Mapping):
-            return filled
-        return replace(filled, num_neighbors=check_fanouts(filled.num_neighbors))
+                num_neighbors, seeds = dict(zip(data.edge_types, stored.num_neighbors)), stored.seeds
+        num_neighbors = num_neighbors if self.num_neighbors is None else self.num_neighbors
+        return replace(
+            self,
+            num_neighbors=num_neighbors if isinstance(num_neighbors, Mapping) else check_fanouts(num_neighbors),
+            batch_size=batch_size if self.batch_size is None else self.batch_size,
+            seeds=("all" if self.link else seeds) if self.seeds is None else self.seeds,
+        )
 
     def check(self) -> None:
         """Raise ValueError for what is wrong whatever the graph is."""
@@ -96,9 +91,8 @@ class Batches:
             )
         if self.shared_draws not in (None, "batch"):
             raise ValueError(f"shared_draws must be 'batch' or None, got {self.shared_draws!r}")
-        block = self.draw_block
-        if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-            raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {block!r}")
+        if isinstance(self.draw_block, bool) or not isinstance(self.draw_block, int) or self.draw_block < 1:
+            raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {self.draw_block!r}")
 
     def draws(self) -> dict[str, Any]:
         """How neighbours and negative examples are drawn, as JSON values."""
@@ -109,17 +103,12 @@ class Batches:
         return {**values, "neg_sampling": text}
 
     def words_of_seeds(self) -> str:
-        if isinstance(self.seeds, str) and not self.link:
-            return self.seeds
-        return f"{'edges' if self.link else 'vertices'} {self.seeds!r}"
+        words = f"{'edges' if self.link else 'vertices'} {self.seeds!r}"
+        return self.seeds if isinstance(self.seeds, str) and not self.link else words
 
 
 def one_or_several(batches: Batches | Sequence[Batches], data: Any) -> list[Batches]:
-    """The batches to count, filled.
-
-    Raises:
-        ValueError: there are none, or they differ in more than ``num_neighbors``.
-    """
+    """The batches to count, filled; ValueError if there are none, or if they differ in more than ``num_neighbors``."""
     several = [each.filled(data) for each in ([batches] if isinstance(batches, Batches) else batches)]
     if not several:
         raise ValueError("batches must hold at least one entry")

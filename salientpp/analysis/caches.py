@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -161,7 +161,7 @@ class Caches:
     def __init__(self, job: Job, policies: Sequence[str], alphas: Sequence[float], epochs: int) -> None:
         self._job, self._policies, self._alphas, self._epochs = job, list(policies), alphas, epochs
         self._types, self._expected = list(job.held), _expected(job)
-        ways = [CACHE, PRIVATE] if job.shares else [CACHE]
+        ways = [CACHE, PRIVATE] if len(job.hosts) < len(job.engines) else [CACHE]
         ranks, types, factors = len(job.engines), len(self._types), len(alphas)
         both = [(way, policy) for way in ways for policy in policies]
         self.left = {each: np.zeros((ranks, types, factors, epochs + 1)) for each in both}
@@ -186,9 +186,7 @@ class Caches:
             for t, type_ in enumerate(self._types):
                 self.bare[number, t] = [values.sum() for values in needs(number, type_)]
 
-        def planned(policy: str) -> list[tuple[str, list[int], Values]]:
-            return self._plan(policy, host, accesses, others)
-
+        planned = partial(self._plan, host, accesses, others)
         # Planning takes one core, so policies share them.
         for policy, plans in zip(self._policies, in_order(planned, self._policies, "salientpp-plan")):
             for way, numbers, since in plans:
@@ -205,7 +203,7 @@ class Caches:
             on_policy()
 
     def _plan(
-        self, policy: Any, host: range, accesses: Sequence[Values], others: Sequence[Values]
+        self, host: range, accesses: Sequence[Values], others: Sequence[Values], policy: Any
     ) -> list[tuple[str, list[int], Values]]:
         """The caches of a host: (way, ranks that use it, which rows it has)."""
         engines = self._job.engines[host.start : host.stop]
@@ -226,7 +224,7 @@ class Caches:
                 for type_, pool in pooled.items():
                     add_scores(policy, pool, each[type_])
         found = [(CACHE, list(host), self._since(pooled, self._job.held, engines[0].basis.source.exchange.part_id))]
-        if self._job.shares:
+        if (PRIVATE, policy) in self.left:
             for number, each, engine in zip(host, scores, engines):
                 part: Any = engine.basis.source.part
                 own = {type_: part.row_books[type_] for type_ in self._types}
@@ -236,9 +234,8 @@ class Caches:
     def _since(self, scores: Scores, books: Mapping[str | None, PartitionBook], part_id: int) -> Values:
         """By type int32 [N]: the first of the ascending replication factors with which a row is cached; their number if with none."""
         since = {t: np.full(book.num_vertices, len(self._alphas), dtype=np.int32) for t, book in books.items()}
-        wanted = {type_: scores[type_] for type_ in books}
         for a in reversed(range(len(self._alphas))):
-            for type_, ids in plan_caches(wanted, books, self._job.widths, part_id, self._alphas[a]).items():
+            for type_, ids in plan_caches(scores, books, self._job.widths, part_id, self._alphas[a]).items():
                 since[type_][ids.numpy()] = a
         return since
 
@@ -258,9 +255,9 @@ class Caches:
             self.calibrated[way] += sampled.mean(axis=0) * times
             self.variance[way] += sampled.var(axis=0, ddof=min(1, len(sampled) - 1)) / len(sampled) * times**2
 
-    def volumes(self) -> list[Volume]:
+    def volumes(self) -> Iterator[Volume]:
         """What is left, by way, policy, replication factor and vertex type."""
-        job, epochs, found = self._job, self._epochs, []
+        job, epochs = self._job, self._epochs
         totals = {each: self._total(rows) for each, rows in self.left.items()}
         bare = self._total(self.bare)
 
@@ -278,30 +275,27 @@ class Caches:
                 for t, (type_, width) in enumerate(job.widths.items()):
                     counted, is_calibrated = rows[:, t, a, :-1], bool(epochs) and policy == "vip"
                     of_epochs = counted.sum(axis=0)
-                    found.append(
-                        Volume(
-                            fanouts=job.batches.fanouts,
-                            way=way,
-                            policy=policy,
-                            replication_factor=alpha,
-                            vertex_type=word_of_type(type_),
-                            row_bytes=width,
-                            cache_bytes=num_bytes,
-                            cached_rows=int(self.cached[way, policy][t, a]),
-                            rows_without_cache=float(bare[t]),
-                            remote_rows_per_epoch=float(of_epochs.mean()) if epochs else None,
-                            remote_rows_std=float(of_epochs.std()) if epochs else None,
-                            remote_bytes_per_epoch=float(of_epochs.mean()) * width if epochs else None,
-                            remote_rows_per_rank=tuple(counted.mean(axis=1).tolist()) if epochs else None,
-                            predicted_rows_per_epoch=None if policy in LEARNED else float(rows[:, t, a, -1].sum()),
-                            calibrated_rows_per_epoch=float(self.calibrated[way][t, a]) if is_calibrated else None,
-                            calibrated_error=math.sqrt(self.variance[way][t, a]) if is_calibrated else None,
-                            ratio_to_oracle=ratio(way, policy, "oracle", t, a),
-                            ratio_to_heldout=ratio(way, policy, "oracle-heldout", t, a),
-                            reduction=float(1 - totals[way, policy][t, a] / bare[t]) if bare[t] > 0 else 0.0,
-                        )
+                    yield Volume(
+                        fanouts=job.batches.fanouts,
+                        way=way,
+                        policy=policy,
+                        replication_factor=alpha,
+                        vertex_type=word_of_type(type_),
+                        row_bytes=width,
+                        cache_bytes=num_bytes,
+                        cached_rows=int(self.cached[way, policy][t, a]),
+                        rows_without_cache=float(bare[t]),
+                        remote_rows_per_epoch=float(of_epochs.mean()) if epochs else None,
+                        remote_rows_std=float(of_epochs.std()) if epochs else None,
+                        remote_bytes_per_epoch=float(of_epochs.mean()) * width if epochs else None,
+                        remote_rows_per_rank=tuple(counted.mean(axis=1).tolist()) if epochs else None,
+                        predicted_rows_per_epoch=None if policy in LEARNED else float(rows[:, t, a, -1].sum()),
+                        calibrated_rows_per_epoch=float(self.calibrated[way][t, a]) if is_calibrated else None,
+                        calibrated_error=math.sqrt(self.variance[way][t, a]) if is_calibrated else None,
+                        ratio_to_oracle=ratio(way, policy, "oracle", t, a),
+                        ratio_to_heldout=ratio(way, policy, "oracle-heldout", t, a),
+                        reduction=float(1 - totals[way, policy][t, a] / bare[t]) if bare[t] > 0 else 0.0,
                     )
-        return found
 
     def _total(self, rows: np.ndarray) -> np.ndarray:
         """Of all ranks, the mean over epochs; as forecast where none was counted."""

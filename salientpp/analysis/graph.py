@@ -153,11 +153,7 @@ def open_graph(
 
 
 def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[str | None, int]:
-    """By type of vertices, of a row of ``x`` as a run sends it and caches it; 0 of types without.
-
-    Raises:
-        TypeError, ValueError: ``send_as`` is not what a loader takes.
-    """
+    """By type of vertices, of a row of ``x`` as a run sends it and caches it; 0 of types without."""
     types = {type_.name: type_ for type_ in part.description.node_types}
     stored = {name: type_.attributes["x"] for name, type_ in types.items() if "x" in type_.attributes}
     known = {(name, "x"): (getattr(torch, entry["dtype"]), entry["row_shape"]) for name, entry in stored.items()}

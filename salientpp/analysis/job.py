@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -72,31 +72,23 @@ class Job:
             part: a :class:`~salientpp.PartitionedGraph` or a :class:`~salientpp.analysis.graph.MemoryGraph`.
             row_bytes: by vertex type, of a row of ``x`` as it travels.
         """
-        types = [type_ for type_ in part.books if type_ not in part.replicated]
-        if part.is_hetero:
-            types = [type_ for type_ in types if row_bytes[type_]]
-            if not types:
-                raise ValueError("no type of vertices has rows of x that would travel, so there is nothing to count")
-        alone, batch_size = Comm(None, DEFAULT_TIMEOUT), batches.batch_size
-        assert batch_size is not None  # filled
+        travelling = (type_ for type_ in part.books if type_ not in part.replicated)
+        types = [type_ for type_ in travelling if row_bytes[type_] or not part.is_hetero]
+        if not types:
+            raise ValueError("no type of vertices has rows of x that would travel, so there is nothing to count")
+        alone, batch_size = Comm(None, DEFAULT_TIMEOUT), batches.batch_size or 0
         draws = {name: getattr(batches, name) for name in ("replace", "disjoint", "temporal_strategy", "shared_draws")}
         sampler = sampler_of_part(part, batches.num_neighbors, batches.time_attr, batches.weight_attr, **draws)
         negatives = None if batches.neg_sampling is None else NegativeSampling.cast(batches.neg_sampling)
         views = [connect_part(part, alone, placement) for placement in placements]
-        seeds: dict[int, Seeds] = {}
-        for view in views:
-            if view.own_part in seeds:
-                continue  # others share it
-            if batches.link:
-                own = edges_of_part(view, sampler, batches.seeds, time=batches.edge_label_time, negatives=negatives)
-            else:
-                own = vertices_of_part(view, sampler, batches.seeds)
-            seeds[view.own_part] = own
+        seeds_of: Any = vertices_of_part
+        if batches.link:
+            seeds_of = partial(edges_of_part, time=batches.edge_label_time, negatives=negatives)
+        visited = {view.own_part: view for view in views}  # several ranks may share a part
+        seeds: dict[int, Seeds] = {own: seeds_of(view, sampler, batches.seeds) for own, view in visited.items()}
         fewest = min(each.number for each in seeds.values())
         uneven = "exact" if fewest < placements[0].logical_ranks_per_unit else "wrap"
-        numbers = {
-            (each.own_parts.start, each.own_parts.stop): (seeds[each.own_part].number, "") for each in placements
-        }
+        numbers = {(at.own_parts.start, at.own_parts.stop): (seeds[at.own_part].number, "") for at in placements}
         books, engines = views[0].held.row_books, []
         rows: dict[str | None, Any] = {type_: {} for type_ in books}
         template, exchanged = PartitionTemplate({}), [(type_, "x") for type_ in types]
@@ -117,21 +109,13 @@ class Job:
 
     @cached_property
     def units(self) -> list[Basis]:
-        """Of the first rank of each part that ranks visit."""
-        found: dict[int, Basis] = {}
-        for engine in self.engines:
-            found.setdefault(engine.basis.epochs.placement.own_part, engine.basis)
-        return list(found.values())
+        """Of a rank of each part that ranks visit."""
+        return [*{engine.basis.epochs.placement.own_part: engine.basis for engine in self.engines}.values()]
 
     @cached_property
     def held(self) -> dict[str | None, PartitionBook]:
         """By vertex type whose rows travel, which ids each host's rows are of."""
         return {type_: self.engines[0].basis.source.books[type_] for type_ in self.widths}
-
-    @property
-    def shares(self) -> bool:
-        """A host has several ranks."""
-        return len(self.hosts) < len(self.engines)
 
     @property
     def part(self) -> Any:
@@ -146,7 +130,7 @@ class Job:
     @property
     def is_simple(self) -> bool:
         """And every rank is a host and has a part of its own."""
-        return self.is_of_one_type and not self.shares and len(self.units) == len(self.engines)
+        return self.is_of_one_type and len(self.hosts) == len(self.units) == len(self.engines)
 
     @cached_property
     def workloads(self) -> list[Workload]:

@@ -61,10 +61,10 @@ class Lookahead:
     """
 
     def __init__(self, job: Job, number: int, alphas: Sequence[float], lookahead: Window, epochs: int) -> None:
-        self._engine, self._workload, self._epochs = job.engines[number], job.workloads[number], epochs
+        self._engine, workload, self._epochs = job.engines[number], job.workloads[number], epochs
         self._num_batches = self._engine.basis.epochs.order.num_batches
-        book, part_id = self._workload.book, self._workload.part_id
-        scores = score("vip", self._workload).to(torch.float32)
+        book, part_id = workload.book, workload.part_id
+        scores = score("vip", workload).to(torch.float32)
         self._remote = scores.clone()
         self._remote[slice(*book.range_of(part_id))] = 0
         self._reach = 0  # batches that the longest window takes
@@ -73,14 +73,15 @@ class Lookahead:
         self._later: Iterator[Tensor] = iter(())  # lists of the epochs after those that are counted
         if epochs and self._num_batches:
             self._later = chain.from_iterable(map(self._lists_of, count(epochs)))
-        spread = Spread.of(self._remote, self._blocks, None if self._blocks is None else self._trial)
+        blocks = Blocks.of(workload, job.batches.draw_block, self._num_batches, job.batches.shared_draws is not None)
+        spread = Spread.of(self._remote, blocks, None if blocks is None else self._trial)
         self.found: list[Known] = []
         self._planners: list[tuple[Planner, Known]] = []
         for alpha in alphas:
             own, plan, refused = plan_cache(scores, book, part_id, alpha), None, None
             try:
                 plan = plan_rows(
-                    lookahead, scores, book, part_id, own.numel(), job.widths[None], lambda: self._trial, lambda: self._blocks
+                    lookahead, scores, book, part_id, own.numel(), job.widths[None], lambda: self._trial, lambda: blocks
                 )  # fmt: skip
             except ValueError as error:
                 refused = str(error)
@@ -98,12 +99,6 @@ class Lookahead:
         if not self._epochs:
             return Trial.expected(self._remote)
         return Trial.of(list(self._lists_of(0, self._engine.basis.trial_turns)), self._remote.numel())
-
-    @cached_property
-    def _blocks(self) -> Blocks | None:
-        basis = self._engine.basis
-        shared = getattr(basis.source.sampler, "shared_draws", None) is not None
-        return Blocks.of(self._workload, basis.epochs.draw_block, self._num_batches, shared)
 
     def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
         """The coded remote ids of the batches of an epoch."""

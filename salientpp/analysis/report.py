@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Sequence
+from functools import partial
 from operator import attrgetter, itemgetter
 from statistics import geometric_mean
 from typing import Any
@@ -57,11 +58,8 @@ def cache_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
         [(_name(*key), lambda alpha, left=left: f"{analysis.share(left[alpha]):.3f}") for key, left in cells.items()],
     )
     table.add_section()
-    _add(
-        table,
-        own.values(),
-        [(f"cache per {machine}", lambda each: format_bytes(each[0].cache_bytes) if each[0].row_bytes else "–")],
-    )
+    memory = f"cache per {machine}", lambda each: format_bytes(each[0].cache_bytes) if each[0].row_bytes else "–"
+    _add(table, own.values(), [memory])
     for t, of_type in enumerate(first):
         name = f"vip, {of_type.vertex_type} rows" if of_type.vertex_type else "vip, rows"
         lines = [
@@ -84,17 +82,16 @@ def _caches(analysis: Analysis, fanouts: tuple[Any, ...]) -> dict[tuple[str, str
     found: dict[tuple[str, str], dict[float, list[Volume]]] = {}
     for volume in analysis.of(fanouts=fanouts):
         if volume.ahead is None and volume.summed is None:
-            of_policy = found.setdefault((volume.way, volume.policy), {})
-            of_policy.setdefault(volume.replication_factor, []).append(volume)
+            found.setdefault((volume.way, volume.policy), {}).setdefault(volume.replication_factor, []).append(volume)
     return found
 
 
 def _lines_of_bytes(analysis: Analysis) -> list[Line]:
-    def sent(volume: Volume, steps: int = 1) -> float | None:
+    def sent(steps: int, volume: Volume) -> float | None:
         counted = volume.remote_bytes_per_epoch
         return counted / steps if counted is not None and volume.row_bytes else None
 
-    return [("  bytes", sent), ("  bytes a step", lambda volume: sent(volume, max(1, analysis.steps_per_epoch)))]
+    return [("  bytes", partial(sent, 1)), ("  bytes a step", partial(sent, max(1, analysis.steps_per_epoch)))]
 
 
 def _of_way(analysis: Analysis, way: str, fanouts: tuple[Any, ...]) -> list[tuple[str, Any]]:
@@ -108,6 +105,10 @@ def lookahead_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     counted = asked is not None and analysis.epochs > 0
     vip = {each.replication_factor: each.rows for each in analysis.of(fanouts=fanouts, way=CACHE, policy="vip")}
 
+    def known(volume: Any) -> str:
+        windows = volume.ahead.windows
+        return "–".join(map(str, sorted({min(windows), max(windows)})))
+
     def share(volume: Any) -> str:
         static = vip[volume.replication_factor]
         return f"{volume.remote_rows_per_epoch / static if static else 1.0:.3f}"
@@ -118,10 +119,7 @@ def lookahead_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
         "",
         _of_way(analysis, "lookahead", fanouts),
         [
-            (
-                "known batches",
-                lambda volume: "–".join(map(str, sorted({each(volume.ahead.windows) for each in (min, max)}))),
-            ),
+            ("known batches", known),
             *([("counted", share), *_lines_of_bytes(analysis)] if counted else []),
             ("forecast", lambda volume: f"{volume.ahead.predicted_share:.3f}"),
             ("all of the future", lambda volume: f"{volume.ahead.best_share:.3f}"),
@@ -188,18 +186,17 @@ def advice(analysis: Analysis) -> list[str]:
 
 def mean_table(analysis: Analysis) -> Table:
     """Geometric means over fanouts of the share of rows left; shares below 0.001 count as 0.001."""
-    shares: dict[str, dict[float, list[float]]] = {}
-    for fanouts in analysis.fanouts:
-        for key, by_alpha in _caches(analysis, fanouts).items():
-            for alpha, volumes in by_alpha.items():
-                # A cache that leaves nothing for one of the fanouts would make the mean zero.
-                share = max(analysis.share(volumes), 1e-3)
-                shares.setdefault(_name(*key), {}).setdefault(alpha, []).append(share)
+    tables = [_caches(analysis, fanouts) for fanouts in analysis.fanouts]
+
+    def mean(key: tuple[str, str], alpha: float) -> str:
+        # A cache that leaves nothing for one of the fanouts would make the mean zero.
+        return f"{geometric_mean(max(analysis.share(cells[key][alpha]), 1e-3) for cells in tables):.3f}"
+
     return _table(
         "Share of the rows still fetched with a cache, geometric mean over fanouts",
         "policy",
-        [(f"α={alpha:g}", alpha) for alpha in next(iter(shares.values()))],
-        [(name, lambda alpha, left=left: f"{geometric_mean(left[alpha]):.3f}") for name, left in shares.items()],
+        [(f"α={alpha:g}", alpha) for alpha in tables[0][CACHE, "vip"]],
+        [(_name(*key), partial(mean, key)) for key in tables[0]],
     )
 
 
@@ -253,11 +250,6 @@ def _short(number: float | None) -> str:
     return f"{number:.0f}"
 
 
-#: Lines of a plot: of a policy, and of an oracle.
-_DOTS: dict[str, Any] = {"marker": "o", "ms": 3, "lw": 1.4}
-_BOUND: dict[str, Any] = {"color": "black", "ls": "--", "lw": 1}
-
-
 def check_matplotlib() -> None:
     """Raise ImportError, with what to do, unless matplotlib can be imported."""
     try:
@@ -280,6 +272,16 @@ def plot(analysis: Analysis, kind: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    dots, bound = {"marker": "o", "ms": 3, "lw": 1.4}, {"color": "black", "ls": "--", "lw": 1}
+    styles: dict[str, Any] = {
+        "vip": dots | {"lw": 2.4, "zorder": 5},
+        "oracle": bound,
+        "oracle-heldout": bound | {"ls": "-."},
+    }
+
+    def curve(volumes: list[Volume]) -> tuple[list[float], list[Any]]:
+        return [volume.replication_factor for volume in volumes], [volume.rows for volume in volumes]
+
     panels = analysis.fanouts
     figure = Figure(figsize=(1 + 4.2 * len(panels), 4.6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -290,17 +292,10 @@ def plot(analysis: Analysis, kind: str) -> bytes:
         for volume in found:
             if volume.rows:
                 lines.setdefault(volume.policy, []).append(volume)
-        floor = lines.get("oracle") or lines["vip"]
-        axes.fill_between([v.replication_factor for v in floor], [v.rows for v in floor], bare, color="0.92", lw=0)
+        axes.fill_between(*curve(lines.get("oracle") or lines["vip"]), bare, color="0.92", lw=0)
         axes.axhline(bare, color="0.4", lw=1, ls=":", label="no cache")
         for policy, volumes in lines.items():
-            style = {"vip": _DOTS | {"lw": 2.4, "zorder": 5}, "oracle": _BOUND, "oracle-heldout": _BOUND | {"ls": "-."}}
-            axes.plot(
-                [v.replication_factor for v in volumes],
-                [v.rows for v in volumes],
-                label=policy,
-                **style.get(policy, _DOTS),
-            )
+            axes.plot(*curve(volumes), label=policy, **styles.get(policy, dots))
         axes.set(title=f"fanouts {list(fanouts)}", xlabel="replication factor α", yscale="log")
         axes.grid(True, which="both", lw=0.3)
     figure.axes[0].set_ylabel("feature rows fetched per epoch")

@@ -9,9 +9,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-#: The attributes of an :class:`Analysis` that are counted, for each kind of batches.
-COUNTED = ("results", "device_rows", "recommendations", "copies")
-
 
 @dataclass(frozen=True)
 class Ahead:
@@ -162,9 +159,7 @@ class Analysis:
 
     def of(self, **labels: Any) -> list[Volume]:
         """The results with these attributes, such as ``way='cache', policy='vip'``."""
-        return [
-            volume for volume in self.results if all(getattr(volume, name) == value for name, value in labels.items())
-        ]
+        return [each for each in self.results if all(getattr(each, name) == value for name, value in labels.items())]
 
     @property
     def fanouts(self) -> list[tuple[Any, ...]]:
@@ -191,8 +186,8 @@ class Analysis:
         """One line per result; the columns are :class:`Volume`'s, and those of its :class:`Ahead` and :class:`Summed` but for figures by rank."""
         out = io.StringIO()
         left_out = "ahead", "summed", "remote_rows_per_rank", "windows", "slots", "state_bytes", "sums_per_rank", "auto"
-        columns = [entry.name for kind in (Volume, Ahead, Summed) for entry in fields(kind)]
-        columns = [name for name in columns if name not in left_out]
+        entries = (entry.name for kind in (Volume, Ahead, Summed) for entry in fields(kind))
+        columns = [name for name in entries if name not in left_out]
         writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         for volume in self.results:

@@ -6,9 +6,9 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from salientpp.cli import terminal
 from salientpp.cli.shared_arguments import (
@@ -27,7 +27,6 @@ from salientpp.files import write_whole
 if TYPE_CHECKING:
     from salientpp.analysis.analyze import Ways
     from salientpp.analysis.batches import Batches
-    from salientpp.store.directory.opened import PartitionedGraph
 
 #: What --policies may name beside the oracle: the keys of salientpp.vip.policies.POLICIES, which takes seconds to import.
 POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
@@ -132,9 +131,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from torch_geometric.data import HeteroData
+
     from salientpp.analysis import report
     from salientpp.analysis.analyze import analyze
-    from salientpp.cli.given_graph import homogeneous_graph_of, method_of
+    from salientpp.cli.given_graph import graph_of, method_of
     from salientpp.cli.progress import shown_progress, warnings_in_lines
     from salientpp.store.directory.load import load
 
@@ -145,16 +146,22 @@ def run(arguments: argparse.Namespace) -> int:
         is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
         if arguments.parts is None and not is_directory:
             raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
-        batches, ways = _batches(arguments), _ways(arguments)
+        batches, ways = _batches(arguments, is_directory), _ways(arguments)
         with shown_progress(lines=False) as progress:
             progress.begin("loading")
-            graph: list[Any] = (
-                [load(arguments.dataset), "auto"] if is_directory else homogeneous_graph_of(arguments, method)
-            )
+            graph: list[Any] = [load(arguments.dataset), "auto"] if is_directory else graph_of(arguments, method)
+            if isinstance(graph[0], HeteroData):
+                raise ValueError(
+                    f"{arguments.dataset} has several types of vertices, whose rows are counted on a dataset directory; write one with "
+                    "`salientpp partition` first"
+                )
             if is_directory and graph[0].is_hetero:
                 _check_types(arguments)
-                if arguments.link is None:
-                    batches = [replace(each, seeds=_typed_seeds(arguments.seeds, graph[0])) for each in batches]
+                if arguments.link is None:  # --seeds is a type, a split, or both
+                    type_, colon, split = (arguments.seeds or "").rpartition(":")
+                    stored = graph[0].description.seeds
+                    seeds = (type_ if colon else stored[0], split or stored[1])
+                    batches = [replace(each, seeds=seeds) for each in batches]
             placing = _placing(arguments, graph[0].num_parts if is_directory else arguments.parts)
             analysis = analyze(
                 # No name for it here: the analysis frees what it does not need.
@@ -175,7 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
         failed = []  # what fails keeps nothing else from being written
         for option, path in _files(arguments).items():
             try:
-                write_whole(path, partial(_write, contents[option]()))
+                write_whole(path, methodcaller("write", contents[option]()))
                 arguments.written.append(path)
             except OSError as error:
                 failed.append(f"--{option}: {error}")
@@ -188,7 +195,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
 
 
-def _batches(arguments: argparse.Namespace) -> list[Batches]:
+def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]:
     """What to count, as far as it can be said before the graph is there."""
     from torch_geometric.sampler import NegativeSampling
 
@@ -200,7 +207,6 @@ def _batches(arguments: argparse.Namespace) -> list[Batches]:
         raise ValueError(
             f"{', '.join(agreeing)}: counted for plain draws and a rank per machine; leave out {', '.join(others)}"
         )
-    is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
     if draws and not is_directory:
         raise ValueError(
             f"{', '.join(draws)}: such batches are counted on a dataset directory; write one with `salientpp partition` first"
@@ -241,13 +247,6 @@ def _batches(arguments: argparse.Namespace) -> list[Batches]:
     for each in several:
         each.check()
     return several
-
-
-def _typed_seeds(given: str | None, part: PartitionedGraph) -> tuple[Any, str]:
-    """--seeds of several types of vertices: a type, a split, or both."""
-    type_, colon, split = (given or "").rpartition(":")
-    stored = part.description.seeds
-    return (type_ if colon else stored[0], split or stored[1])
 
 
 def _check_types(arguments: argparse.Namespace) -> None:
@@ -306,10 +305,6 @@ def _check_files(arguments: argparse.Namespace) -> None:
         if arguments.plot.suffix.lower() not in (".png", ".svg"):
             raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
         check_matplotlib()
-
-
-def _write(data: bytes, file: BinaryIO) -> None:
-    file.write(data)
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import add_data, add_memory, adder, values_of
+from salientpp.cli.shared_arguments import add_data, adder, values_of
 
 HELP = "turn a graph that outgrows memory into files that are mapped"
 
@@ -16,6 +16,7 @@ TEXTS = {
     "source": "npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save wrote), a name of the Open Graph Benchmark, or "
     "edges:FILES[,x=FILES,y=FILES,train=FILES,val=FILES,test=FILES,num_vertices=N,skip=LINES]: text, .npy or .parquet, with wildcards",
     "root": "the directory to write",
+    "--memory": "to have resident at most, as in 512MiB (4GB)",
     "--undirected": "every edge in both directions, each pair once; or edges as they are stored (as the dataset defines it)",
     "--deduplicate": "each pair once",
     "--dtype": "store an attribute as fp64, fp32, fp16, bf16 or fp8, as in --dtype x=fp16; may be given several times (as it comes)",
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = adder(parser, TEXTS)
     add("source")
     add("root", type=Path)
-    add_memory(parser)
+    add("--memory", default="4GB", metavar="BYTES")
     add("--undirected", action=argparse.BooleanOptionalAction)
     add("--deduplicate", action="store_true")
     add("--dtype", type=_format_of_name, action="append", default=[], metavar="NAME=FORMAT")

@@ -26,8 +26,7 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
         facts.append(("copy with", f"part {parts} of {part.num_parts}; the figures are of the whole"))
     facts.append(("graph", f"{part.num_vertices:,} vertices, {part.num_edges:,} edges"))
     if not part.is_hetero:
-        columns = [*described.node_types[0].attributes.items(), *described.edge_types[0].attributes.items()]
-        facts.append(("attributes", _columns(columns)))
+        facts.append(("attributes", _columns(described.node_types[0].attributes, described.edge_types[0].attributes)))
     facts += [
         (f"{'' if type_.name is None else f'{type_.name} '}{name}", _narrower(type_, name))
         for type_ in described.node_types
@@ -45,26 +44,19 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
             ", ".join(f"{name} {ratio:.3f}" for name, ratio in described.quality["balance"].items()),
         ),
     ]
-    grid = Table.grid(padding=(0, 2))
-    for name, value in facts:
-        grid.add_row(name, terminal.printable(value))
+    grid = _grid(facts)
     if not part.is_hetero:
         return [grid, _table_of_parts(part)]
     vertices = Table("vertices", "number", "rows", "attributes")
     for type_ in described.node_types:
         rows = "none" if not type_.attributes else "in every part" if type_.replicated else "by part"
-        columns = list(type_.attributes.items())
-        vertices.add_row(
-            terminal.printable(str(type_.name)), f"{type_.num_vertices:,}", rows, terminal.printable(_columns(columns))
-        )
+        cells = str(type_.name), f"{type_.num_vertices:,}", rows, _columns(type_.attributes)
+        vertices.add_row(*map(terminal.printable, cells))
     edges = Table("edges", "number", "attributes", "splits")
     for relation in described.edge_types:
         splits = ", ".join(f"{name} {sum(counts):,}" for name, counts in relation.splits.items())
-        name = " ".join(relation.name or ())
-        columns = list(relation.attributes.items())
-        edges.add_row(
-            terminal.printable(name), f"{relation.num_edges:,}", terminal.printable(_columns(columns)), splits or "none"
-        )
+        name, columns = map(terminal.printable, (" ".join(relation.name or ()), _columns(relation.attributes)))
+        edges.add_row(name, f"{relation.num_edges:,}", columns, splits or "none")
     return [grid, vertices, edges, _table_of_parts(part)]
 
 
@@ -84,12 +76,20 @@ def _narrower(type_: VertexType, name: str) -> str:
     )
 
 
-def _columns(columns: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+def _columns(*columns: Mapping[str, Mapping[str, Any]]) -> str:
     shown = [
         f"{name} {entry['dtype']} {entry['row_shape']}" if entry["row_shape"] else f"{name} {entry['dtype']}"
-        for name, entry in columns
+        for each in columns
+        for name, entry in each.items()
     ]
     return ", ".join(shown) or "none"
+
+
+def _grid(facts: Sequence[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for fact in facts:
+        grid.add_row(*map(terminal.printable, fact))
+    return grid
 
 
 def _workload(part: PartitionedGraph) -> str:
@@ -123,23 +123,15 @@ def _table_of_parts(part: PartitionedGraph) -> Table:
 def describe_converted(root: Path) -> Table:
     manifest = read_converted(root)
     total = sum(entry["bytes"] for entry in manifest["files"].values())
-    grid = Table.grid(padding=(0, 2))
     facts = [("converted graph", f"{root}, {total / 1e6:,.1f} MB; its name as a dataset is converted:{root}")]
     for number, vertices in enumerate(manifest["node_types"]):
-        columns = []
-        for name in vertices["columns"]:
-            entry = manifest["files"][f"n{number}.{name}.npy"]
-            shape = entry["shape"][1:]
-            columns.append(f"{name} {entry['torch_dtype']}{f' {shape}' if shape else ''}")
-        facts.append(
-            (
-                "vertices" if vertices["name"] is None else f"vertices {vertices['name']}",
-                f"{vertices['num_vertices']:,}; {', '.join(columns) or 'no attributes'}",
-            )
-        )
+        entries = {name: manifest["files"][f"n{number}.{name}.npy"] for name in vertices["columns"]}
+        columns = {
+            name: {"dtype": each["torch_dtype"], "row_shape": each["shape"][1:]} for name, each in entries.items()
+        }
+        name = "vertices" if vertices["name"] is None else f"vertices {vertices['name']}"
+        facts.append((name, f"{vertices['num_vertices']:,}; {_columns(columns) if columns else 'no attributes'}"))
     for edges in manifest["edge_types"]:
         name = "edges" if edges["name"] is None else f"edges {' '.join(edges['name'])}"
         facts.append((name, f"{edges['num_edges']:,}"))
-    for name, value in facts:
-        grid.add_row(terminal.printable(name), terminal.printable(value))
-    return grid
+    return _grid(facts)

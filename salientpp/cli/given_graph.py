@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch_geometric.data import HeteroData
 
 from salientpp.datasets import load_dataset, load_dgl_assignment
 from salientpp.datasets.load import is_partition, load_given
@@ -20,16 +19,6 @@ def graph_of(arguments: argparse.Namespace, method: Any) -> list[Any]:
     if method is None:
         return [*load_given(arguments.dataset, arguments.parts)]
     return [load_dataset(arguments.dataset, root=arguments.data), method]
-
-
-def homogeneous_graph_of(arguments: argparse.Namespace, method: Any) -> list[Any]:
-    graph = graph_of(arguments, method)
-    if isinstance(graph[0], HeteroData):
-        raise ValueError(
-            f"{arguments.dataset} has several types of vertices, whose rows are counted on a dataset directory; write one with "
-            "`salientpp partition` first"
-        )
-    return graph
 
 
 def method_of(text: str | None, dataset: str) -> str | torch.Tensor | dict[str, torch.Tensor] | None:

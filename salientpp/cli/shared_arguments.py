@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +54,15 @@ def add_seed(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--seed", type=int, default=0, help=f"of {what} (0)")
 
 
-def add_memory(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--memory", default="4GB", metavar="BYTES", help="to have resident at most, as in 512MiB (4GB)")
-
-
-def fanouts_of(text: str) -> list[int]:
+def _list_of(kind: Callable[[str], Any], words: str, text: str) -> list[Any]:
     try:
-        return [int(entry) for entry in text.split(",")]
+        return [kind(entry) for entry in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected integers separated by commas such as 15,10,5, got {text!r}"
-        ) from None
+        raise argparse.ArgumentTypeError(f"expected {words}, got {text!r}") from None
 
 
-def numbers_of(text: str) -> list[float]:
-    try:
-        return [float(entry) for entry in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected numbers separated by commas such as 0,.1,.5, got {text!r}"
-        ) from None
+fanouts_of = partial(_list_of, int, "integers separated by commas such as 15,10,5")
+numbers_of = partial(_list_of, float, "numbers separated by commas such as 0,.1,.5")
 
 
 def format_of_attribute(text: str) -> tuple[str | tuple[str, str], str]:
