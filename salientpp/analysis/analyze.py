@@ -151,10 +151,10 @@ def _check(job: Job, ways: Ways) -> None:
             "loader.stats() says what a loader with them fetches"
         )
     if ways.sums and isinstance(job.part, PartitionedGraph):
-        narrow = job.part.description.vertices(None).narrow("x")
-        if narrow is not None:
+        stored = job.part.description.vertices(None).attributes.get("x", {}).get("stored_as")
+        if stored is not None:
             raise ValueError(
-                f"partial: {job.part.root} stores x as {narrow.format}, and rows are summed as they are; leave it out"
+                f"partial: {job.part.root} stores x as {stored['format']}, and rows are summed as they are; leave it out"
             )
 
 

@@ -184,6 +184,20 @@ def test_wrong_arguments_are_refused(batches, ways, options, text):
         analyze(random_data(), Batches(**batches), Ways(**ways), **{"parts": 2, **options})
 
 
+@pytest.mark.parametrize("store_as", [None, {"x": "int8"}])
+def test_sums_are_counted_of_rows_that_are_stored_as_they_are_or_of_none(tmp_path, store_as):
+    data = random_data()
+    data.num_nodes = data.train_mask.numel()
+    data.x = None if store_as is None else torch.rand(data.num_nodes, 16)
+    part = salientpp.partition(data, 2, tmp_path / "d", [3, 2], 8, store_as=store_as)
+    if store_as is None:
+        (volume,) = analyze(part, Batches(epochs=1), Ways(["vip"], [0], sums=True)).of(way="sums")
+        assert volume.row_bytes == 0 and volume.summed.sums_per_epoch == 0
+    else:
+        with pytest.raises(ValueError, match=r"partial: .* stores x as int8, and rows are summed as they are"):
+            analyze(part, Batches(epochs=1), Ways(["vip"], [0], sums=True))
+
+
 def test_batches_that_are_counted_together_differ_in_fanouts_alone():
     with pytest.raises(ValueError, match="batches must hold at least one entry"):
         analyze(random_data(), [], parts=2)
