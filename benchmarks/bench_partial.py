@@ -68,13 +68,13 @@ def main() -> None:
         labels = {
             "graph": name, "vertices": analysis.num_vertices, "edges": analysis.num_edges, "row_bytes": analysis.row_bytes[""]
         }  # fmt: skip
-        whole = {(v.fanouts, v.replication_factor): v.remote_rows_per_epoch for v in analysis.of(way="cache")}
+        whole = {(v.num_neighbors, v.replication_factor): v.remote_rows_per_epoch for v in analysis.of(way="cache")}
         for volume in analysis.of(way="sums"):
             summed = volume.summed
             assert summed is not None  # of this way
-            rows_without = whole[volume.fanouts, volume.replication_factor]
+            rows_without = whole[volume.num_neighbors, volume.replication_factor]
             figures = {
-                "fanouts": volume.fanouts,
+                "fanouts": volume.num_neighbors,
                 "replication_factor": volume.replication_factor,
                 "rows_per_epoch": volume.remote_rows_per_epoch,
                 "bytes_per_epoch": summed.bytes_with,
@@ -82,7 +82,7 @@ def main() -> None:
             }
             rows.append({**labels, **figures, **asdict(summed), "rows_without": rows_without})
             print(
-                f"{name:16} {volume.fanouts!s:12} α={volume.replication_factor:<5g} rows {rows_without:12,.0f} -> {volume.remote_rows_per_epoch:12,.0f} "
+                f"{name:16} {volume.num_neighbors!s:12} α={volume.replication_factor:<5g} rows {rows_without:12,.0f} -> {volume.remote_rows_per_epoch:12,.0f} "
                 f"and {summed.sums_per_epoch:12,.0f} sums; bytes {summed.bytes_without:15,.0f} -> {summed.bytes_with:15,.0f}: {1 / summed.share:.2f}x",
                 flush=True,
             )

@@ -69,7 +69,7 @@ def main() -> None:
                 found += watch(
                     [sys.executable, GENERATOR, graph, *options, "--memory", arguments.memory], folder, "generate"
                 )
-            workload = ["--fanouts", FANOUTS, "--batch-size", BATCH_SIZE, "--method", arguments.method]
+            workload = ["--num-neighbors", FANOUTS, "--batch-size", BATCH_SIZE, "--method", arguments.method]
             workload.append("--refine" if arguments.refine else "--no-refine")
             found += watch(
                 [

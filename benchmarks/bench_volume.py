@@ -139,13 +139,13 @@ def _static(arguments: argparse.Namespace) -> None:
         )
         labels = {"dataset": name, "parts": parts, "workload": workload, "batch_size": batch_size}
         own = analysis.of(way="cache", policy="vip")
-        bare = {",".join(map(str, volume.fanouts)): volume.rows_without_cache for volume in own}
+        bare = {",".join(map(str, volume.num_neighbors)): volume.rows_without_cache for volume in own}
         facts = {
             "edge_cut_fraction": analysis.edge_cut_fraction,
             "balance": analysis.balance,
             "rows_without_cache": bare,
         }
-        left = {f"{list(v.fanouts)} α={v.replication_factor}": v.remote_rows_per_epoch for v in own}
+        left = {f"{list(v.num_neighbors)} α={v.replication_factor}": v.remote_rows_per_epoch for v in own}
         partitions.append({**labels, "edge_weights": edge_weights, **facts, "vip_rows": left})
         if edge_weights == "vip":
             rows += [{**labels, **asdict(volume)} for volume in analysis.of(way="cache")]

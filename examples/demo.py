@@ -148,7 +148,7 @@ def main() -> None:
         str(root),
         "--parts",
         str(PARTS),
-        "--fanouts",
+        "--num-neighbors",
         fanouts,
         "--batch-size",
         str(BATCH_SIZE),

@@ -55,12 +55,14 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     part = salientpp.load(args.dataset)
     logical_ranks = args.logical_ranks or part.whole.num_parts
-    options = dict(num_neighbors=args.fanouts, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth)
+    options = dict(
+        num_neighbors=args.num_neighbors, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth
+    )
     options |= dict(seed=args.seed, device=device, device_rows=args.beta)
     options |= dict(logical_ranks=logical_ranks)
     loader = NeighborLoader(part, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
     # No dropout: its draws would be those of a rank, and not of a logical rank.
-    model = GraphSAGE(part.num_features, args.hidden, len(args.fanouts), part.num_classes).to(device)
+    model = GraphSAGE(part.num_features, args.hidden, len(args.num_neighbors), part.num_classes).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     if args.checkpoint.exists():
         saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)

@@ -1,6 +1,6 @@
 """Train with every seed exactly once per epoch, on ranks that have different numbers of batches.
 
-    salientpp partition synthetic:num_vertices=20000,num_features=32 parts-2 --parts 2 --fanouts 10,5 --batch-size 32
+    salientpp partition synthetic:num_vertices=20000,num_features=32 parts-2 --parts 2 --num-neighbors 10,5 --batch-size 32
     torchrun --nproc-per-node 2 examples/train_exact.py parts-2
 
 DDP waits in every backward pass for all ranks. Under uneven="exact" the ranks with fewer batches are done earlier: torch's Join

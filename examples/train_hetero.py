@@ -1,7 +1,7 @@
 """Train a GraphSAGE over several types of vertices, some without features, on one process or on many.
 
     python examples/train_hetero.py synthetic-mag:num_papers=5000                  # one process, the whole graph
-    salientpp partition synthetic-mag:num_papers=5000 mag-2 --parts 2 --fanouts 8,4 --batch-size 128
+    salientpp partition synthetic-mag:num_papers=5000 mag-2 --parts 2 --num-neighbors 8,4 --batch-size 128
     torchrun --nproc-per-node 2 examples/train_hetero.py mag-2 --alpha 0.1          # one rank per part
 
 The graph has MAG240M's schema. Authors and institutions get learned embeddings by their ``n_id``; rows of papers that other ranks own travel. What

@@ -27,7 +27,7 @@ from salientpp.launch.environment import detect
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fanouts", type=lambda text: [int(f) for f in text.split(",")], default=[15, 10, 5])
+    parser.add_argument("--num-neighbors", type=lambda text: [int(f) for f in text.split(",")], default=[15, 10, 5])
     parser.add_argument("--batch-size", type=int, default=256, help="seeds per batch and rank")
     parser.add_argument("--alpha", type=float, default=0.16, help="replication factor of the cache")
     parser.add_argument("--beta", type=float, default=0.0, help="fraction of a part's rows kept on the device")
@@ -54,7 +54,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, NeighborLoader], int, int]:
     """Loaders by split, the number of features and the number of classes."""
-    options = dict(num_neighbors=args.fanouts, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth)
+    options = dict(
+        num_neighbors=args.num_neighbors, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth
+    )
     options |= dict(seed=args.seed, device=device, device_rows=args.beta)
     if Path(args.dataset).is_dir():
         data = salientpp.load(args.dataset)
@@ -122,7 +124,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
     torch.manual_seed(args.seed)
     device = detect().device
     loaders, num_features, num_classes = make_loaders(args, device)
-    model: torch.nn.Module = GraphSAGE(num_features, args.hidden, len(args.fanouts), num_classes, dropout=0.3).to(
+    model: torch.nn.Module = GraphSAGE(num_features, args.hidden, len(args.num_neighbors), num_classes, dropout=0.3).to(
         device
     )
     if dist.is_initialized():

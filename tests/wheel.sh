@@ -54,6 +54,6 @@ batch = next(iter(salientpp.NeighborLoader(data, [-1], torch.arange(10), batch_s
 assert torch.equal(batch.x, data.x[batch.n_id])
 END
 "$work/venv/bin/salientpp" --help >/dev/null
-"$work/venv/bin/salientpp" partition synthetic:num_vertices=2000 parts-2 --parts 2 --fanouts 5,3 --batch-size 32 >/dev/null
+"$work/venv/bin/salientpp" partition synthetic:num_vertices=2000 parts-2 --parts 2 --num-neighbors 5,3 --batch-size 32 >/dev/null
 "$work/venv/bin/salientpp" info parts-2 >/dev/null
 echo "$(basename "$work"/*.whl): installed, imported, partitioned and loaded batches away from its sources"

@@ -30,7 +30,7 @@ def advise(job: Job, vip: Sequence[Volume]) -> tuple[list[DeviceRows], Recommend
     row_bytes = job.widths[None]
     gb_rows = int(1e9 / row_bytes) if row_bytes else 0
     chosen = vip[_knee([volume.replication_factor for volume in vip], [volume.reduction for volume in vip])]
-    book, fanouts = job.workloads[0].book, tuple(job.workloads[0].num_neighbors)
+    book, num_neighbors = job.workloads[0].book, tuple(job.workloads[0].num_neighbors)
     capacity = cache_capacity(chosen.replication_factor, book)
     remote = saved = needed = (
         0.0  # rows of others that batches need, and that a next GB would save; own rows that they need
@@ -52,7 +52,7 @@ def advise(job: Job, vip: Sequence[Volume]) -> tuple[list[DeviceRows], Recommend
 
     largest = max(book.size_of(part_id) for part_id in range(book.num_parts))
     rows = [
-        DeviceRows(fanouts, beta, int(beta * largest) * row_bytes, copied(by_vip, beta), copied(by_id, beta))
+        DeviceRows(num_neighbors, beta, int(beta * largest) * row_bytes, copied(by_vip, beta), copied(by_id, beta))
         for beta in DEVICE_FRACTIONS
     ]
     shares = [row.rows_per_batch_vip_order / max(rows[0].rows_per_batch_vip_order, 1e-12) for row in rows]
@@ -60,7 +60,7 @@ def advise(job: Job, vip: Sequence[Volume]) -> tuple[list[DeviceRows], Recommend
     firsts = [int(DEVICE_FRACTIONS[best] * chances.numel()) for chances in by_vip]
     next_rows = sum(float(chances[first : first + gb_rows].sum()) for chances, first in zip(by_vip, firsts))
     return rows, Recommendation(
-        fanouts=fanouts,
+        num_neighbors=num_neighbors,
         replication_factor=chosen.replication_factor,
         remaining=1 - chosen.reduction,
         cache_bytes=capacity * row_bytes,

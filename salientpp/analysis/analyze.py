@@ -160,7 +160,7 @@ def _check(job: Job, ways: Ways) -> None:
 
 def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress: Progress) -> dict[str, Any]:
     """Count one kind of batches for all ranks of a job; by attribute of an :class:`~salientpp.analysis.result.Analysis`, what it holds of them."""
-    alphas, title, ranks = ways.replication_factors, ",".join(map(str, job.batches.fanouts)), len(job.engines)
+    alphas, title, ranks = ways.replication_factors, ",".join(map(str, job.batches.numbers)), len(job.engines)
     progress.begin(f"{title}: inclusion probabilities")
     caches = Caches(job, policies, alphas, epochs)
     ahead: list[list[lookahead.Known]] = []

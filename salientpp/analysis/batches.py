@@ -51,7 +51,7 @@ class Batches:
         return not any(changed) and self.temporal_strategy == "uniform"
 
     @property
-    def fanouts(self) -> tuple[Any, ...]:
+    def numbers(self) -> tuple[Any, ...]:
         """``num_neighbors``, or those of each type of edges where they differ."""
         if not isinstance(self.num_neighbors, Mapping):
             return tuple(self.num_neighbors)

@@ -276,7 +276,7 @@ class Caches:
                     counted, is_calibrated = rows[:, t, a, :-1], bool(epochs) and policy == "vip"
                     of_epochs = counted.sum(axis=0)
                     yield Volume(
-                        fanouts=job.batches.fanouts,
+                        num_neighbors=job.batches.numbers,
                         way=way,
                         policy=policy,
                         replication_factor=alpha,

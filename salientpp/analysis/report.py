@@ -31,17 +31,17 @@ def shown(analysis: Analysis) -> list[RenderableType]:
         f"{sum(analysis.num_vertices.values()):,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, {words}"
         + (f" sent as {', '.join(analysis.send_as.values())}" if analysis.send_as else "")
     ]
-    for fanouts in analysis.fanouts:
+    for numbers in analysis.num_neighbors:
         makers = cache_table, lookahead_table, sums_table, device_table, copies_table
-        lines += [table for make in makers if (table := make(analysis, fanouts)).row_count]
-    if len(analysis.fanouts) > 1:
+        lines += [table for make in makers if (table := make(analysis, numbers)).row_count]
+    if len(analysis.num_neighbors) > 1:
         lines.append(mean_table(analysis))
     return [*lines, *advice(analysis)]
 
 
-def cache_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
+def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     """For each policy and α the share of what moves without a cache that is still fetched; for VIP the rows too."""
-    cells, hosts = _caches(analysis, fanouts), len(analysis.ranks_by_host)
+    cells, hosts = _caches(analysis, numbers), len(analysis.ranks_by_host)
     is_alone = max(analysis.ranks_by_host) == 1 and hosts == analysis.parts  # every rank is a host and has one part
     own = cells[CACHE, "vip"]
     first = next(iter(own.values()))
@@ -50,7 +50,7 @@ def cache_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     per_host, machine = "/".join(map(str, sorted(set(analysis.ranks_by_host)))), "machine" if is_alone else "host"
     machines = f"{sum(analysis.ranks_by_host)} ranks ({per_host} a host, {hosts} hosts) on {analysis.parts} parts"
     table = _table(
-        f"Fanouts {list(fanouts)}: {bare} feature rows {kind} per epoch by {f'{hosts} machines' if is_alone else machines} without a cache; the "
+        f"num_neighbors {list(numbers)}: {bare} feature rows {kind} per epoch by {f'{hosts} machines' if is_alone else machines} without a cache; the "
         f"share {'of their bytes ' if len(first) > 1 else ''}still {kind} with one of α N / {'K' if is_alone else 'hosts'} rows per "
         f"{machine}, by policy",
         "policy",
@@ -77,10 +77,10 @@ def cache_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     return table
 
 
-def _caches(analysis: Analysis, fanouts: tuple[Any, ...]) -> dict[tuple[str, str], dict[float, list[Volume]]]:
+def _caches(analysis: Analysis, numbers: tuple[Any, ...]) -> dict[tuple[str, str], dict[float, list[Volume]]]:
     """The static caches: (way, policy) -> α -> the results of each vertex type."""
     found: dict[tuple[str, str], dict[float, list[Volume]]] = {}
-    for volume in analysis.of(fanouts=fanouts):
+    for volume in analysis.of(num_neighbors=numbers):
         if volume.ahead is None and volume.summed is None:
             found.setdefault((volume.way, volume.policy), {}).setdefault(volume.replication_factor, []).append(volume)
     return found
@@ -94,16 +94,16 @@ def _lines_of_bytes(analysis: Analysis) -> list[Line]:
     return [("  bytes", partial(sent, 1)), ("  bytes a step", partial(sent, max(1, analysis.steps_per_epoch)))]
 
 
-def _of_way(analysis: Analysis, way: str, fanouts: tuple[Any, ...]) -> list[tuple[str, Any]]:
+def _of_way(analysis: Analysis, way: str, numbers: tuple[Any, ...]) -> list[tuple[str, Any]]:
     """A column for each α."""
-    return [(f"α={each.replication_factor:g}", each) for each in analysis.of(fanouts=fanouts, way=way)]
+    return [(f"α={each.replication_factor:g}", each) for each in analysis.of(num_neighbors=numbers, way=way)]
 
 
-def lookahead_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
+def lookahead_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     """For each α what is left of the static cache's rows, if ranks know their next batches."""
     asked = analysis.draws["lookahead"]
     counted = asked is not None and analysis.epochs > 0
-    vip = {each.replication_factor: each.rows for each in analysis.of(fanouts=fanouts, way=CACHE, policy="vip")}
+    vip = {each.replication_factor: each.rows for each in analysis.of(num_neighbors=numbers, way=CACHE, policy="vip")}
 
     def known(volume: Any) -> str:
         windows = volume.ahead.windows
@@ -114,10 +114,10 @@ def lookahead_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
         return f"{volume.remote_rows_per_epoch / static if static else 1.0:.3f}"
 
     return _table(
-        f"Fanouts {list(fanouts)}: the share of vip's rows that is still {'fetched' if counted else 'expected to be fetched'} by machines that know their "
-        f"next batches (lookahead={asked or 'auto'}), in the same memory",
+        f"num_neighbors {list(numbers)}: the share of vip's rows that is still {'fetched' if counted else 'expected to be fetched'} by machines that know "
+        f"their next batches (lookahead={asked or 'auto'}), in the same memory",
         "",
-        _of_way(analysis, "lookahead", fanouts),
+        _of_way(analysis, "lookahead", numbers),
         [
             ("known batches", known),
             *([("counted", share), *_lines_of_bytes(analysis)] if counted else []),
@@ -128,12 +128,12 @@ def lookahead_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     )
 
 
-def sums_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
+def sums_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     """For each α what is fetched with sums in the place of rows, and what of the bytes."""
     return _table(
-        f"Fanouts {list(fanouts)}: what is fetched per epoch with partial_aggregation, over all machines, with the policy vip",
+        f"num_neighbors {list(numbers)}: what is fetched per epoch with partial_aggregation, over all machines, with the policy vip",
         "",
-        _of_way(analysis, "sums", fanouts),
+        _of_way(analysis, "sums", numbers),
         [
             ("rows", attrgetter("remote_rows_per_epoch")),
             ("sums in the place of rows", attrgetter("summed.sums_per_epoch")),
@@ -144,13 +144,13 @@ def sums_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
     )
 
 
-def copies_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
+def copies_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     """For each β that was counted what is copied to devices with sums in the place of rows."""
     return _table(
-        f"Fanouts {list(fanouts)}: what hosts copy to devices of their own parts' rows per epoch with partial_aggregation, over all machines, if the first β "
-        "of each part are kept in GPU memory",
+        f"num_neighbors {list(numbers)}: what hosts copy to devices of their own parts' rows per epoch with partial_aggregation, over all machines, if the "
+        "first β of each part are kept in GPU memory",
         "",
-        [(f"β={copies.device_fraction:g}", copies) for copies in analysis.copies if copies.fanouts == fanouts],
+        [(f"β={copies.device_fraction:g}", copies) for copies in analysis.copies if copies.num_neighbors == numbers],
         [
             ("rows without", attrgetter("rows_without")),
             ("rows", attrgetter("rows_per_epoch")),
@@ -161,55 +161,56 @@ def copies_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
 
 
 def advice(analysis: Analysis) -> list[str]:
-    """What to do, for each fanouts; and why a window was not counted."""
+    """What to do, for each of the num_neighbors; and why a window was not counted."""
     lines = list(map(str, analysis.recommendations))
-    for fanouts in analysis.fanouts:
-        ahead: list[Any] = analysis.of(fanouts=fanouts, way="lookahead")
+    for numbers in analysis.num_neighbors:
+        ahead: list[Any] = analysis.of(num_neighbors=numbers, way="lookahead")
         refused = [each for each in ahead if each.ahead.refused is not None]
         lines += [
-            f"fanouts {list(fanouts)}, α = {each.replication_factor:g}: {each.ahead.refused}" for each in refused[:1]
+            f"num_neighbors {list(numbers)}, α = {each.replication_factor:g}: {each.ahead.refused}"
+            for each in refused[:1]
         ]
         best = min(ahead, key=lambda each: each.ahead.predicted_share, default=None)
         if best is not None and analysis.draws["lookahead"] is None and best.ahead.predicted_share < 0.97:
             known = max(best.ahead.windows)
             lines.append(
-                f"fanouts {list(fanouts)}: lookahead='auto' is expected to fetch {best.ahead.predicted_share:.0%} of these rows at "
+                f"num_neighbors {list(numbers)}: lookahead='auto' is expected to fetch {best.ahead.predicted_share:.0%} of these rows at "
                 f"α = {best.replication_factor:g}, with {known} {'batch' if known == 1 else 'batches'} known ahead; neighbours are drawn twice"
             )
     return lines + [
-        f"fanouts {list(volume.fanouts)}, α = {volume.replication_factor:g}: partial_aggregation leaves {volume.summed.share:.0%} of the bytes; the model's "
-        "first layer must be one that salientpp.nn.merge_partial takes"
+        f"num_neighbors {list(volume.num_neighbors)}, α = {volume.replication_factor:g}: partial_aggregation leaves {volume.summed.share:.0%} of the bytes; "
+        "the model's first layer must be one that salientpp.nn.merge_partial takes"
         for volume in analysis.of(way="sums")
         if volume.summed is not None and any(volume.summed.auto)
     ]
 
 
 def mean_table(analysis: Analysis) -> Table:
-    """Geometric means over fanouts of the share of rows left; shares below 0.001 count as 0.001."""
-    tables = [_caches(analysis, fanouts) for fanouts in analysis.fanouts]
+    """Geometric means over num_neighbors of the share of rows left; shares below 0.001 count as 0.001."""
+    tables = [_caches(analysis, numbers) for numbers in analysis.num_neighbors]
 
     def mean(key: tuple[str, str], alpha: float) -> str:
-        # A cache that leaves nothing for one of the fanouts would make the mean zero.
+        # A cache that leaves nothing for one of them would make the mean zero.
         return f"{geometric_mean(max(analysis.share(cells[key][alpha]), 1e-3) for cells in tables):.3f}"
 
     return _table(
-        "Share of the rows still fetched with a cache, geometric mean over fanouts",
+        "Share of the rows still fetched with a cache, geometric mean over num_neighbors",
         "policy",
         [(f"α={alpha:g}", alpha) for alpha in tables[0][CACHE, "vip"]],
         [(_name(*key), partial(mean, key)) for key in tables[0]],
     )
 
 
-def device_table(analysis: Analysis, fanouts: tuple[Any, ...]) -> Table:
+def device_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     """Expected host-to-device rows over β."""
     columns = [
         ("GPU memory", lambda row: format_bytes(row.device_bytes) if analysis.row_bytes[""] else "–"),
         ("VIP order", attrgetter("rows_per_batch_vip_order")),
         ("original order", attrgetter("rows_per_batch_original_order")),
     ]
-    rows = [row for row in analysis.device_rows if row.fanouts == fanouts]
+    rows = [row for row in analysis.device_rows if row.num_neighbors == numbers]
     return _table(
-        f"Fanouts {list(fanouts)}: rows of its own part that a batch copies from host to device, expected, if the first β of "
+        f"num_neighbors {list(numbers)}: rows of its own part that a batch copies from host to device, expected, if the first β of "
         "the part are kept in GPU memory",
         "β",
         columns,
@@ -261,7 +262,7 @@ def check_matplotlib() -> None:
 
 
 def plot(analysis: Analysis, kind: str) -> bytes:
-    """A picture, 'png' or 'svg': rows per epoch over α on a log scale, one panel per fanouts, the room between no cache and the oracle shaded.
+    """A picture, 'png' or 'svg': rows per epoch over α on a log scale, one panel per ``num_neighbors``, the room between no cache and the oracle shaded.
 
     Like Figure 2 of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
 
@@ -282,11 +283,11 @@ def plot(analysis: Analysis, kind: str) -> bytes:
     def curve(volumes: list[Volume]) -> tuple[list[float], list[Any]]:
         return [volume.replication_factor for volume in volumes], [volume.rows for volume in volumes]
 
-    panels = analysis.fanouts
+    panels = analysis.num_neighbors
     figure = Figure(figsize=(1 + 4.2 * len(panels), 4.6), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, fanouts in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
-        found = analysis.of(fanouts=fanouts, way=CACHE)
+    for axes, numbers in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        found = analysis.of(num_neighbors=numbers, way=CACHE)
         bare = found[0].rows_without_cache
         lines: dict[str, list[Volume]] = {}
         for volume in found:
@@ -296,7 +297,7 @@ def plot(analysis: Analysis, kind: str) -> bytes:
         axes.axhline(bare, color="0.4", lw=1, ls=":", label="no cache")
         for policy, volumes in lines.items():
             axes.plot(*curve(volumes), label=policy, **styles.get(policy, dots))
-        axes.set(title=f"fanouts {list(fanouts)}", xlabel="replication factor α", yscale="log")
+        axes.set(title=f"num_neighbors {list(numbers)}", xlabel="replication factor α", yscale="log")
         axes.grid(True, which="both", lw=0.3)
     figure.axes[0].set_ylabel("feature rows fetched per epoch")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")

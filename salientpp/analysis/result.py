@@ -40,7 +40,7 @@ class Summed:
 class Copies:
     """Rows of their own parts that hosts copy to devices per epoch, if a device has the first β of each part; means over epochs."""
 
-    fanouts: tuple[Any, ...]
+    num_neighbors: tuple[Any, ...]
     device_fraction: float
     rows_without: float
     rows_per_epoch: float
@@ -54,7 +54,7 @@ class Copies:
 class Volume:
     """Rows of one vertex type that are fetched from other hosts per epoch, over all ranks."""
 
-    fanouts: tuple[Any, ...]
+    num_neighbors: tuple[Any, ...]
     way: str
     policy: str
     replication_factor: float
@@ -101,7 +101,7 @@ class Volume:
 class DeviceRows:
     """Rows of its own part that a batch is expected to copy from host to device, mean over parts, by GPU fraction β."""
 
-    fanouts: tuple[int, ...]
+    num_neighbors: tuple[int, ...]
     device_fraction: float
     device_bytes: int
     rows_per_batch_vip_order: float
@@ -112,7 +112,7 @@ class DeviceRows:
 class Recommendation:
     """A replication factor and a GPU fraction, for one fanout, with policy 'vip'."""
 
-    fanouts: tuple[int, ...]
+    num_neighbors: tuple[int, ...]
     replication_factor: float
     remaining: float
     cache_bytes: int
@@ -124,7 +124,7 @@ class Recommendation:
 
     def __str__(self) -> str:
         return (
-            f"fanouts {list(self.fanouts)}: α = {self.replication_factor:g} ({format_bytes(self.cache_bytes)} per machine) leaves "
+            f"num_neighbors {list(self.num_neighbors)}: α = {self.replication_factor:g} ({format_bytes(self.cache_bytes)} per machine) leaves "
             f"{self.remaining:.0%} of the rows to fetch; {_next_gb(self.next_gb_saves, self.remaining)}. "
             f"β = {self.device_fraction:g} ({format_bytes(self.device_bytes)} of GPU memory) leaves {self.device_remaining:.0%} of the rows "
             f"to copy from host to device; {_next_gb(self.next_device_gb_saves, self.device_remaining)}."
@@ -162,9 +162,9 @@ class Analysis:
         return [each for each in self.results if all(getattr(each, name) == value for name, value in labels.items())]
 
     @property
-    def fanouts(self) -> list[tuple[Any, ...]]:
+    def num_neighbors(self) -> list[tuple[Any, ...]]:
         """Of which there are results."""
-        return list(dict.fromkeys(volume.fanouts for volume in self.results))
+        return list(dict.fromkeys(volume.num_neighbors for volume in self.results))
 
     def by_host(self, volume: Volume) -> list[float]:
         """The counted rows that each host fetches."""
@@ -193,7 +193,7 @@ class Analysis:
         for volume in self.results:
             line = asdict(volume)
             line |= (line.pop("ahead") or {}) | (line.pop("summed") or {})
-            writer.writerow({**line, "fanouts": " ".join(map(str, volume.fanouts))})
+            writer.writerow({**line, "num_neighbors": " ".join(map(str, volume.num_neighbors))})
         return out.getvalue()
 
 

@@ -81,5 +81,5 @@ def volumes(ranks: Sequence[Sums], vip: Sequence[Volume], epochs: int) -> tuple[
         total = sum(by_rank, Moved())
         copied, sums, without = total.rows / epochs, total.sums / epochs, total.whole_rows / epochs
         share = (copied + sums) / without if without else 1.0
-        copies.append(Copies(vip[0].fanouts, beta, without, copied, sums, total.sources / epochs, auto, share))
+        copies.append(Copies(vip[0].num_neighbors, beta, without, copied, sums, total.sources / epochs, auto, share))
     return found, copies

@@ -17,8 +17,8 @@ from salientpp.cli.shared_arguments import (
     add_partitioning,
     add_seed,
     adder,
-    fanouts_of,
     format_of_attribute,
+    num_neighbors_of,
     numbers_of,
     values_of,
 )
@@ -43,8 +43,8 @@ HELP = "what would a cache save on this graph?"
 TEXTS = {
     "dataset": f"a dataset directory, {DATASETS}",
     "--parts": "number of machines; a dataset directory knows its own",
-    "--fanouts": "neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (those of the dataset directory, or 15,10,5); may be given "
-    "several times",
+    "--num-neighbors": "neighbours per hop, -1 for all, then with an equals sign: --num-neighbors=-1,10 (those of the dataset directory, or 15,10,5); may be "
+    "given several times",
     "--batch-size": "seeds per batch and machine (that of the dataset directory, or 1024)",
     "--replication-factors": "sizes of the cache to try; 0 is none, K - 1 would hold everything (0,.01,.05,.1,.2,.5,1)",
     "--policies": f"among {', '.join(POLICY_NAMES)}, and oracle, which no policy beats (all but vip-hop)",
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("dataset")
     add("--parts", type=int, metavar="K")
     add_partitioning(parser, "; a dataset directory is partitioned already")
-    add("--fanouts", type=fanouts_of, action="append", metavar="F,F,...")
+    add("--num-neighbors", type=num_neighbors_of, action="append", metavar="F,F,...")
     add("--batch-size", type=int, metavar="B")
     add("--replication-factors", type=numbers_of, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...")
     add("--policies", type=lambda text: text.split(","), metavar="P,P,...")
@@ -243,7 +243,7 @@ def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]
         neg_sampling=negatives,
         **values_of(arguments, *same),
     )
-    several = [replace(batches, num_neighbors=fanouts) for fanouts in arguments.fanouts or [None]]
+    several = [replace(batches, num_neighbors=fanouts) for fanouts in arguments.num_neighbors or [None]]
     for each in several:
         each.check()
     return several

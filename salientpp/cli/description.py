@@ -95,14 +95,14 @@ def _grid(facts: Sequence[tuple[str, str]]) -> Table:
 def _workload(part: PartitionedGraph) -> str:
     described = part.description
     type_, split = described.seeds
-    alike = [fanouts for fanouts in described.num_neighbors if fanouts == described.num_neighbors[0]]
+    alike = [each for each in described.num_neighbors if each == described.num_neighbors[0]]
     if len(alike) == len(described.num_neighbors):
-        fanouts = f"{alike[0] if alike else 'none'}"
+        numbers = f"{alike[0] if alike else 'none'}"
     else:
         names = [" ".join(relation.name or ()) for relation in described.edge_types]
-        fanouts = ", ".join(f"{per_hop} of {name}" for name, per_hop in zip(names, described.num_neighbors))
+        numbers = ", ".join(f"{per_hop} of {name}" for name, per_hop in zip(names, described.num_neighbors))
     of = f" of {type_!r}" if type_ is not None else ""
-    return f"fanouts {fanouts}, batch size {described.batch_size}, seeds {split!r}{of}"
+    return f"num_neighbors {numbers}, batch size {described.batch_size}, seeds {split!r}{of}"
 
 
 def _table_of_parts(part: PartitionedGraph) -> Table:

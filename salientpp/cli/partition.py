@@ -13,8 +13,8 @@ from salientpp.cli.shared_arguments import (
     add_partitioning,
     add_seed,
     adder,
-    fanouts_of,
     format_of_attribute,
+    num_neighbors_of,
     values_of,
 )
 
@@ -27,7 +27,7 @@ TEXTS = {
     "root": "the directory to write",
     "--parts": "number of parts, one per rank or machine",
     "--order": "of the vertices of a part: by VIP, or as in the dataset (vip)",
-    "--fanouts": "neighbours per hop, -1 for all, then with an equals sign: --fanouts=-1,10 (15,10,5)",
+    "--num-neighbors": "neighbours per hop, -1 for all, then with an equals sign: --num-neighbors=-1,10 (15,10,5)",
     "--batch-size": "seeds per batch and rank (1024)",
     "--seeds": "the split that the inclusion probabilities are computed for; with several types TYPE:SPLIT, if several have it (train)",
     "--replicate": "a type of vertices whose rows every part is to have; may be given several times (types with at most 1 %% of all rows' bytes and 16 MiB)",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--parts", type=int, required=True, metavar="K")
     add_partitioning(parser)
     add("--order", choices=("vip", "original"), default="vip")
-    add("--fanouts", type=fanouts_of, default=[15, 10, 5], metavar="F,F,...")
+    add("--num-neighbors", type=num_neighbors_of, default=[15, 10, 5], metavar="F,F,...")
     add("--batch-size", type=int, default=1024, metavar="B")
     add("--seeds", type=_seeds, default="train", metavar="[TYPE:]SPLIT")
     add("--replicate", action="append", metavar="TYPE")
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.root.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
-    check_fanouts(arguments.fanouts)
+    check_fanouts(arguments.num_neighbors)
     if arguments.replicate and arguments.replicate_none:
         raise ValueError("--replicate and --replicate-none contradict each other; leave one out")
     passed = "edge_weights", "order", "refine", "seeds", "time_attr", "tolerance", "seed", "overwrite"
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             data,
             arguments.parts,
             arguments.root,
-            arguments.fanouts,
+            arguments.num_neighbors,
             arguments.batch_size,
             method=method,
             replicate=() if arguments.replicate_none else arguments.replicate,

@@ -61,7 +61,7 @@ def _list_of(kind: Callable[[str], Any], words: str, text: str) -> list[Any]:
         raise argparse.ArgumentTypeError(f"expected {words}, got {text!r}") from None
 
 
-fanouts_of = partial(_list_of, int, "integers separated by commas such as 15,10,5")
+num_neighbors_of = partial(_list_of, int, "integers separated by commas such as 15,10,5")
 numbers_of = partial(_list_of, float, "numbers separated by commas such as 0,.1,.5")
 
 

@@ -34,7 +34,7 @@ TEXTS = {
     "--output": "write the script there rather than to stdout; an existing file is kept",
     "--dataset": "partition this first, see `salientpp partition --help`; needs --root",
     "--root": "the dataset directory that the first job writes; where it exists, that job is left out",
-    "--partition-options": "for `salientpp partition`, as in '--fanouts 15,10,5 --batch-size 1024'",
+    "--partition-options": "for `salientpp partition`, as in '--num-neighbors 15,10,5 --batch-size 1024'",
     "--partition-cpus": "CPUs of the job that partitions (4)",
     "--partition-time": "its time (that of the training)",
     "--partition-queue": "SLURM's partition of it (that of the training)",

@@ -34,7 +34,7 @@ class Partitioning:
 
     Attributes:
         dataset, root: what to partition, and the dataset directory to write; relative to where the script is submitted.
-        options: further arguments of ``salientpp partition``, such as ``['--fanouts', '15,10,5']``.
+        options: further arguments of ``salientpp partition``, such as ``['--num-neighbors', '15,10,5']``.
         cpus, time, partition: what to ask SLURM for; its partition None is that of the training.
     """
 

@@ -79,7 +79,8 @@ def test_no_static_cache_beats_the_oracle(small):
         best = next(
             v
             for v in analysis.of(way="cache")
-            if (v.fanouts, v.policy, v.replication_factor) == (volume.fanouts, "oracle", volume.replication_factor)
+            if (v.num_neighbors, v.policy, v.replication_factor)
+            == (volume.num_neighbors, "oracle", volume.replication_factor)
         )
         assert volume.remote_rows_per_epoch >= best.remote_rows_per_epoch
         assert volume.ratio_to_oracle is None or volume.ratio_to_oracle >= 1
@@ -90,10 +91,12 @@ def test_a_larger_cache_never_fetches_more_and_a_full_one_nothing(small):
     for fanouts in ((5, 3, 2), (2,)):
         for policy in {volume.policy for volume in analysis.of(way="cache")}:
             rows = [
-                v.remote_rows_per_epoch for v in analysis.of(way="cache") if (v.fanouts, v.policy) == (fanouts, policy)
+                v.remote_rows_per_epoch
+                for v in analysis.of(way="cache")
+                if (v.num_neighbors, v.policy) == (fanouts, policy)
             ]
             assert rows == sorted(rows, reverse=True)
-            assert rows[0] == analysis.of(fanouts=fanouts)[0].rows_without_cache
+            assert rows[0] == analysis.of(num_neighbors=fanouts)[0].rows_without_cache
             if policy in ("vip", "random", "oracle"):
                 assert rows[-1] == 0
 
@@ -126,7 +129,7 @@ def test_the_forecast_is_the_sum_of_probabilities_of_uncached_remote_vertices(tm
 def test_at_one_hop_the_forecast_is_right_and_the_calibration_agrees(small):
     _, analysis = small
     for volume in analysis.of(way="cache"):
-        if volume.fanouts == (2,) and volume.policy == "vip" and volume.replication_factor < 1:
+        if volume.num_neighbors == (2,) and volume.policy == "vip" and volume.replication_factor < 1:
             spread = 6 * volume.remote_rows_std / 2 + 1  # 4 epochs
             assert abs(volume.predicted_rows_per_epoch - volume.remote_rows_per_epoch) < spread
             assert (
@@ -138,7 +141,9 @@ def test_at_one_hop_the_forecast_is_right_and_the_calibration_agrees(small):
 def test_the_advice_is_consistent_with_the_table(small):
     _, analysis = small
     for recommendation in analysis.recommendations:
-        own = [v for v in analysis.of(way="cache") if v.fanouts == recommendation.fanouts and v.policy == "vip"]
+        own = [
+            v for v in analysis.of(way="cache") if v.num_neighbors == recommendation.num_neighbors and v.policy == "vip"
+        ]
         chosen = next(v for v in own if v.replication_factor == recommendation.replication_factor)
         assert recommendation.remaining == pytest.approx(1 - chosen.reduction)
         least, most = own[0], own[-1]
@@ -150,7 +155,11 @@ def test_the_advice_is_consistent_with_the_table(small):
                 >= rise - other.replication_factor / most.replication_factor - 1e-9
             )
         assert 0 <= recommendation.next_gb_saves <= 1 and f"α = {chosen.replication_factor:g}" in str(recommendation)
-        rows = [row.rows_per_batch_vip_order for row in analysis.device_rows if row.fanouts == recommendation.fanouts]
+        rows = [
+            row.rows_per_batch_vip_order
+            for row in analysis.device_rows
+            if row.num_neighbors == recommendation.num_neighbors
+        ]
         assert rows == sorted(rows, reverse=True) and rows[-1] == 0
     for row in analysis.device_rows:
         assert row.rows_per_batch_vip_order <= row.rows_per_batch_original_order + 1e-6
@@ -212,9 +221,9 @@ def test_the_command_writes_what_it_shows(tmp_path, capsys):
         "synthetic:num_vertices=2000",
         "--parts",
         "2",
-        "--fanouts",
+        "--num-neighbors",
         "5,3",
-        "--fanouts",
+        "--num-neighbors",
         "2,2",
         "--epochs",
         "2",
@@ -231,11 +240,11 @@ def test_the_command_writes_what_it_shows(tmp_path, capsys):
     ]
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert "Fanouts [5, 3]" in text and "geometric mean" in text and "leaves" in text
+    assert "num_neighbors [5, 3]" in text and "geometric mean" in text and "leaves" in text
     result = json.loads(out["json"].read_text())
     assert (result["schema"], result["parts"], result["batch_size"], result["epochs"]) == (2, 2, 32, 2)
     wanted = {
-        "fanouts",
+        "num_neighbors",
         "policy",
         "replication_factor",
         "remote_rows_per_epoch",
@@ -258,7 +267,16 @@ def test_the_command_writes_what_it_shows(tmp_path, capsys):
 def test_the_command_draws_a_plot(tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("plot.png", "plot.svg"):
-        command = ["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--fanouts", "3,2", "--batch-size", "32"]
+        command = [
+            "analyze",
+            "synthetic:num_vertices=1000",
+            "--parts",
+            "2",
+            "--num-neighbors",
+            "3,2",
+            "--batch-size",
+            "32",
+        ]
         assert main([*command, "--epochs", "1", "--plot", str(tmp_path / name)]) == 0
         assert (tmp_path / name).stat().st_size > 5000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plot.png", "plot.svg"]
@@ -318,7 +336,7 @@ def test_an_interrupt_leaves_the_files_of_before(tmp_path, capsys, monkeypatch):
         "synthetic:num_vertices=1000",
         "--parts",
         "2",
-        "--fanouts",
+        "--num-neighbors",
         "3",
         "--json",
         str(tmp_path / "out.json"),
@@ -335,7 +353,7 @@ def test_the_tables_say_what_memory_each_size_takes(tmp_path, capsys, monkeypatc
         "synthetic:num_vertices=2000,num_features=25",
         "--parts",
         "2",
-        "--fanouts",
+        "--num-neighbors",
         "3",
         "--predict-only",
     ]

@@ -75,21 +75,22 @@ def _analyzed(capsys, tmp_path, *arguments) -> dict:
 
 def test_a_directory_is_analyzed_for_the_workload_that_it_was_ordered_for(capsys, tmp_path):
     assert (
-        run(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--fanouts", "4,3", "--batch-size", 37)[0] == 0
+        run(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--num-neighbors", "4,3", "--batch-size", 37)[0]
+        == 0
     )
     found = _analyzed(capsys, tmp_path, tmp_path / "d")
-    assert (found["batch_size"], found["seeds"], found["results"][0]["fanouts"]) == (37, "train", [4, 3])
-    asked = _analyzed(capsys, tmp_path, tmp_path / "d", "--fanouts", "2", "--batch-size", 5, "--seeds", "val")
-    assert (asked["batch_size"], asked["seeds"], asked["results"][0]["fanouts"]) == (5, "val", [2])
+    assert (found["batch_size"], found["seeds"], found["results"][0]["num_neighbors"]) == (37, "train", [4, 3])
+    asked = _analyzed(capsys, tmp_path, tmp_path / "d", "--num-neighbors", "2", "--batch-size", 5, "--seeds", "val")
+    assert (asked["batch_size"], asked["seeds"], asked["results"][0]["num_neighbors"]) == (5, "val", [2])
     plain = _analyzed(capsys, tmp_path, DATASET, "--parts", 2)
-    assert (plain["batch_size"], plain["seeds"], plain["results"][0]["fanouts"]) == (1024, "train", [15, 10, 5])
+    assert (plain["batch_size"], plain["seeds"], plain["results"][0]["num_neighbors"]) == (1024, "train", [15, 10, 5])
 
 
 def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir):
     call = [
         "analyze",
         str(dataset_dir),
-        "--fanouts=5,5",
+        "--num-neighbors=5,5",
         "--batch-size=64",
         "--replication-factors=0,.2",
         "--policies=vip",
@@ -164,7 +165,7 @@ def test_every_option_reaches_the_package(capsys, tmp_path, words, options):
         "--parts",
         3,
         *words,
-        "--fanouts=-1,4",
+        "--num-neighbors=-1,4",
         "--batch-size",
         64,
         "--tolerance",
@@ -194,7 +195,7 @@ def test_info_says_what_the_directory_holds(capsys, dataset_dir):
     assert code == 0 and err == ""
     part = salientpp.load(dataset_dir)
     assert str(dataset_dir) in out and "format version 1" in out
-    assert "fanouts [15, 10, 5], batch size 1024, seeds 'train'" in out
+    assert "num_neighbors [15, 10, 5], batch size 1024, seeds 'train'" in out
     assert re.search("assigned by +metis, vip edge weights, refined *\n", out)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
     assert len(rows) == 4
@@ -215,7 +216,7 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
         "paper:val",
         "--time-attr",
         "year",
-        "--fanouts",
+        "--num-neighbors",
         "3,2",
         "--batch-size",
         16,
@@ -237,7 +238,7 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
     code, info, _ = run(capsys, "info", root)
     assert code == 0 and info.startswith(out.rstrip())
     assert "format version 2" in info and "lists ascend by      'year'" in info
-    assert "fanouts [3, 2], batch size 16, seeds 'val' of 'paper'" in info
+    assert "num_neighbors [3, 2], batch size 16, seeds 'val' of 'paper'" in info
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in info.splitlines() if line.startswith("│")]
     assert rows[:3] == [
         ["paper", "300", "by part", "x float16 [4], y int64, year int64"],
@@ -340,7 +341,7 @@ def test_verify_reads_every_byte(capsys, tmp_path):
 
 def test_an_npz_file_is_partitioned(capsys, tmp_path, npz_file):
     code, out, _ = run(
-        capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2, "--fanouts", "3", "--batch-size", 4
+        capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2, "--num-neighbors", "3", "--batch-size", 4
     )
     assert code == 0
     assert "50 vertices, 100 edges" in out and "x float16 [2], y int64" in out
@@ -400,7 +401,11 @@ def test_brackets_in_a_path_are_no_markup(capsys, tmp_path, npz_file):
         ("synthetik", [], "Did you mean synthetic or synthetic-mag?"),
         ("synthetic:num_vertices=0", [], "num_vertices must be an integer >= 2, got 0"),
         ("synthetic:vertices=10", [], "synthetic has no parameter 'vertices'"),
-        (DATASET, ["--fanouts", "5,-2"], r"num_neighbors[1] must be an integer >= 0, or -1 for all neighbours, got -2"),
+        (
+            DATASET,
+            ["--num-neighbors", "5,-2"],
+            r"num_neighbors[1] must be an integer >= 0, or -1 for all neighbours, got -2",
+        ),
         (DATASET, ["--batch-size", "0"], "batch_size must be >= 1, got 0"),
         (DATASET, ["--parts", "2001"], "num_parts must be at most the number of vertices, 2000, got 2001"),
         (DATASET, ["--parts", "0"], "num_parts must be an integer >= 1, got 0"),
@@ -513,7 +518,7 @@ def test_ctrl_c_ends_in_130_and_the_same_command_goes_on(capsys, monkeypatch, tm
         (["partition", DATASET, "d"], "the following arguments are required: --parts"),
         (["partition", DATASET, "d", "--parts", "two"], "argument --parts: invalid int value: 'two'"),
         (
-            ["partition", DATASET, "d", "--parts", "2", "--fanouts", "3,x"],
+            ["partition", DATASET, "d", "--parts", "2", "--num-neighbors", "3,x"],
             "expected integers separated by commas such as 15,10,5, got '3,x'",
         ),
         (["info"], "the following arguments are required: root"),
@@ -596,7 +601,7 @@ def test_the_page_on_analyze_has_the_options_of_its_help_and_no_others():
     [
         (
             "partition",
-            "dataset root --parts --method --edge-weights --refine --order --fanouts --batch-size --tolerance --seed --data --overwrite",
+            "dataset root --parts --method --edge-weights --refine --order --num-neighbors --batch-size --tolerance --seed --data --overwrite",
         ),
         ("partition", "--seeds --replicate --replicate-none --time-attr --store-as"),
         ("info", "root --verify"),
@@ -627,7 +632,7 @@ def test_a_percent_sign_in_the_interpreters_path_breaks_no_help(capsys, monkeypa
 
 # --- where results go ------------------------------------------------------------------------------------
 
-ANALYZE = ["analyze", "synthetic:num_vertices=200,average_degree=4,num_features=2", "--parts", "2", "--fanouts", "2", "--batch-size", "8",
+ANALYZE = ["analyze", "synthetic:num_vertices=200,average_degree=4,num_features=2", "--parts", "2", "--num-neighbors", "2", "--batch-size", "8",
            "--epochs", "1", "--policies", "vip", "--replication-factors", "0,1", "--method", "random"]  # fmt: skip
 
 
@@ -641,7 +646,9 @@ def test_a_link_stays_and_what_it_leads_to_is_written(capsys, tmp_path):
     assert run(capsys, *ANALYZE, "--json", link, "--csv", dangling)[0] == 0
     assert link.is_symlink() and json.loads(real.read_text())["schema"] == 2
     assert real.stat().st_mode & 0o777 == 0o600, "a file keeps its mode"
-    assert dangling.is_symlink() and (tmp_path / "results" / "new.csv").read_text().startswith("fanouts,way,policy")
+    assert dangling.is_symlink() and (tmp_path / "results" / "new.csv").read_text().startswith(
+        "num_neighbors,way,policy"
+    )
     assert sorted(path.name for path in real.parent.iterdir()) == ["new.csv", "real.json"]
 
 
@@ -658,7 +665,7 @@ def test_pipes_are_written_and_not_replaced(capsys, tmp_path):
         threading.Thread(target=lambda o=option, p=pipe: read[o].put(p.read_bytes()), daemon=True).start()
     assert run(capsys, *ANALYZE, *(word for pair in pipes.items() for word in pair))[0] == 0
     assert json.loads(read["--json"].get(timeout=HANG))["schema"] == 2
-    assert read["--csv"].get(timeout=HANG).startswith(b"fanouts,way,policy")
+    assert read["--csv"].get(timeout=HANG).startswith(b"num_neighbors,way,policy")
     assert read["--plot"].get(timeout=HANG).startswith(b"\x89PNG")
     assert all(pipe.is_fifo() for pipe in pipes.values())
 
@@ -803,7 +810,7 @@ def test_commands_say_in_a_line_how_many_vertices_have_no_label(capsys, tmp_path
         ("partition", f"pyg:{tmp_path / 'g.pt'}", tmp_path / "d", "--parts", 2, "--method", "random"),
         ("analyze", f"pyg:{tmp_path / 'g.pt'}", "--parts", 2, "--method", "random", "--predict-only"),
     ):
-        code, _, err = run(capsys, *command, "--fanouts", "2", "--batch-size", 4)
+        code, _, err = run(capsys, *command, "--num-neighbors", "2", "--batch-size", 4)
         words = f"salientpp {command[0]}: the split 'train' of data: 2 of {total} vertices are left out, since their label y is -1"
         assert code == 0 and any(line.startswith(words) for line in err.splitlines()), err
 
@@ -830,7 +837,7 @@ KEYS = [*inspect.signature(synthetic).parameters, "no_such_key", ""]
 def odd_command(rng: random.Random) -> list[str]:
     """A command that is right, but for one to three of its arguments."""
     name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "copy-to-disk", "slurm"])
-    of_graph = {"--fanouts": "2,2", "--batch-size": "8", "--method": rng.choice(["random", "metis"])}
+    of_graph = {"--num-neighbors": "2,2", "--batch-size": "8", "--method": rng.choice(["random", "metis"])}
     values = {
         "partition": {"dataset": "npz:g.npz", "root": f"root-{rng.random()}", "--parts": "2", **of_graph},
         "analyze": {"dataset": "npz:g.npz", "--parts": "2", "--epochs": "1", **of_graph},

@@ -43,7 +43,7 @@ def root(tmp_path_factory):
 
 
 def arguments(root: str, checkpoint: Path) -> list[str]:
-    words = f"{root} --checkpoint {checkpoint} --every 2 --epochs {EPOCHS} --fanouts 4,3 --batch-size 4 --hidden 8 --alpha 0.1"
+    words = f"{root} --checkpoint {checkpoint} --every 2 --epochs {EPOCHS} --num-neighbors 4,3 --batch-size 4 --hidden 8 --alpha 0.1"
     return words.split()
 
 

@@ -536,7 +536,7 @@ COMMAND = ["train.py", "my parts", "--title", "it's $5 & more", "--epochs", "3"]
 BATCH = Batch(
     COMMAND, parts=8, time="2:00:00", python="/opt/env/bin/python", ranks_per_node=2, gpus_per_node=2, partition="gpu"
 )
-FIRST = Partitioning("synthetic:num_vertices=100", "my parts", ["--fanouts", "5,3"], time="30", partition="cpu")
+FIRST = Partitioning("synthetic:num_vertices=100", "my parts", ["--num-neighbors", "5,3"], time="30", partition="cpu")
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
@@ -618,7 +618,7 @@ def test_a_chain_submits_both_jobs_and_only_the_training_where_the_directory_is(
     first, training = run_script(tmp_path, replace(BATCH, first=FIRST))["sbatch"]
     assert {"--parsable", "--partition=cpu", "--time=30", "--cpus-per-task=4"} <= set(first)
     assert first[-1].endswith(
-        "-m salientpp.cli partition synthetic:num_vertices=100 'my parts' --parts 8 --fanouts 5,3"
+        "-m salientpp.cli partition synthetic:num_vertices=100 'my parts' --parts 8 --num-neighbors 5,3"
     )
     assert training == ["--dependency=afterok:7", "--kill-on-invalid-dep=yes", "job.sh"]
     (tmp_path / "sbatch.calls").unlink()
@@ -691,17 +691,17 @@ def test_the_command_prints_or_writes_the_script(tmp_path, capsys):
 
 def test_what_the_job_that_partitions_would_refuse_is_refused_when_the_script_is_made(capsys):
     chain = ["slurm", "--parts", "2", "--time", "5", "--dataset", "synthetic", "--root", "parts"]
-    assert cli.main([*chain, "--partition-options", "--fanouts 'no end", "--", *COMMAND]) == 2
+    assert cli.main([*chain, "--partition-options", "--num-neighbors 'no end", "--", *COMMAND]) == 2
     assert (
-        '--partition-options must be arguments as in a shell, got "--fanouts \'no end" (No closing quotation)'
+        '--partition-options must be arguments as in a shell, got "--num-neighbors \'no end" (No closing quotation)'
         in capsys.readouterr().err
     )
-    assert cli.main([*chain, "--partition-options", "--fanouts 5 --parts 3", "--", *COMMAND]) == 2
+    assert cli.main([*chain, "--partition-options", "--num-neighbors 5 --parts 3", "--", *COMMAND]) == 2
     words = "--partition-options must not have other --parts than the training, got 3 and 2; leave them out there"
     assert words in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
-        cli.main([*chain, "--partition-options", "--fanouts x", "--", *COMMAND])
-    assert end.value.code == 2 and "salientpp partition: error: argument --fanouts" in capsys.readouterr().err
+        cli.main([*chain, "--partition-options", "--num-neighbors x", "--", *COMMAND])
+    assert end.value.code == 2 and "salientpp partition: error: argument --num-neighbors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--sbatch", "--parts", "--output", "--json"])

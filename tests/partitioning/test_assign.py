@@ -550,7 +550,7 @@ def test_a_command_whose_metis_runs_out_of_memory_says_what_it_needs_and_ends_wi
             "--method",
             "metis",
             *command[1:],
-            "--fanouts",
+            "--num-neighbors",
             "2",
         ],
         capture_output=True,

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "train_slurm.py"
 TRAIN_FULL = ROOT / "examples" / "train_full.py"
-WORKLOAD = ["--fanouts", "5,3", "--batch-size", "8"]
+WORKLOAD = ["--num-neighbors", "5,3", "--batch-size", "8"]
 EPOCHS = 30
 
 #: Jobs inherit it from sbatch: gloo on loopback, and the package under test.
@@ -177,7 +177,7 @@ def test_a_chain_partitions_and_then_trains(slurm, folder, capsys):
         "--partition-cpus",
         1,
         "--partition-options",
-        "--fanouts 5,3 --batch-size 8 --method random",
+        "--num-neighbors 5,3 --batch-size 8 --method random",
         "--",
         TRAIN,
         "new parts",

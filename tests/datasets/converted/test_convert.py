@@ -730,10 +730,15 @@ def test_the_command_converts_and_the_others_take_what_it_wrote(tmp_path, capsys
     name = f"converted:{root}"
     assert load_dataset(name).x.dtype == torch.float16
     assert (
-        cli.main(["partition", name, str(tmp_path / "p"), "--parts", "2", "--fanouts", "3,2", "--batch-size", "16"])
+        cli.main(
+            ["partition", name, str(tmp_path / "p"), "--parts", "2", "--num-neighbors", "3,2", "--batch-size", "16"]
+        )
         == 0
     )
-    assert cli.main(["analyze", name, "--parts", "2", "--predict-only", "--fanouts", "3,2", "--batch-size", "16"]) == 0
+    assert (
+        cli.main(["analyze", name, "--parts", "2", "--predict-only", "--num-neighbors", "3,2", "--batch-size", "16"])
+        == 0
+    )
     capsys.readouterr()
     assert cli.main(["partition", str(root), str(tmp_path / "q"), "--parts", "2"]) == 2
     assert f'Did you mean "converted:{root}"?' in capsys.readouterr().err

@@ -428,7 +428,7 @@ def test_a_converted_directory_of_several_types_has_the_partitioners_parts(tmp_p
     salientpp.partition(graph, num_parts, tmp_path / "d", [3, 2], 8, method=given)
     save(train, tmp_path / "train.pt")
     name = f"{writer[:3]}-partition:{root},node_type=paper,train={tmp_path}/train.pt"
-    code, _, err = run(capsys, "partition", name, tmp_path / "c", "--parts", PARTS, "--fanouts", "3,2")
+    code, _, err = run(capsys, "partition", name, tmp_path / "c", "--parts", PARTS, "--num-neighbors", "3,2")
     assert code == 0, err
     for part_id in range(PARTS):
         for directory in ("d", "c"):
@@ -784,7 +784,9 @@ def test_the_command_converts_a_partition(tmp_path, capsys):
     for writer in ("pyg", "glt"):
         root = WRITERS[writer](tmp_path / writer, data, assignment)
         name = f"{writer}-partition:{root},y={tmp_path}/label.pt,train={tmp_path}/train.pt"
-        code, _, err = run(capsys, "partition", name, tmp_path / f"{writer}-d", "--parts", PARTS, "--fanouts", "3,2")
+        code, _, err = run(
+            capsys, "partition", name, tmp_path / f"{writer}-d", "--parts", PARTS, "--num-neighbors", "3,2"
+        )
         assert code == 0, err
         owned = [set((assignment == part).nonzero().flatten().tolist()) for part in range(PARTS)]
         assert_parts_own(tmp_path / f"{writer}-d", data, owned)
@@ -797,7 +799,7 @@ def test_the_command_can_partition_it_anew(tmp_path, capsys):
     data = one_type()
     root = write_pyg(tmp_path / "pyg", data, dealt(data))
     code, _, err = run(
-        capsys, "partition", f"pyg-partition:{root}", tmp_path / "d", "--parts", 2, "--method", "random", "--fanouts", 2
+        capsys, "partition", f"pyg-partition:{root}", tmp_path / "d", "--parts", 2, "--method", "random", "--num-neighbors", 2
     )  # fmt: skip
     assert code == 0, err
     assert salientpp.load(tmp_path / "d", part_id=0).num_parts == 2
@@ -810,7 +812,7 @@ def test_the_command_analyzes_a_given_partition(tmp_path, capsys):
     options = [
         "--parts",
         PARTS,
-        "--fanouts",
+        "--num-neighbors",
         2,
         "--batch-size",
         8,
