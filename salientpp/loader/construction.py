@@ -15,7 +15,7 @@ from salientpp.engine.source import BatchSource
 from salientpp.engine.way import Way
 from salientpp.loader.values import Options
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
-from salientpp.ranks.mistakes import go_astray
+from salientpp.ranks.roll import go_astray
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.stored import is_remote
 from salientpp.store.directory.opened import PartitionedGraph

@@ -26,10 +26,8 @@ from salientpp.ops import bytes_of
 from salientpp.ranks import greeting
 from salientpp.ranks.failure import FailureNotes
 from salientpp.ranks.groups import Circle, Groups
-from salientpp.ranks.lease import lease
 from salientpp.ranks.members import check_default_group, members_of
-from salientpp.ranks.mistakes import go_astray, own_up, words_of
-from salientpp.ranks.roll import Roll
+from salientpp.ranks.roll import Roll, go_astray, own_up, words_of
 from salientpp.ranks.waiting import wait_for
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
@@ -135,7 +133,7 @@ class Comm:
         if error is not None:
             roll.tell(words_of(error))
             raise error
-        return cls(lease(roll, circle, over, timeout), timeout, device, roll)
+        return cls(roll.lease(over, timeout), timeout, device, roll)
 
     def among(self, ranks: Sequence[int]) -> Comm:
         """Connections between some of these ranks, in ascending order; over gloo, between hosts' memories alone.
@@ -151,14 +149,8 @@ class Comm:
         circle = Circle.of(members)
         circle.has_compared = True  # as members of this Comm
         roll = Roll(members, circle)
-        return Comm(
-            lease(roll, circle, "gloo", self.timeout),
-            self.timeout,
-            None,
-            roll,
-            self,
-            [self._numbers[rank] for rank in ranks],
-        )
+        numbers = [self._numbers[rank] for rank in ranks]
+        return Comm(roll.lease("gloo", self.timeout), self.timeout, None, roll, self, numbers)
 
     # --- collectives --------------------------------------------------------------------------------------
 

@@ -1,20 +1,32 @@
-"""Calls the ranks that make a Comm together, and names those that do not come."""
+"""Calls the ranks that make a Comm together, names those that do not come, and connects them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from salientpp.processes import connecting
 from salientpp.ranks import greeting
 from salientpp.ranks.failure import RankFailure, in_words
-from salientpp.ranks.groups import Circle
+from salientpp.ranks.groups import Circle, Groups
 from salientpp.ranks.job_store import attempt, job_store
+from salientpp.ranks.members import default_group, is_parents_group
 from salientpp.ranks.waiting import SLICE_SECONDS
+
+#: How much longer than a Comm's own wait the backend's is.
+_GRACE = timedelta(seconds=5)
+
+#: How long a rank whose group could not be made waits to hear from the others that could not make it either.
+_ROLL_SECONDS = 2.0
+
+#: Mistakes that this rank made where it could not know which ranks would wait for it; '' once the next ranks to meet were told.
+_mistakes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[str]] = weakref.WeakKeyDictionary()
 
 
 class Roll:
@@ -44,23 +56,32 @@ class Roll:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
     def tell(self, mistake: str, astray: bool = False) -> None:
-        """Let all who come know of this rank's mistake, in place of an answer; ``astray``: see :func:`salientpp.ranks.mistakes.go_astray`."""
+        """Let all who come know of this rank's mistake, in place of an answer; ``astray``: see :func:`go_astray`."""
         attempt(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
-    def agree(self, over: str, free: list[int], timeout: timedelta) -> int:
-        """Answer, and hear the others; the number of the group to take or to make.
-
-        Args:
-            over: how rows of this rank travel, 'gloo' or 'nccl'.
-            free: numbers of the groups that are free here.
+    def lease(self, over: str, timeout: timedelta) -> Groups:
+        """Connections that are free on every rank, or new ones; ``over`` is how rows of this rank travel, 'gloo' or 'nccl'.
 
         Raises:
+            RankFailure: a rank did not come, or went away.
             DifferentVersions: the ranks run different versions of this package.
         """
+        number = self._agree(over, self._circle.free(over), timeout)
+        groups = self._circle.groups.get(number)
+        if groups is None:
+            with connecting():
+                groups = self._circle.groups[number] = self._connect(number, over, timeout)
+        groups.free = False
+        # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
+        groups.host._set_default_timeout(timeout + _GRACE)
+        return groups
+
+    def _agree(self, over: str, free: list[int], timeout: timedelta) -> int:
+        """Answer with the numbers of the groups that are ``free`` here, and hear the others; the number of the group to take or to make."""
         if not self._circle.has_compared:
             with _store_needed():
                 greeting.greet(self._store, self.ranks[self.rank])
-        missing = self.missing("before", timeout.total_seconds(), json.dumps([over, free]))
+        missing = self._missing("before", timeout.total_seconds(), json.dumps([over, free]))
         if missing:
             raise RankFailure(
                 f"{in_words(missing)}{self.of} did not come to make a loader within {timeout.total_seconds():g} s; "
@@ -79,7 +100,26 @@ class Roll:
         everywhere = set.intersection(*(set(numbers) for _, numbers in answers))
         return min(everywhere, default=self._number)
 
-    def missing(self, call: str, seconds: float, answer: str = "") -> list[int]:
+    def _connect(self, number: int, over: str, timeout: timedelta) -> Groups:
+        """New connections; all ranks are here already."""
+        store = dist.PrefixStore(f"{self.prefix}/gloo", self._store)
+        try:
+            # A backend alone, not dist.new_group's: that would want every rank of the job, find a name that ranks with other groups may
+            # not find, and be wrapped by torch's debugging, which keeps the time-out from it. gloo tries to connect five times, each
+            # for as long as it would wait in a collective.
+            host = dist.ProcessGroupGloo(store, self.rank, len(self.ranks), max(timeout / 5, timedelta(seconds=2)))
+        except RuntimeError as error:
+            missing = self._missing("after", _ROLL_SECONDS)
+            raise RankFailure(f"{in_words(missing) or 'a rank'}{self.of} went away while a loader was made") from error
+        self._missing("after", 0)
+        device = None
+        if over == "nccl":
+            # Its kernels are few and small, and the pipeline waits for them: they go before the model's.
+            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            device = dist.new_group(timeout=timeout + _GRACE, backend="nccl", pg_options=options)
+        return Groups(host, device, number)
+
+    def _missing(self, call: str, seconds: float, answer: str = "") -> list[int]:
         """Answer a call of the roll, and wait for the others to; the ranks that have not within that time.
 
         Raises:
@@ -114,7 +154,7 @@ class Roll:
             told[rank] += astray
             raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
         for rank, key in enumerate(keys) if also_astray else ():
-            note = astray_key(self.ranks[rank])
+            note = _astray_key(self.ranks[rank])
             if not self._store.check([key]) and self._store.check([note]):
                 count, text = json.loads(self._store.get(note))
                 if count > told[rank]:
@@ -122,8 +162,33 @@ class Roll:
                     raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
 
 
-def astray_key(rank: int) -> str:
-    """Key of the note of a rank that does not come, see :func:`salientpp.ranks.mistakes.go_astray`."""
+def go_astray(error: Exception) -> None:
+    """Leave a note for the ranks that wait for this one to make a loader: it made a mistake that hides who they are, and does not come.
+
+    Should this rank go on, :func:`own_up` makes up for the call that the others have counted and it has not.
+    """
+    if dist.is_available() and dist.is_initialized() and not is_parents_group():
+        texts = _mistakes.setdefault(default_group(), [])
+        texts.append(words_of(error))
+        attempt(lambda: job_store().set(_astray_key(dist.get_rank()), json.dumps([len(texts), texts[-1]])))
+
+
+def own_up(ranks: tuple[int, ...], circle: Circle) -> None:
+    """Make up for the calls that these ranks have counted and this one has not."""
+    texts = _mistakes.get(default_group(), [])
+    if any(texts):
+        for text in filter(None, texts):
+            Roll(ranks, circle).tell(text, astray=True)
+        texts[:] = [""] * len(texts)
+        attempt(lambda: job_store().delete_key(_astray_key(dist.get_rank())))
+
+
+def words_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _astray_key(rank: int) -> str:
+    """Key of the note that :func:`go_astray` leaves."""
     return f"salientpp/astray/{rank}"
 
 

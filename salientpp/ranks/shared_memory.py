@@ -1,4 +1,4 @@
-"""How do the ranks of a host have memory in common, that goes with the last of them?
+"""Memory that the ranks of a host have in common. It goes with the last of them.
 
 A block is anonymous memory (``memfd_create``): one rank makes it, the others open it through ``/proc`` of that process and map it, and from then on all
 are alike. It has no name in any directory and is under no mount's limit; the kernel takes it back when the last process that has it mapped
@@ -10,11 +10,12 @@ they can is tried out (:func:`sharing`), never guessed: a block begins with rand
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,45 +43,30 @@ class Offer:
     num_bytes: int
 
 
-class Block:
-    """Memory that this process has made, and others may map while the block is open.
+@contextlib.contextmanager
+def block(num_bytes: int) -> Iterator[tuple[Tensor, Offer]]:
+    """Memory that this process makes, uint8 [num_bytes], and the offer by which others may map it inside the block.
 
-    Args:
-        num_bytes: how much.
-
-    Attributes:
-        memory: uint8 [num_bytes]; pages that nobody has written are zeros and take nothing.
+    Pages that nobody has written are zeros and take nothing. Those who have mapped the memory keep it.
 
     Raises:
         CannotShare: the system has no such memory.
     """
-
-    def __init__(self, num_bytes: int) -> None:
+    try:
+        file = os.memfd_create("salientpp", os.MFD_CLOEXEC)
+    except (AttributeError, OSError) as error:
+        raise CannotShare(f"memory without a name (memfd_create) is not to be had here: {error}") from None
+    try:
         try:
-            self._file = os.memfd_create("salientpp", os.MFD_CLOEXEC)
-        except (AttributeError, OSError) as error:
-            raise CannotShare(f"memory without a name (memfd_create) is not to be had here: {error}") from None
-        try:
-            os.ftruncate(self._file, _ALIGNMENT + num_bytes)
+            os.ftruncate(file, _ALIGNMENT + num_bytes)
             token = secrets.token_bytes(_TOKEN_BYTES)
-            os.pwrite(self._file, token, 0)
-            self.offer = Offer(os.getpid(), self._file, token.hex(), num_bytes)
-            self.memory = _mapped(self._file, num_bytes)
+            os.pwrite(file, token, 0)
+            memory = _mapped(file, num_bytes)
         except OSError as error:
-            self.close()
             raise CannotShare(f"{num_bytes} bytes of shared memory are not to be had: {error}") from None
-
-    def close(self) -> None:
-        """Let nobody map it any more; those who have, keep it."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __enter__(self) -> Block:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        yield memory, Offer(os.getpid(), file, token.hex(), num_bytes)
+    finally:
+        os.close(file)
 
 
 def mapped(offer: Offer) -> Tensor:
@@ -149,21 +135,17 @@ def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype
 
 def _shared_memory(comm: Comm, first: int, num_bytes: int) -> tuple[Tensor | None, list[str | None]]:
     """A block of the rank ``first`` of this host, as this rank has mapped it; and of every rank why it could not."""
-    block, memory, trouble = None, None, None
-    try:
-        if comm.rank == first:
-            block = Block(num_bytes)
-            memory = block.memory
-    except CannotShare as error:
-        trouble = str(error)
-    try:
-        offer = comm.gather_facts({"offer": None if block is None else vars(block.offer)})[first]["offer"]
+    memory, made, trouble = None, None, None
+    with contextlib.ExitStack() as held:
+        try:
+            if comm.rank == first:
+                memory, made = held.enter_context(block(num_bytes))
+        except CannotShare as error:
+            trouble = str(error)
+        offer = comm.gather_facts({"offer": made and vars(made)})[first]["offer"]
         try:
             if comm.rank != first and offer is not None:
                 memory = mapped(Offer(**offer))
         except CannotShare as error:
             trouble = str(error)
         return memory, [facts["trouble"] for facts in comm.gather_facts({"trouble": trouble})]
-    finally:
-        if block is not None:
-            block.close()

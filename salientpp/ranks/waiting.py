@@ -10,6 +10,7 @@ But a rank that waits for longer than a slice says so in the store. After the ti
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -32,29 +33,17 @@ def wait_for(work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequ
     Raises:
         RankFailure: another rank failed, left or stopped answering. The groups are broken then.
     """
-    try:
-        _wait_in_slices(work, groups, notes, numbers, timeout)
-    except RankFailure:
-        groups.abandon()
-        raise
-    # After Ctrl-C it remains under way, until somebody waits to the end.
-    groups.under_way.discard(work)
-
-
-def _wait_in_slices(
-    work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequence[int], timeout: timedelta
-) -> None:
     groups.check_process()
     deadline = time.monotonic() + timeout.total_seconds()
     told = False
-    while True:
-        try:
-            work.wait(timedelta(seconds=SLICE_SECONDS))
-            break
-        except RuntimeError:
+    try:
+        while True:
+            with contextlib.suppress(RuntimeError):
+                work.wait(timedelta(seconds=SLICE_SECONDS))
+                break
             notes.check_script()
             if groups.broken:  # by another thread, which has told the others why
-                raise RankFailure(f"rank {notes.rank} has ended this") from None
+                raise RankFailure(f"rank {notes.rank} has ended this")
             failure = notes.failure()
             if failure is None and work.is_completed():
                 try:
@@ -62,15 +51,20 @@ def _wait_in_slices(
                     break  # it was only late
                 except RuntimeError as broken:
                     raise _lost(broken, groups, notes, numbers) from broken
+            if failure is None and time.monotonic() >= deadline:
+                failure = _silent(notes, timeout)
             if failure is not None:
-                raise failure from None
-            if time.monotonic() >= deadline:
-                raise _silent(notes, timeout) from None
+                raise failure
             if not told:
                 told = True
                 notes.note_waiting(True)
+    except RankFailure:
+        groups.abandon()
+        raise
     if told:
         notes.note_waiting(False)
+    # After Ctrl-C it remains under way, until somebody waits to the end.
+    groups.under_way.discard(work)
 
 
 def _lost(error: Exception, groups: Groups, notes: FailureNotes, numbers: Sequence[int]) -> RankFailure:

@@ -13,7 +13,7 @@ import torch
 from shared_blocks import blocks_of, mapping
 
 from salientpp.ranks.comm import Comm
-from salientpp.ranks.shared_memory import Block, CannotShare, Offer, mapped, shared_tensors, sharing
+from salientpp.ranks.shared_memory import CannotShare, Offer, block, mapped, shared_tensors, sharing
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 
@@ -21,19 +21,19 @@ NUM_BYTES = 8 * 2**20
 
 
 def test_a_block_is_mapped_by_its_offer_and_by_no_other():
-    with Block(100) as block:
-        block.memory[:] = torch.arange(100, dtype=torch.uint8)
-        other = mapped(block.offer)
+    with block(100) as (memory, offer):
+        memory[:] = torch.arange(100, dtype=torch.uint8)
+        other = mapped(offer)
         assert torch.equal(other, torch.arange(100, dtype=torch.uint8))
         other[3] = 77
-        assert block.memory[3] == 77
-        wrong = Offer(block.offer.process, block.offer.file, "00" * 16, 100)
+        assert memory[3] == 77
+        wrong = Offer(offer.process, offer.file, "00" * 16, 100)
         with pytest.raises(CannotShare, match="is none of the ranks that it is said to be one of"):
             mapped(wrong)
         with pytest.raises(CannotShare, match="none of the ranks"):
-            mapped(Offer(block.offer.process, block.offer.file, block.offer.token, 99))
+            mapped(Offer(offer.process, offer.file, offer.token, 99))
     with pytest.raises(CannotShare, match="cannot be opened .* containers of their own"):
-        mapped(block.offer)
+        mapped(offer)
     assert other[3] == 77, "who has it mapped keeps it"
 
 
