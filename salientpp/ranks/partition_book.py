@@ -1,8 +1,4 @@
-"""Who owns vertex v, and which row of its owner is it?
-
-After renumbering, part p owns the contiguous range ``[offsets[p], offsets[p + 1])`` of global ids, so the book
-is K + 1 numbers.
-"""
+"""The partition book: part p owns the contiguous range ``[offsets[p], offsets[p + 1])`` of global ids."""
 
 from __future__ import annotations
 
@@ -57,10 +53,6 @@ class PartitionBook:
         """
         check_range(global_id.flatten(), self.num_vertices, "global ids must be")
         return torch.searchsorted(self.offsets, global_id, right=True) - 1
-
-    def local_id(self, global_id: Tensor) -> Tensor:
-        """int64 [n] rows inside the owners of int64 [n] global ids."""
-        return global_id - self.offsets[self.owner(global_id)]
 
     @classmethod
     def trivial(cls, num_vertices: int) -> PartitionBook:

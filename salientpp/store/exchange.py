@@ -1,4 +1,4 @@
-"""How does a rank get rows that other ranks own?
+"""Gets rows that other ranks own.
 
 Three all-to-alls a batch, however many types of vertices and attributes there are: **counts** (how many rows of each type I want from
 you), **ids** (which), **rows**. Each is started by one function and finished by another, so that the pipeline can do other work in between.
@@ -58,7 +58,6 @@ class Traffic:
 
     bytes_sent: int = 0
     bytes_received: int = 0
-    rows_sent: int = 0
     rows_received: int = 0
     row_bytes_received: Counter[str | None] = field(default_factory=Counter)
 
@@ -66,7 +65,6 @@ class Traffic:
 @dataclass(frozen=True, eq=False)
 class PendingCounts:
     wanted: list[list[int]]
-    leaving: bool
     pending: Pending
 
 
@@ -166,7 +164,7 @@ class Exchange:
         others = message[1:].nbytes  # one of the messages is to itself
         self.traffic.bytes_sent += others
         self.traffic.bytes_received += others
-        return PendingCounts(wanted, leaving, pending)
+        return PendingCounts(wanted, pending)
 
     def read_counts(self, counts: PendingCounts) -> Counts:
         """Wait for what the others want from this rank."""
@@ -189,7 +187,9 @@ class Exchange:
             RuntimeError: a rank asks for a row that this part does not own.
         """
         rows: dict[str | None, Tensor] = {}
-        for place, (book, (type_, ids)) in enumerate(zip(self._books, self._ids_asked(counts, pending).items())):
+        arrived = pending.wait().to(torch.int64)
+        by_type = [arrived] if len(self.types) == 1 else _by_type(arrived, counts.asked, len(self.types))
+        for place, (book, type_, ids) in enumerate(zip(self._books, self.types, by_type)):
             if type_ in self._words:
                 rows[type_] = ids
                 continue
@@ -207,12 +207,6 @@ class Exchange:
             rows[type_] = row
         return rows
 
-    def _ids_asked(self, counts: Counts, pending: Pending) -> dict[str | None, Tensor]:
-        """Those that arrive, int64, by type and in it by rank."""
-        arrived = pending.wait().to(torch.int64)
-        by_type = [arrived] if len(self.types) == 1 else _by_type(arrived, counts.asked, len(self.types))
-        return dict(zip(self.types, by_type))
-
     def send_rows(self, counts: Counts, rows: Mapping[Column, Tensor]) -> PendingRows:
         """Start to send the rows asked for, by column of types that travel; pending are the rows wanted, of the same columns."""
         if not rows:
@@ -225,12 +219,11 @@ class Exchange:
             pending = self._send(next(iter(rows.values())), _sums(asked), _sums(wanted))
         else:
             widths = [row_bytes(of_column) for of_column in like.values()]
-            send, asked_bytes, wanted_bytes = (
-                [bytes_of(of_column) for of_column in rows.values()],
-                *([[n * width for n, width in zip(of_rank, widths)] for of_rank in sizes] for sizes in (asked, wanted)),
+            send = [bytes_of(of_column) for of_column in rows.values()]
+            asked_bytes, wanted_bytes = (
+                [[n * width for n, width in zip(of_rank, widths)] for of_rank in sizes] for sizes in (asked, wanted)
             )
             pending = self._send(_by_rank(send, asked_bytes, torch.uint8), _sums(asked_bytes), _sums(wanted_bytes))
-        self.traffic.rows_sent += sum(_sums(asked))
         self.traffic.rows_received += sum(_sums(wanted))
         for place, (column, of_column) in enumerate(like.items()):
             number = sum(of_rank[place] for of_rank in wanted)

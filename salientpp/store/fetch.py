@@ -1,7 +1,7 @@
-"""How do the rows of a batch come together, from the tiers of this rank and from other ranks?
+"""Puts the rows of a batch together, from the tiers of this rank and from other ranks.
 
 A worker thread takes rows from the tiers of the host, for this rank's batch and for what other ranks asked for; those that arrive from other ranks
-come last. There are two ways, one of which a loader chooses when it is made:
+come last. There are two ways, one of which a loader chooses when it is made; each has a plan that is made once for all attributes:
 
 * :class:`InPlace`, on the CPU: the worker writes every row to its place, with gaps for those that will arrive.
 * :class:`Packed`, for another device: the worker packs the rows that the device lacks, one after the other, into pinned memory. They are
@@ -16,7 +16,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,44 +29,8 @@ from salientpp.store.narrow import Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, row_numbers, take_rows
 from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
 
-Plan = TypeVar("Plan")
-
-
-@dataclass(frozen=True, eq=False)
-class KeptRows:
-    """Rows [slots, ...] on the host of a cache that changes, and which of them a batch gets."""
-
-    rows: Tensor
-    places: Kept
-
-
-class Assembly(Protocol[Plan]):
-    """How the rows of a batch are put together, by a plan that is made once for all attributes."""
-
-    @property
-    def holds(self) -> bool:
-        """A finished batch should stay in the pipeline for one more tick."""
-
-    def plan(self, tiers: Tiers, places: Places) -> Plan: ...
-
-    def plan_for_others(self, tiers: Tiers, row: Tensor) -> Plan:
-        """For rows int64 [a] of the part that other ranks asked for."""
-
-    def take(self, tiers: Tiers, name: str, plan: Plan) -> Tensor:
-        """Take from the host what the plan wants from there; for a worker thread."""
-
-    def put_together(
-        self, tiers: Tiers, name: str, plan: Plan, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
-    ) -> Tensor:
-        """Complete what was taken, with the rows that arrived from other ranks, and those that were kept of earlier batches."""
-
-    def pin(self, batch: Any) -> Any: ...
-
-    def to_device(self, value: Any) -> Any: ...
-
-    def measure(self, parts: Iterable[Tensor]) -> None: ...
-
-    def bytes_under_way(self, num_batches: int) -> int: ...
+#: Rows [slots, ...] on the host of a cache that changes, and which of them a batch gets.
+KeptRows = tuple[Tensor, Kept]
 
 
 class InPlace:
@@ -75,6 +39,9 @@ class InPlace:
     Args:
         buffers: where the memory of large tensors comes from; None: torch.
         decodes: rows that are encoded are decoded; rows for other ranks are not.
+
+    Attributes:
+        holds: a finished batch should stay in the pipeline for one more tick.
     """
 
     holds = False
@@ -86,9 +53,11 @@ class InPlace:
         return places
 
     def plan_for_others(self, tiers: Tiers, row: Tensor) -> Places:
+        """For rows int64 [a] of the part that other ranks asked for."""
         return tiers.at_home(row)
 
     def take(self, tiers: Tiers, name: str, plan: Places) -> Tensor:
+        """Take from the host what the plan wants from there; for a worker thread."""
         like, narrow = tiers.home.rows[name], self._narrow(tiers, name)
         if narrow is None and plan.position[0] is None and isinstance(like, TensorRows):  # all come from home
             slot = plan.slot[0]
@@ -105,9 +74,10 @@ class InPlace:
     def put_together(
         self, tiers: Tiers, name: str, plan: Places, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
     ) -> Tensor:
+        """Complete what was taken, with the rows that arrived from other ranks, and those that were kept of earlier batches."""
         narrow = self._narrow(tiers, name)
         if kept is not None:
-            _put(narrow, kept.rows, kept.places.slot, taken, kept.places.position)
+            _put(narrow, kept[0], kept[1].slot, taken, kept[1].position)
         if arrived is not None and plan.remote_position.numel():
             row = row_numbers(arrived.size(0)) if plan.remote_row is None else plan.remote_row
             _put(narrow, arrived, row, taken, plan.remote_position)
@@ -235,11 +205,10 @@ class Packed:
         tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
         tensors += [taken, taken[:0] if arrived is None else arrived]
         if kept is not None:
-            slot, is_pinned = kept.places.slot, torch.accelerator.is_available()
-            staged = torch.empty(
-                (slot.numel(), *kept.rows.shape[1:]), dtype=kept.rows.dtype, pin_memory=is_pinned, device="cpu"
-            )
-            put_rows(kept.rows, slot, staged)
+            (rows, places), is_pinned = kept, torch.accelerator.is_available()
+            shape = (places.slot.numel(), *rows.shape[1:])
+            staged = torch.empty(shape, dtype=rows.dtype, pin_memory=is_pinned, device="cpu")
+            put_rows(rows, places.slot, staged)
             tensors.append(staged.to(self._device, non_blocking=True))
         return tensors
 
@@ -281,7 +250,7 @@ class Taken:
 
     own: Mapping[Column, Tensor]
     served: Mapping[Column, Tensor]
-    plan: Mapping[str | None, Places | Recipe]
+    plan: Mapping[str | None, Any]
 
 
 @dataclass
@@ -304,8 +273,8 @@ class Fetch:
     exchange: Exchange
     columns: Sequence[Column]
     seed_columns: Sequence[Column]
-    own: Assembly[Any]
-    served: Assembly[Any]
+    own: InPlace | Packed
+    served: InPlace | Packed
     repeats: bool = False
     moving: Mapping[str | None, Mapping[str, Tensor]] = field(default_factory=dict)
     counts: Counter[tuple[str | None, str]] = field(default_factory=Counter)
@@ -355,14 +324,14 @@ class Fetch:
         self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]
     ) -> tuple[dict[Column, Tensor], dict[str | None, Places]]:
         """The rows of these columns for the vertices ``n_id`` int64 [n] of each type, and their places, where none is remote or on a device."""
-        places = self.look_up(n_id)
+        places: dict[str | None, Any] = self.look_up(n_id)
         return {(type_, name): self.own.take(self.tiers[type_], name, places[type_]) for type_, name in columns}, places
 
-    def plan(self, places: Mapping[str | None, Places]) -> dict[str | None, Places | Recipe]:
+    def plan(self, places: Mapping[str | None, Places]) -> dict[str | None, Any]:
         """How the rows at these places are put together, by vertex type."""
         return {type_: self.own.plan(self.tiers[type_], of_type) for type_, of_type in places.items()}
 
-    def take(self, plan: Mapping[str | None, Places | Recipe], asked: Mapping[str | None, Tensor]) -> Taken:
+    def take(self, plan: Mapping[str | None, Any], asked: Mapping[str | None, Tensor]) -> Taken:
         """Take from the host; for a worker thread.
 
         Args:
@@ -372,7 +341,7 @@ class Fetch:
         own = {
             (type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan
         }
-        for_others = {
+        for_others: dict[str | None, Any] = {
             type_: self.served.plan_for_others(self.tiers[type_], rows)
             for type_, rows in asked.items()
             if type_ in self.tiers
@@ -406,7 +375,7 @@ class Fetch:
 
     def put_together(
         self,
-        plan: Mapping[str | None, Places | Recipe],
+        plan: Mapping[str | None, Any],
         taken: Taken,
         pending: PendingRows,
         places: Mapping[str | None, Places],
@@ -439,7 +408,7 @@ class Fetch:
         return rows, arrived
 
     def _kept(self, type_: str | None, name: str, places: Places) -> KeptRows | None:
-        return None if places.kept is None else KeptRows(self.moving[type_][name], places.kept)
+        return None if places.kept is None else (self.moving[type_][name], places.kept)
 
     def count(self, places: Mapping[str | None, Places]) -> None:
         """Add the rows of a delivered batch to ``counts``."""

@@ -1,4 +1,4 @@
-"""How probable is it that a batch needs vertex v?
+"""The probability that a batch needs vertex v.
 
 The vertex inclusion probability (VIP) of v for a part is the probability that a mini-batch whose seeds are drawn
 from the part's seed set T contains v after L hops of neighbour sampling. It decides which remote rows a part
@@ -26,6 +26,7 @@ a cache needs, stays near the best.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import check_range
+
+#: Of one set of seeds, per vertex type: ``p_0`` float [N], or what :func:`uniform_start` and :func:`link_start` give; types without seeds may be missing.
+Start: TypeAlias = "Mapping[str | None, Callable[[int], Tensor] | Tensor]"
 
 #: Seed sets that the kernel sweeps together, and in graphs of more vertices than the number below.
 _SETS_AT_ONCE, _SETS_OF_MANY_VERTICES = 8, 4
@@ -302,43 +306,34 @@ def _transpose(relation: Relation, num_sources: int) -> tuple[Tensor, Tensor]:
 
 
 def typed_inclusion_probability(
-    graph: TypedGraph,
-    start: Mapping[str | None, Callable[[int], Tensor] | Tensor],
-    fanouts: Sequence[Sequence[int]],
-    *,
-    include_seeds: bool = False,
-    expand: str = "frontier",
-    replace: bool = False,
+    graph: TypedGraph, start: Start, fanouts: Sequence[Sequence[int]], **options: Any
 ) -> dict[str | None, Tensor]:
-    """Vertex inclusion probabilities over several types of vertices: the product above runs over every relation that can draw u.
-
-    Times and disjoint trees are not in the model: what a tree may not see counts as if it could, and trees as if they shared
-    vertices. For one type without weights :func:`inclusion_probability` is faster.
-
-    Args:
-        start: per vertex type ``p_0`` float [N], or what :func:`uniform_start` and :func:`link_start` give; types without seeds may
-            be missing.
-        fanouts: per relation of the graph, one per hop.
-        include_seeds, expand, replace: as in :func:`inclusion_probability`.
-
-    Returns:
-        Per vertex type, float32 [N].
-    """
-    return typed_inclusion_probabilities(
-        graph, [start], fanouts, include_seeds=include_seeds, expand=expand, replace=replace
-    )[0]
+    """:func:`typed_inclusion_probabilities` of one set of seeds."""
+    return typed_inclusion_probabilities(graph, [start], fanouts, **options)[0]
 
 
 def typed_inclusion_probabilities(
     graph: TypedGraph,
-    starts: Sequence[Mapping[str | None, Callable[[int], Tensor] | Tensor]],
+    starts: Sequence[Start],
     fanouts: Sequence[Sequence[int]],
     *,
     include_seeds: bool = False,
     expand: str = "frontier",
     replace: bool = False,
 ) -> list[dict[str | None, Tensor]]:
-    """:func:`typed_inclusion_probability` of several sets of seeds, for which the graph is prepared once."""
+    """Vertex inclusion probabilities over several types of vertices: the product above runs over every relation that can draw u.
+
+    Times and disjoint trees are not in the model: what a tree may not see counts as if it could, and trees as if they shared
+    vertices. For one type without weights :func:`inclusion_probability` is faster.
+
+    Args:
+        starts: the sets of seeds, for which the graph is prepared once.
+        fanouts: per relation of the graph, one per hop.
+        include_seeds, expand, replace: as in :func:`inclusion_probability`.
+
+    Returns:
+        For each set of seeds, per vertex type, float32 [N].
+    """
     if expand not in ("frontier", "hop"):
         raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
     firsts = [_start_of_types(graph, start) for start in starts]
@@ -364,7 +359,7 @@ def typed_inclusion_probabilities(
     return probabilities
 
 
-def _start_of_types(graph: TypedGraph, start: Mapping[str | None, Callable[[int], Tensor] | Tensor]) -> list[Tensor]:
+def _start_of_types(graph: TypedGraph, start: Start) -> list[Tensor]:
     """``p_0`` float64 [N] of every vertex type."""
     first = []
     for name, size in zip(graph.node_types, graph.num_vertices):
@@ -384,7 +379,7 @@ def _start_of_types(graph: TypedGraph, start: Mapping[str | None, Callable[[int]
 
 def typed_traffic(
     graph: TypedGraph,
-    start: Mapping[str | None, Callable[[int], Tensor] | Tensor],
+    start: Start,
     fanouts: Sequence[Sequence[int]],
     row_bytes: Mapping[str | None, int],
 ) -> list[Tensor]:
@@ -398,7 +393,7 @@ def typed_traffic(
     apart that hang together through them.
 
     Args:
-        start, fanouts: as in :func:`typed_inclusion_probability`.
+        start, fanouts: as in :func:`typed_inclusion_probabilities`.
         row_bytes: per vertex type; 0 where there are no rows, or rows are everywhere.
     """
     first = _start_of_types(graph, start)

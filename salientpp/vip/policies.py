@@ -1,4 +1,4 @@
-"""Which remote rows should a part keep a copy of?
+"""Chooses the remote rows that a part keeps a copy of.
 
 A policy scores every vertex for one part; the cache plan takes the remote vertices with the highest scores, as many
 as the replication factor α allows: ``floor(α N / K)`` rows per part. Policies are pure functions in one table.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -59,23 +60,16 @@ class Workload:
 
 def score_vip(workload: Workload) -> Tensor:
     """The vertex inclusion probability, as our sampler expands (``expand='frontier'``)."""
-    if workload.vip is not None:
-        return workload.vip
-    return inclusion_probability(
-        workload.graph, workload.seeds, workload.num_neighbors, workload.batch_size, replace=workload.replace
-    )
+    return _vip(workload, "frontier") if workload.vip is None else workload.vip
 
 
 def score_vip_hop(workload: Workload) -> Tensor:
     """The vertex inclusion probability of the paper's Proposition 1 (``expand='hop'``)."""
-    return inclusion_probability(
-        workload.graph,
-        workload.seeds,
-        workload.num_neighbors,
-        workload.batch_size,
-        expand="hop",
-        replace=workload.replace,
-    )
+    return _vip(workload, "hop")
+
+
+def _vip(of: Workload, expand: str) -> Tensor:
+    return inclusion_probability(of.graph, of.seeds, of.num_neighbors, of.batch_size, expand=expand, replace=of.replace)
 
 
 def score_degree(workload: Workload) -> Tensor:
@@ -102,13 +96,13 @@ def score_halo(workload: Workload) -> Tensor:
 
     The ``1-hop halo`` policy of SALIENT++, section 3.2, keeps all such v; under a budget those with most edges first.
     """
-    begin, end = workload.book.range_of(workload.part_id)
-    first, last = (int(workload.graph.indptr[v]) for v in (begin, end))
-    sources = workload.graph.indices[first:last].long()
-    if first_outside(sources, workload.graph.num_vertices) is not None:
+    graph = workload.graph
+    first, last = (int(graph.indptr[v]) for v in workload.book.range_of(workload.part_id))
+    sources = graph.indices[first:last].long()
+    if first_outside(sources, graph.num_vertices) is not None:
         # Of a file that was altered after it was validated: counting would take memory for as many vertices as it names.
-        raise RuntimeError(f"indices is corrupt: it must hold ids in [0, {workload.graph.num_vertices})")
-    return torch.bincount(sources, minlength=workload.graph.num_vertices).to(torch.float32)
+        raise RuntimeError(f"indices is corrupt: it must hold ids in [0, {graph.num_vertices})")
+    return torch.bincount(sources, minlength=graph.num_vertices).to(torch.float32)
 
 
 def score_wpr(workload: Workload) -> Tensor:
@@ -190,19 +184,16 @@ def score(policy: Policy, workload: Workload) -> Tensor:
         ValueError: no such policy, or its scores are not one number for every vertex.
     """
     check_policy(policy)
+    size = workload.graph.num_vertices
     if not len(workload.num_neighbors):
-        return torch.zeros(workload.graph.num_vertices, device="cpu")
+        return torch.zeros(size, device="cpu")
     if not callable(policy):
         return POLICIES[policy](workload)
     scores = policy(workload)
     if not isinstance(scores, Tensor):
-        raise ValueError(
-            f"policy must return a tensor of scores [{workload.graph.num_vertices}], got {type(scores).__name__}"
-        )
-    if scores.shape != (workload.graph.num_vertices,):
-        raise ValueError(
-            f"policy must return scores of shape [{workload.graph.num_vertices}], got {list(scores.shape)}"
-        )
+        raise ValueError(f"policy must return a tensor of scores [{size}], got {type(scores).__name__}")
+    if scores.shape != (size,):
+        raise ValueError(f"policy must return scores of shape [{size}], got {list(scores.shape)}")
     if scores.dtype.is_complex:
         raise ValueError(f"policy must return real scores, got {scores.dtype}")
     scores = scores.detach().cpu()
@@ -252,16 +243,10 @@ class TypedWorkload:
     vip: Mapping[str | None, Tensor] | None = None
 
 
-def _typed_vip(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
-    if workload.vip is not None:
-        return workload.vip
-    return typed_inclusion_probability(workload.graph, workload.start, workload.fanouts, replace=workload.replace)
-
-
-def _typed_vip_hop(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
-    return typed_inclusion_probability(
-        workload.graph, workload.start, workload.fanouts, expand="hop", replace=workload.replace
-    )
+def _typed_vip(of: TypedWorkload, expand: str = "frontier") -> Mapping[str | None, Tensor]:
+    if of.vip is not None and expand == "frontier":
+        return of.vip
+    return typed_inclusion_probability(of.graph, of.start, of.fanouts, expand=expand, replace=of.replace)
 
 
 def _typed_degree(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
@@ -287,7 +272,7 @@ TYPED_POLICIES: dict[str, Callable[[TypedWorkload], Mapping[str | None, Tensor]]
     "degree": _typed_degree,
     "random": _typed_random,
     "vip": _typed_vip,
-    "vip-hop": _typed_vip_hop,
+    "vip-hop": partial(_typed_vip, expand="hop"),
 }
 
 
@@ -355,10 +340,15 @@ def plan_caches(
 def cache_bytes(
     replication_factor: float, books: Mapping[str | None, PartitionBook], row_bytes: Mapping[str | None, int]
 ) -> int:
-    """Bytes of rows that a part may cache: ``floor(α / K · Σ N · row bytes)`` over the types whose rows may travel."""
+    """Bytes of rows that a part may cache: ``floor(α / K · Σ N · row bytes)`` over the types whose rows may travel.
+
+    Raises:
+        ValueError: as :func:`check_replication_factor`.
+    """
     alpha = check_replication_factor(replication_factor)
     total = sum(book.num_vertices * row_bytes[type_] for type_, book in books.items())
     num_parts = next((book.num_parts for book in books.values()), 1)
+    # Rounded first: 0.29 * 100 is a little less than 29 in floating point.
     return math.floor(round(alpha * total / num_parts, 6))
 
 
@@ -396,14 +386,8 @@ def check_replication_factor(replication_factor: float) -> float:
 
 
 def cache_capacity(replication_factor: float, book: PartitionBook) -> int:
-    """Rows per part: ``floor(α N / K)``.
-
-    Raises:
-        ValueError: as :func:`check_replication_factor`.
-    """
-    alpha = check_replication_factor(replication_factor)
-    # Rounded first: 0.29 * 100 is a little less than 29 in floating point.
-    return math.floor(round(alpha * book.num_vertices / book.num_parts, 6))
+    """Rows per part: ``floor(α N / K)``."""
+    return cache_bytes(replication_factor, {None: book}, {None: 1})
 
 
 def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_factor: float) -> Tensor:

@@ -14,31 +14,28 @@ def test_a_book_worked_out_by_hand():
     assert (book.num_parts, book.num_vertices) == (3, 5)
     ids = torch.tensor([4, 0, 2, 3])
     assert book.owner(ids).tolist() == [2, 0, 0, 2]  # part 1 is empty
-    assert book.local_id(ids).tolist() == [1, 0, 2, 0]
     assert [book.range_of(p) for p in range(3)] == [(0, 3), (3, 3), (3, 5)]
     assert [book.size_of(p) for p in range(3)] == [3, 0, 2]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_every_vertex_has_one_owner_and_one_row_there(seed):
+def test_every_vertex_has_one_owner(seed):
     generator = np.random.default_rng(seed)
     num_vertices, num_parts = int(generator.integers(0, 100)), int(generator.integers(1, 12))
     cuts = np.sort(generator.integers(0, num_vertices + 1, size=num_parts - 1)).tolist()
     book = PartitionBook(torch.tensor([0, *cuts, num_vertices]))
-    places = [(p, row) for p in range(num_parts) for row in range(book.size_of(p))]
-    ids = torch.arange(num_vertices)
-    assert list(zip(book.owner(ids).tolist(), book.local_id(ids).tolist())) == places
+    owners = [p for p in range(num_parts) for _ in range(book.size_of(p))]
+    assert book.owner(torch.arange(num_vertices)).tolist() == owners
     assert sum(book.size_of(p) for p in range(num_parts)) == book.num_vertices == num_vertices
     # Any order, any repeats.
     some = torch.from_numpy(generator.integers(0, max(1, num_vertices), size=30 if num_vertices else 0))
-    assert list(zip(book.owner(some).tolist(), book.local_id(some).tolist())) == [places[v] for v in some.tolist()]
+    assert book.owner(some).tolist() == [owners[v] for v in some.tolist()]
 
 
 def test_one_part_owns_everything():
     book = PartitionBook.trivial(7)
     assert book.offsets.tolist() == [0, 7] and book.num_parts == 1
     assert book.owner(torch.arange(7)).tolist() == [0] * 7
-    assert book.local_id(torch.arange(7)).tolist() == list(range(7))
     assert PartitionBook.trivial(0).num_vertices == 0
 
 
