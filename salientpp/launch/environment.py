@@ -1,13 +1,10 @@
-"""Which rank is this process, and of how many? What torchrun and SLURM say about it in environment variables, in one place.
+"""Which rank this process is, and of how many, by the environment variables of torchrun and SLURM. Nothing is written to the environment.
 
 * **torchrun** gives every rank ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``; they
   may also be set by hand. They come first.
-* **srun** gives every task of a job step ``SLURM_PROCID``, ``SLURM_NTASKS`` (of the step: ``SLURM_STEP_NUM_TASKS``), ``SLURM_LOCALID``,
-  ``SLURM_STEP_NODELIST`` and others. A batch script has most of them too, with the numbers of a task 0, though it is no task: what it starts
-  without srun must not take itself for rank 0 of a job. Only a job step has ``SLURM_STEP_ID``.
+* **srun** gives every task of a job step ``SLURM_PROCID``, ``SLURM_NTASKS`` (of the step: ``SLURM_STEP_NUM_TASKS``) and others. A batch script has most
+  of them too, with the numbers of a task 0, though it is no task. Only a job step has ``SLURM_STEP_ID``.
 * Where both speak (srun starts torchrun, or the variables were set by hand), they must agree.
-
-Nothing is written to the environment.
 """
 
 from __future__ import annotations
@@ -73,11 +70,9 @@ class Launch:
         """This rank's GPU, or the CPU. Where SLURM shows each task only its own GPU (``--gpus-per-task``), that is number 0."""
         import torch
 
-        return (
-            torch.device("cuda", self.local_rank % torch.cuda.device_count())
-            if torch.cuda.is_available()
-            else torch.device("cpu")
-        )
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Launch:
@@ -112,10 +107,8 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
 
 def _from_torchrun(environ: Mapping[str, str], slurm: Launch | None) -> Launch:
     # By hand one often sets only what torch itself reads; SLURM knows the rest.
-    known = (
-        {} if slurm is None else {"LOCAL_RANK": str(slurm.local_rank), "LOCAL_WORLD_SIZE": str(slurm.ranks_per_host)}
-    )
-    environ = {**known, **environ}
+    if slurm is not None:
+        environ = {"LOCAL_RANK": str(slurm.local_rank), "LOCAL_WORLD_SIZE": str(slurm.ranks_per_host), **environ}
     _check_present(environ, _TORCHRUN, "torchrun", "start with torchrun, or set all of them on every rank")
     world_size = _number(environ, "WORLD_SIZE", 1)
     launch = Launch(
@@ -176,11 +169,9 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch:
 
 def _check_agreement(launch: Launch, slurm: Launch, environ: Mapping[str, str]) -> None:
     if "TORCHELASTIC_RUN_ID" in environ:  # torchrun itself: one agent per task, each with ranks of its own
-        agents = (
-            _number(environ, "GROUP_WORLD_SIZE", 1)
-            if "GROUP_WORLD_SIZE" in environ
-            else launch.world_size // launch.ranks_per_host
-        )
+        agents = launch.world_size // launch.ranks_per_host
+        if "GROUP_WORLD_SIZE" in environ:
+            agents = _number(environ, "GROUP_WORLD_SIZE", 1)
         if agents != slurm.world_size:
             raise LaunchError(
                 f"srun has started {slurm.world_size} tasks (SLURM_NTASKS), but the torchrun of this one has {agents} in its group "
@@ -201,11 +192,7 @@ def _check_agreement(launch: Launch, slurm: Launch, environ: Mapping[str, str]) 
 
 
 def first_host(hosts: str) -> str:
-    """The first of SLURM's list of hosts, such as ``rack[0-1]n[01-16,20],login``.
-
-    Raises:
-        LaunchError: it is no such list.
-    """
+    """The first of SLURM's list of hosts, such as ``rack[0-1]n[01-16,20],login``; LaunchError if it is no such list."""
     first = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", hosts)[0])
     if re.fullmatch(_HOST, first) is None:
         raise LaunchError(

@@ -1,11 +1,8 @@
-"""How does a job stop in time, all ranks at the same batch, and go on later?
+"""Stops all ranks of a job at the same batch before SLURM ends it, and puts the job back into the queue.
 
-SLURM can send a signal some time before it ends a job (``#SBATCH --signal=USR1@120``). Every rank gets it, but at slightly
-different moments: one before its 17th step, another after it. If each stopped at once, the others would wait for it in DDP. So whether to
-stop is agreed: after each batch the ranks take the maximum over "which signal have I got?". The all-reduce runs
-while the next batch is computed and is read one batch later, on a gloo group of its own; nobody waits for it.
-
-The handlers are installed when :class:`Preemption` is entered as a context, and the former ones are put back when it is left.
+SLURM can send a signal some time before it ends a job (``#SBATCH --signal=USR1@120``). Every rank gets it, but at slightly different moments. If each
+stopped at once, the others would wait for it in DDP. So after each batch the ranks take the maximum over the signals that they have got. The all-reduce
+runs while the next batch is computed and is read one batch later, on a gloo group of its own; nobody waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -64,9 +61,7 @@ class Preemption:
             self._former[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._former.items():
             # None: a handler that was not installed from Python, and cannot be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -117,8 +112,7 @@ class Preemption:
         """Put this SLURM job back into the queue (``scontrol requeue``), once every rank has come here; every rank calls it.
 
         SLURM then ends what still runs, perhaps before this returns, and starts the same script again later, with ``SLURM_RESTART_COUNT`` one
-        higher. After SIGTERM nothing is done:
-        SLURM requeues what it preempts, and what a user cancels shall not come back.
+        higher. After SIGTERM nothing is done: SLURM requeues what it preempts, and what a user cancels shall not come back.
 
         Returns:
             Whether the job was requeued; False without SLURM.

@@ -1,19 +1,17 @@
-"""How do the ranks of a job meet?
+"""How the ranks of a job meet.
 
 torch.distributed needs a host and a port that all ranks know. torchrun brings both. Under plain srun nobody has chosen a port, and one computed
-from the job's number may be taken. So rank 0 asks its kernel for a free one, holds it, and publishes host and port in a file
-that all ranks see: in the directory from which the job was submitted, unless another is given. The file is named after cluster, job, step and
-restart, written under another name and renamed, and removed as soon as all ranks have met. Where rank 0 fails meanwhile, it stays and says why, so that no
-rank waits in vain.
+from the job's number may be taken. So rank 0 asks its kernel for a free one, holds it, and publishes host and port in a file that all ranks see: in
+the directory from which the job was submitted, unless another is given. The file is removed as soon as all ranks have met. Where rank 0 fails
+meanwhile, it stays and says why, so that no rank waits in vain. The port is open only where ranks come from: on loopback if all are on one host, else
+on the interface in ``GLOO_SOCKET_IFNAME`` or that of the host's name.
 
-The port is open only where ranks come from: on loopback if all are on one host, else on the interface in ``GLOO_SOCKET_IFNAME`` or that of the
-host's name.
+torchrun's agents keep one key-value store for the whole job. When they start all ranks anew, torch's names in it are those of the start before, and a
+rank can find the address of a process that is gone. So the ranks first make sure of each other (:func:`meet`), and what they write from then on has
+a name that no other start has.
 
-Ranks that meet at torchrun's agent or by such a file also compare their versions of this package, see :mod:`salientpp.ranks.greeting`. Others do that
+Ranks that meet at torchrun's agent or by a file also compare their versions of this package, see :mod:`salientpp.ranks.greeting`. Others do that
 when they make their first loader.
-
-Which network gloo and NCCL use is the user's choice (``GLOO_SOCKET_IFNAME``, ``NCCL_SOCKET_IFNAME``): nothing is set here, but the
-error of ranks that cannot reach each other says so.
 """
 
 from __future__ import annotations
@@ -21,10 +19,13 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import itertools
+import json
 import os
+import secrets
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,7 +34,6 @@ import torch.distributed as dist
 
 from salientpp.files import replace_file
 from salientpp.launch.environment import Launch, LaunchError, detect
-from salientpp.launch.meeting import meet
 from salientpp.ranks.greeting import DifferentVersions, compare_greetings, greet
 
 #: Ranks may meet several times in one process, each time in a file of its own.
@@ -42,6 +42,10 @@ _meetings = itertools.count()
 #: Linux's request for the address of an interface, and how many ranks may be knocking at once.
 _SIOCGIFADDR = 0x8915
 _BACKLOG = 4096
+
+_PREFIX = "salientpp/meeting"
+#: Seconds between two looks into the store, at first and at last: a thousand ranks look at the same time.
+_PAUSE, _LONGEST_PAUSE = 0.01, 0.3
 
 #: What rank 0 publishes in place of its address when it could not start.
 _FAILED = "failed: "
@@ -100,6 +104,79 @@ def _meet_at_agent(launch: Launch, address: str, timeout: timedelta) -> dist.Sto
         return meet(store, launch.rank, launch.world_size, timeout)
     except (RuntimeError, OSError) as error:
         raise LaunchError(_unreachable(launch, address, error)) from error
+
+
+def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """Wait for all ranks of this start; collective.
+
+    Every rank writes a word of chance. Rank 0 reads everyone's, which may be of the last start, and publishes the list, anew where a word has changed,
+    until every rank has answered it; a rank answers only a list that has its own word. So a list that all have answered is of this start.
+
+    Args:
+        store: of the job, which may know ranks of earlier starts.
+        timeout: how long to wait for the others.
+
+    Returns:
+        The same store under a prefix that only this start's ranks have.
+
+    Raises:
+        TimeoutError: ranks have not come; rank 0's text names them.
+    """
+    word, deadline = secrets.token_hex(8), time.monotonic() + timeout.total_seconds()
+    store.set(f"{_PREFIX}/came/{rank}", word)
+    words = _gather(store, world_size, deadline) if rank == 0 else _follow(store, rank, world_size, word, deadline)
+    return dist.PrefixStore(f"salientpp/start/{words[0]}", store)
+
+
+def _gather(store: dist.Store, world_size: int, deadline: float) -> list[str]:
+    """Rank 0: publish who is there until all agree."""
+    came = [f"{_PREFIX}/came/{rank}" for rank in range(world_size)]
+    answers = [f"{_PREFIX}/answer/{rank}" for rank in range(1, world_size)]
+    published, missing = "", list(range(1, world_size))
+    for _ in _looks(deadline):
+        if absent := [rank for rank, key in enumerate(came) if not store.check([key])]:
+            missing = absent
+            continue
+        words = [store.get(key).decode() for key in came]
+        if (seen := json.dumps(words)) != published:
+            store.set(f"{_PREFIX}/list", published := seen)
+        missing = [
+            rank
+            for rank, key in enumerate(answers, 1)
+            if not store.check([key]) or store.get(key).decode() != published
+        ]
+        if not missing:
+            store.set(f"{_PREFIX}/agreed", published)
+            return words
+    raise TimeoutError(f"rank {', '.join(map(str, missing))} did not come")
+
+
+def _follow(store: dist.Store, rank: int, world_size: int, word: str, deadline: float) -> list[str]:
+    """Another rank: answer rank 0's list as soon as it has this rank's word."""
+    answered = ""
+    for _ in _looks(deadline):
+        if not store.check([f"{_PREFIX}/list"]):
+            continue
+        published = store.get(f"{_PREFIX}/list").decode()
+        words = json.loads(published)
+        if len(words) != world_size or words[rank] != word:
+            continue
+        if published != answered:
+            store.set(f"{_PREFIX}/answer/{rank}", answered := published)
+        if store.check([f"{_PREFIX}/agreed"]) and store.get(f"{_PREFIX}/agreed").decode() == published:
+            return words
+    raise TimeoutError("rank 0 did not come, or not all others" if not answered else "not all other ranks came")
+
+
+def _looks(deadline: float, longest_pause: float = _LONGEST_PAUSE) -> Iterator[None]:
+    """One item for each look, with pauses that grow, until the deadline has passed."""
+    pause = _PAUSE
+    while True:
+        yield
+        if time.monotonic() > deadline:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, longest_pause)
 
 
 def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
@@ -174,19 +251,18 @@ def _publish(file: Path, text: str) -> None:
 
 def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
     """Another rank: the store at the address that rank 0 has published."""
-    deadline, pause = time.monotonic() + timeout.total_seconds(), 0.05
-    while not file.exists():
-        if time.monotonic() > deadline:
-            raise LaunchError(
-                f"rank {launch.rank} on {socket.gethostname()} has waited {timeout.total_seconds():g} s for {file}, in which rank 0 (on "
-                f"{launch.master_addr}) publishes its address: rank 0 has not come so far (look at its output first), or the "
-                "hosts do not share this directory; then pass another as directory=, or set MASTER_PORT to a port that is free there"
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, 1.0)
+    for _ in _looks(time.monotonic() + timeout.total_seconds(), 1.0):
+        if file.exists():
+            break
         # Listing a directory makes a network file system ask its server, where looking for the name alone may be answered from memory.
         with contextlib.suppress(OSError):
             os.listdir(file.parent)
+    else:
+        raise LaunchError(
+            f"rank {launch.rank} on {socket.gethostname()} has waited {timeout.total_seconds():g} s for {file}, in which rank 0 (on "
+            f"{launch.master_addr}) publishes its address: rank 0 has not come so far (look at its output first), or the "
+            "hosts do not share this directory; then pass another as directory=, or set MASTER_PORT to a port that is free there"
+        )
     address = file.read_text().strip()
     if address.startswith(_FAILED):
         raise LaunchError(f"rank {launch.rank}: rank 0 ended while the ranks met: {address.removeprefix(_FAILED)}")

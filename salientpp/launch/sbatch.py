@@ -1,18 +1,13 @@
-"""What does a batch script for SLURM look like that starts one rank per part, and goes on after preemption?
+"""Writes a batch script for SLURM that starts one rank per part and goes on after preemption, to read, change and keep.
 
-:func:`script` writes one, to read, change and keep. It assumes nothing but bash, SLURM and a Python that all hosts see: no modules, no
-containers. Two flavours:
+It assumes nothing but bash, SLURM and a Python that all hosts see. Under **srun** SLURM starts every rank, and the ranks meet through
+:func:`salientpp.init_process_group`. Under **torchrun** SLURM starts one torchrun per host, which starts the ranks there; they meet at the first host
+(c10d rendezvous), at a port that its kernel gave as free. With a dataset to partition first, the script is a chain: run on the login node by ``bash``,
+it submits a CPU job that partitions, and itself to begin after that.
 
-* **srun**: SLURM starts every rank. The ranks meet through :func:`salientpp.init_process_group`.
-* **torchrun**: SLURM starts one torchrun per host, which starts the ranks there. They meet at the first host (c10d rendezvous), at a port
-  that this host's kernel gave as free.
-
-With a dataset to partition first, the script is a chain: run on the login node by ``bash``, it submits a CPU job that partitions,
-and itself to begin after that.
-
-**The signal.** ``--signal=USR1@120`` without ``B:`` goes to all processes of the job's steps and not to the batch shell: the ranks get it themselves.
-A process that knows nothing of USR1 is ended by it, such as torchrun, or a rank that is still importing. So what srun starts ignores the
-signal, which is inherited, until a rank installs a handler (:class:`salientpp.Preemption`).
+``--signal=USR1@120`` without ``B:`` goes to all processes of the job's steps and not to the batch shell: the ranks get it themselves. It ends a process
+that knows nothing of it, such as torchrun or a rank that is still importing. So what srun starts ignores the signal, which is inherited, until a rank
+installs a handler (:class:`salientpp.Preemption`).
 """
 
 from __future__ import annotations
@@ -53,9 +48,7 @@ class Batch:
     Attributes:
         command: the training script and its arguments; without ``python``.
         parts, ranks_per_part: how many ranks there are, as their product.
-        ranks_per_node: ranks on each host.
-        gpus_per_node: GPUs on each host; 0 asks for none.
-        cpus_per_task: CPUs of each rank.
+        ranks_per_node, gpus_per_node, cpus_per_task: ranks and GPUs on each host (0 asks for no GPU), and CPUs of each rank.
         time: such as '2:00:00'; partition: None is the cluster's default.
         launcher: 'srun' or 'torchrun'.
         python: the interpreter; all hosts must see it.
@@ -137,6 +130,9 @@ def script(batch: Batch, made_by: str) -> str:
     tasks, cpus = (
         (batch.ranks_per_node, batch.cpus_per_task) if by_srun else (1, batch.ranks_per_node * batch.cpus_per_task)
     )
+    submit = "`sbatch THIS_FILE`."
+    if batch.first:
+        submit = "`bash THIS_FILE`: a job that partitions goes first, unless that was done."
     directives = [
         f"--job-name={batch.job_name}",
         *([f"--partition={batch.partition}"] if batch.partition else []),
@@ -155,16 +151,9 @@ def script(batch: Batch, made_by: str) -> str:
         "#!/usr/bin/env bash",
         *(f"#SBATCH {directive}" for directive in directives),
         "#",
-        *_comment(
-            f"Trains {batch.ranks} ranks on {batch.nodes} hosts: {batch.parts} parts, {batch.ranks_per_part} rank(s) per part."
-        ),
-        *_comment(f"Made by: {made_by}"),
-        "# Submit it with "
-        + (
-            "`bash THIS_FILE`: a job that partitions goes first, unless that was done."
-            if batch.first
-            else "`sbatch THIS_FILE`."
-        ),
+        f"# Trains {batch.ranks} ranks on {batch.nodes} hosts: {batch.parts} parts, {batch.ranks_per_part} rank(s) per part.",
+        *(f"# {line}" for line in f"Made by: {made_by}".splitlines()),
+        f"# Submit it with {submit}",
         "# The signal USR1 comes 120 s before the end: time to save and to requeue. The log is appended to.",
         "set -euo pipefail",
         "",
@@ -212,17 +201,8 @@ def script(batch: Batch, made_by: str) -> str:
 
 
 def _chain(batch: Batch, first: Partitioning) -> list[str]:
-    partition = [
-        batch.python,
-        "-m",
-        "salientpp.cli",
-        "partition",
-        first.dataset,
-        first.root,
-        "--parts",
-        str(batch.parts),
-        *first.options,
-    ]
+    arguments = shlex.join([first.dataset, first.root, "--parts", str(batch.parts), *first.options])
+    command = f"{shlex.quote(batch.python)} -m salientpp.cli partition {arguments}"
     queue = first.partition or batch.partition
     options = [
         f"--job-name={batch.job_name}-partition",
@@ -240,12 +220,8 @@ def _chain(batch: Batch, first: Partitioning) -> list[str]:
         "    fi",
         "    job=$(sbatch --parsable \\",
         *(f"        {' '.join(shlex.quote(word) for word in option.split(' '))} \\" for option in options),
-        f"        --wrap {shlex.quote(shlex.join(partition))})",
+        f"        --wrap {shlex.quote(command)})",
         '    echo "job ${job%%;*} partitions"',
         '    exec sbatch --dependency="afterok:${job%%;*}" --kill-on-invalid-dep=yes "$0"',
         "fi",
     ]
-
-
-def _comment(text: str) -> list[str]:
-    return [f"# {line}" for line in text.splitlines()]

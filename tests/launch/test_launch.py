@@ -31,7 +31,7 @@ import salientpp
 from salientpp import cli
 from salientpp.launch import rendezvous
 from salientpp.launch.environment import Launch, LaunchError, detect, first_host, tasks_per_host
-from salientpp.launch.meeting import meet
+from salientpp.launch.rendezvous import meet
 from salientpp.launch.sbatch import Batch, Partitioning, script
 from salientpp.ranks import greeting
 
