@@ -1,11 +1,8 @@
 """Collectives between the ranks of a job.
 
-:class:`Comm` is a process group of the package's own, beside the user's initialised default group and over its key-value store, so that
-its collectives never interleave with those of DDP. One rank needs no initialisation: it is the case
-``Comm.size == 1``, where every collective is a copy.
-
-**Threads.** The collectives of one Comm must be started by one thread at a time and in the same order on every
-rank; waiting may happen anywhere.
+:class:`Comm` is a process group of the package's own, beside the user's default group, so that its collectives never interleave with those of DDP. One
+rank needs no initialisation: every collective is a copy then. The collectives of one Comm must be started by one thread at a time and in the same order
+on every rank; waiting may happen anywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from torch import Tensor
 from salientpp.ops import bytes_of
 from salientpp.ranks import greeting
 from salientpp.ranks.failure import FailureNotes
-from salientpp.ranks.groups import Circle, Groups
+from salientpp.ranks.groups import Groups
 from salientpp.ranks.members import check_default_group, members_of
 from salientpp.ranks.roll import Roll, go_astray, own_up, words_of
 from salientpp.ranks.waiting import wait_for
@@ -122,14 +119,12 @@ class Comm:
             if error is not None:
                 raise error
             return cls(None, timeout)
-        over_nccl = (
-            device is not None and device.type == "cuda" and "nccl" in str(dist.get_backend_config(process_group))
-        )
-        circle = Circle.of(ranks)
-        own_up(ranks, circle)
+        is_cuda = device is not None and device.type == "cuda"
+        over_nccl = is_cuda and "nccl" in str(dist.get_backend_config(process_group))
+        own_up(ranks)
         # new_group wants all ranks of the job.
         over = "nccl" if over_nccl and ranks == tuple(range(dist.get_world_size())) else "gloo"
-        roll = Roll(ranks, circle)
+        roll = Roll(ranks)
         if error is not None:
             roll.tell(words_of(error))
             raise error
@@ -146,9 +141,8 @@ class Comm:
         if len(ranks) == 1:
             return Comm(None, self.timeout)
         members = tuple(self._ranks[rank] for rank in ranks)
-        circle = Circle.of(members)
-        circle.has_compared = True  # as members of this Comm
-        roll = Roll(members, circle)
+        roll = Roll(members)
+        roll.circle.has_compared = True  # as members of this Comm
         numbers = [self._numbers[rank] for rank in ranks]
         return Comm(roll.lease("gloo", self.timeout), self.timeout, None, roll, self, numbers)
 

@@ -1,9 +1,8 @@
 """Tells ranks that another has failed, and why.
 
-A rank that fails in mid-epoch, or whose script ends with an error, leaves a note in the job's key-value store: who, where, why. The others
-look for it while they wait. They stop within a second and can say whose fault it was. A rank that has read the note says so in the store.
-Where the store ends with a rank's process, as with rank 0's without torchrun, the process of a rank that knows of a failure ends no sooner
-than all others have read the note, are gone, or had two seconds for it.
+A rank that fails in mid-epoch, or whose script ends with an error, leaves a note in the job's key-value store: who, where, why. The others look for it
+while they wait, and say in the store that they have read it. Where the store ends with a rank's process, as with rank 0's without torchrun, that process
+ends no sooner than all others have read the note, are gone, or had two seconds for it.
 """
 
 from __future__ import annotations

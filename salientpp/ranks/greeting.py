@@ -69,9 +69,6 @@ def have_greeted(store: dist.Store, ranks: Sequence[int]) -> bool:
 def compare_greetings(store: dist.Store, ranks: Sequence[int], rank: int, of: str = "", all_came: bool = True) -> None:
     """Read the greetings of some ranks, and raise unless all have the same versions.
 
-    Before the error, the process that hosts the store gives the other ranks time to read the greetings. Other versions of torch or
-    PyG are a warning.
-
     Args:
         ranks: numbers in the default group, in the order of the numbers that the error shall use.
         rank: this process's number in the default group.
@@ -100,11 +97,7 @@ def compare_greetings(store: dist.Store, ranks: Sequence[int], rank: int, of: st
 
 
 def describe_difference(greetings: dict[int, str], of: str = "") -> str | None:
-    """What ranks with different versions of this package are told, or None if all have the same.
-
-    Args:
-        greetings: rank -> its greeting; '' if it wrote none.
-    """
+    """What ranks with different versions of this package are told, or None; ``greetings`` are by rank, '' of one that wrote none."""
     ranks = _ranks_by(("salientpp", "wire"), greetings, of)
     if len(ranks) <= 1:
         return None
@@ -143,15 +136,9 @@ def _have(named: list[str]) -> str:
 
 
 def check_names(everyone: Sequence[dict[str, Any]], of: str = "") -> None:
-    """Raise unless all ranks tell the same facts, each under its name.
+    """Raise DifferentVersions unless all ranks tell facts of the same names; ``everyone`` has name -> fact by rank.
 
     Ranks with equal versions do, unless their sources were changed without a change of the version.
-
-    Args:
-        everyone: by rank, name -> fact.
-
-    Raises:
-        DifferentVersions: a rank has a name that another lacks.
     """
     for rank, theirs in enumerate(everyone):
         if odd := sorted(theirs.keys() ^ everyone[0].keys()):

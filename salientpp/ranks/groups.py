@@ -1,13 +1,11 @@
 """Connections between ranks, which one Comm after another leases.
 
-Connecting costs threads and descriptors, and taking a connection apart would have to wait for the others. So connections are kept: a Comm
-leases a :class:`Groups`, which is free again when nothing refers to the Comm any more. Ranks let go at different times. So each says, when
-a Comm is made, which of its groups are free. All take the lowest that is free on every rank, or make a new one. The collectives of two
-living Comms never interleave.
+Connecting costs threads and descriptors, and taking a connection apart would have to wait for the others. So a :class:`Groups` is free again when nothing
+refers to its Comm any more. Ranks let go at different times, so each says, when a Comm is made, which of its groups are free. All take the lowest that is
+free on every rank, or make a new one. The collectives of two living Comms never interleave.
 
-**Two groups.** What the host makes and reads (counts, ids, agreements) always travels over gloo. The host then never waits for a device to
-learn what it is to do, and it notices a lost rank. If the default group has NCCL and the loader a CUDA device, rows travel over a second
-group, of NCCL. There the wait is the stream's, and NCCL's watchdog keeps the time.
+What the host makes and reads (counts, ids, agreements) always travels over gloo, so that it never waits for a device to learn what it is to do, and
+notices a lost rank. If the default group has NCCL and the loader a CUDA device, rows travel over a second group, of NCCL, where the stream waits.
 """
 
 from __future__ import annotations

@@ -43,14 +43,18 @@ class PatientStore:
         """The answer, or None."""
         if self._store is None or self._forks != forks():
             return None
-        answer: Future[Any] = Future()
-        asking = threading.Thread(
-            target=_answer, args=(answer, question, self._store), name="salientpp-store", daemon=True
-        )
+        answer, store = Future[Any](), self._store
+
+        def look() -> None:
+            try:
+                answer.set_result(question(store))
+            except Exception as error:
+                answer.set_exception(error)
+
         try:
-            asking.start()
+            threading.Thread(target=look, name="salientpp-store", daemon=True).start()
         except RuntimeError:  # the interpreter is exiting and starts no more threads
-            _answer(answer, question, self._store)
+            look()
         try:
             return answer.result(_STORE_SECONDS)
         except FutureTimeout:
@@ -63,10 +67,3 @@ class PatientStore:
     def is_hosted_here(self) -> bool:
         """Whether the store ends with this process."""
         return self._store is not None and self._forks == forks() and is_hosted_here(self._store)
-
-
-def _answer(answer: Future[Any], question: Callable[[dist.Store], Any], store: dist.Store) -> None:
-    try:
-        answer.set_result(question(store))
-    except Exception as error:
-        answer.set_exception(error)

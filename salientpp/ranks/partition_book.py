@@ -46,11 +46,7 @@ class PartitionBook:
         return end - begin
 
     def owner(self, global_id: Tensor) -> Tensor:
-        """int64 [n] parts of int64 [n] global ids.
-
-        Raises:
-            ValueError: an id is not in [0, N).
-        """
+        """int64 [n] parts of int64 [n] global ids; ValueError if one is not in [0, N)."""
         check_range(global_id.flatten(), self.num_vertices, "global ids must be")
         return torch.searchsorted(self.offsets, global_id, right=True) - 1
 

@@ -1,15 +1,14 @@
-"""Which rank visits which seeds, holds which rows, and whom does it ask for others?
+"""The seeds that a rank visits, the rows that it holds, and the rank that it asks for others.
 
-A dataset directory has K parts, each a contiguous range of ids, and W ranks on some hosts train on it. Three things follow from these numbers:
+A dataset directory has K parts, each a contiguous range of ids, and W ranks on some hosts train on it.
 
-* **Logical ranks.** An epoch's batches belong to S logical ranks, which are fixed for a run's whole life while W may change. A logical rank draws its seeds
-  from a **unit**: a part (S >= K; S / K logical ranks share it) or several neighbouring parts joined (S < K). A rank has consecutive logical ranks. With
-  S = W, the default, a rank is a logical rank.
+* **Logical ranks.** An epoch's batches belong to S logical ranks, which are fixed for a run's whole life while W may change (by default S = W). A logical
+  rank draws its seeds from a **unit**: a part (S >= K; S / K logical ranks share it) or several neighbouring parts joined (S < K).
 * **Seeds.** A rank visits the seeds of its logical ranks' units, and its inclusion probabilities are those of the parts that these have.
-* **Rows.** All parts that the ranks of one host have lie on that host, and every rank there reads them: together they are one **row part**. Ranks of a
-  row part have places in it; a request for another row part's rows goes to the rank there with the asker's place, which spreads the load.
+* **Rows.** All parts that the ranks of one host have lie on that host, and every rank there reads them: together they are one **row part**. A request
+  for another row part's rows goes to the rank there with the asker's place in its own, which spreads the load.
 
-Everything is torchrun's order: the logical ranks of a rank, the ranks of a host and the parts of either follow one another.
+The logical ranks of a rank, the ranks of a host and the parts of either follow one another, in torchrun's order.
 """
 
 from __future__ import annotations

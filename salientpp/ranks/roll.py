@@ -36,14 +36,15 @@ class Roll:
         ranks: of the default group, in the group's order; ``rank`` is this process's number among them.
         prefix: of what concerns this Comm in the store.
         of: after a rank's number, says which numbers are meant.
+        circle: what this process knows of the Comms that these ranks have made.
     """
 
-    def __init__(self, ranks: tuple[int, ...], circle: Circle) -> None:
+    def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks, self.rank = ranks, ranks.index(dist.get_rank())
-        self._circle = circle
+        self.circle = Circle.of(ranks)
         self._store = job_store()
-        circle.calls += 1
-        self._number = circle.calls
+        self.circle.calls += 1
+        self._number = self.circle.calls
         are_all = ranks == tuple(range(dist.get_world_size()))
         self.prefix = f"salientpp/{'all' if are_all else '-'.join(map(str, ranks))}/{self._number}"
         self.of = "" if are_all else f" of the process_group of ranks {list(ranks)}"
@@ -66,11 +67,11 @@ class Roll:
             RankFailure: a rank did not come, or went away.
             DifferentVersions: the ranks run different versions of this package.
         """
-        number = self._agree(over, self._circle.free(over), timeout)
-        groups = self._circle.groups.get(number)
+        number = self._agree(over, self.circle.free(over), timeout)
+        groups = self.circle.groups.get(number)
         if groups is None:
             with connecting():
-                groups = self._circle.groups[number] = self._connect(number, over, timeout)
+                groups = self.circle.groups[number] = self._connect(number, over, timeout)
         groups.free = False
         # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
         groups.host._set_default_timeout(timeout + _GRACE)
@@ -78,7 +79,7 @@ class Roll:
 
     def _agree(self, over: str, free: list[int], timeout: timedelta) -> int:
         """Answer with the numbers of the groups that are ``free`` here, and hear the others; the number of the group to take or to make."""
-        if not self._circle.has_compared:
+        if not self.circle.has_compared:
             with _store_needed():
                 greeting.greet(self._store, self.ranks[self.rank])
         missing = self._missing("before", timeout.total_seconds(), json.dumps([over, free]))
@@ -134,7 +135,7 @@ class Roll:
             while time.monotonic() < started + seconds and not self._store.check(keys):
                 if call == "before":
                     # A rank of another version may never answer, but it has greeted.
-                    if not self._circle.has_compared and greeting.have_greeted(self._store, self.ranks):
+                    if not self.circle.has_compared and greeting.have_greeted(self._store, self.ranks):
                         self._compare_greetings()
                     self._look_for_mistakes(keys, also_astray=time.monotonic() > started + SLICE_SECONDS)
                 time.sleep(pause)
@@ -142,13 +143,13 @@ class Roll:
             return [rank for rank, key in enumerate(keys) if seconds and not self._store.check([key])]
 
     def _compare_greetings(self) -> None:
-        if not self._circle.has_compared:
+        if not self.circle.has_compared:
             with _store_needed():
                 greeting.compare_greetings(self._store, self.ranks, self.ranks[self.rank], self.of)
-            self._circle.has_compared = True
+            self.circle.has_compared = True
 
     def _look_for_mistakes(self, keys: list[str], also_astray: bool) -> None:
-        told = self._circle.told
+        told = self.circle.told
         if self._store.check([f"{self.prefix}/error"]):
             rank, text, astray = json.loads(self._store.get(f"{self.prefix}/error"))
             told[rank] += astray
@@ -173,12 +174,12 @@ def go_astray(error: Exception) -> None:
         attempt(lambda: job_store().set(_astray_key(dist.get_rank()), json.dumps([len(texts), texts[-1]])))
 
 
-def own_up(ranks: tuple[int, ...], circle: Circle) -> None:
+def own_up(ranks: tuple[int, ...]) -> None:
     """Make up for the calls that these ranks have counted and this one has not."""
     texts = _mistakes.get(default_group(), [])
     if any(texts):
         for text in filter(None, texts):
-            Roll(ranks, circle).tell(text, astray=True)
+            Roll(ranks).tell(text, astray=True)
         texts[:] = [""] * len(texts)
         attempt(lambda: job_store().delete_key(_astray_key(dist.get_rank())))
 

@@ -1,11 +1,10 @@
 """Memory that the ranks of a host have in common. It goes with the last of them.
 
-A block is anonymous memory (``memfd_create``): one rank makes it, the others open it through ``/proc`` of that process and map it, and from then on all
-are alike. It has no name in any directory and is under no mount's limit; the kernel takes it back when the last process that has it mapped
-is gone, however that ended. So nothing can stay behind, neither after ``kill -9`` of one rank nor of all.
+A block is anonymous memory (``memfd_create``): one rank makes it, the others open it through ``/proc`` of that process and map it. It has no name in any
+directory and is under no mount's limit; the kernel takes it back when the last process that has it mapped is gone, also after ``kill -9``.
 
 Processes can do so that see each other's numbers in ``/proc`` and run for the same user: those of a host, unless each is in a container of its own. Whether
-they can is tried out (:func:`sharing`), never guessed: a block begins with random bytes, by which it is known.
+they can is tried out (:func:`sharing`): a block begins with random bytes, by which it is known.
 """
 
 from __future__ import annotations
@@ -70,11 +69,7 @@ def block(num_bytes: int) -> Iterator[tuple[Tensor, Offer]]:
 
 
 def mapped(offer: Offer) -> Tensor:
-    """uint8 [num_bytes]: the memory of a block that another process holds open.
-
-    Raises:
-        CannotShare: it cannot be opened, or is another process's that has the same number.
-    """
+    """uint8 [num_bytes]: the memory of a block that another process holds open; CannotShare if it cannot be opened, or is not that block."""
     name = f"/proc/{offer.process}/fd/{offer.file}"
     try:
         file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
@@ -99,11 +94,7 @@ def _mapped(file: int, num_bytes: int) -> Tensor:
 
 
 def sharing(comm: Comm, hosts: Sequence[range]) -> str | None:
-    """Why some rank cannot map the memory of the first of its host; None if all can. Collective, with the same answer on every rank.
-
-    Args:
-        hosts: the ranks of each host; together all of ``comm``.
-    """
+    """Why some rank cannot map the memory of the first of its host; None if all can. Collective, with the same answer on every rank."""
     first = next(ranks[0] for ranks in hosts if comm.rank in ranks)
     _, told = _shared_memory(comm, first, _ALIGNMENT)
     return next((f"rank {rank}{comm.of}: {words}" for rank, words in enumerate(told) if words), None)
@@ -113,8 +104,7 @@ def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype
     """Uninitialised tensors (zeros, until somebody writes) that all ranks of a host see, in one block; collective among them.
 
     Args:
-        host: the ranks of this host.
-        shapes: of each tensor shape and dtype; the same on all of them.
+        shapes: of each tensor shape and dtype; the same on all ranks of the host.
 
     Raises:
         CannotShare: on every rank, if one cannot.

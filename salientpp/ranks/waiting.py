@@ -1,11 +1,8 @@
 """Waits for a collective, and finds out which rank is missing if it does not end.
 
-Every wait is bounded by the time-out and broken into slices. Between slices a rank looks for a note of a failure, see
-:mod:`salientpp.ranks.failure`. Short waits touch no store.
-
-A killed rank leaves no note, but its connections close. A collective then fails on every other rank. Each finds out whose connection it was
-by trying to send a byte to everyone. That needs no store, which may have gone with the rank. A rank that is silent has open connections.
-But a rank that waits for longer than a slice says so in the store. After the time-out, the silent ones are those that do not wait.
+Every wait is bounded by the time-out and broken into slices. Between slices a rank looks for a note of a failure, see :mod:`salientpp.ranks.failure`.
+A killed rank leaves no note, but its connections close: every other rank finds out whose by trying to send a byte to everyone. A rank that is silent has
+open connections. But a rank that waits for longer than a slice says so in the store, so after the time-out the silent ones are those that do not wait.
 """
 
 from __future__ import annotations
@@ -25,10 +22,7 @@ SLICE_SECONDS = 0.5
 
 
 def wait_for(work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequence[int], timeout: timedelta) -> None:
-    """Wait for a collective on the host.
-
-    Args:
-        numbers: of the ranks of these groups, by which texts name them.
+    """Wait for a collective on the host; texts name the ranks of the groups by ``numbers``.
 
     Raises:
         RankFailure: another rank failed, left or stopped answering. The groups are broken then.
