@@ -1,1 +1,1 @@
-"""What is a graph here, and how does one get in?"""
+"""Graphs, and how they are read from PyG's."""

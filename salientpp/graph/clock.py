@@ -1,4 +1,4 @@
-"""How are times compared, whole and real ones alike, without rounding any?"""
+"""Compares times, whole and real ones alike, without rounding any."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ class Clock:
             return torch.searchsorted(whole, earlier[0], right=True) + torch.searchsorted(real, earlier[1], right=True)
         if not self.real:
             return (time if is_whole else _whole_below(time)).contiguous()
-        bits = (
-            ((_real_below(time) if is_whole else time) + 0.0).contiguous().view(torch.int64)
-        )  # adding zero turns -0.0 into 0.0
+        # Adding zero turns -0.0 into 0.0.
+        bits = ((_real_below(time) if is_whole else time) + 0.0).contiguous().view(torch.int64)
         return bits ^ ((bits >> 63) & (2**63 - 1))
 
 

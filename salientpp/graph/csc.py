@@ -1,4 +1,4 @@
-"""What is a graph here?
+"""The graph of this package.
 
 A :class:`Graph` is topology in CSC form: ``indices[indptr[v]:indptr[v + 1]]`` are the sources of the edges
 into v, the vertices that v aggregates from (PyG's ``source_to_target``). It is validated once, when it is made;
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,17 +20,8 @@ from salientpp import ops
 from salientpp.graph.from_pyg import read_adj_t, read_edge_index
 from salientpp.processes import lazy, may_compute_in_parallel
 
-
-class _Identity:
-    """A number that no other has; a copy, also one in another process, has one of its own."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self) -> None:
-        self.number = next(self._numbers)
-
-    def __reduce__(self) -> tuple[type[_Identity], tuple[()]]:
-        return _Identity, ()
+#: Numbers by which graphs of this process are told apart.
+_identities = itertools.count(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,14 +102,18 @@ class Graph:
         return Graph.trusted(*ops.transpose_csc(self.indptr, self.indices))
 
     @lazy
-    def _identity(self) -> _Identity:
-        return _Identity()
+    def _identity(self) -> int:
+        return next(_identities)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, also one in another process, has an identity of its own."""
+        return {name: value for name, value in vars(self).items() if name != "_identity"}
 
     @property
     def number(self) -> int:
         """Of this graph as it is now: no other in this process has it, nor had this one before something was written to its arrays. At least 1."""
         written = sum(0 if array.is_inference() else array._version for array in (self.indptr, self.indices))
-        return self._identity.number + (written << 40)
+        return self._identity + (written << 40)
 
     def transpose(self) -> Graph:
         """The graph with every edge turned round, without edge ids; made once and kept. Of an undirected graph whose lists ascend it has the same arrays."""
@@ -208,11 +203,7 @@ class LinkedGraph(Graph):
 
 
 def runs_of_vertices(indptr: Tensor, num_edges: int) -> Iterator[tuple[int, int]]:
-    """Ranges of vertices, one after another, with at most ``num_edges`` edges into each, or one vertex: work on a run takes bounded memory.
-
-    Args:
-        indptr: int64 [N + 1].
-    """
+    """Consecutive ranges of the vertices of ``indptr`` int64 [N + 1], with at most ``num_edges`` edges into each, or one vertex."""
     first, num_vertices = 0, indptr.numel() - 1
     while first < num_vertices:
         last = max(first + 1, int(torch.searchsorted(indptr, indptr[first] + num_edges, right=True)) - 1)

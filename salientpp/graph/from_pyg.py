@@ -1,4 +1,4 @@
-"""What does PyG's form of a graph say? Edge lists, sparse matrices and numbers of vertices, read and checked."""
+"""Reads PyG's form of a graph: edge lists, sparse matrices and numbers of vertices."""
 
 from __future__ import annotations
 
@@ -42,18 +42,10 @@ def read_adj_t(adj_t: Any, name: str) -> tuple[Tensor, Tensor]:
 
 
 def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
-    """Where a matrix holds each edge of a list.
-
-    Args:
-        adj_t: a torch_sparse or a torch CSR matrix of targets by sources.
-        edge_index: [2, E].
-        name: what the edges are called.
+    """Where a torch_sparse or torch CSR matrix of targets by sources holds each edge of a list [2, E]; ValueError if the edges differ.
 
     Returns:
         int64 [E], the place of each edge in the matrix row by row, of repeated edges in their order; None: the orders are the same.
-
-    Raises:
-        ValueError: they do not hold the same edges.
     """
     listed = read_edge_index(edge_index, f"edge_index of {name}").to(torch.int64)
     indptr, indices = (part.cpu().to(torch.int64) for part in read_adj_t(adj_t, f"adj_t of {name}"))
@@ -62,7 +54,7 @@ def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
     )
     if torch.equal(listed, kept):
         return None
-    orders = [_by_target_and_source(edges) for edges in (listed, kept)]
+    orders = [order_by(*edges) for edges in (listed, kept)]
     if listed.shape != kept.shape or not torch.equal(listed[:, orders[0]], kept[:, orders[1]]):
         raise ValueError(
             f"edge_index and adj_t of {name} must be of the same edges, got {listed.size(1)} and {kept.size(1)} that differ; "
@@ -73,10 +65,10 @@ def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
     return position
 
 
-def _by_target_and_source(edge_index: Tensor) -> Tensor:
-    """int64 [E]: the stable order of edges by target, and by source among those of one."""
-    order = torch.sort(edge_index[0], stable=True).indices
-    return order[torch.sort(edge_index[1][order], stable=True).indices]
+def order_by(key: Tensor, target: Tensor) -> Tensor:
+    """int64 [E]: the stable order of edges by target, and by ``key`` [E] among those of one."""
+    order = torch.sort(key, stable=True).indices
+    return order[torch.sort(target[order], stable=True).indices]
 
 
 def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) -> dict[str | None, int]:

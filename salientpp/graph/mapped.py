@@ -1,7 +1,6 @@
-"""How do arrays that are mapped from files stay out of this process's memory, and which files are they?
+"""Arrays that are mapped from files: which files they are, and how their pages leave this process's memory at once.
 
-Pages of a mapped file that a process has read count as resident until somebody wants the memory. Here is how to let go of them at once; the system keeps
-them as long as it likes, and they come again when they are read again.
+Pages of a mapped file that a process has read count as resident until somebody wants the memory. Pages that were let go of are read again when needed.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ def mapped_from(array: Tensor) -> tuple[Path, int] | None:
         return None
     start, offset, inode, path = found
     try:
-        is_there = (
-            path.is_absolute() and path.stat().st_ino == inode
-        )  # the system's text says it otherwise of odd names
+        # The system's text says it otherwise of odd names.
+        is_there = path.is_absolute() and path.stat().st_ino == inode
     except OSError:
         return None
     return (path, offset + first - start) if is_there else None

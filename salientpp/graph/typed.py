@@ -1,4 +1,4 @@
-"""What is a graph with several types of vertices, or with times or weights?
+"""A graph with several types of vertices, or with times or weights.
 
 A :class:`TypedGraph` is several matrices in CSC form, one for each relation between types of vertices, with the times and weights that edges may
 have; a homogeneous graph with times or weights is one too.
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
 from salientpp.graph.clock import Clock
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import count_vertices, words_for
-from salientpp.graph.relation import EdgeReader, LinkedRelation, Relation, one_each
+from salientpp.graph.relation import EdgeReader, Relation, one_each
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +46,8 @@ class TypedGraph:
     @classmethod
     def of(cls, graph: Graph) -> TypedGraph:
         """A homogeneous graph; shares its arrays."""
-        if graph.links is None:
-            relation = Relation(0, 0, graph.indptr, graph.indices, graph.edge_id)
-        else:
-            relation = LinkedRelation.of(Relation(0, 0, graph.indptr, graph.indices), graph.links)
+        edge_id = graph.edge_id if graph.links is None else None
+        relation = Relation(0, 0, graph.indptr, graph.indices, edge_id, links=graph.links)
         return cls((None,), (graph.num_vertices,), (None,), (relation,), (None,))
 
     @classmethod
@@ -71,7 +68,7 @@ class TypedGraph:
             weight_attr: the name of edge weights; they may be missing on some relations.
             is_sorted: edges are sorted by target already, and by time inside a target's list.
             backward: turn every edge round, so that a vertex draws from those it points to.
-            linked: make relations for sampling, which is faster and takes 4 more bytes for each edge that needs an id; see :class:`LinkedRelation`.
+            linked: make relations for sampling, which is faster and takes 4 more bytes for each edge that needs an id; see :attr:`Relation.links`.
 
         Raises:
             ValueError: an attribute is missing or of the wrong shape, a weight is negative or not finite, an id is out of range.
@@ -79,11 +76,10 @@ class TypedGraph:
         if isinstance(data, HeteroData):
             nodes = {name: data[name] for name in data.node_types}
             edges = {name: data[name] for name in data.edge_types}
-            ends = {name: (name[0], name[2]) for name in edges}
         else:
-            nodes, edges, ends = {None: data._store}, {None: data._store}, {None: (None, None)}
+            nodes, edges = {None: data._store}, {None: data._store}
         num_vertices = count_vertices(data)
-        for name, end in ((name, end) for name, both in ends.items() for end in both):
+        for name, end in ((type_, end) for type_ in edges for end in _ends(type_)):
             if end not in num_vertices:
                 raise ValueError(
                     f"edge type {name} must join node types of the data ({', '.join(map(str, num_vertices))}), got {end!r}; set num_nodes of it"
@@ -91,15 +87,11 @@ class TypedGraph:
         node_time, edge_time = _times(data, nodes, edges, time_attr)
         if weight_attr is not None and not any(weight_attr in store for store in edges.values()):
             raise ValueError(f"weight_attr names the edge weights, but no edges have an attribute {weight_attr!r}")
-
-        def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
-            store = edges[name]
-            weight = store[weight_attr] if weight_attr is not None and weight_attr in store else None
-            return edges_of.read(
-                *edges_of.ends(store), weight=weight, node_time=times["node_time"], edge_time=times["edge_time"]
-            )
-
-        return cls._assemble(num_vertices, ends, node_time, edge_time, time_attr, is_sorted, backward, read, linked)
+        given = {
+            name: {kind: store.get(kind) for kind in ("edge_index", "adj_t")} | {"weight": store.get(weight_attr)}
+            for name, store in edges.items()
+        }
+        return cls._assemble(num_vertices, given, node_time, edge_time, time_attr, is_sorted, backward, linked)
 
     @classmethod
     def from_stores(
@@ -127,36 +119,20 @@ class TypedGraph:
             # A graph of one type has no names to tell whose times they are, so PyG goes by the attribute's.
             homogeneous = edge_types == [None]
             of_nodes = time_attr == "time" if homogeneous else isinstance(attr.group_name, str)
-            (on_nodes if of_nodes else on_edges)[None if homogeneous else attr.group_name] = feature_store.get_tensor(
-                attr
-            )
+            found = on_nodes if of_nodes else on_edges
+            found[None if homogeneous else attr.group_name] = feature_store.get_tensor(attr)
         if time_attr is not None and bool(on_nodes) == bool(on_edges):
             raise ValueError(
                 f"time_attr={time_attr!r} must name times of vertices or of edges in the feature store, and not both"
             )
         num_vertices = count_vertices((feature_store, graph_store))
+        edges: dict[Any, dict]
         if edge_types == [None]:
-            ends = {None: (None, None)}
-            row, indptr, edge_id = graph_store.csc()
-            lists = {None: (row, indptr, edge_id)}
+            edges = {None: {"csc": graph_store.csc()}}
         else:
-            ends = {name: (name[0], name[2]) for name in edge_types}
             rows, indptrs, edge_ids = graph_store.csc()
-            lists = {name: (rows[name], indptrs[name], edge_ids.get(name)) for name in edge_types}
-
-        def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
-            row, indptr, edge_id = lists[name]
-            target = torch.repeat_interleave(torch.arange(indptr.numel() - 1, device="cpu"), indptr.diff())
-            edge_time = times["edge_time"]
-            if edge_id is not None and edge_time is not None:
-                edge_time = edge_time[edge_id]
-            source, target, _ = edges_of.ends({"edge_index": torch.stack([row.to(torch.int64), target])})
-            indptr, indices, position, *more = edges_of.read(
-                source, target, False, weight=None, node_time=times["node_time"], edge_time=edge_time
-            )
-            return indptr, indices, position if edge_id is None else edge_id[position], *more
-
-        return cls._assemble(num_vertices, ends, on_nodes, on_edges, time_attr, False, backward, read)
+            edges = {name: {"csc": (rows[name], indptrs[name], edge_ids.get(name))} for name in edge_types}
+        return cls._assemble(num_vertices, edges, on_nodes, on_edges, time_attr, False, backward)
 
     @classmethod
     def from_lists(
@@ -183,29 +159,22 @@ class TypedGraph:
         Raises:
             ValueError: a time or a weight is none, or lists do not ascend.
         """
-        ends = {name: (None, None) if name is None else (name[0], name[2]) for name in lists}
-
-        def read(name: Any, edges_of: EdgeReader, times: dict[str, Tensor | None]) -> tuple:
-            indptr, indices = lists[name]
-            return edges_of.read_lists(indptr, indices, weight=weight.get(name), **times)
-
-        return cls._assemble(
-            dict(num_vertices), ends, dict(node_time), dict(edge_time), time_attr, is_sorted, False, read
-        )
+        edges = {name: {"lists": arrays, "weight": weight.get(name)} for name, arrays in lists.items()}
+        return cls._assemble(num_vertices, edges, node_time, edge_time, time_attr, is_sorted)
 
     @classmethod
     def _assemble(
         cls,
-        num_vertices: dict,
-        ends: dict,
-        node_time: dict,
-        edge_time: dict,
+        num_vertices: Mapping[Any, int],
+        edges: Mapping[Any, Mapping[str, Any]],
+        node_time: Mapping[Any, Tensor],
+        edge_time: Mapping[Any, Tensor],
         time_attr: str | None,
         is_sorted: bool,
-        backward: bool,
-        read: Any,
+        backward: bool = False,
         linked: bool = False,
     ) -> TypedGraph:
+        """``edges`` are by edge type what :meth:`EdgeReader.read` reads."""
         node_types = tuple(num_vertices)
         times = [*node_time.values(), *edge_time.values()]
         clock, on_clock, edges_on_clock = None, {}, {}
@@ -217,29 +186,19 @@ class TypedGraph:
             }
             edges_on_clock = {name: clock.read(time, time_attr) for name, time in edge_time.items()}
         relations = []
-        for name, (source, target) in ends.items():
-            edges_of = EdgeReader(
+        for name, given in edges.items():
+            source, target = _ends(name)
+            reader = EdgeReader(
                 words_for(name, "the edges"), num_vertices[source], num_vertices[target], is_sorted, backward
             )
-            arrays = read(
-                name,
-                edges_of,
-                {
-                    "node_time": on_clock.get(target if backward else source),
-                    "edge_time": edges_on_clock.get(name),
-                },
-            )
-            source_type, target_type = node_types.index(source), node_types.index(target)
-            relation = Relation(*((target_type, source_type) if backward else (source_type, target_type)), *arrays)
+            drawn, by = (target, source) if backward else (source, target)
+            arrays = reader.read(given, on_clock.get(drawn), edges_on_clock.get(name))
+            relation = Relation(node_types.index(drawn), node_types.index(by), *arrays)
             relations.append(relation.linked() if linked else relation)
         sizes = tuple(num_vertices.values())
         return cls(
-            node_types, sizes, tuple(ends), tuple(relations), tuple(on_clock.get(name) for name in node_types), clock
+            node_types, sizes, tuple(edges), tuple(relations), tuple(on_clock.get(name) for name in node_types), clock
         )
-
-    @property
-    def is_homogeneous(self) -> bool:
-        return self.node_types == (None,)
 
     def __repr__(self) -> str:
         num_edges = {name: relation.indices.numel() for name, relation in zip(self.edge_types, self.relations)}
@@ -251,6 +210,11 @@ class TypedGraph:
         return sum(relation.nbytes for relation in self.relations) + sum(
             time.nbytes for time in self.node_time if time is not None
         )
+
+
+def _ends(name: Any) -> tuple[str | None, str | None]:
+    """Source and target type of an edge type."""
+    return (None, None) if name is None else (name[0], name[2])
 
 
 def _times(data: Data | HeteroData, nodes: dict, edges: dict, time_attr: str | None) -> tuple[dict, dict]:

@@ -1,14 +1,11 @@
-"""Topologies whose graph is in the memory of this process, and how they are read from what a user gives.
-
-There are two: :class:`GraphTopology` for one type of vertices and uniform draws, which is the fastest, and :class:`TypedTopology` for
-everything else. Where both apply they draw the same.
+"""Topologies whose graph is in the memory of this process: :class:`GraphTopology` for one type of vertices and uniform draws, which is the fastest, and
+:class:`TypedTopology` for everything else. Where both apply they draw the same.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
@@ -19,8 +16,7 @@ from salientpp.graph.from_pyg import NO_EDGES, count_vertices
 from salientpp.graph.typed import TypedGraph
 from salientpp.processes import lazy
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
-
-_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
+from salientpp.store.tiers import NO_IDS
 
 
 class GraphTopology(Topology):
@@ -48,7 +44,7 @@ class GraphTopology(Topology):
         """As in the protocol; ``row`` and ``col`` are two rows of one tensor."""
         if options.disjoint or options.induced:
             return self._typed.sample(seeds, key, options, seed_time)
-        graph, ids, (fanouts,), shared = self.graph, seeds.get(None, _NONE), options.fanouts, options.shared
+        graph, ids, (fanouts,), shared = self.graph, seeds.get(None, NO_IDS), options.fanouts, options.shared
         number = graph.number if shared else 0
         if only_vertices:
             n_id = ops.sample_vertices(
@@ -93,7 +89,7 @@ class TypedTopology(Topology):
         self._arrays = (
             [relation.indptr for relation in relations],
             [relation.indices for relation in relations],
-            [relation.edge_id if relation.links is None else None for relation in relations],
+            [relation.edge_id for relation in relations],
             [relation.links for relation in relations],
             [relation.edge_weight for relation in relations],
             [relation.edge_time if relation.source_time is None else relation.source_time for relation in relations],
@@ -119,7 +115,7 @@ class TypedTopology(Topology):
         first_tree, total = {}, 0
         for name, ids in seeds.items():
             first_tree[name], total = total, total + ids.numel()
-        all_seeds = [seeds.get(name, _NONE) for name in graph.node_types]
+        all_seeds = [seeds.get(name, NO_IDS) for name in graph.node_types]
         times: list[Tensor | None] = [None] * len(all_seeds)
         if graph.clock is not None:
             times = [self._time(name, ids, seed_time) for name, ids in zip(graph.node_types, all_seeds)]
@@ -138,7 +134,7 @@ class TypedTopology(Topology):
             shared=options.shared,
         )
         nodes_per_hop, edges_per_hop = num_nodes.tolist(), num_edges.tolist()
-        if graph.is_homogeneous:
+        if not self.is_hetero:
             return SamplerOutput(
                 node=n_id[0],
                 row=edge_index[0][0],
@@ -183,16 +179,11 @@ def is_remote(data: Any) -> bool:
 def topology_of(
     data: Any, *, time_attr: str | None, weight_attr: str | None, is_sorted: bool, backward: bool, linked: bool
 ) -> Topology:
-    """The topology that a sampler draws from.
+    """The topology that a :class:`~salientpp.NeighborSampler` of these arguments draws from.
 
     Args:
-        data: as in :class:`~salientpp.NeighborSampler`.
-        time_attr, weight_attr, is_sorted: as there.
         backward: turn every edge round.
         linked: keep edge ids beside the sources, see :class:`~salientpp.graph.csc.LinkedGraph`.
-
-    Raises:
-        ValueError, TypeError: the arguments do not fit.
     """
     if isinstance(data, (Topology, Graph, TypedGraph)):
         if time_attr is not None or weight_attr is not None or backward:

@@ -135,7 +135,7 @@ def test_edge_ids_beside_the_sources_change_nothing(options):
     for key in range(3):
         assert same_samples(apart.sample(seeds, key, now), linked.sample(seeds, key, now))
     for relation in (beside, copy.deepcopy(beside), pickle.loads(pickle.dumps(beside))):
-        assert torch.equal(relation.edge_id, ids.edge_id) and relation.edge_id.dtype == torch.int32
+        assert relation.edge_id is None and torch.equal(relation.links >> 32, ids.edge_id.long())
         assert torch.equal(relation.links & 0xFFFFFFFF, ids.indices.long())
 
 
