@@ -9,7 +9,6 @@ Suffixes of shapes: N vertices, E edges, K parts, n ids at hand.
 
 # ruff: noqa: F401 (every function can be imported from here)
 from salientpp.ops.graph import check_csc, csc_from_coo, is_symmetric, transpose_csc
-from salientpp.ops.keys import join_key
 from salientpp.ops.memory import bytes_of, use_huge_pages
 from salientpp.ops.partitioning import (
     cluster_vertices,
@@ -21,6 +20,7 @@ from salientpp.ops.partitioning import (
 )
 from salientpp.ops.sampling import (
     MAP_BUDGET_BYTES,
+    join_key,
     permutation,
     sample_neighbors,
     sample_typed_neighbors,
