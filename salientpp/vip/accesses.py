@@ -1,7 +1,6 @@
-"""How often do batches need each vertex, counted by making them?
+"""Counts how often batches need each vertex, by making them.
 
-Sampling batches and throwing them away is the slow way to what :mod:`salientpp.vip.inclusion` computes; it is the ground
-truth that policies are judged by, and two epochs of it are the ``simulation`` policy of SALIENT++ (section 3.2).
+It is the ground truth of :mod:`salientpp.vip.inclusion`; two epochs of it are the ``simulation`` policy of SALIENT++ (section 3.2).
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ def count_accesses(
 
     Args:
         batches: (seeds int64 [B], key) pairs; a key fixes a batch's draws.
-        num_neighbors: fanouts, nearest the seeds first.
-        shared: draws of a batch agree, see :func:`salientpp.ops.sample_neighbors`.
+        num_neighbors, replace, shared: as in :func:`salientpp.ops.sample_neighbors`.
         on_batch: called after each batch, for progress bars.
     """
     # numpy, because torch's threads would compete with the sampling threads over a few thousand additions

@@ -26,6 +26,7 @@ a cache needs, stays near the best.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -47,11 +48,7 @@ _MANY_VERTICES = 2**25
 
 
 def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list[int]:
-    """``fanouts`` as a list of ints, each >= 0 or -1 for all neighbours.
-
-    Raises:
-        ValueError: an entry is below -1 or no integer, or there is none and there must be one.
-    """
+    """``fanouts`` as a list of ints; ValueError unless each is >= 0, or -1 for all neighbours, and there is one if there must be."""
     if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
         raise ValueError(f"num_neighbors must be a list of integers, one per hop, got {fanouts!r}")
     checked = []
@@ -68,11 +65,7 @@ def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list
 
 
 def check_batch_size(batch_size: int) -> int:
-    """``batch_size`` as an int.
-
-    Raises:
-        ValueError: it is no integer of at least 1, or needs more than 64 bits.
-    """
+    """``batch_size`` as an int; ValueError unless it is an integer of at least 1 in 64 bits."""
     number = as_integer(batch_size)
     if number is None:
         raise ValueError(f"batch_size must be an integer >= 1, got {batch_size!r}")
@@ -162,17 +155,14 @@ def uniform_start(seeds: Tensor, batch_size: int) -> Callable[[int], Tensor]:
 
 def uniform_starts(seeds: Mapping[str | None, Tensor], batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:
     """As :func:`uniform_start`, of seeds of several types that are drawn alike: per type."""
-    total = sum(ids.numel() for ids in seeds.values())
+    share = min(1.0, batch_size / max(1, sum(ids.numel() for ids in seeds.values())))
 
-    def start_of(ids: Tensor) -> Callable[[int], Tensor]:
-        def start(num_vertices: int) -> Tensor:
-            probability = torch.zeros(num_vertices, dtype=torch.float64, device="cpu")
-            probability[ids] = min(1.0, batch_size / max(1, total))
-            return probability
+    def start(ids: Tensor, num_vertices: int) -> Tensor:
+        probability = torch.zeros(num_vertices, dtype=torch.float64, device="cpu")
+        probability[ids] = share
+        return probability
 
-        return start
-
-    return {type_: start_of(ids) for type_, ids in seeds.items()}
+    return {type_: partial(start, ids) for type_, ids in seeds.items()}
 
 
 def link_start(
@@ -194,11 +184,7 @@ def link_start(
         share = min(1.0, batch_size / max(1, ends.numel()))
         absent = torch.pow(torch.tensor(1.0 - share, dtype=torch.float64, device="cpu"), count)
         if negatives_per_batch:
-            chance = (
-                torch.full_like(absent, 1.0 / num_vertices)
-                if weight is None
-                else weight.to(torch.float64) / weight.sum()
-            )
+            chance = torch.full_like(absent, 1.0 / num_vertices) if weight is None else weight.double() / weight.sum()
             absent = absent * (1.0 - chance) ** negatives_per_batch
         return 1.0 - absent
 
@@ -363,14 +349,8 @@ def _start_of_types(graph: TypedGraph, start: Start) -> list[Tensor]:
     """``p_0`` float64 [N] of every vertex type."""
     first = []
     for name, size in zip(graph.node_types, graph.num_vertices):
-        given = start.get(name)
-        p_0 = (
-            torch.zeros(size, dtype=torch.float64, device="cpu")
-            if given is None
-            else given(size)
-            if callable(given)
-            else given.to(torch.float64)
-        )
+        given = start.get(name, torch.zeros(size, dtype=torch.float64, device="cpu"))
+        p_0 = given(size) if callable(given) else given.to(torch.float64)
         if p_0.shape != (size,):
             raise ValueError(f"start of {name!r} must have shape [{size}], got {list(p_0.shape)}")
         first.append(p_0)
@@ -422,16 +402,7 @@ def typed_traffic(
 
 
 def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
-    """Inclusion probabilities with the term h = 0: what ``include_seeds=True`` gives, from what was computed without.
-
-    Args:
-        probability: float [N].
-        seeds: int64 [T] positions in ``probability``.
-        batch_size: seeds per batch.
-
-    Returns:
-        A new tensor [N] of the same dtype.
-    """
+    """What ``include_seeds=True`` gives, from a ``probability`` float [N] that was computed without; ``seeds`` int64 [T] are positions in it."""
     with_seeds = probability.clone()
     if seeds.numel():
         with_seeds[seeds] = (with_seeds[seeds] + min(1.0, batch_size / seeds.numel())).clamp(max=1.0)

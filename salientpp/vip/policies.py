@@ -37,13 +37,11 @@ class Workload:
     """What one part's batches are made from.
 
     Attributes:
-        graph: N vertices.
-        book: who owns what.
+        graph, book: N vertices, and who owns what.
         part_id: the part whose cache is planned.
         seeds: int64 global ids that the part's batches start from.
-        num_neighbors: fanouts, nearest the seeds first.
+        num_neighbors, replace: fanouts, nearest the seeds first, and whether neighbours are drawn with replacement.
         batch_size: seeds per batch.
-        replace: neighbours are drawn with replacement.
         vip: float32 [N], the inclusion probabilities of this workload if they are known, for instance stored with the graph. Whoever ranks
             by them must take the same ones: computed under another numbering they differ in rounding, and so do the ranks of near ties.
     """
@@ -340,11 +338,7 @@ def plan_caches(
 def cache_bytes(
     replication_factor: float, books: Mapping[str | None, PartitionBook], row_bytes: Mapping[str | None, int]
 ) -> int:
-    """Bytes of rows that a part may cache: ``floor(α / K · Σ N · row bytes)`` over the types whose rows may travel.
-
-    Raises:
-        ValueError: as :func:`check_replication_factor`.
-    """
+    """Bytes of rows that a part may cache: ``floor(α / K · Σ N · row bytes)`` over the types whose rows may travel."""
     alpha = check_replication_factor(replication_factor)
     total = sum(book.num_vertices * row_bytes[type_] for type_, book in books.items())
     num_parts = next((book.num_parts for book in books.values()), 1)
@@ -368,11 +362,7 @@ def densest(
 
 
 def check_replication_factor(replication_factor: float) -> float:
-    """α as a float.
-
-    Raises:
-        ValueError: it is negative, not a finite number, or beyond all sense (K caches everything).
-    """
+    """α as a float; ValueError if it is negative, not a finite number, or beyond all sense (K caches everything)."""
     number = as_real(replication_factor)
     if number is None or number < 0:
         raise ValueError(
@@ -419,11 +409,7 @@ def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_fa
 
 
 def expected_remote_rows(probability: Tensor, book: PartitionBook, part_id: int, cached: Tensor) -> float:
-    """Rows that a batch of a part fetches on average: the sum of the probabilities of remote, uncached vertices.
-
-    Args:
-        probability: float [N], inclusion probabilities of the part.
-        cached: int64 global ids.
+    """Rows that a batch of a part fetches on average: the sum of the inclusion probabilities float [N] of its remote, uncached vertices.
 
     From two hops on the probabilities are too high (see :mod:`salientpp.vip.inclusion`), and so is the sum.
     """

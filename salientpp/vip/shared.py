@@ -1,7 +1,7 @@
-"""How probable is it that a batch needs vertex v, if its vertices agree on what they draw; and that a block of batches does?
+"""Inclusion probabilities of batches whose vertices agree on what they draw, and of blocks of batches.
 
 With ``shared_draws='batch'`` every vertex u has one number r in a batch, uniform on [0, 1], and a vertex v that is expanded draws u if r is among the f
-smallest of its d(v) neighbours: if at most f - 1 of the other d(v) - 1 are smaller. So given r, v draws u with the chance
+smallest of its d(v) neighbours. So given r, v draws u with the chance
 
     g_h(v, r) = P(Binomial(d(v) - 1, r) <= f_h - 1),        whose mean over r is min(1, f_h / d(v)),
 
@@ -11,12 +11,11 @@ and the hops of :mod:`salientpp.vip.inclusion` become
     q_h(u | r) = p_h(u | r) (1 - sum_{j<h} q_j(u | r)),             q_h(u) = int_0^1 q_h(u | r) dr.
 
 A list that is too long to be shared draws u with f / d(v) whatever r is. The integral is a sum over a few r (Gauss and Legendre's, of r = s^2, since long
-lists decide at small r). Events are taken as independent otherwise, as there; parallel edges count as edges to vertices of their own.
+lists decide at small r). Parallel edges count as edges to vertices of their own.
 
-**Blocks.** A block of b batches with the same numbers needs the rows that one batch of all its seeds needs: what v draws at a smaller fanout is part of what
-it draws at a larger one, so, if fanouts do not grow from hop to hop and no list is too long, the vertices of the block's batches together are those of that
-batch. Without shared numbers a vertex draws the same in all of a block's batches at one hop, and something else at another: then the block is a batch of all
-its seeds that may expand every vertex at every hop, 'hop' in :mod:`salientpp.vip.inclusion`.
+**Blocks.** A block of b batches with the same numbers needs the rows that one batch of all its seeds needs, if fanouts do not grow from hop to hop and no
+list is too long: what v draws at a smaller fanout is part of what it draws at a larger one. Without shared numbers the block is a batch of all its seeds
+that may expand every vertex at every hop ('hop' in :mod:`salientpp.vip.inclusion`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,13 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.ids import check_range
-from salientpp.vip.inclusion import check_batch_size, check_fanouts, inclusion_probability, uniform_draw_probability
+from salientpp.vip.inclusion import (
+    check_batch_size,
+    check_fanouts,
+    inclusion_probability,
+    uniform_draw_probability,
+    uniform_start,
+)
 
 #: A longer list draws by itself; csrc/sampling/shared_draw.h has the same.
 MOST_NEIGHBORS = 1000
@@ -58,8 +63,7 @@ def shared_inclusion_probability(
     check_range(seeds, graph.num_vertices, "seeds must be")
     transposed, degree = graph.transpose(), graph.in_degree()
     nodes, weights = _quadrature()
-    first = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")
-    first[seeds] = min(1.0, batch_size / max(1, seeds.numel()))
+    first = uniform_start(seeds, batch_size)(graph.num_vertices)
     expanded = first  # q of the hop before
     reached = [first.clone() for _ in nodes]  # sum of q given r
     for fanout in fanouts:
