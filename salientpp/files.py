@@ -1,7 +1,7 @@
-"""How is a file written whole, or not at all?
+"""Writes a file whole, or not at all: under another name, which is then renamed.
 
-What is written under another name and then renamed is never seen half written. The other name is new and nobody's: a symbolic link that was planted under a
-name that can be guessed would let whoever may write in the folder choose the file that is written over.
+The other name is new and random: a symbolic link under a name that can be guessed would let whoever may write in the folder choose the file that is
+written over.
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ def check_output(path: Path) -> None:
         raise ValueError(f"{path} cannot be written ({error.strerror}); choose another") from None
     if is_replaced(path):
         try:
-            tempfile.TemporaryFile(
-                dir=folder
-            ).close()  # permissions say too little: of root, of file systems mounted to be read
+            # Permissions say too little: of root, of file systems mounted to be read.
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise ValueError(f"the directory {folder} cannot be written ({error.strerror}); choose another") from None
 

@@ -1,4 +1,4 @@
-"""Which vertices does this name? A mask or integers, read as int64 ids; and which of them are out of range?"""
+"""Reads ids of vertices from a mask or from integers, as int64, and finds those out of range."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from torch import Tensor
 
 
 def as_tensor(given: Any, must: str) -> Tensor:
-    """What the user gave as a tensor: a tensor, a number, a list of numbers, or an array of any strides and byte order.
+    """A tensor, a number, a list of numbers, or an array of any strides and byte order as a tensor.
 
-    Args:
-        must: for the error: what this is and what it must be, such as "input_nodes must be a mask or integer ids".
-
-    Raises:
-        ValueError: torch makes no tensor of it.
+    ValueError if torch makes none of it; ``must`` says what this is and must be, such as "input_nodes must be a mask or integer ids".
     """
     try:
         if isinstance(given, np.ndarray):
@@ -39,12 +35,9 @@ def first_outside(ids: Tensor, end: int, begin: int = 0) -> int | None:
 
 
 def check_range(ids: Tensor, end: int, must: str, of: str = "") -> None:
-    """Raise ValueError, with the position, unless all ids are in ``[0, end)``.
+    """Raise ValueError, with the position, unless all ids int64 [n] are in ``[0, end)``.
 
-    Args:
-        ids: int64 [n].
-        must: what is asked of them, such as "seeds must be".
-        of: what the position is in, if that needs saying, such as " of seed set 3".
+    ``must`` says what is asked of them, such as "seeds must be"; ``of`` what the position is in, such as " of seed set 3".
     """
     at = first_outside(ids, end)
     if at is not None:

@@ -1,14 +1,6 @@
-"""What becomes of threads, locks and connections when a process forks, and what of them in a copy?
+"""Threads, locks and connections that survive a fork: :class:`Lock`, :class:`Threads` with :class:`Task`, :func:`in_order` and :func:`connecting`.
 
-A forked child has the parent's memory and one thread: the other threads are gone in the middle of what they did, and locks that they held stay held.
-Here are the pieces from which the package is made so that a loader works on in the child:
-
-* :class:`Lock`: free in the child, whoever held it in the parent;
-* :class:`Threads`: threads that are started when there is something to do; the child starts its own, and :class:`Task`, the work that they
-  were given in the parent, is done again there;
-* :func:`in_order`: results of threads, in the order of what they were given;
-* :func:`connecting`: the sockets that are opened inside it are closed in the child, so that they close with the process whose they are.
-
+A forked child has the parent's memory and one thread. The other threads are gone in the middle of what they did, and locks that they held stay held.
 Locks and threads can be copied and pickled; the copy has its own.
 
 OpenMP does not survive a fork either: a thread that has run a parallel region in the parent waits for ever in its first one in the child. Threads that

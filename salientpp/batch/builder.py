@@ -1,4 +1,4 @@
-"""The batch that the user gets, made of what was sampled and gathered and of what the data holds at that time.
+"""Makes the batch that the user gets of what was sampled and gathered and of what the data holds at that time.
 
 A ``Data`` may be written to while batches of it are under way. What it held is noted when a batch is begun, and compared when it is given; a batch
 that is no longer as the data is gets made anew, but for the rows that are still right.
@@ -25,8 +25,7 @@ class BatchBuilder:
     """Makes the batches of one loader of MFGs and rows.
 
     Attributes:
-        fetch: whose rows they get.
-        template: turns an MFG and its rows into a batch.
+        fetch, template: bring the rows; turn an MFG and its rows into a batch.
         add_batch_attributes: sets what PyG's loader sets beside the attributes.
         device: where batches are delivered.
         pin_memory: put finished batches of the CPU into pinned host memory.

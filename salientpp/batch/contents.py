@@ -15,8 +15,7 @@ from salientpp.store.fetch import Column
 
 
 class Contents:
-    """What a ``Data`` or ``HeteroData`` held at one moment: the attributes, and for each tensor which memory it had and how often
-    that had been written to.
+    """The attributes of a ``Data`` or ``HeteroData`` at one moment, and for each tensor which memory it had and how often that had been written to.
 
     torch counts in-place writes (``Tensor._version``), but none through ``.data`` or numpy.
 
@@ -135,11 +134,10 @@ def _state_of(value: Any) -> object:
         return _state_of_other(value)
 
 
-def _state_of_other(value: object) -> object:
+def _state_of_other(value: Any) -> object:
     if not isinstance(value, Tensor):
-        values = (
-            value.storage._value if hasattr(value, "storage") and hasattr(value, "csr") else None
-        )  # a SparseTensor's
+        is_sparse_tensor = hasattr(value, "storage") and hasattr(value, "csr")
+        values = value.storage._value if is_sparse_tensor else None
         return None if values is None else _state_of(values)
     if value.layout == torch.strided:  # made in inference mode
         return (value.data_ptr(), value.requires_grad)
@@ -151,10 +149,5 @@ def _is_equal(ours: object, theirs: object) -> bool:
     """Of edges; they may have been moved to another device, or copied."""
     if ours is theirs or not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
         return False
-    if ours.layout != torch.strided or (ours.layout, ours.shape, ours.dtype) != (
-        theirs.layout,
-        theirs.shape,
-        theirs.dtype,
-    ):
-        return False
-    return torch.equal(ours.cpu(), theirs.cpu())
+    is_alike = (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    return ours.layout == theirs.layout == torch.strided and is_alike and torch.equal(ours.cpu(), theirs.cpu())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.sampler import HeteroSamplerOutput
 
 from salientpp.batch.attributes import EdgeAttributes, NodeAttributes, edge_index_of, of_type, storage_of
 from salientpp.batch.contents import Contents
@@ -198,12 +198,12 @@ class PartitionTemplate:
 
     def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None = None) -> Data | HeteroData:
         """The batch without what :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets; ``rows`` holds all node attributes."""
-        out = Data() if isinstance(mfg, SamplerOutput) else HeteroData()
-        edge_types = [None] if isinstance(mfg, SamplerOutput) else list(mfg.row)
-        edge_store = {name: storage_of(out, name) for name in edge_types}
+        typed = isinstance(mfg, HeteroSamplerOutput)
+        out = HeteroData() if typed else Data()
+        edge_store = {name: storage_of(out, name) for name in (mfg.row if typed else [None])}
         for name, store in edge_store.items():
             store.edge_index = edge_index_of(of_type(mfg.row, name), of_type(mfg.col, name))
-        for type_ in [None] if isinstance(mfg, SamplerOutput) else mfg.node:
+        for type_ in mfg.node if typed else [None]:
             storage_of(out, type_).num_nodes = of_type(mfg.node, type_).numel()
         for (type_, attribute), value in rows.items():
             storage_of(out, type_)[attribute] = value

@@ -28,7 +28,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
 from salientpp.sampling.negatives import KeyedNegatives
 from salientpp.sampling.stored import GraphTopology, topology_of
-from salientpp.sampling.topology import DrawOptions, Mfg, Topology
+from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology, ids_by_type
 from salientpp.vip.inclusion import check_fanouts
 
 #: In what the draws of a batch's vertices agree.
@@ -294,7 +294,7 @@ class NeighborSampler(BaseSampler):
 
     def _sample(
         self,
-        seed: Tensor | dict[str, Tensor],
+        seed: Tensor | ByType,
         seed_time: Any = None,
         key: int | None = None,
         on_clock: bool = False,
@@ -304,10 +304,7 @@ class NeighborSampler(BaseSampler):
         key = _drawn(key)
         if self.shared_draws is not None:
             self._check_shared_draws()  # `replace` may have been set since
-        if isinstance(seed, Tensor):
-            seeds: dict[Any, Tensor] = {None: seed.to(torch.int64)}
-        else:
-            seeds = {name: ids.to(torch.int64) for name, ids in seed.items()}
+        seeds = {name: ids.to(torch.int64) for name, ids in ids_by_type(seed).items()}
         clock, times = self.topology.clock, seed_time
         if times is not None:
             times = times if isinstance(times, dict) else {None: times}

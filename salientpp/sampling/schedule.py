@@ -1,8 +1,7 @@
 """Which seeds make up batch i of an epoch in each logical rank, and when a rank gives which batch.
 
-An epoch's batches belong to logical ranks (:mod:`salientpp.ranks.placement`; by default every rank is one). Every logical rank of a unit visits its share of
-the unit's seeds, in an order that is a pure function of (seed, epoch, unit). What a batch draws is fixed by a key that joins (seed, epoch, logical
-rank, batch index). Logical ranks may have different numbers of seeds; ``uneven`` says what follows:
+An epoch's batches belong to logical ranks (:mod:`salientpp.ranks.placement`). Every logical rank of a unit visits its share of the unit's seeds, in an
+order that is a pure function of (seed, epoch, unit). Logical ranks may have different numbers of seeds; ``uneven`` says what follows:
 
 * ``'wrap'``: every logical rank gives as many seeds as the one with the most, repeating its own from the start, so batches
   have the same size in all logical ranks at every step and DDP never waits. As torch's ``DistributedSampler`` does.
@@ -10,9 +9,8 @@ rank, batch index). Logical ranks may have different numbers of seeds; ``uneven`
 * ``'exact'``: every seed once; logical ranks differ in how many batches they give.
 * ``'error'``: different numbers of batches are refused.
 
-Round i of an epoch is batch i of every logical rank, whatever rank it is on. All ranks move through an epoch in equal steps, ticks, each of which brings a rank
-one batch or none. A round takes as many ticks as the rank with most batches of it has such; one with fewer waits first. So after the last tick of a round
-every rank has all its batches of it, and none waits for another inside a round.
+Round i of an epoch is batch i of every logical rank. All ranks move through an epoch in equal steps, ticks, each of which brings a rank one batch or
+none. A round takes as many ticks as the rank with most batches of it has such; one with fewer waits first. So no rank waits for another inside a round.
 """
 
 from __future__ import annotations
@@ -73,10 +71,8 @@ class Schedule:
     """The epochs of one logical rank.
 
     Attributes:
-        num_seeds: seeds of the unit.
-        unit, place, logical_ranks_per_unit: which unit, and this logical rank's place among those that draw from it.
+        unit, num_seeds, place, logical_ranks_per_unit: which unit, its seeds, and the place of ``logical_rank`` among those that draw from it.
         seeds_per_logical_rank: for every logical rank, how many seeds it visits.
-        logical_rank: this one.
         batch_size, shuffle, drop_last, uneven: as in the loader.
         seed: of the order.
         kind: what a text calls a logical rank.
@@ -196,13 +192,8 @@ class Turns:
         batches, number = self.schedules[0].batches_of, torch.arange(self.num_rounds, device="cpu")
         most = torch.zeros_like(number)
         for logical_ranks in self.logical_ranks_by_rank:
-            most = torch.maximum(
-                most,
-                sum(
-                    ((number < batches(logical_rank)).long() for logical_rank in logical_ranks),
-                    torch.zeros_like(number),
-                ),
-            )
+            of_rank = sum(((number < batches(each)).long() for each in logical_ranks), torch.zeros_like(number))
+            most = torch.maximum(most, of_rank)
         ends = most.cumsum(0).tolist()
         return [range(end - size, end) for end, size in zip(ends, most.tolist(), strict=True)]
 

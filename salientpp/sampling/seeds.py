@@ -139,12 +139,9 @@ def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
     """``edge_label_index`` on a partitioned graph."""
     type_, which = None, given
     if part.is_hetero:
-        alone = (
-            isinstance(given, (tuple, list)) and len(given) in (2, 3) and all(isinstance(word, str) for word in given)
-        )
-        type_, which = (
-            (given, None) if alone else given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
-        )
+        words = given if isinstance(given, (tuple, list)) else ()
+        alone = len(words) in (2, 3) and all(isinstance(word, str) for word in words)
+        type_, which = (given, None) if alone else words if len(words) == 2 else (None, None)
         type_ = full_edge_type(type_, part.edge_types)
         if type_ not in part.edge_types:
             raise ValueError(

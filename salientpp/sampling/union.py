@@ -1,13 +1,11 @@
-"""The disjoint union of MFGs: one batch that holds what several have drawn.
+"""The disjoint union of MFGs: one batch that holds what several have drawn, in PyG's order, hop by hop.
 
-Their vertices stay apart, also where two have the same one, since each has drawn its own neighbours. The union is in PyG's order, hop by hop: the seeds of
-all, then what all drew in the first hop, and so on. So what a model does with ``num_sampled_nodes`` and ``num_sampled_edges`` holds for it, and the first
-``batch_size`` rows are those of the seeds.
+Their vertices stay apart, also where two have the same one, since each has drawn its own neighbours. The first ``batch_size`` rows are those of the seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, zip_longest
 from typing import Any
 
@@ -16,8 +14,7 @@ from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput
 
 from salientpp.sampling.topology import Mfg
-
-_NOTHING = torch.empty(0, dtype=torch.int64, device="cpu")
+from salientpp.store.tiers import NO_IDS
 
 
 def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] | None, of_edges: bool) -> Mfg:
@@ -64,10 +61,6 @@ def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] |
     def moved(ends: Sequence[Any], name: Any, end: int) -> list[Tensor]:
         return [of_type[name[end]].moved(at, _of(index, name)) for at, index in enumerate(ends)]
 
-    def joined(layout: _Layout, values: Sequence[Tensor | None]) -> Tensor | None:
-        there = [value for value in values if value is not None]
-        return layout.joined(there) if len(there) == len(values) else None
-
     trees = [
         {} if of is None else {key: value + at for key, value in of.items() if value is not None}
         for of, at in zip(batch, [0, *accumulate(given)])
@@ -76,8 +69,10 @@ def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] |
         "node": {type_: layout.joined([_of(ids, type_) for ids in node]) for type_, layout in of_type.items()},
         "row": {name: layout.joined(moved(row, name, 0)) for name, layout in relations.items()},
         "col": {name: layout.joined(moved(col, name, -1)) for name, layout in relations.items()},
-        "edge": {name: joined(layout, [(ids or {}).get(name) for ids in edge]) for name, layout in relations.items()},
-        "batch": {type_: joined(layout, [of.get(type_) for of in trees]) for type_, layout in of_type.items()},
+        "edge": {
+            name: _all(layout.joined, [(ids or {}).get(name) for ids in edge]) for name, layout in relations.items()
+        },
+        "batch": {type_: _all(layout.joined, [of.get(type_) for of in trees]) for type_, layout in of_type.items()},
         "num_sampled_nodes": _added(nodes_per_hop),
         "num_sampled_edges": _added(edges_per_hop),
         "orig_row": {name: torch.cat(moved(orig_row, name, 0)) for name in relations if orig_row[0] is not None},
@@ -91,11 +86,7 @@ def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] |
 
 
 class _Layout:
-    """Where things of several MFGs come to lie that are put together hop by hop.
-
-    Args:
-        hops: of each MFG, how many it has in each hop.
-    """
+    """Where things of several MFGs, of which each has so many in each hop, come to lie when they are put together hop by hop."""
 
     def __init__(self, hops: Sequence[Sequence[int]]) -> None:
         self._hops = hops
@@ -131,24 +122,25 @@ def _metadata(mfgs: Sequence[Any], source: _Layout, target: _Layout) -> tuple[Te
         both = [
             torch.stack([source.moved(at, ends[0]), target.moved(at, ends[1])]) for at, ends in enumerate(columns[1])
         ]
-        return (_end_to_end(columns[0]), torch.cat(both, 1), _end_to_end(columns[2]), _end_to_end(columns[3]))
+        return (_all(torch.cat, columns[0]), torch.cat(both, 1), *(_all(torch.cat, column) for column in columns[2:]))
     if len(columns) == 5:  # triplets: ids, sources, targets, negative targets, times
         placed = [
             torch.cat([ends.moved(at, index) for at, index in enumerate(column)])
             for ends, column in zip((source, target, target), columns[1:4], strict=True)
         ]
-        return (_end_to_end(columns[0]), *placed, _end_to_end(columns[4]))
-    return tuple(map(_end_to_end, columns))
+        return (_all(torch.cat, columns[0]), *placed, _all(torch.cat, columns[4]))
+    return tuple(_all(torch.cat, column) for column in columns)
 
 
-def _end_to_end(values: Sequence[Tensor | None]) -> Tensor | None:
+def _all(join: Callable[[list[Tensor]], Tensor], values: Sequence[Tensor | None]) -> Tensor | None:
+    """The values joined; None if one is missing."""
     there = [value for value in values if value is not None]
-    return torch.cat(there) if len(there) == len(values) else None
+    return join(there) if len(there) == len(values) else None
 
 
 def _of(by_key: dict[Any, Tensor | None], key: Any) -> Tensor:
     value = by_key.get(key)
-    return _NOTHING if value is None else value
+    return NO_IDS if value is None else value
 
 
 def _keys(dicts: Sequence[dict[Any, Any]]) -> list[Any]:

@@ -1,11 +1,8 @@
-"""How do rows of several tensors become one, in the batch's order, on the device?
+"""Makes one tensor of rows that lie in several, in the batch's order, on the device.
 
-The rows of a batch lie in up to five **tensors**: those of the tiers that the device reads where they are, the packed rows, and what arrived from
-other ranks. An index says for every place of the batch which row it takes, as if the tensors lay one after the other. :func:`assemble_rows`
-then writes every row once, in its place: no concatenation, no permutation afterwards.
-
-The kernel is Triton's (:mod:`salientpp.store.assembly_kernel`), compiled when it is first used. It moves rows as words
-whatever their dtype. Where there is no Triton, torch does the same with a pass per tensor. Neither makes the host wait for the device.
+The rows of a batch lie in up to five tensors: those of the tiers that the device reads where they are, the packed rows, and what arrived from other
+ranks. The kernel is Triton's (:mod:`salientpp.store.assembly_kernel`). Where there is no Triton, torch does the same with a pass per tensor. Neither makes
+the host wait for the device.
 """
 
 from __future__ import annotations

@@ -26,9 +26,8 @@ def _assemble(  # type: ignore[no-untyped-def]  # Triton reads the signature
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < num_rows
-    at = tl.load(index + row, mask=inside, other=0).to(
-        tl.int64
-    )  # before it is multiplied: sources may have more than 2^31 words
+    # As int64 before it is multiplied: sources may have more than 2^31 words.
+    at = tl.load(index + row, mask=inside, other=0).to(tl.int64)
     for begin in range(0, WORDS, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)[None, :]
         wanted = inside[:, None] & (column < WORDS)

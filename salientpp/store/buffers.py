@@ -1,14 +1,8 @@
-"""Where does the memory of a batch's rows come from?
+"""Host memory for the rows of batches, from a pool that is filled once and reused.
 
-A fresh output of tens of megabytes costs more in page faults than the rows cost to copy, so host outputs come from a pool that is
-filled once and reused. A buffer goes back to the pool when the last tensor that shares its memory is gone, views and slices
-included, so a user who keeps old batches keeps them intact; the pool then makes further buffers.
-
-Promise: :meth:`BufferPool.empty` gives memory that no living tensor shares, in this process or in one forked from it. In steady state it
-allocates nothing.
-
-On Linux the buffers ask for huge pages. Pinned memory for another device is torch's own business: its host allocator already pools, and knows
-when a copy on a stream is done.
+A fresh output of tens of megabytes costs more in page faults than the rows cost to copy. A buffer goes back to the pool when the last tensor that shares
+its memory is gone, views and slices included, so a user who keeps old batches keeps them intact. No living tensor shares the memory of a new one, in
+this process or in one forked from it. Pinned memory for another device comes from torch's host allocator, which has a pool of its own.
 """
 
 from __future__ import annotations
@@ -67,11 +61,8 @@ class BufferPool:
         # Some room to spare, because the next batch may be a little larger.
         size = -(-num_bytes * 5 // 4 // _UNIT) * _UNIT
         # Private: Python's default is memory that a forked child and its parent would both write to.
-        buffer = (
-            mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MAP_PRIVATE")
-            else mmap.mmap(-1, size)
-        )
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        buffer = mmap.mmap(-1, size, **flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             buffer.madvise(mmap.MADV_HUGEPAGE)
         self.bytes_allocated += size

@@ -1,4 +1,4 @@
-"""Which copies of remote rows does a rank keep?
+"""The copies of remote rows that a rank keeps.
 
 The plan (:mod:`salientpp.vip.policies`) says whose; :meth:`salientpp.store.exchange.Exchange.fetch_cache` fetches them once. The hottest of them may
 have a second copy on the device; statistics count both as ``cache``.
@@ -69,17 +69,10 @@ class FeatureCache:
         return {None: self}
 
     @property
-    def num_device_rows(self) -> int:
-        return len(self.device_members)
-
-    @property
     def nbytes(self) -> int:
         """On the host."""
-        return (
-            self.members.words.nbytes
-            + self.device_members.words.nbytes
-            + sum(rows.nbytes for rows in self.rows.values())
-        )
+        ids = self.members.words.nbytes + self.device_members.words.nbytes
+        return ids + sum(rows.nbytes for rows in self.rows.values())
 
 
 def on_device(
@@ -90,8 +83,7 @@ def on_device(
 ) -> dict[str | None, FeatureCache]:
     """These caches, by vertex type, with as many of their rows on ``device`` too as fit into ``num_bytes``: the hottest per byte.
 
-    Args:
-        probability: per type float [N], of their access.
+    ``probability`` is that of their access, per type float [N].
     """
     cached = {type_: probability[type_][cache.members.ids] for type_, cache in caches.items()}
     widths = {type_: cache.row_bytes for type_, cache in caches.items()}
@@ -126,10 +118,6 @@ class TypedFeatureCache:
 
     def __len__(self) -> int:
         return sum(map(len, self.by_type.values()))
-
-    @property
-    def num_device_rows(self) -> int:
-        return sum(cache.num_device_rows for cache in self.by_type.values())
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,6 @@
-"""How is a row written in fewer bytes, and read back?
+"""Writes a row in fewer bytes, and reads it back.
 
-An **encoded** row is one fixed number of bytes, uint8 [W], with all that reading it back takes, so that tiers, caches, messages and memory maps move it like
-any other row. Its format is one of
+An **encoded** row is one fixed number of bytes, uint8 [W], with all that reading it back takes. Its format is one of
 
 ========================  ==================================================================  =======================
 ``'fp16'``, ``'bf16'``    16-bit floats                                                       2 D bytes
@@ -11,8 +10,7 @@ any other row. Its format is one of
 ========================  ==================================================================  =======================
 
 rounded up to a multiple of 4, where D is the number of values of a row. Integers have one scale and offset for the row, or with ``/B`` for every block of B
-values, which lowers the error where values of a row differ much in size. The scale takes the range of the row's (the block's) values to that of the codes,
-so an error is at most half a step; codes are rounded to the nearest.
+values. The scale takes the range of the values to that of the codes, so an error is at most half a step; codes are rounded to the nearest.
 
 All arithmetic is that of 32-bit floats, in a fixed order, so every processor and device writes and reads the same bits. Values are rounded to
 32-bit floats first. A row (a block) with a value that is not finite, or with a range that is not, is NaN throughout in the formats with a scale, and one whose
@@ -159,11 +157,7 @@ class Narrow:
 
 
 def read_format(text: Any) -> tuple[str, int]:
-    """A format without its block, and the block (0: the whole row).
-
-    Raises:
-        ValueError: there is no such format.
-    """
+    """A format without its block, and the block (0: the whole row); ValueError if there is no such format."""
     found = re.fullmatch(r"(\w+)(?:/([1-9]\d*))?", text) if isinstance(text, str) else None
     if found is not None and found[1] in FORMATS:
         block = int(found[2] or 0)

@@ -1,8 +1,7 @@
-"""Where does a feature row come from?
+"""Sources of feature rows.
 
-A :class:`RowSource` copies rows, by number, into memory that it is given. Tiers, the exchange and batches ask sources for rows and do not
-know what these are made of: a tensor in memory or in a memory-mapped file (:class:`TensorRows`), or another storage, for which a user
-writes a class with these two attributes and this one method.
+A :class:`RowSource` copies rows, by number, into memory that it is given: those of a tensor in memory or in a memory-mapped file (:class:`TensorRows`),
+or of another storage, for which a user writes a class with these two attributes and this one method.
 """
 
 from __future__ import annotations
@@ -62,13 +61,9 @@ class TensorRows:
         if tensor.dtype in KNOWN_DTYPES:
             row_bytes = max(1, self.nbytes // max(1, tensor.size(0)))
             is_cached = self.nbytes <= _CACHED_BYTES
-            most = (
-                sys.maxsize
-                if is_cached and row_bytes <= _NARROW_BYTES
-                else _UNPOOLED_BYTES
-                if is_cached
-                else _SMALL_BYTES
-            )
+            most = _UNPOOLED_BYTES if is_cached else _SMALL_BYTES
+            if is_cached and row_bytes <= _NARROW_BYTES:
+                most = sys.maxsize
             self._most_little = most // row_bytes
 
     def is_little(self, num_rows: int) -> bool:
@@ -103,8 +98,7 @@ def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
     """A user's tensor or source as a source of ``num_rows`` rows; ``name`` is for errors.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: it has another number of rows, or is a tensor whose rows do not lie one after the other on the CPU.
+        TypeError, ValueError: it is neither; it has another number of rows, or is a tensor whose rows do not lie one after the other on the CPU.
     """
     if isinstance(value, Tensor):
         if value.device.type != "cpu" or value.layout != torch.strided or not value.is_contiguous():

@@ -1,10 +1,7 @@
-"""Which threads pack rows for a device, and which sum rows up for it?
+"""Two groups of threads that work side by side: one packs rows for a device, the other sums rows up for it.
 
-Two groups of threads work side by side, since a device waits for both; a rule moves threads between them by what batches took, after
-*Accelerating GNN training with locality-aware partial execution* (APSys 2021).
-
-A group is a thread that has been given work, and others that take pieces of each large part of it. They are threads of ours and not of torch: those of
-its kernels are all woken for each kernel, whatever share of them is to work.
+A device waits for both. So a rule moves threads between them by what batches took, after *Accelerating GNN training with locality-aware partial execution*
+(APSys 2021). The threads are not torch's: those of its kernels are all woken for each kernel, whatever share of them is to work.
 """
 
 from __future__ import annotations
@@ -106,11 +103,7 @@ def in_group() -> bool:
 
 
 def in_pieces(work: Callable[[int, int], None], num_items: int, num_bytes: int) -> None:
-    """Have ``work(first, last)`` done for pieces of ``range(num_items)`` by the threads of this one's group, side by side.
-
-    Args:
-        num_bytes: what it moves in all.
-    """
+    """Have ``work(first, last)`` done for pieces of ``range(num_items)``, ``num_bytes`` in all, by the threads of this one's group, side by side."""
     num_threads, submit = _here.group
     pieces = max(1, min(num_threads, num_bytes // _PIECE_BYTES))
     bounds = [num_items * piece // pieces for piece in range(pieces + 1)]

@@ -1,12 +1,10 @@
-"""Which rows does a rank have, and in which tier is the row of vertex v?
+"""The rows that a rank has, and the tier of each.
 
 The tiers of a rank are an ordered list: those **near** hold some of its part's rows, **home** all of them, those of **copies** rows of other
-parts. What is in none of them is **remote**: :mod:`salientpp.store.exchange` fetches it. One look-up says for every id of a
-batch which tier serves it, at which slot: the first that has it.
+parts. What is in none of them is **remote**. One look-up says for every id of a batch which tier serves it, at which slot: the first that has it.
 
 Statistics count rows under four names: ``device``, the part's rows that batches need most, in device memory; ``host``, the part's rows on the host,
-in memory, in a memory-mapped file or in another storage; ``cache``, copies of the remote rows that batches need most; ``remote``. With
-``device='cpu'`` the device tier is a tensor in host memory like any other, which is how its logic is tested.
+in memory, in a memory-mapped file or in another storage; ``cache``, copies of the remote rows that batches need most; ``remote``.
 """
 
 from __future__ import annotations
@@ -167,12 +165,10 @@ class Tiers:
                 raise ValueError(
                     f"attribute {name!r} must have one row per vertex of part {part_id}, expected {size}, got {source.shape[0]}"
                 )
-        whole = {name: source for name, source in rows.items() if name not in seeds_only}
         if zero_copy:
-            tensors = {name: _in_memory(source) for name, source in whole.items()}
+            tensors = {name: _in_memory(source) for name, source in rows.items() if name not in seeds_only}
             in_memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-            elsewhere = [name for name in whole if name not in in_memory]
-            if elsewhere:
+            if elsewhere := [name for name in tensors if name not in in_memory]:
                 raise ValueError(
                     f"zero_copy needs rows in memory, but those of {', '.join(elsewhere)} come from a source of yours; leave zero_copy out"
                 )

@@ -364,7 +364,7 @@ def check_tiers_and_states(rank: int, root: str) -> None:
         stats = loader.stats()
         if more.get("device_rows"):
             cache = loader.cache
-            assert stats.rows_device > 0 and cache.num_device_rows > 0
+            assert stats.rows_device > 0 and any(len(each.device_members) for each in cache.by_type.values())
             assert sum(len(of_type) for of_type in cache.by_type.values()) == len(cache) > 0
             budget = cache_bytes(
                 0.4, {t: b for t, b in part.row_books.items() if t in cache.by_type}, {"paper": 8, "author": 24}

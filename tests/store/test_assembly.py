@@ -152,7 +152,7 @@ def test_the_highest_scores_go_to_the_device_until_it_is_full():
     scores[[4, 8, 11]] = torch.tensor([3.0, 1.0, 2.0])
     for num_bytes, kept in [(0, []), (15, []), (16, [4]), (47, [4, 11]), (48, [4, 8, 11])]:
         tiered = caches.on_device({None: cache}, {None: scores}, num_bytes, CPU)[None]
-        assert tiered.num_device_rows == len(kept)
+        assert len(tiered.device_members) == len(kept)
         if kept:
             assert tiered.device_rows["y"].tolist() == tiered.device_rows["x"][:, 0].tolist() == kept
             assert tiered.device_members.ids.tolist() == kept

@@ -157,12 +157,12 @@ def _share_a_cache(rank: int, root: str) -> None:
     part = salientpp.load(root)
     make_loader = lambda **options: NeighborLoader(part, [4, 3], "train", batch_size=16, seed=3, **options)  # noqa: E731
     owner = make_loader(replication_factor=0.5, device_cache=120)
-    assert owner.memory()["device"] == 120 and owner.cache.num_device_rows == 10
+    assert owner.memory()["device"] == 120 and len(owner.cache.device_members) == 10
     other = packed(make_loader(cache=owner.cache))
     assert other.cache.device_rows is owner.cache.device_rows
     assert_same_batches(list(other), list(owner))
     both = packed(make_loader(cache=owner.cache, replication_factor=0.4, device_cache=60))
-    assert both.cache.num_device_rows == 5 and len(both.cache) > 0
+    assert len(both.cache.device_members) == 5 and len(both.cache) > 0
     assert not set(both.cache.members.ids.tolist()) & set(owner.cache.members.ids.tolist()), (
         "it has what the other lacks"
     )
