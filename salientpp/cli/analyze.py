@@ -33,8 +33,17 @@ POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-h
 
 #: The options of a group exclude those of another, or choose what is counted.
 HOSTS = ("ranks_per_host", "ranks_per_part", "parts_per_rank")
-AGREEING = ("lookahead", "shared_draws", "draw_block", "partial")
-WAYS_TO_DRAW = ("link", "negatives", "time_attr", "edge_label_time", "last", "weight_attr", "disjoint", "replace")
+AGREEING = ("lookahead", "shared_draws", "draw_block", "partial_aggregation")
+WAYS_TO_DRAW = (
+    "link",
+    "neg_sampling",
+    "time_attr",
+    "edge_label_time",
+    "temporal_strategy",
+    "weight_attr",
+    "disjoint",
+    "replace",
+)
 
 HELP = "what would a cache save on this graph?"
 
@@ -61,13 +70,13 @@ TEXTS = {
     "--parts-per-rank": "parts that a rank serves as one, at most (1)",
     "--lookahead": "count also the rows that ranks fetch which know their next W batches, a number or auto (auto is forecast in any case)",
     "--shared-draws": "batch: the vertices of a batch draw alike",
-    "--partial": "count also the rows and sums that machines fetch whose loaders have partial_aggregation: owners sum up neighbours of the last hop",
+    "--partial-aggregation": "count also the rows and sums that machines fetch whose loaders have it: owners sum up neighbours of the last hop",
     "--draw-block": "so many batches of a machine draw alike (1)",
     "--link": "batches start from edges; of several types those of one, as in --link author,writes,paper",
-    "--negatives": "negative examples of --link: binary or triplet",
+    "--neg-sampling": "negative examples of --link: binary or triplet",
     "--time-attr": "times of vertices or edges",
     "--edge-label-time": "with --link, the edge attribute with the seeds' times",
-    "--last": "of the neighbours that may be seen, the latest",
+    "--temporal-strategy": "last: of the neighbours that may be seen, the latest",
     "--weight-attr": "weights of edges",
     "--disjoint": "every seed grows a tree of its own",
     "--replace": "neighbours are drawn with replacement",
@@ -106,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ahead = adder(ahead, TEXTS)
     add_ahead("--lookahead", type=_lookahead, metavar="W")
     add_ahead("--shared-draws", metavar="HOW")
-    add_ahead("--partial", action="store_true", default=None)
+    add_ahead("--partial-aggregation", action="store_true", default=None)
     add_ahead("--draw-block", type=int, metavar="B")
     add("--send-as", type=format_of_attribute, action="append", metavar="[TYPE:]x=FORMAT")
     ways = parser.add_argument_group(
@@ -116,10 +125,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_draw = adder(ways, TEXTS)
     add_draw("--link", nargs="?", const="", metavar="EDGE_TYPE")
-    add_draw("--negatives", metavar="MODE[:AMOUNT]")
+    add_draw("--neg-sampling", metavar="MODE[:AMOUNT]")
     add_draw("--time-attr", metavar="NAME")
     add_draw("--edge-label-time", metavar="NAME")
-    add_draw("--last", action="store_true")
+    add_draw("--temporal-strategy", choices=("uniform", "last"))
     add_draw("--weight-attr", metavar="NAME")
     add_draw("--disjoint", action="store_true")
     add_draw("--replace", action="store_true")
@@ -212,15 +221,17 @@ def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]
             f"{', '.join(draws)}: such batches are counted on a dataset directory; write one with `salientpp partition` first"
         )
     is_link = arguments.link is not None
-    if not is_link and (arguments.negatives or arguments.edge_label_time):
-        raise ValueError("--negatives and --edge-label-time belong to --link; pass it too")
+    if not is_link and (arguments.neg_sampling or arguments.edge_label_time):
+        raise ValueError("--neg-sampling and --edge-label-time belong to --link; pass it too")
     negatives, seeds = None, arguments.seeds
-    if arguments.negatives:
-        mode, _, amount = arguments.negatives.partition(":")
+    if arguments.neg_sampling:
+        mode, _, amount = arguments.neg_sampling.partition(":")
         try:
             negatives = NegativeSampling(mode, float(amount) if amount else 1)
         except ValueError as error:
-            raise ValueError(f"--negatives must be binary or triplet, and an amount after a colon ({error})") from None
+            raise ValueError(
+                f"--neg-sampling must be binary or triplet, and an amount after a colon ({error})"
+            ) from None
     if is_link:
         split = (seeds or "").rpartition(":")[2]
         seeds = (tuple(arguments.link.split(",")), split or None) if arguments.link else split or "all"
@@ -239,7 +250,7 @@ def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]
         seeds=seeds,
         link=is_link,
         draw_block=1 if arguments.draw_block is None else arguments.draw_block,
-        temporal_strategy="last" if arguments.last else "uniform",
+        temporal_strategy=arguments.temporal_strategy or "uniform",
         neg_sampling=negatives,
         **values_of(arguments, *same),
     )
@@ -268,7 +279,7 @@ def _ways(arguments: argparse.Namespace) -> Ways:
     from salientpp.analysis.caches import check_policies
 
     ways = Ways(
-        arguments.policies, arguments.replication_factors, arguments.lookahead, bool(arguments.partial), dict(arguments.send_as or ()) or None
+        arguments.policies, arguments.replication_factors, arguments.lookahead, bool(arguments.partial_aggregation), dict(arguments.send_as or ()) or None
     )  # fmt: skip
     check_policies(ways.policies, arguments.predict_only, False)
     return ways.checked(arguments.predict_only)

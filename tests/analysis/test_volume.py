@@ -441,9 +441,9 @@ def typed_directory(tmp_path_factory) -> str:
     [
         ([], ("paper", "train"), {}),
         (["--seeds", "author:all", "--weight-attr", "weight", "--replace"], ("author", "all"), {"weight_attr": "weight", "replace": True}),
-        (["--time-attr", "time", "--last"], ("paper", "train"), {"time_attr": "time", "temporal_strategy": "last"}),
+        (["--time-attr", "time", "--temporal-strategy", "last"], ("paper", "train"), {"time_attr": "time", "temporal_strategy": "last"}),
         (
-            ["--link", "author,writes,paper", "--negatives", "triplet:2", "--disjoint"],
+            ["--link", "author,writes,paper", "--neg-sampling", "triplet:2", "--disjoint"],
             (("author", "writes", "paper"), "all"),
             {"link": True, "neg_sampling": NegativeSampling("triplet", 2), "disjoint": True},
         ),
@@ -479,9 +479,9 @@ def test_the_command_counts_every_type_and_way_to_draw(typed_directory, tmp_path
     ("options", "text"),
     [
         (["--plot", "p.png"], "--plot draws the rows of one type of vertices"),
-        (["--negatives", "binary"], "--negatives and --edge-label-time belong to --link"),
+        (["--neg-sampling", "binary"], "--neg-sampling and --edge-label-time belong to --link"),
         (["--link", "a,b,c"], "edge_label_index of a graph with several types must be an edge type"),
-        (["--link", "author,writes,paper", "--negatives", "few"], "--negatives must be binary or triplet"),
+        (["--link", "author,writes,paper", "--neg-sampling", "few"], "--neg-sampling must be binary or triplet"),
         (["--policies", "halo"], "policies must be among degree, random, vip, vip-hop, oracle for such batches, got 'halo'"),
         (["--seeds", "nothing:all"], "input_nodes must be of a node type of the data (paper, author, venue), got"),
         (["--time-attr", "no"], "The time attribute 'no' is neither"),

@@ -30,11 +30,12 @@ from distributed import HANG
 from torch_geometric.data import Data
 
 import salientpp
-from salientpp import cli, files
+from salientpp import LinkNeighborLoader, NeighborLoader, cli, files
 from salientpp.cli import terminal
 from salientpp.cli.analyze import POLICY_NAMES
 from salientpp.cli.main import SUBCOMMANDS, _parser
 from salientpp.datasets import load_dataset, synthetic
+from salientpp.loader.options import OPTIONS
 from salientpp.vip.policies import POLICIES
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +97,7 @@ def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir
         "--policies=vip",
         "--epochs=1",
     ]
-    assert cli.main([*call, "--partial", "--json", str(tmp_path / "a.json")]) == 0
+    assert cli.main([*call, "--partial-aggregation", "--json", str(tmp_path / "a.json")]) == 0
     shown, figures = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
     assert "sums in the place of rows" in shown and "partial_aggregation leaves" in shown
     bare, cached = (volume for volume in figures["results"] if volume["way"] == "sums")
@@ -111,12 +112,12 @@ def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir
     without = json.loads((tmp_path / "b.json").read_text())
     ways = {volume["way"] for volume in without["results"]}
     assert "sums" not in ways and without["copies"] == [] and "sums" not in capsys.readouterr().out
-    assert cli.main([*call, "--partial", "--predict-only"]) == 2
+    assert cli.main([*call, "--partial-aggregation", "--predict-only"]) == 2
     assert "leave predict_only out" in capsys.readouterr().err
-    assert cli.main([*call, "--partial", "--send-as", "x=int8"]) == 2
+    assert cli.main([*call, "--partial-aggregation", "--send-as", "x=int8"]) == 2
     assert "send_as has them travel otherwise; leave one of them out" in capsys.readouterr().err
-    assert cli.main([*call, "--partial", "--replace"]) == 2
-    assert "--partial: counted for plain draws" in capsys.readouterr().err
+    assert cli.main([*call, "--partial-aggregation", "--replace"]) == 2
+    assert "--partial-aggregation: counted for plain draws" in capsys.readouterr().err
 
 
 def test_a_graph_without_features_is_analyzed(capsys, tmp_path):
@@ -594,6 +595,38 @@ def test_the_page_on_analyze_has_the_options_of_its_help_and_no_others():
     described = {option for cell in cells for option in re.findall(r"--[a-z-]+", cell)}
     options = {option for action in subcommands()["analyze"]._actions for option in action.option_strings}
     assert described - options == set() and options - described == {"-h", "--help"}
+
+
+#: Options of `analyze` that no loader has.
+OF_THE_ANALYSIS = {
+    "dataset", "parts", "epochs", "seeds", "link", "predict_only", "json", "csv", "plot", "ranks_per_part", "parts_per_rank", "data", "help", "method",
+    "edge_weights", "order", "refine", "tolerance",
+}  # fmt: skip
+
+
+def test_options_of_analyze_are_named_after_the_arguments_of_the_loaders():
+    signatures = map(inspect.signature, (NeighborLoader, LinkNeighborLoader))
+    of_loaders = {name for of_loader in signatures for name in of_loader.parameters} | {"batch_size"}  # torch's
+    several = {"replication_factors": "replication_factor", "policies": "policy"}
+    names = {several.get(action.dest, action.dest) for action in subcommands()["analyze"]._actions} - OF_THE_ANALYSIS
+    assert names - of_loaders == set() and {"lookahead", "partial_aggregation", "send_as", "policy"} < names
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "name", "value"),
+    [
+        ("--lookahead", "-1", "lookahead", -1),
+        ("--lookahead", "9000", "lookahead", 9000),
+        ("--draw-block", "0", "draw_block", 0),
+        ("--policies", "hottest", "policy", "hottest"),
+        ("--replication-factors", "-0.5", "replication_factor", -0.5),
+    ],
+)
+def test_analyze_refuses_what_a_loader_refuses(capsys, option, text, name, value):
+    code, _, error = run(capsys, "analyze", DATASET, "--parts", 2, f"{option}={text}")
+    assert code == 2 and text in error
+    with pytest.raises(ValueError, match=re.escape(text)):
+        OPTIONS[name].check(name, value)
 
 
 @pytest.mark.parametrize(
