@@ -44,7 +44,8 @@ CFLAGS="-g -fno-omit-frame-pointer $flags" LDFLAGS="$flags" \
 # Leaks are Python's own at exit. Memory that is refused is null, as without the sanitizer, so that tests of it can go on.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS=suppressions=$root/tests/sanitizers/thread.supp:exitcode=66
+# Ranks are forked from a server that may have threads.
+export TSAN_OPTIONS=suppressions=$root/tests/sanitizers/thread.supp:exitcode=66:die_after_fork=0
 # Address randomisation can take the addresses that ThreadSanitizer wants for itself.
 fixed=$(setarch -R true 2> /dev/null && echo "setarch -R" || true)
 
