@@ -1,10 +1,7 @@
-"""How is a batch made where no other rank and no other device takes part? In one call.
+"""Makes batches in one call, where no other rank and no other device takes part.
 
-The ten stages (:mod:`salientpp.engine.stages`) let the network, copies and the host work on several batches at once. Where all rows are in this
-process's memory and batches stay there, that would only cost: a small batch is drawn, gathered and built in a fraction of a millisecond. So a thread that
-samples makes the whole batch, the caller's thread where there are no others.
-
-Statistics and errors name the stages that are left: sample, gather_host_rows and assemble.
+The ten stages let the network, copies and the host work on several batches at once. Where all rows are in this process's memory and batches stay there, that
+would only cost. Statistics and errors name the stages that are left: sample, gather_host_rows and assemble.
 """
 
 from __future__ import annotations
@@ -16,13 +13,12 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.builder import BatchBuilder
 from salientpp.batch.contents import Contents
 from salientpp.engine.pipeline import StageError, Trace, in_stage
-from salientpp.engine.stages import Finished, Request
-from salientpp.sampling.topology import ids_by_type
+from salientpp.engine.stages import Finished, Request, current_rows
+from salientpp.sampling.topology import Mfg, ids_by_type
 from salientpp.store.fetch import Column, Fetch
 from salientpp.store.tiers import Places
 
@@ -32,8 +28,7 @@ class Made:
     """A whole batch, as a sampling thread hands it over.
 
     Attributes:
-        mfg, rows: what it was made of; None and nothing where the user's own code made it.
-        places: where the rows were, by vertex type.
+        mfg, rows, places: what it was made of, and where the rows were, by vertex type; None and nothing where the user's own code made it.
         contents: what the data held then; None where it cannot change.
         seconds: spent in gather_host_rows and in assemble.
     """
@@ -49,19 +44,13 @@ class Made:
 
 @dataclass
 class BatchMaker:
-    """Makes whole batches of one loader.
-
-    Attributes:
-        fetch: gets the rows.
-        builder: makes batches of MFGs and rows.
-        trace: takes spans, if set.
-    """
+    """Makes whole batches of one loader."""
 
     fetch: Fetch
     builder: BatchBuilder
     trace: Trace | None = None
 
-    def make(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Made:
+    def make(self, index: int, mfg: Mfg, num_seeds: int) -> Made:
         """Gather what the sampled vertices need, and build. For any thread.
 
         Raises:
@@ -89,9 +78,7 @@ class BatchMaker:
         now = None if made.contents is None else self.builder.contents()
         if now is None or self.builder.is_current(made.contents, now):
             return made.batch
-        rows = {
-            column: value for column, value in made.rows.items() if self.builder.has_current(column, made.contents, now)
-        }
+        rows = current_rows(self.builder, made.rows, made.contents, now)
         return self.builder.finish(self.builder.build_anew(made.mfg, rows, now))
 
 
@@ -99,8 +86,7 @@ class Direct:
     """What an epoch drives in place of a :class:`~salientpp.engine.pipeline.Pipeline`: a batch comes out in the tick that it goes in.
 
     Args:
-        maker: of the batches that come with requests.
-        is_ahead: other threads make them, so the data may change before they are given.
+        is_ahead: other threads make the batches, so the data may change before they are given.
     """
 
     in_flight = 0

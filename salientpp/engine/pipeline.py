@@ -1,24 +1,8 @@
-"""How does work on many batches overlap, and end?
+"""Moves batches through stages, several at once, in the caller's thread.
 
-A :class:`Pipeline` is a list of stages that one can read aloud. A stage is a function from one state of a batch
-to the next; slow work inside it is started, not awaited (a collective, a worker thread, a copy on a stream), and
-the stage after it waits. :meth:`Pipeline.tick` moves every batch in flight one step on, oldest first, and takes
-one new batch in. So the caller's thread drives everything, each rank starts its collectives in the same order,
-and nothing polls.
-
-``depth`` is how many batches are in flight: the stages are cut into that many runs of consecutive stages, and a
-tick carries each batch through one run. With as many runs as stages the overlap is greatest; ``depth=1`` carries
-one batch through all stages, which is the pipeline turned off.
-
-**Streams.** Stages name the stream they run on. On an accelerator a stage waits for the event that the stage before
-it recorded, and tensors that cross streams are recorded on the stream that uses them, so this module never makes the host wait. On
-the CPU streams and events do nothing, so there is one code path. Streams have high priority: their kernels are few and short, and go before
-the model's. With ``hold`` a finished batch stays for one more tick, so that its last kernels and copies run beside the training step before its own.
-
-**Errors.** An exception in a stage becomes a :class:`StageError` naming rank, batch and stage; the pipeline then
-refuses further work.
-
-This module knows no graphs.
+A stage starts slow work (a collective, a worker thread, a copy on a stream) and the stage after it waits for it. So each rank starts its collectives in
+the same order, and nothing polls. On an accelerator a stage waits on the device for the event of the stage before it, and tensors that cross streams are
+recorded on the stream that uses them, so this module never makes the host wait.
 """
 
 from __future__ import annotations
@@ -32,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-_EMPTY = object()
 
 
 class StageError(RuntimeError):
@@ -49,10 +31,8 @@ class Stage:
     """One step of every batch.
 
     Attributes:
-        name: verb_object, as shown in errors, statistics and traces.
-        run: a function from the state that the stage before returned to the next one. States are frozen
-            dataclasses (or objects with ``to_dict``) and have an ``index``, the number of the batch; the last
-            stage may return anything.
+        run: makes the next state of the one before. States are frozen dataclasses (or objects with ``to_dict``) and have an ``index``, the number of the
+            batch; the last stage may return anything.
         stream: stages of the same stream name run one after the other on one device stream.
     """
 
@@ -113,13 +93,18 @@ def in_stage(stage: str, index: int, trace: Trace | None) -> contextlib.Abstract
 class Pipeline:
     """Carry batches through stages, up to ``depth`` at once.
 
+    The stages are cut into ``depth`` runs of consecutive stages, and a tick carries each batch through one run. Streams have high priority: their
+    kernels are few and short, and go before the model's.
+
     Args:
-        stages: in order.
-        depth: batches in flight, 1 to ``len(stages)``; more than there are stages counts as that many.
-        device: whose streams and events to use.
+        depth: batches in flight; at most ``len(stages)`` count.
         rank: named in errors.
-        trace: takes a span per stage and batch, if given.
-        hold: hand a batch over one tick after its last stage; without effect with ``depth=1``.
+        trace: takes a span per stage and batch.
+        hold: hand a batch over one tick after its last stage, so that its last kernels and copies run beside the training step before its own; without
+            effect with ``depth=1``.
+
+    Attributes:
+        failure: why the pipeline refuses further work, if it does.
     """
 
     def __init__(
@@ -144,19 +129,14 @@ class Pipeline:
         self._runs = [self.stages[a:b] for a, b in pairwise(bounds)]
         if hold and self.depth > 1:
             self._runs.append([])
-        self._waiting: list[Any] = [_EMPTY] * len(self._runs)  # [i]: the state (and its event) that run i takes next
+        self._waiting: list[Any] = [None] * len(self._runs)  # [i]: the state (and its event) that run i takes next
         self._device_module = torch.get_device_module(device)
         options = {} if device.type == "cpu" else {"device": device, "priority": -1}
         self._streams = {stage.stream: self._device_module.Stream(**options) for stage in self.stages}
         self._device = device
         self._trace = trace
         self._has_streams = device.type != "cpu"
-        self._failed: StageError | None = None
-
-    @property
-    def failure(self) -> StageError | None:
-        """Why the pipeline refuses further work, if it does."""
-        return self._failed
+        self.failure: StageError | None = None
 
     def num_past(self, stage: str) -> int:
         """How many batches at most have been through this stage or are in it, and have not been handed over."""
@@ -165,7 +145,7 @@ class Pipeline:
     @property
     def in_flight(self) -> int:
         """Batches that were taken in and have not come out."""
-        return sum(state is not _EMPTY for state in self._waiting)
+        return sum(state is not None for state in self._waiting)
 
     def tick(self, item: Any = None) -> Any:
         """Move every batch one step on and take ``item`` in (None: nothing new).
@@ -176,14 +156,14 @@ class Pipeline:
         Raises:
             StageError: a stage raised, now or in an earlier tick.
         """
-        if self._failed is not None:
-            raise self._failed
+        if self.failure is not None:
+            raise self.failure
         result = None
-        self._waiting[0] = _EMPTY if item is None else (item, None)
+        self._waiting[0] = None if item is None else (item, None)
         # Oldest first: a batch must leave a run before the next one enters it.
         for i in reversed(range(len(self._runs))):
-            waiting, self._waiting[i] = self._waiting[i], _EMPTY
-            if waiting is _EMPTY:
+            waiting, self._waiting[i] = self._waiting[i], None
+            if waiting is None:
                 continue
             state, event = waiting
             for stage in self._runs[i]:
@@ -191,7 +171,11 @@ class Pipeline:
             if i + 1 < len(self._runs):
                 self._waiting[i + 1] = (state, event)
             else:
-                result = self._hand_over(state, event)
+                result = state
+                if self._has_streams:  # the caller's stream waits, and not the host
+                    current = self._device_module.current_stream(self._device)
+                    current.wait_event(event)
+                    _record_stream(state, current)
         return result
 
     def _run(self, stage: Stage, state: Any, event: Any) -> tuple[Any, Any]:
@@ -207,21 +191,13 @@ class Pipeline:
                 event.record(stream)
         except BaseException as error:
             # Also after Ctrl-C: the batch at hand is in no defined state, so the others cannot go on either.
-            self._waiting = [_EMPTY] * len(self._runs)
-            self._failed = StageError.of(error, self.rank, state.index, stage.name)
+            self._waiting = [None] * len(self._runs)
+            self.failure = StageError.of(error, self.rank, state.index, stage.name)
             if isinstance(error, Exception):
-                raise self._failed from error
+                raise self.failure from error
             raise
         self.seconds[stage.name] += time.perf_counter() - started
         return following, event
-
-    def _hand_over(self, state: Any, event: Any) -> Any:
-        """Let the caller's stream use the result without the host waiting for it."""
-        if self._has_streams:
-            current = self._device_module.current_stream(self._device)
-            current.wait_event(event)
-            _record_stream(state, current)
-        return state
 
 
 def _record_stream(state: Any, stream: Any) -> None:

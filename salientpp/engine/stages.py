@@ -1,20 +1,9 @@
-"""The ten stages from seeds to a batch.
+"""The ten stages from seeds to a batch, after Appendix D of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
 
-    sample · exchange_counts · read_counts · exchange_ids · localize_ids ·
-    gather_host_rows · copy_to_device · gather_device_rows · exchange_rows · assemble
+Each is a function from one frozen state to the next. Slow work is started in one stage and awaited in the next: the sampling thread in ``sample``, an
+all-to-all in the stage after each ``exchange_*``, and the worker thread of ``gather_host_rows`` in ``copy_to_device``.
 
-After Appendix D of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152). Each step is a function from one frozen
-state to the next, so a half-filled batch has no type. Slow work is started in one step and awaited in the next:
-
-* ``sample`` awaits the sampling thread, which has drawn the MFG, looked up the tier of every vertex, and made the batch but for its rows;
-* ``exchange_counts``, ``exchange_ids`` and ``exchange_rows`` start an all-to-all, the step after each awaits it;
-* ``gather_host_rows`` starts a worker thread on the host rows of this batch and of the others' requests, and ``copy_to_device`` awaits it.
-
-:mod:`salientpp.store.fetch` brings the rows, and knows whether the host or a device puts them together. The stages call the ways
-(:mod:`salientpp.engine.way`) that the engine uses.
-
-A batch without seeds (``sampled.batch is None``) belongs to a rank that has none for this round: it wants nothing, and
-answers the others. With ``leaving`` it has none for later rounds either.
+A batch without seeds (``sampled.batch is None``) belongs to a rank that has none for this round: it wants nothing, and answers the others.
 """
 
 from __future__ import annotations
@@ -29,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.attributes import storage_of
 from salientpp.batch.builder import BatchBuilder
@@ -39,9 +27,9 @@ from salientpp.engine.pipeline import Stage, Trace, tensors_in, traced
 from salientpp.engine.way import HostWork, Wanted, Way
 from salientpp.processes import Task, Undone, lazy
 from salientpp.ranks.comm import Pending
-from salientpp.sampling.topology import ids_by_type
+from salientpp.sampling.topology import Mfg, ids_by_type
 from salientpp.store.exchange import Counts, PendingCounts, PendingRows
-from salientpp.store.fetch import Fetch, Recipe, Taken
+from salientpp.store.fetch import Column, Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
 
 #: By its name the time of a user's ``transform`` counts, and its errors.
@@ -57,7 +45,6 @@ class Sampled:
         leaving: this rank has no further batches of its own in this epoch.
         batch: complete but for the rows that every sampled vertex gets; None without seeds.
         plan: how these are put together, by vertex type.
-        mfg: what was sampled.
         contents: what the data held before the batch was made of it; None where it cannot change.
         notes: by the name of a way, what it noted of the batch.
         asks: what this rank asks the others for, by vertex type or message.
@@ -69,7 +56,7 @@ class Sampled:
     leaving: bool = False
     batch: Data | HeteroData | None = None
     plan: Mapping[str | None, Places | Recipe] = field(default_factory=dict)
-    mfg: SamplerOutput | HeteroSamplerOutput | None = None
+    mfg: Mfg | None = None
     contents: Contents | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     asks: Mapping[str | None, Wanted | Places] = field(default_factory=dict)
@@ -78,13 +65,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Request:
-    """A batch to be made.
-
-    Attributes:
-        index: its tick.
-        sampling: gives the sampled batch, from a thread or from the one that asks.
-        draws: of its epoch; None: it belongs to none.
-    """
+    """A batch to be made; ``index`` is its tick, and ``draws`` is None if it belongs to no epoch."""
 
     index: int
     sampling: Task | Undone
@@ -162,22 +143,13 @@ class Finished:
     batch: Data | HeteroData | None
     idle: bool
     all_left: bool
-    mfg: SamplerOutput | HeteroSamplerOutput | None = None
+    mfg: Mfg | None = None
     contents: Contents | None = None
 
 
 @dataclass
 class BatchStages:
-    """The ten stages of one engine.
-
-    Attributes:
-        fetch: gets the rows.
-        builder: makes batches of MFGs and rows.
-        submit: runs a function in a worker thread and returns its future.
-        device: where batches are delivered.
-        ways: that the engine uses, in order.
-        trace: takes a span for what the worker threads do, if set.
-    """
+    """The ten stages of one engine; ``submit`` runs a function in a worker thread."""
 
     fetch: Fetch
     builder: BatchBuilder
@@ -206,7 +178,7 @@ class BatchStages:
         """The way that decides late where rows come from."""
         return next((way for way in self.ways if way.finds_late), None)
 
-    def make(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Sampled:
+    def make(self, index: int, mfg: Mfg, num_seeds: int) -> Sampled:
         """Make what needs neither other ranks nor the rows of every vertex. For sampling threads."""
         notes: dict[str, Any] = {}
         for way in self.ways:
@@ -275,18 +247,12 @@ class BatchStages:
             # The user's own tensors on a device: the sampling thread has taken from them on the device's default stream.
             module = torch.get_device_module(self.device)
             module.current_stream(self.device).wait_stream(module.default_stream(self.device))
-        return OnDevice(
-            state.sampled,
-            state.counts,
-            fetch.to_device(taken),
-            fetch.own.to_device(batch),
-            fetch.own.to_device(state.sampled.plan),
-        )
+        taken, batch = fetch.to_device(taken), fetch.own.to_device(batch)
+        return OnDevice(state.sampled, state.counts, taken, batch, fetch.own.to_device(state.sampled.plan))
 
     def gather_device_rows(self, state: OnDevice) -> Gathered:
-        return Gathered(
-            state.sampled, state.counts, self.fetch.put_served_together(state.taken), state.batch, state.plan
-        )
+        taken = self.fetch.put_served_together(state.taken)
+        return Gathered(state.sampled, state.counts, taken, state.batch, state.plan)
 
     def exchange_rows(self, state: Gathered) -> RowsSent:
         return RowsSent(state.sampled, state, self.fetch.send(state.counts, state.taken))
@@ -300,11 +266,7 @@ class BatchStages:
         self.fetch.count(sampled.places)
         batch, contents = gathered.batch, None if sampled.contents is None else self.builder.contents()
         if contents is not None and not self.builder.is_current(sampled.contents, contents):
-            rows = {
-                column: value
-                for column, value in rows.items()
-                if self.builder.has_current(column, sampled.contents, contents)
-            }
+            rows = current_rows(self.builder, rows, sampled.contents, contents)
             batch = self.builder.build_anew(sampled.mfg, rows, contents)
         for (type_, name), value in rows.items():
             storage_of(batch, type_)[name] = value
@@ -324,3 +286,10 @@ class BatchStages:
             return finished.batch
         own = {(type_, name): storage_of(finished.batch, type_)[name] for type_, name in self.builder.own}
         return self.builder.in_dtype(self.builder.build_anew(finished.mfg, own, now))
+
+
+def current_rows(
+    builder: BatchBuilder, rows: Mapping[Column, Tensor], then: Contents | None, now: Contents
+) -> dict[Column, Tensor]:
+    """Of the rows that were gathered ``then``, those that are still as the data holds them now."""
+    return {column: value for column, value in rows.items() if builder.has_current(column, then, now)}
