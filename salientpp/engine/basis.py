@@ -26,20 +26,16 @@ class Basis:
 
     Attributes:
         comm: the ranks that make batches together; one process has itself alone.
-        source: what batches are drawn from.
-        epochs: which batches there are.
-        device: where they are delivered.
+        device: where batches are delivered.
         batch_size: seeds of a batch, on average.
         ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
         depth: batches in flight.
         num_workers: sampling threads; 0: the caller's.
         prefetch_factor: batches that each sampling thread draws ahead.
         dtype: of delivered ``x``; None: as it is stored.
-        pin_memory: put finished batches of the CPU into pinned host memory.
         zero_copy: the device reads the rows of the host where they are.
         repeats: a batch may hold a vertex several times, as trees do.
         marks_sizes: tell ``torch.compile`` which sizes change.
-        transform_sampler_output: called with what was drawn.
     """
 
     comm: Comm
@@ -94,10 +90,6 @@ class Basis:
         return turns[:: -(-len(turns) // TRIAL_BATCHES) or 1]
 
     def trial(self, only_vertices: bool = False) -> Iterator[list[Any]]:
-        """The batches of :attr:`trial_turns`, as they will be drawn: for each the MFG of every piece of it.
-
-        Args:
-            only_vertices: edges are not wanted, and may be missing.
-        """
+        """The batches of :attr:`trial_turns`, as they will be drawn: for each the MFG of every piece of it. See :meth:`BatchSource.draw`."""
         for turn in self.trial_turns:
             yield [self.source.draw(*piece, only_vertices=only_vertices) for piece in self.epochs.pieces(0, turn)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -35,11 +35,11 @@ class Made:
 
     index: int
     batch: Data | HeteroData
-    mfg: Any
-    rows: Mapping[Column, Tensor]
-    places: Mapping[str | None, Places]
-    contents: Contents | None
-    seconds: tuple[float, float]
+    mfg: Any = None
+    rows: Mapping[Column, Tensor] = field(default_factory=dict)
+    places: Mapping[str | None, Places] = field(default_factory=dict)
+    contents: Contents | None = None
+    seconds: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass

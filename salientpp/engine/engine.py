@@ -38,9 +38,6 @@ class Engine:
         ways: methods that move fewer bytes for the same batches, in the order in which they act.
 
     Attributes:
-        basis, ways: as given.
-        producer: makes the batches.
-        counters: what the epochs have done.
         lock: whoever holds it begins an epoch.
     """
 
@@ -98,7 +95,7 @@ class Engine:
         Args:
             measure: called by several threads, each with another batch.
             turns: of the epoch; None: all.
-            only_vertices: edges are not wanted, and may be missing.
+            only_vertices: as in :meth:`BatchSource.draw`.
         """
         epochs = self.basis.epochs
 
@@ -141,10 +138,6 @@ class Engine:
         self._run = None
         if self.counters.failure is not None:
             raise self.counters.failure
-
-    def close(self) -> None:
-        """Leave an unfinished epoch; the engine can begin another."""
-        self.finish()
 
     def read_anew(self) -> None:
         """Take what a ``Data`` holds now for the rows that the pipeline brings. Without this batches are right too, but made twice."""
@@ -193,10 +186,11 @@ class Engine:
 
     def trace_to(self, path: str | Path) -> Callable[[], None]:
         """Note spans of the epochs that begin from now on; call the result to end that and write a Chrome trace."""
-        self.producer.trace = trace = Trace()
+        producer, trace = self.producer, Trace()
+        producer.stages.trace = producer.maker.trace = trace
 
         def write() -> None:
-            self.producer.trace = None
+            producer.stages.trace = producer.maker.trace = None
             Path(path).write_text(json.dumps(trace.to_chrome()))
 
         return write

@@ -1,14 +1,12 @@
 """The declaration of an option of the loaders, and the values of all options of one loader.
 
-An option is an entry of a ``TypedDict`` that stands for a group of options. Its annotation is ``Annotated[TYPE, Option(...)]``, so name, type, default,
-check and help are in one place. The signature and docstring of the loaders, the facts that ranks compare, the fingerprint of a saved state and the table in
-docs/loader.md are made of the declarations.
+An option is an entry of a ``TypedDict`` that stands for a group of options; its annotation is ``Annotated[TYPE, Option(...)]``. The signature and docstring of
+the loaders, the facts that ranks compare, the fingerprint of a saved state and the table in docs/loader.md are made of the declarations.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -117,11 +115,7 @@ class Values:
         return found
 
     def facts(self, of_host: bool) -> dict[str, Any]:
-        """What all ranks must have the same, as JSON values.
-
-        Args:
-            of_host: some ranks share a host.
-        """
+        """What all ranks must have the same, as JSON values; ``of_host`` where some ranks share a host."""
         kinds = ("yes", "hosts") if of_host else ("yes",)
         return {
             name: option.plain(getattr(self, name))
@@ -146,27 +140,24 @@ def flag(name: str, value: Any) -> bool:
 
 def integer(meaning: str, least: int, most: int = 2**63 - 1, none: bool = False) -> Check:
     """A check for integers of [``least``, ``most``], or None if ``none``; ``meaning`` is for the error."""
-    return functools.partial(_integer, meaning, least, most, none)
 
-
-def _integer(meaning: str, least: int, most: int, none: bool, name: str, value: Any) -> int | None:
-    if value is None and none:
-        return None
-    number = as_integer(value)
-    if number is None or not least <= number <= most:
+    def check(name: str, value: Any) -> int | None:
+        number = as_integer(value)
+        if (value is None and none) or (number is not None and least <= number <= most):
+            return number
         raise ValueError(f"{name} must be an integer >= {least} ({meaning}){' or None' if none else ''}, got {value!r}")
-    return number
+
+    return check
 
 
 def amount(whole: str) -> Check:
     """A check for amounts of memory, see :func:`salientpp.arguments.as_amount`; ``whole`` says for the error what fractions are of."""
-    return functools.partial(_amount, whole)
 
+    def check(name: str, value: Any) -> float | int:
+        found = as_amount(value)
+        if found is None:
+            expected = f"a fraction in [0, 1] of {whole}, or bytes, such as 2_000_000 or '2GiB'"
+            raise ValueError(f"{name} must be {expected}, got {value!r}")
+        return found
 
-def _amount(whole: str, name: str, value: Any) -> float | int:
-    found = as_amount(value)
-    if found is None:
-        raise ValueError(
-            f"{name} must be a fraction in [0, 1] of {whole}, or bytes, such as 2_000_000 or '2GiB', got {value!r}"
-        )
-    return found
+    return check

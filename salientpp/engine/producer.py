@@ -9,19 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.builder import BatchBuilder
 from salientpp.engine.basis import Basis
 from salientpp.engine.direct import BatchMaker, Direct, Made
 from salientpp.engine.huge_pages import ask_for_huge_pages
-from salientpp.engine.pipeline import Pipeline, Trace
-from salientpp.engine.stages import BatchStages, Finished, Request, Sampled
+from salientpp.engine.pipeline import Pipeline
+from salientpp.engine.stages import BatchStages, Request, Sampled
 from salientpp.engine.way import PlacesByType, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
 from salientpp.processes import Threads, Undone, forks, may_compute_in_parallel
 from salientpp.sampling.schedule import BatchKeys, Turn
-from salientpp.sampling.topology import ids_by_type
+from salientpp.sampling.topology import Mfg, ids_by_type
 from salientpp.store.buffers import BufferPool
 from salientpp.store.fetch import Fetch, InPlace, Packed
 
@@ -31,33 +30,15 @@ ByHand = Callable[[Tensor, BatchKeys], Any]
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """A batch that was drawn and whose rows were placed, while nothing has moved.
+    """A batch that was drawn and whose rows were placed, while nothing has moved; ``notes`` has one of each way."""
 
-    Attributes:
-        mfg: what was drawn; of several pieces, all as one.
-        places: where its rows are, by vertex type.
-        notes: of each way.
-    """
-
-    mfg: SamplerOutput | HeteroSamplerOutput
+    mfg: Mfg
     places: PlacesByType
     notes: Sequence[Any]
 
 
 class Producer:
-    """Makes the batches of one engine.
-
-    Args:
-        basis: what batches are made from.
-        ways: in the order in which they act.
-
-    Attributes:
-        fetch: brings rows.
-        builder: makes batches of what was drawn and rows.
-        stages: the ten stages.
-        maker: makes whole batches in one call, where no other rank and no other device takes part.
-        workers: draw.
-    """
+    """Makes the batches of one engine; the arguments are those of the engine."""
 
     def __init__(self, basis: Basis, ways: Sequence[Way]) -> None:
         held = basis.source.template.contents()  # what the tiers are made of
@@ -71,16 +52,15 @@ class Producer:
             )
         ask_for_huge_pages(rows for of_type in tiers.values() for rows in of_type.home.rows.values())
         self.basis, self.ways = basis, list(ways)
-        source, on_host, comm = basis.source, basis.on_host, basis.comm
+        source, on_host, others = basis.source, basis.on_host, basis.comm.device
+        serves_in_place = others.type == "cpu"
         self.fetch = Fetch(
             tiers=tiers,
             exchange=source.exchange,
             columns=source.exchanged,
             seed_columns=source.seed_columns,
             own=InPlace(BufferPool()) if on_host else Packed(basis.device),
-            served=InPlace(BufferPool(), decodes=False)
-            if comm.device.type == "cpu"
-            else Packed(comm.device, decodes=False),
+            served=InPlace(BufferPool(), decodes=False) if serves_in_place else Packed(others, decodes=False),
             repeats=basis.repeats,
         )
         self.builder = BatchBuilder(
@@ -112,15 +92,6 @@ class Producer:
         return self.fetch.is_local and not any(way.needs_stages for way in self.ways)
 
     @property
-    def trace(self) -> Trace | None:
-        """Takes spans, if set."""
-        return self.stages.trace
-
-    @trace.setter
-    def trace(self, trace: Trace | None) -> None:
-        self.stages.trace = self.maker.trace = trace
-
-    @property
     def _maker(self) -> Maker:
         return self.maker if self.is_local else self.stages
 
@@ -136,7 +107,7 @@ class Producer:
         """Have a batch drawn."""
         pieces = self.basis.epochs.pieces(epoch, turn)
         if by_hand is not None:  # the user's code: in the user's thread
-            return Request(turn.tick, Undone(_made_by_hand, by_hand, turn.tick, *pieces[0]))
+            return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))
         sampling = self.workers.request(turn.tick, pieces, self._maker)
         return Request(turn.tick, sampling, self.basis.epochs.draws(epoch))
 
@@ -156,18 +127,10 @@ class Producer:
             stages.list(), depth=basis.depth, device=basis.device, rank=basis.comm.rank, trace=stages.trace, hold=self.fetch.own.holds
         )  # fmt: skip
 
-    def deliver(self, finished: Finished) -> Any:
-        """The batch of what left the pipeline."""
-        return self.stages.deliver(finished)
-
     # --- single batches -----------------------------------------------------------------------------------
 
-    def batch_of(self, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int, counts: bool) -> Any:
-        """The batch of one MFG, outside any epoch. On one rank.
-
-        Args:
-            counts: add its rows to the statistics where no pipeline does.
-        """
+    def batch_of(self, mfg: Mfg, num_seeds: int, counts: bool) -> Any:
+        """The batch of one MFG, outside any epoch, on one rank. With ``counts`` its rows are in the statistics also where no pipeline adds them."""
         # The user's object stays as it is.
         sampling = Undone(self.workers.prepare, 0, copy.copy(mfg), num_seeds, self._maker)
         if not self.is_local:
@@ -179,17 +142,9 @@ class Producer:
         return made.batch
 
     def drawn(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Drawn:
-        """A batch of these pieces, drawn and placed; nothing moves. Several threads may call it.
-
-        Args:
-            only_vertices: edges are not wanted, and may be missing.
-        """
+        """A batch of these pieces, drawn and placed; nothing moves. Several threads may call it. See :meth:`BatchSource.draw` for ``only_vertices``."""
         mfg, notes = self.basis.source.draw_joined(pieces, only_vertices), []
         for way in self.ways:
             mfg, note = way.on_drawn(mfg)
             notes.append(note)
         return Drawn(mfg, self.fetch.look_up(ids_by_type(mfg.node)), notes)
-
-
-def _made_by_hand(by_hand: ByHand, index: int, positions: Tensor, keys: BatchKeys) -> Made:
-    return Made(index, by_hand(positions, keys), None, {}, {}, None, (0.0, 0.0))

@@ -1,14 +1,10 @@
 """One epoch on one rank: who drives the pipeline, and how the rank leaves.
 
-``next()`` moves the pipeline on, in the caller's thread. After this rank's last batch, an early ``break`` or an exception, a background thread answers
-the other ranks until all have finished or left. It runs none of the user's code, and the next epoch waits for it. So loops may differ in length, and a loop
-that takes ``len(loader)`` batches may end in a collective of its own.
+``next()`` moves the pipeline on, in the caller's thread. After this rank's last batch, an early ``break`` or an exception, a background thread answers the
+other ranks until all have finished or left. It runs none of the user's code, and the next epoch waits for it.
 
-**Threads.** Those that share an iterator get each batch once between them, and each ``iter(loader)`` in one process is an epoch of its own. On several ranks
-a loader has one epoch at a time, so there a second thread that begins one gets an error.
-
-**Forks.** On one process's data a child goes on with its copy of an epoch, and gives the batches that the parent gives too. On several ranks the
-connections are the parent's, and the child gets an error.
+Threads that share an iterator get each batch once between them. On several ranks a loader has one epoch at a time, and a second thread that begins one gets
+an error. A forked child goes on with its copy of an epoch of one process; on several ranks it gets an error, because the connections are the parent's.
 """
 
 from __future__ import annotations
@@ -25,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn
 
 from torch_geometric.data import Data
+from typing_extensions import Self
 
 from salientpp.engine.pipeline import StageError, traced
 from salientpp.engine.producer import ByHand, Producer
@@ -42,8 +39,7 @@ class Counters:
 
     Attributes:
         lock: guards the numbers, since threads may drive an epoch each.
-        batches: given to the user.
-        seconds_waiting: between being asked for a batch and giving it.
+        seconds_waiting: between being asked for batches and giving them.
         seconds_by_stage: of the thread that drives the pipeline.
         failure: what went wrong while an epoch answered the other ranks in the background.
     """
@@ -72,18 +68,9 @@ class Counters:
 
 
 class Run:
-    """One epoch on this rank: what enters the pipeline, and who drives it.
-
-    Args:
-        producer: makes the batches.
-        counters: count them.
-        epoch: its number.
-        resume: where a run that stopped goes on; None: this epoch starts anew.
-        finish: the user's, called with every batch.
-        by_hand: makes whole batches in place of the stages.
+    """One epoch on this rank: what enters the pipeline, and who drives it; the arguments are those of :meth:`Engine.run`.
 
     Attributes:
-        reached: how far it is.
         lock: whoever holds it moves the epoch on.
         is_gone: it has ended, and no other rank can want anything more in it.
     """
@@ -192,21 +179,18 @@ class Run:
             if self._entered == self._ticks and not self._pipeline.in_flight and self._is_open:
                 raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
             finished = self._tick()
-        batch = self._transformed(finished, self._producer.deliver(finished))
+        batch = self._transformed(finished, self._producer.stages.deliver(finished))
         self.reached.batches += 1
         self._counters.count_batch(time.perf_counter() - started)
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
-        """The batch after the user's ``transform``: here and not in a stage, because whoever answers the others shall run none of the user's code.
-
-        Its time and its errors count as those of the last stage.
-        """
+        """The batch after the user's ``transform``, whose time and errors count as those of the last stage."""
         if self._finish is None:
             return batch
         stage, started = LAST_STAGE, time.perf_counter()
         try:
-            with traced(self._producer.trace, stage, finished.index):
+            with traced(self._producer.stages.trace, stage, finished.index):
                 batch = self._finish(batch)
         except BaseException as error:
             self._failure = StageError.of(error, self._comm.rank, finished.index, stage)
@@ -379,7 +363,7 @@ class Epoch:
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Data:
@@ -408,9 +392,6 @@ class Rounds(Epoch):
         super().__init__(run)
         self.lock = Lock()
         self._is_closed = False
-
-    def __iter__(self) -> Rounds:
-        return self
 
     def __next__(self) -> Any:
         with self.lock:

@@ -12,27 +12,20 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.engine.pipeline import Trace, traced
 from salientpp.engine.source import BatchSource
 from salientpp.processes import Task, Threads, Undone, after_fork
 from salientpp.sampling.schedule import BatchKeys
-
-#: The user's ``transform_sampler_output``.
-MfgTransform = Callable[[Any], Any]
+from salientpp.sampling.topology import Mfg
 
 
 class Maker(Protocol):
-    """Makes of a sampled batch what a sampling thread hands on.
-
-    Attributes:
-        trace: takes spans, if set.
-    """
+    """Makes of a sampled batch what a sampling thread hands on."""
 
     trace: Trace | None
 
-    def make(self, index: int, mfg: SamplerOutput | HeteroSamplerOutput, num_seeds: int) -> Any: ...
+    def make(self, index: int, mfg: Mfg, num_seeds: int) -> Any: ...
 
 
 class SamplingWorkers:
@@ -40,14 +33,10 @@ class SamplingWorkers:
 
     Args:
         number: of threads; 0: the caller's.
-        source: what draws.
-        transform: called with what was drawn; None: nothing.
-
-    Attributes:
-        transform: as given; it may be set later.
+        transform: the user's ``transform_sampler_output``; it may be set later.
     """
 
-    def __init__(self, number: int, source: BatchSource, transform: MfgTransform | None) -> None:
+    def __init__(self, number: int, source: BatchSource, transform: Callable[[Any], Any] | None) -> None:
         self._threads = Threads(number, "salientpp-sample") if number else None
         self._source, self.transform = source, transform
         self._initialiser: _OncePerThread | None = None
@@ -63,8 +52,7 @@ class SamplingWorkers:
         Args:
             pieces: int64 [B] positions of its seeds, and the keys of its draws; of several the batches become one.
         """
-        submit: Callable[..., Any] = Undone if self._threads is None else self._threads.submit
-        return submit(self._work, index, pieces, maker)
+        return self.scout(self._work, index, pieces, maker)
 
     def scout(self, function: Callable[..., Any], *args: Any) -> Task | Undone:
         """Have ``function(*args)`` done where batches are drawn."""
@@ -78,8 +66,6 @@ class SamplingWorkers:
         return function(*args)
 
     def _work(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
-        if self._threads is not None and self._initialiser is not None:
-            self._initialiser()
         with traced(maker.trace, f"worker: {threading.current_thread().name}", index):
             num_seeds = sum(positions.numel() for positions, _ in pieces)
             return self.prepare(index, self._source.draw_joined(pieces), num_seeds, maker)
@@ -119,7 +105,6 @@ class _OncePerThread:
 
 def _users_edge_ids(edge: Any, permutation: Any) -> Any:
     """The user's edge ids of a sampler that has put the edges in another order."""
-
     if isinstance(edge, dict):
         return {
             name: ids if ids is None or permutation.get(name) is None else permutation[name][ids.to(torch.int64)]
