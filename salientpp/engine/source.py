@@ -1,7 +1,6 @@
-"""What does a loader draw from, and how does it come from what the user gave?
+"""What a loader draws from, made of what the user gave.
 
-A :class:`BatchSource` joins the two things that loaders differ in: the kind of data (an object in memory, a pair of stores, a partitioned graph; opened by
-:func:`open_data` and :func:`open_partition`) and the kind of seeds (:mod:`salientpp.engine.seeds`: vertices or edges).
+A :class:`BatchSource` joins the kind of data (an object in memory, a pair of stores, a partitioned graph) and the kind of seeds (vertices or edges).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
 from salientpp.batch.template import Column, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.engine.connected import Connected
@@ -23,6 +22,7 @@ from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.stored import is_remote
+from salientpp.sampling.topology import Mfg
 from salientpp.sampling.union import disjoint_union
 from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
@@ -39,12 +39,8 @@ class BatchSource:
     """What batches are made of.
 
     Attributes:
-        seeds: all of them.
-        sampler: knows the graph and how to draw from it.
-        exchange: gets rows of other parts.
         books: per vertex type, who has which rows; one part where every rank has them all.
         rows: per vertex type, the rows of this part by name.
-        template: makes a batch of an MFG and rows.
         exchanged: columns that every sampled vertex gets.
         seed_columns: columns that only seeds get.
         fingerprint: of the dataset.
@@ -79,31 +75,22 @@ class BatchSource:
         """``narrow`` of the attributes of one type."""
         return {name: narrow for (owner, name), narrow in self.narrow.items() if owner == type_}
 
-    def draw(
-        self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False
-    ) -> SamplerOutput | HeteroSamplerOutput:
-        """The MFG of the seeds at these positions; a sampler of the user's takes no key.
-
-        Args:
-            only_vertices: its edges are not wanted, and may be missing.
-        """
+    def draw(self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False) -> Mfg:
+        """The MFG of the seeds at these positions; with ``only_vertices`` its edges may be missing. A sampler of the user's takes no key."""
         inputs = _chosen(self.seeds.inputs, positions)
         if not isinstance(self.sampler, NeighborSampler):
             mfg = self.seeds.draw(inputs)
         else:
             named: dict[str, Any] = {} if keys.draws == keys.batch else {"draw_key": keys.draws}
-            if (
-                only_vertices and type(self.sampler) is NeighborSampler
-            ):  # one of the user's may override what takes this
+            # A class of the user's may override what takes this.
+            if only_vertices and type(self.sampler) is NeighborSampler:
                 named["only_vertices"] = True
             mfg = self.seeds.draw(inputs, key=keys.batch, **named)
         if mfg.metadata is None and isinstance(inputs, NodeSamplerInput):
             mfg.metadata = (inputs.input_id, inputs.time)
         return mfg
 
-    def draw_joined(
-        self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False
-    ) -> SamplerOutput | HeteroSamplerOutput:
+    def draw_joined(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Mfg:
         """The MFG of the seeds at these positions, each piece drawn by its keys, as one; the arguments are those of :meth:`draw`."""
         if len(pieces) == 1:
             return self.draw(*pieces[0], only_vertices=only_vertices)
@@ -128,10 +115,7 @@ class BatchSource:
     def columns_now(self) -> dict[Column, RowSource]:
         """The columns that every sampled vertex gets from a ``Data``, as that is now."""
         columns = {} if isinstance(self.template, PartitionTemplate) else self.template.columns()
-        return {
-            **_in_memory(columns),
-            **{column: self.rows_of(column) for column in self.exchanged if column in self.own},
-        }
+        return _in_memory(columns) | {column: self.rows_of(column) for column in self.exchanged if column in self.own}
 
 
 def _chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> NodeSamplerInput | EdgeSamplerInput:
@@ -143,19 +127,9 @@ def _chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> N
 
 
 def open_data(
-    data: Any,
-    comm: Comm,
-    sampler: BaseSampler,
-    seeds: Seeds,
-    *,
-    columns: Any = ("x",),
-    custom_cls: type | None = None,
+    data: Any, comm: Comm, sampler: BaseSampler, seeds: Seeds, *, columns: Any = ("x",), custom_cls: type | None = None
 ) -> BatchSource:
-    """The source of an object that one process holds, whatever its seeds are.
-
-    Args:
-        data: a ``Data``, a ``HeteroData`` or a pair of stores.
-        columns, custom_cls: as in :class:`~salientpp.NeighborLoader`.
+    """The source of a ``Data``, a ``HeteroData`` or a pair of stores, whatever its seeds are; arguments as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
         ValueError, TypeError: these do not fit the data.
@@ -165,8 +139,14 @@ def open_data(
             "custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is"
         )
     books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
-    _check_columns_of_object(columns)
-    own = _own_rows(sources_in(columns), {type_: book.num_vertices for type_, book in books.items()})
+    left = columns
+    if isinstance(columns, Mapping):
+        left = [key for key, source in columns.items() if source is None] or "x"
+    if left not in ("x", ["x"], ("x",)):
+        raise ValueError(
+            "columns without sources of rows is for partitioned graphs: on a Data object every attribute comes for every sampled vertex"
+        )
+    own = _own_rows(columns, {type_: book.num_vertices for type_, book in books.items()})
     if own and is_remote(data):
         raise ValueError(
             "columns with sources of rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
@@ -197,11 +177,7 @@ def open_partition(
     custom_cls: type | None,
     send_as: Mapping[Any, str] | None = None,
 ) -> BatchSource:
-    """The source of a partitioned graph.
-
-    Args:
-        connected: from :func:`~salientpp.engine.connected.connect_part`.
-        columns, custom_cls, send_as: as in :class:`~salientpp.NeighborLoader`.
+    """The source of a partitioned graph; arguments as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
         ValueError, TypeError: these do not fit the graph.
@@ -211,23 +187,25 @@ def open_partition(
     part, exchange = connected.held, connected.exchange
     edge_rows = part.edge_rows_by_type()
     of_part = {(type_, name): rows for type_, named in part.sources().items() for name, rows in named.items()}
-    taken = sorted(
-        OWN_NAMES & {*(name for _, name in of_part), *(name for named in edge_rows.values() for name in named)}
-    )
+    taken = sorted(OWN_NAMES & {name for _, name in of_part}.union(*edge_rows.values()))
     if taken:
         raise ValueError(
             f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again"
         )
     books = part.row_books
-    own = _own_rows(
-        sources_in(columns), {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()}
-    )
+    own = _own_rows(columns, {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()})
     known: dict[Column, RowSource] = {**of_part, **own}
     gathered = _checked_columns(columns, list(known), part)
     encoded, narrow = _encoded(known, gathered, send_as, part)
     seed_type = getattr(seeds.inputs, "input_type", None)
     of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may be anyone's
+    # Contents of rows that come from elsewhere are not known; which these are must agree.
     words = {column: "".join(f"{word} " for word in column if word is not None) for column in own}
+    fingerprint = part.fingerprint
+    if part.offsets != part.whole.offsets:
+        fingerprint += f", parts from {', '.join(map(str, part.offsets[:-1]))} on joined"
+    for column in sorted(own, key=words.__getitem__):
+        fingerprint += f", {words[column]}{own[column].dtype} {list(own[column].shape[1:])}"
     return BatchSource(
         seeds=seeds,
         sampler=sampler,
@@ -238,18 +216,8 @@ def open_partition(
         template=PartitionTemplate(edge_rows),
         exchanged=gathered,
         seed_columns=[column for column in known if of_seeds and column[0] == seed_type and column not in gathered],
-        # Contents of rows that come from elsewhere are not known; which these are must agree.
         part=connected.own,
-        fingerprint=part.fingerprint
-        + (
-            ""
-            if part.offsets == part.whole.offsets
-            else f", parts from {', '.join(map(str, part.offsets[:-1]))} on joined"
-        )
-        + "".join(
-            f", {words[column]}{own[column].dtype} {list(own[column].shape[1:])}"
-            for column in sorted(own, key=lambda column: words[column])
-        ),
+        fingerprint=fingerprint,
     )
 
 
@@ -282,18 +250,6 @@ def _encoded(
     return encoded, narrow
 
 
-def _check_columns_of_object(columns: Any) -> None:
-    """Raise where attributes are named for an object in memory, and no sources of their rows are given."""
-    if isinstance(columns, Mapping):
-        named = [key for key, source in columns.items() if source is None and key != "x"]
-    else:
-        named = [] if columns in ("x", ["x"], ("x",)) else [columns]
-    if named:
-        raise ValueError(
-            "columns without sources of rows is for partitioned graphs: on a Data object every attribute comes for every sampled vertex"
-        )
-
-
 def by_type(books: Mapping[str | None, PartitionBook], columns: Mapping[Column, RowSource]) -> RowsByType:
     return {type_: {name: rows for (owner, name), rows in columns.items() if owner == type_} for type_ in books}
 
@@ -309,17 +265,15 @@ def sources_in(columns: Any) -> dict[Any, Any]:
     return {key: source for key, source in columns.items() if source is not None}
 
 
-def _own_rows(sources: Mapping[Any, Any], sizes: Mapping[Any, int]) -> dict[Column, RowSource]:
+def _own_rows(columns: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]:
     """The user's sources of rows, checked; ``sizes`` says how many each vertex type must have."""
     own = {}
-    for key, value in sources.items():
+    for key, value in sources_in(columns).items():
         type_, name = key if isinstance(key, tuple) and len(key) == 2 else (None, key)
         if type_ not in sizes or not isinstance(name, str):
-            known = (
-                "names of attributes"
-                if None in sizes
-                else f"(node type, name) with a node type of the data ({', '.join(sizes)})"
-            )
+            known = "names of attributes"
+            if None not in sizes:
+                known = f"(node type, name) with a node type of the data ({', '.join(sizes)})"
             raise ValueError(f"the keys of columns must be {known}, got {key!r}")
         own[type_, name] = checked_rows(value, f"columns[{key!r}]", sizes[type_])
     return own

@@ -1,18 +1,14 @@
-"""Where was a run when it stopped, and may this loader go on from there?
+"""The state of a run that stopped, and whether a loader may go on from it.
 
 A **state** is a dict of plain values, so that ``torch.load(weights_only=True)`` and JSON give it back:
 
 * ``version``: of this format, and of what a seed draws;
 * ``epoch``, ``batches``: the epoch, and how many of its batches the user got from this rank (not those under way);
-* ``round``: how many rounds of the epoch this rank has given whole (:mod:`salientpp.sampling.schedule`): what a run with another number of ranks goes on from;
-* ``seed``: with the epoch it fixes the order of the seeds and all draws;
-* ``logical_ranks``: how many share the epoch's batches;
+* ``round``: how many rounds of the epoch this rank has given whole: what a run with another number of ranks goes on from;
+* ``seed``, ``logical_ranks``: fix with the epoch the order of the seeds and all draws;
 * ``ranks``, ``rank``, ``joined``: whose the state is, and whether its batches are rounds: what ``batches`` counts;
-* ``fingerprint``: what else decides which batches follow: data, seeds, sampling, batch size, ``shuffle``, ``drop_last``, ``uneven``.
-  What changes no batch (workers, depth, caches, devices, the number of ranks) is not in it.
-
-Nothing more is needed, since a batch is a pure function of (seed, epoch, logical rank, index). Ranks may have stopped at
-different points; :func:`first_point` says where they start together.
+* ``fingerprint``: what else decides which batches follow (data, seeds, sampling, batch size, ``shuffle``, ``drop_last``, ``uneven``), and nothing that
+  changes no batch (workers, depth, caches, devices, the number of ranks).
 """
 
 from __future__ import annotations
@@ -93,13 +89,6 @@ class Disagreement(RuntimeError):
     """The ranks cannot start an epoch together. Every rank raises it, with the same text."""
 
 
-#: Epochs travel between ranks as 64 bits.
-_MOST_EPOCHS = 2**62
-
-#: Of a state, beside ``version`` and ``fingerprint``: what must be an integer.
-_NUMBERS = ("epoch", "batches", "round", "seed", "logical_ranks", "ranks", "rank")
-
-
 @dataclass(frozen=True)
 class Position:
     """What a state says beside its version and its fingerprint."""
@@ -120,11 +109,7 @@ def make_state(position: Position, fingerprint: dict[str, Any]) -> dict[str, Any
 
 
 def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -> Position:
-    """What a state says, if it fits.
-
-    Args:
-        fingerprint: this loader's.
-        same: what else must be as this loader has it, by the names of :class:`Position`.
+    """What a state says, if it fits this loader: its fingerprint, and in what is to be the ``same``, by the names of :class:`Position`.
 
     Raises:
         ValueError: it is no state, or one of another loader; the text says what differs.
@@ -135,18 +120,17 @@ def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -
         raise ValueError(
             f"cannot load this state: expected version {VERSION}, got {state['version']!r}; use the salientpp that wrote it"
         )
-    for name in _NUMBERS:
-        if isinstance(state.get(name), bool) or not isinstance(state.get(name), int):
-            raise ValueError(f"cannot load this state: {name} must be an integer, got {state.get(name)!r}")
-    if not isinstance(state.get("joined"), bool):
-        raise ValueError(f"cannot load this state: joined must be True or False, got {state.get('joined')!r}")
+    for name in Position.__annotations__:
+        value, kind = state.get(name), bool if name == "joined" else int
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            words = "an integer" if kind is int else "True or False"
+            raise ValueError(f"cannot load this state: {name} must be {words}, got {value!r}")
     if not isinstance(state.get("fingerprint"), dict):
         raise ValueError(f"cannot load this state: fingerprint must be a dict, got {_shown(state.get('fingerprint'))}")
     expected, got = {**fingerprint, **same}, {**state["fingerprint"], **{name: state[name] for name in same}}
-    names = list(dict.fromkeys([*expected, *got]))
     wrong = [
         f"{name}: expected {expected.get(name)!r}, got {got.get(name)!r}"
-        for name in names
+        for name in {**expected, **got}
         if name not in expected or name not in got or expected[name] != got[name]
     ]
     if wrong:
@@ -154,16 +138,14 @@ def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -
             f"cannot load this state: it is of a loader with other data or arguments ({'; '.join(wrong)}); "
             "make the loader as it was made then"
         )
-    for name, begin, end in (
-        ("epoch", 0, _MOST_EPOCHS),
-        ("ranks", 1, state["logical_ranks"] + 1),
-        ("rank", 0, state["ranks"]),
-    ):
+    # Epochs travel between ranks as 64 bits.
+    ranges = {"epoch": (0, 2**62), "ranks": (1, state["logical_ranks"] + 1), "rank": (0, state["ranks"])}
+    for name, (begin, end) in ranges.items():
         if not begin <= state[name] < end:
             raise ValueError(
                 f"cannot load this state: {name} must be in [{begin}, {end}), got {state[name]}; it was altered or is damaged"
             )
-    return Position(**{name: state[name] for name in (*_NUMBERS, "joined")})
+    return Position(**{name: state[name] for name in Position.__annotations__})
 
 
 def _shown(value: Any) -> str:
@@ -173,10 +155,7 @@ def _shown(value: Any) -> str:
 
 
 def first_point(points: Sequence[Point]) -> tuple[int, int]:
-    """The epoch and tick at which the ranks start together; a rank that is further answers the others up to its own point.
-
-    Args:
-        points: by rank.
+    """The epoch and tick at which the ranks start together, of their points by rank; a rank that is further answers the others up to its own point.
 
     Raises:
         Disagreement: some ranks resume and others do not; seeds or numbers of logical ranks differ; epochs are further apart than loops that started together
@@ -199,9 +178,9 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
     first = min(epochs)
     furthest = epochs.index(max(epochs))
     if epochs[furthest] - first > (1 if resumed else 0):
-        words = (
-            "load states that were saved together" if resumed else "call set_epoch with the same number on every rank"
-        )
+        words = "call set_epoch with the same number on every rank"
+        if resumed:
+            words = "load states that were saved together"
         raise Disagreement(
             f"all ranks must start the same epoch, got epoch {first} on rank {epochs.index(first)} and "
             f"epoch {epochs[furthest]} on rank {furthest}; {words}"
@@ -254,11 +233,8 @@ def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topol
                     whole.update(f"{store._key}{name}{value.dtype}{list(value.shape)}".encode())
                     continue
                 flat = value.detach().as_subclass(Tensor).flatten()
-                some = flat[
-                    torch.linspace(
-                        0, flat.numel() - 1, min(flat.numel(), _ENTRIES), dtype=torch.float64, device="cpu"
-                    ).long()
-                ]
+                number = min(flat.numel(), _ENTRIES)
+                some = flat[torch.linspace(0, flat.numel() - 1, number, dtype=torch.float64, device="cpu").long()]
                 whole.update(f"{store._key}{name}{list(value.shape)}{digest(some)}".encode())
     return whole.hexdigest()[:16]
 
