@@ -1,7 +1,4 @@
-"""In what must the ranks that make a loader together agree?
-
-Each tells the others its :class:`Facts` once, in the construction, and all come to the same answer: a loader on every rank, or an error on every rank.
-"""
+"""Checks that the ranks which make a loader together agree: all get a loader, or all get an error."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ class Facts:
 
     Attributes:
         seed: given, or drawn for the case that rank 0 has none either.
-        seed_is_given: by the user.
         seeds: [first part, one past the last, number, digest] of the seeds that the rank has, of each of its parts, or of all these together. Ranks that
             share a part have the same.
         fills_cache: it wants rows of others for a cache.

@@ -40,11 +40,7 @@ class Connected:
 def placement_of(
     part: PartitionedGraph, comm: Comm, logical_ranks: int | None = None, ranks_by_host: Sequence[int] = ()
 ) -> Placement:
-    """Where this rank stands among those of ``comm``.
-
-    Args:
-        logical_ranks: that share an epoch's batches; None: as many as ranks.
-        ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
+    """Where this rank stands among those of ``comm``; ``ranks_by_host`` as in :class:`~salientpp.engine.basis.Basis`.
 
     Raises:
         ValueError: the ranks or logical ranks do not fit the parts, or this rank loaded another part.
@@ -67,10 +63,9 @@ def placement_of(
 def connect_part(
     part: PartitionedGraph, comm: Comm, placement: Placement, messages: Sequence[Message] = ()
 ) -> Connected:
-    """What the rank at this place has and visits.
+    """What the rank at this place, among the parts on disk or among those of ``part``, has and visits.
 
     Args:
-        placement: among the parts on disk, or among those of ``part``.
         messages: what may be asked for beside rows of a graph with one type of vertices.
     """
     whole = part.whole

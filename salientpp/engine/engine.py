@@ -95,7 +95,6 @@ class Engine:
         Args:
             measure: called by several threads, each with another batch.
             turns: of the epoch; None: all.
-            only_vertices: as in :meth:`BatchSource.draw`.
         """
         epochs = self.basis.epochs
 

@@ -13,13 +13,12 @@ from salientpp.sampling.schedule import BatchKeys, Turn, batch_keys
 
 
 class Order(Protocol):
-    """The order in which the batches of a rank come.
+    """The order in which the batches of a rank come. Numbers are of an epoch.
 
     Attributes:
-        num_batches: of an epoch, on this rank.
-        batches_by_rank: of an epoch, by rank; of one process that shares with others without talking to them, its own.
-        batches_of_logical_rank: of an epoch, of the rank's first logical rank.
-        num_rounds, num_ticks: of an epoch; the same on every rank. None: as many as this rank has batches.
+        batches_by_rank: of one process that shares with others without talking to them, its own.
+        batches_of_logical_rank: of the rank's first logical rank.
+        num_rounds, num_ticks: the same on every rank. None: as many as this rank has batches.
     """
 
     @property
@@ -51,12 +50,7 @@ class Order(Protocol):
 
 
 class Draws(NamedTuple):
-    """What the batches of an epoch are drawn by.
-
-    Attributes:
-        seed, logical_ranks: of the engine; loading a state may change them.
-        epoch: its number.
-    """
+    """What the batches of an epoch are drawn by; loading a state may change the first two."""
 
     seed: int
     logical_ranks: int
@@ -68,9 +62,6 @@ class Epochs:
     """The epochs of one rank. Loading a saved state replaces ``seed``, ``placement`` and ``order``.
 
     Attributes:
-        seed: of everything random.
-        placement: which logical ranks this rank has, and which parts these draw from.
-        order: of the batches.
         draw_block: so many consecutive batches of a logical rank draw alike.
     """
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-
-from torch import Tensor
+from collections.abc import Iterable
 
 from salientpp.ops import use_huge_pages
 from salientpp.store.narrow import EncodedRows, NarrowRows
@@ -22,10 +20,10 @@ def ask_for_huge_pages(sources: Iterable[RowSource]) -> None:
         for rows in sources
     ]
     large = [rows.tensor for rows in inner if isinstance(rows, TensorRows) and rows.nbytes >= _LARGE_BYTES]
+
+    def ask() -> None:
+        for tensor in large:
+            use_huge_pages(tensor)
+
     if large:
-        threading.Thread(target=_ask, args=(large,), name="salientpp-pages", daemon=True).start()
-
-
-def _ask(tensors: Sequence[Tensor]) -> None:
-    for tensor in tensors:
-        use_huge_pages(tensor)
+        threading.Thread(target=ask, name="salientpp-pages", daemon=True).start()

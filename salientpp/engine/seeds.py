@@ -10,20 +10,14 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import (
-    BaseSampler,
-    EdgeSamplerInput,
-    HeteroSamplerOutput,
-    NegativeSampling,
-    NodeSamplerInput,
-    SamplerOutput,
-)
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling, NodeSamplerInput
 
 from salientpp.batch.loader_attributes import add_link_attributes, add_node_attributes
 from salientpp.engine.connected import Connected
 from salientpp.graph.csc import Graph
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.seeds import edge_start, part_edges, part_nodes, scores_of_part
+from salientpp.sampling.topology import Mfg
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability, uniform_start
 
@@ -40,7 +34,6 @@ class Seeds:
 
     Attributes:
         inputs: in PyG's type; ``inputs[positions]`` is a batch of them.
-        number: how many.
         draw: the sampler's method for such inputs; makes an MFG of a batch of them.
         add_batch_attributes: sets what PyG's loader sets on a batch beside the attributes of the data.
         access_probability: of the batch size: how probably a batch needs each row; called if rows are to be kept on the device. None: rows
@@ -52,8 +45,8 @@ class Seeds:
 
     inputs: NodeSamplerInput | EdgeSamplerInput
     number: int
-    draw: Callable[..., SamplerOutput | HeteroSamplerOutput]
-    add_batch_attributes: Callable[[Data | HeteroData, SamplerOutput | HeteroSamplerOutput], None]
+    draw: Callable[..., Mfg]
+    add_batch_attributes: Callable[[Data | HeteroData, Mfg], None]
     access_probability: Callable[[int], Probability] | None
     split: str | None = None
     part_of: Callable[[], Tensor] | None = None
@@ -110,7 +103,9 @@ def vertices_of_part(
     """The seeds that a rank visits; the arguments are those of :class:`~salientpp.NeighborLoader`."""
     inputs, split = part_nodes(connected.own, connected.own_part, nodes, time, input_id)
     owner = connected.own.whole.books[inputs.input_type].owner
-    return _of_part(connected, sampler, vertex_seeds(sampler, inputs), split, partial(owner, inputs.node))
+    seeds, part_of = vertex_seeds(sampler, inputs), partial(owner, inputs.node)
+    access = None if connected.is_in_order else partial(_access_of_part, connected, sampler, seeds)
+    return dataclasses.replace(seeds, access_probability=access, split=split, part_of=part_of)
 
 
 def edges_of_part(
@@ -130,18 +125,9 @@ def edges_of_part(
     # The graph's own edges are their targets' parts'.
     book = connected.own.whole.books[None if stored.type_ is None else stored.type_[-1]]
     part_of = None if stored.edge_id is None else partial(book.owner, inputs.col)
-    return _of_part(connected, sampler, edge_seeds(sampler, inputs, negatives), stored.split, part_of)
-
-
-def _of_part(
-    connected: Connected,
-    sampler: NeighborSampler,
-    seeds: Seeds,
-    split: str | None,
-    part_of: Callable[[], Tensor] | None,
-) -> Seeds:
+    seeds = edge_seeds(sampler, inputs, negatives)
     access = None if connected.is_in_order else partial(_access_of_part, connected, sampler, seeds)
-    return dataclasses.replace(seeds, access_probability=access, split=split, part_of=part_of)
+    return dataclasses.replace(seeds, access_probability=access, split=stored.split, part_of=part_of)
 
 
 def edge_inputs(
@@ -154,10 +140,8 @@ def edge_inputs(
 ) -> EdgeSamplerInput:
     """Edges int64 [2, M] and what was given for each, checked, with labels as they were given."""
     for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
-        if values is not None and (
-            not isinstance(values, Tensor) or values.dim() == 0 or values.size(0) != ends.size(1)
-        ):
-            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        if values is not None and got[:1] != [ends.size(1)]:
             raise ValueError(
                 f"{name} must have one entry per edge of edge_label_index, expected {ends.size(1)}, got {got}"
             )
@@ -173,29 +157,17 @@ def edge_inputs(
 
 
 def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None, batch_size: int) -> Probability:
-    """Per vertex type, how probably a batch needs each row.
-
-    Args:
-        nodes: the seeds, if a batch starts from ``batch_size`` vertices drawn of these.
-
-    Raises:
-        ValueError: the sampler is none of this package's.
-    """
+    """How probably a batch needs each row; ``nodes`` are the seeds, if it starts from ``batch_size`` vertices drawn of these."""
     if not isinstance(sampler, NeighborSampler):
         raise ValueError(
             f"device_rows needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
             "pass a salientpp.NeighborSampler, or device_rows=0"
         )
-    graph = sampler.topology.graph
-    if isinstance(graph, Graph) and nodes is not None and sampler.fanouts[0]:
-        return {
-            None: inclusion_probability(
-                graph, nodes, sampler.fanouts[0], batch_size, include_seeds=True, replace=sampler.replace
-            )
-        }
-    return typed_inclusion_probability(
-        sampler.topology.as_typed(), start(batch_size), sampler.fanouts, include_seeds=True, replace=sampler.replace
-    )
+    graph, fanouts = sampler.topology.graph, sampler.fanouts
+    draws: dict[str, Any] = {"include_seeds": True, "replace": sampler.replace}
+    if isinstance(graph, Graph) and nodes is not None and fanouts[0]:
+        return {None: inclusion_probability(graph, nodes, fanouts[0], batch_size, **draws)}
+    return typed_inclusion_probability(sampler.topology.as_typed(), start(batch_size), fanouts, **draws)
 
 
 def _access_of_part(connected: Connected, sampler: NeighborSampler, seeds: Seeds, batch_size: int) -> Probability:

@@ -44,9 +44,7 @@ class Shares:
     """How seeds become the batches of logical ranks.
 
     Attributes:
-        source: what batches are drawn from.
         seeds: of all ranks.
-        batch_size, shuffle, drop_last, uneven: as in the loader.
         joined: the batches of a round are given as one.
         alone: this process does not wait for those with which it shares the seeds.
     """
@@ -64,15 +62,14 @@ class Shares:
         """This rank's batches, and when it gives them."""
         sizes = self._sizes(placement)
         per_unit = placement.logical_ranks_per_unit
+        numbers = [share_size(size, place, per_unit) for size in sizes for place in range(per_unit)]
         schedules = [
             Schedule(
                 num_seeds=sizes[placement.unit_of(logical_rank)],
                 unit=placement.unit_of(logical_rank),
                 place=placement.place_of(logical_rank),
                 logical_ranks_per_unit=per_unit,
-                seeds_per_logical_rank=[
-                    share_size(size, place, per_unit) for size in sizes for place in range(per_unit)
-                ],
+                seeds_per_logical_rank=numbers,
                 logical_rank=logical_rank,
                 batch_size=self.batch_size,
                 shuffle=self.shuffle,

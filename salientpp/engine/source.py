@@ -260,9 +260,8 @@ def _in_memory(columns: Mapping[Column, Tensor]) -> dict[Column, RowSource]:
 
 def sources_in(columns: Any) -> dict[Any, Any]:
     """Of the argument ``columns`` those whose rows come from elsewhere than the data, by the user's keys."""
-    if not isinstance(columns, Mapping):
-        return {}
-    return {key: source for key, source in columns.items() if source is not None}
+    given = columns if isinstance(columns, Mapping) else {}
+    return {key: source for key, source in given.items() if source is not None}
 
 
 def _own_rows(columns: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]:

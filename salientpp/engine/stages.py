@@ -41,7 +41,6 @@ class Sampled:
     """What a sampling thread has made of a batch.
 
     Attributes:
-        places: the place of every row, by vertex type.
         leaving: this rank has no further batches of its own in this epoch.
         batch: complete but for the rows that every sampled vertex gets; None without seeds.
         plan: how these are put together, by vertex type.
@@ -195,9 +194,8 @@ class BatchStages:
         for column in columns:  # attributes keep their order
             storage_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
         plan = fetch.plan(places) if self._finder is None else {}
-        return Sampled(
-            index, places, batch=fetch.own.pin(batch), plan=plan, mfg=mfg, contents=contents, notes=notes, asks=asks
-        )
+        batch = fetch.own.pin(batch)
+        return Sampled(index, places, False, batch, plan, mfg, contents, notes, asks)
 
     def sample(self, request: Request) -> Sampled:
         sampled = request.sampling.result()
@@ -211,9 +209,8 @@ class BatchStages:
     def exchange_counts(self, state: Sampled) -> CountsSent:
         if state.finding is not None:
             places = state.finding.result()
-            state = dataclasses.replace(
-                state, places=places, plan=self.fetch.plan(places), asks={**state.asks, **places}, finding=None
-            )
+            plan, asks = self.fetch.plan(places), {**state.asks, **places}
+            state = dataclasses.replace(state, places=places, plan=plan, asks=asks, finding=None)
         counts = {type_: wanted.remote_counts for type_, wanted in state.asks.items()}
         return CountsSent(state, self.fetch.exchange.send_counts(counts, leaving=state.leaving))
 

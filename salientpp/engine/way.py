@@ -120,12 +120,7 @@ class Way:
         """A batch is finished."""
 
     def price(self, price: Price, notes: Sequence[Any]) -> Price:
-        """What a batch takes with this way.
-
-        Args:
-            price: without it, where its tiers and what it changes in :meth:`on_drawn` count already.
-            notes: of the batches that were tried.
-        """
+        """What a batch takes with this way, by the notes of those that were tried; its tiers and what it changes in :meth:`on_drawn` count in ``price``."""
         return price
 
     def memory(self) -> Mapping[str, int]:
