@@ -1,11 +1,7 @@
 """Checks, before each collective, that all ranks are about to take part in the same one.
 
-The size of an exchange depends on what the user's model does. Sizes that differ between two ranks end the process in a thread of gloo. So every collective
-is preceded by a message of fixed size to each rank, with a digest of what this rank is about to do. If the digests differ, the ranks exchange what they do
-in words, and all raise the same error.
-
-The message has room for the values of a small sum, such as a loss or the totals of a batch normalisation. These need no other exchange. A call of the model
-adds facts to the next digest: mode, parameters, dtype of the input.
+Sizes of an exchange that differ between two ranks end the process in a thread of gloo. So a message of fixed size to each rank precedes every collective,
+with a digest of what this rank is about to do. The message has room for the values of a small sum, which needs no other exchange.
 """
 
 from __future__ import annotations
@@ -43,11 +39,8 @@ class Agreement:
     """What this rank is doing, compared with the other ranks before each collective.
 
     Attributes:
-        comm: connections to the other ranks.
         place: where in the model this rank is, in words; empty outside.
-        calls: calls of models so far.
-        models: models so far.
-        exchanges: exchanges of rows so far.
+        calls, models, exchanges: how many calls of models, models and exchanges of rows there were so far.
     """
 
     comm: Comm

@@ -24,20 +24,13 @@ _EXACT = 500_000
 
 @dataclass(frozen=True, eq=False)
 class CoverOperand:
-    """A rank's rows of a sparse matrix, the others' part of whose product comes as rows and as sums.
-
-    Attributes:
-        near: [n, n], of this rank's own rows.
-        sums: [s, n], the sums that this rank makes for others.
-        far: [n, r], of what arrives.
-        route: brings rows of the table of own rows and sums.
-    """
+    """A rank's rows of a sparse matrix, the others' part of whose product comes as rows and as sums."""
 
     graph: LocalGraph
-    near: Sparse
-    sums: Sparse
-    far: Sparse
-    route: Route
+    near: Sparse  # [n, n], of this rank's own rows
+    sums: Sparse  # [s, n], the sums that this rank makes for others
+    far: Sparse  # [n, r], of what arrives
+    route: Route  # brings rows of the table of own rows and sums
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
         """The product's rows [n, f] of this rank's rows [n, f], in the matrix's dtype; ``hop`` is the whole halo, of which less comes. Collective."""

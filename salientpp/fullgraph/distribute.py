@@ -1,9 +1,4 @@
-"""Training of an unchanged PyG model on a graph that lies on several ranks; docs/full-graph.md has an example.
-
-While ``forward`` runs, the layers' ``propagate`` and ``edge_updater`` fetch what edges from other ranks need
-(:mod:`salientpp.fullgraph.layers`), and the parameters are stand-ins whose gradients are summed over the ranks. All ranks call the model, and ``backward``,
-in the same order.
-"""
+"""Training of an unchanged PyG model on a graph that lies on several ranks; docs/full-graph.md has an example."""
 
 from __future__ import annotations
 
@@ -45,8 +40,8 @@ def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layo
         model: takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own that derive from ``MessagePassing``.
         part: of :func:`salientpp.fullgraph.local`, or a partitioned graph (then ``.graph`` of what is returned is the rank's part).
         layout: where the entries of the graph's matrix lie, and what travels (:mod:`salientpp.fullgraph.layouts`): 'halo' for every layer; 'cover', '1d',
-            '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' where all layers sum, average or weigh their in-neighbours' rows, such as ``GCNConv``, ``SGConv``,
-            ``GINConv``, ``SAGEConv`` and ``APPNP`` (with the maximum: '1d', '1.5d' and grids); 'auto': the one whose words take the least time.
+            '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' where all layers sum, average or weigh their in-neighbours' rows (with the maximum: '1d', '1.5d' and
+            grids); 'auto': the one whose words take the least time.
 
     Raises:
         ValueError: a layer cannot be distributed; the text names it and says why. Or the ranks have different models. On every rank.
@@ -60,13 +55,10 @@ def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layo
 
 
 class DistributedModel(torch.nn.Module):
-    """A model over ranks. Made by :func:`distribute`.
-
-    Its parameters are those of ``module``, and its state is that of ``module`` too: a checkpoint serves any number of ranks, and the plain model.
+    """A model over ranks. Made by :func:`distribute`. Its parameters and its state are those of ``module``.
 
     Attributes:
-        module: the model.
-        graph: this rank's part.
+        module, graph: the model, and this rank's part.
         layout: the one that is used.
         seen: of each hop of the last call, the words of a row, and whether its gradient goes back.
     """

@@ -1,8 +1,7 @@
 """Exchanges of rows between ranks, whose gradients go back along the same routes.
 
-A :class:`Route` says, once for all steps, which rows of this rank go to which rank and how many come from each. Every exchange is begun early and awaited
-late: what autograd does between the two, in either direction, happens while the rows travel. All ranks take part in every exchange, also those that neither
-send nor receive, and agree on it before it starts (:mod:`salientpp.fullgraph.agreement`).
+Every exchange is begun early and awaited late: what autograd does between the two, in either direction, happens while the rows travel. All ranks take part
+in every exchange, also those that neither send nor receive, and agree on it before it starts (:mod:`salientpp.fullgraph.agreement`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SUMS = {
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Which rows go where.
+    """Which rows go where, once for all steps.
 
     Attributes:
         send: int64 [sum(send_counts)], rows of this rank, by receiver.
@@ -70,10 +69,8 @@ class Ranks:
     """The ranks of a graph, what this one has sent to them, and differentiable collectives between them.
 
     Attributes:
-        comm: their connections.
         device: where rows are computed with.
         received: words (elements) that came from other ranks, by what they were: 'forward', 'backward', 'gradients', 'sums' and others' names.
-        agreement: compares what the ranks are about to do.
     """
 
     comm: Comm
@@ -179,10 +176,6 @@ class Flight:
         rows: [n, ...].
         kind: under which words are counted.
         name: what :meth:`Ranks.agree_to_exchange` gave, for one of several exchanges that the ranks have agreed to together; None: they agree to it here.
-
-    Attributes:
-        name: what errors call this exchange. All ranks have the same.
-        is_agreed: the ranks have already agreed to it.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""A store of what was computed from tensors, valid for as long as these tensors stay as they are.
-
-Matrices and normalised weights are computed once for all steps. A tensor that was written in place since has another version, and what was computed from
-it is computed anew. ``tensor.data`` and NumPy write past the version: such a change is not noticed.
-"""
+"""A store of what was computed from tensors, valid until one of them is written in place. Writes by ``tensor.data`` and NumPy are not noticed."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ class Kept:
     """Values by the tensors that they were computed from."""
 
     def __init__(self) -> None:
-        #: The tensors that a value was computed from, their versions then, and the value. The tensors are held, so no other tensor gets the ``id`` of one.
+        # (sources, their versions then, value). The tensors are held, so no other tensor gets the `id` of one.
         self._entries: dict[Hashable, tuple[tuple[Tensor | None, ...], list[object], Any]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept:

@@ -3,10 +3,9 @@
 A layout says where the matrix's blocks lie, and which rows and partial sums travel for a product:
 
 * ``halo``: a rank has the rows of the matrix for its vertices, and fetches those rows of others that they need.
-* ``cover``: the same, but that a rank sends, to each other, rows or sums of rows, whichever are fewer (:mod:`salientpp.fullgraph.covers`).
+* ``cover``: see :mod:`salientpp.fullgraph.covers`.
 * ``grid:RxC``: rank (i, j) = i C + j keeps the block of the i-th group of targets and the j-th group of sources, for good. Rows are gathered down the
-  column, sums scattered along the row: ``n f (R - 1) / P + n f (C - 1) / P`` words come to a rank.
-* ``1d``: ``grid:Px1``, CAGNET's broadcast of all rows: ``(n - n_r) f``.
+  column, sums scattered along the row. ``1d`` is ``grid:Px1``.
 * ``1.5d`` with replication c: P / c groups of c ranks. A group's rows are replicated in it, each rank multiplies by a c-th of the matrix's columns, and the
   sums are reduced in the group.
 * ``2d``: SUMMA on q × q ranks: rows are split by columns too, and blocks of the matrix and of the rows are broadcast along rows and columns of the grid in
@@ -14,7 +13,7 @@ A layout says where the matrix's blocks lie, and which rows and partial sums tra
 * ``3d``: q layers of it, on q³ ranks: each has a q-th of every inner block, and the layers' sums are reduced.
 
 1d, 1.5d, 2d and 3d are as in "Reducing communication in graph neural network training" (Tripathy, Yelick, Buluç, SC 2020). As rows are whole between
-products, 2d and 3d exchange columns before and after one, which is counted by itself ('columns'). All is made of differentiable exchanges and products.
+products, 2d and 3d exchange columns before and after one, which is counted by itself ('columns'). docs/full-graph.md has the words of each.
 """
 
 from __future__ import annotations
@@ -136,8 +135,6 @@ class DistAdjacency:
         dtype: of the rows; None: that of ``weight`` or of ``graph.x``.
 
     Attributes:
-        graph, reduce: as given.
-        layout: where the blocks lie.
         num_values: entries that this rank keeps.
 
     Raises:

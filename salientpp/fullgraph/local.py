@@ -1,8 +1,6 @@
 """One rank's part of a graph on which all ranks train whole.
 
-The ``edge_index`` of a :class:`LocalGraph` is what a PyG layer takes: targets are 0 to n - 1, the rank's own vertices in order; sources are these too, and from
-n on the others' vertices that the edges come from (the halo), whose rows are on other ranks.
-
+The ``edge_index`` of a :class:`LocalGraph` names the rank's own vertices 0 to n - 1, and from n on the others' vertices that the edges come from (the halo).
 A rank without vertices has one row of ones in every table of rows, because many layers cannot be called without any. No edge and no mask names it.
 
 With a plan some vertices of the halo are kept here as well: the rank has their input rows (cached), and for those that it recomputes the edges into them. They

@@ -1,8 +1,4 @@
-"""A loss over the training vertices of all ranks, and a score.
-
-The mean over all training vertices is the sum of all ranks' losses, divided by their number. A rank's gradient is that of its own share, and a distributed
-model adds the ranks' gradients up. So the gradients are those of one process with the whole graph.
-"""
+"""A loss over the training vertices of all ranks, and a score. A rank's gradient is that of its own share; a distributed model adds the ranks' up."""
 
 from __future__ import annotations
 

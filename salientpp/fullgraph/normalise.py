@@ -1,8 +1,4 @@
-"""Normalisation by what the vertices of all ranks say together.
-
-Batch normalisation takes mean and variance over the vertices of all ranks; what a rank computes of others' vertices counts nowhere. Symmetric normalisation
-(``gcn_norm``) takes degrees from the owners.
-"""
+"""Batch normalisation over the vertices of all ranks, and symmetric normalisation (``gcn_norm``) by degrees from the owners."""
 
 from __future__ import annotations
 
@@ -54,14 +50,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
 
 
 class Helpers:
-    """PyG's helper functions, for edges into the vertices of one rank.
-
-    Args:
-        graph: the rank's.
-
-    Attributes:
-        kept: what was computed from tensors of the graph, for all steps.
-    """
+    """PyG's helper functions, for edges into the vertices of one rank. ``kept`` has what was computed from tensors of the graph, for all steps."""
 
     def __init__(self, graph: LocalGraph) -> None:
         self._graph = graph
@@ -89,10 +78,7 @@ class Helpers:
         flow: str = "source_to_target",
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As PyG's; weights of edges from the halo take the degrees that their sources have on their own ranks.
-
-        The result for the graph's own edges is kept for all steps.
-        """
+        """As PyG's; weights of edges from the halo take the degrees that their sources have on their own ranks."""
         graph = self._graph
 
         def make() -> tuple[Tensor, Tensor]:

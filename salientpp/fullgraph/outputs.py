@@ -1,7 +1,4 @@
-"""Functions over the tensors in what a model returns: a tensor, or containers of tensors, nested in any way.
-
-Known containers are tuples, named tuples, lists, dicts and other mutable mappings (such as the outputs of transformers), and dataclasses.
-"""
+"""Functions over the tensors in what a model returns: tensors in tuples, lists, mutable mappings (as of transformers) and dataclasses, nested in any way."""
 
 from __future__ import annotations
 

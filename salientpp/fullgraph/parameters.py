@@ -3,8 +3,6 @@
 While a distributed model runs, its modules have stand-ins in the place of their parameters (:meth:`~salientpp.fullgraph.exchange.Ranks.replicated`).
 A model can also reach a parameter from a list, a dict or a closure. So :class:`Substituted` gives the stand-in to every function of torch that is called with
 a parameter. :func:`check_gradients` finds in the graph of autograd what even this does not see: a call of ``torch.autograd.Function`` or TorchScript.
-
-A term outside of ``forward``, such as a penalty of the parameters, uses the parameters themselves. It is the same on every rank and counts once.
 """
 
 from __future__ import annotations
@@ -20,11 +18,7 @@ from salientpp.fullgraph.outputs import tensors_of
 
 
 class Substituted(TorchFunctionMode):
-    """While this is active, functions of torch that are called with a parameter get its stand-in.
-
-    Args:
-        stand_ins: by ``id`` of the parameter.
-    """
+    """While this is active, functions of torch that are called with a parameter get its stand-in, given by ``id`` of the parameter."""
 
     def __init__(self, stand_ins: Mapping[int, Tensor]) -> None:
         super().__init__()
@@ -47,10 +41,6 @@ class Substituted(TorchFunctionMode):
 
 def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Tensor]) -> None:
     """Check that gradients of ``out`` reach the parameters through their stand-ins alone.
-
-    Args:
-        out: what the model returned.
-        stand_ins: by ``id`` of the parameter.
 
     Raises:
         ValueError: they would reach one in another way, and so would not be summed over the ranks; the text names it.

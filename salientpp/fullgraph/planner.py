@@ -1,12 +1,12 @@
 """A plan says of each vertex of another rank whether its row is fetched at every hop, its input row is cached, or some of its layers are computed again.
 
 A row of hop h (the h-th aggregation of the model) is here if the vertex is this rank's, or if h of its layers are computed here. Else it is fetched: ``w_h``
-words, and as many of its gradient where the row depends on parameters. A kept vertex takes part in every layer's product with the weights. For a recomputed
-one its edges are aggregated, and the rows of its in-neighbours must be here or be fetched too. What two recomputed vertices share is paid once. NeutronStar
-("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al., SIGMOD 2022) chooses between fetching and recomputing so.
+words, and as many of its gradient where the row depends on parameters. For a recomputed vertex its edges are aggregated, and the rows of its in-neighbours
+must be here or be fetched too; what two of them share is paid once. NeutronStar ("NeutronStar: distributed GNN training with hybrid dependency management",
+Wang et al., SIGMOD 2022) chooses between fetching and recomputing so.
 
-The plan of least cost is a minimum cut. What a vertex keeps is a chain of yes-or-no choices, and a fetch is paid where a row is needed and not kept. The cut
-is exact for up to some thousand choices; above, choices are made greedily. A memory budget is a price on memory, raised until the plan fits.
+The plan of least cost is a minimum cut: what a vertex keeps is a chain of yes-or-no choices, and a fetch is paid where a row is needed and not kept. A memory
+budget is a price on memory, raised until the plan fits.
 """
 
 from __future__ import annotations
@@ -39,16 +39,10 @@ _UNIT = Constants(1.0, 1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Seconds of a step, per vertex of another rank.
+    """Seconds of a step, per vertex of another rank."""
 
-    Attributes:
-        widths: words of a row at each hop.
-        backward: whether a row's gradient goes back, at each hop.
-        constants: of the machines.
-    """
-
-    widths: Sequence[int]
-    backward: Sequence[bool]
+    widths: Sequence[int]  # words of a row at each hop
+    backward: Sequence[bool]  # whether a row's gradient goes back, at each hop
     constants: Constants
 
     @property
@@ -95,11 +89,9 @@ class Problem:
     """What one rank is to decide.
 
     Attributes:
-        costs: of a step.
         candidates: int64 [m], ascending: global ids of others' vertices that may be kept.
         is_named: bool [m]: this rank's own vertices have edges from them.
-        sources: int64 [e], of the edges between candidates, as places in ``candidates``.
-        targets: int64 [e].
+        sources, targets: int64 [e], of the edges between candidates, as places in ``candidates``.
         in_degree: int64 [m], all edges into each.
     """
 
@@ -338,7 +330,6 @@ class Plan:
     """What one rank keeps of others' vertices.
 
     Attributes:
-        problem: that it solves.
         depths: int64 [m], of the candidates; -1 fetched, 0 cached, l where l layers are recomputed.
         graph: the rank's part without a plan.
     """

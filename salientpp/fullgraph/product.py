@@ -1,7 +1,4 @@
-"""Linear aggregations as products of a sparse matrix and rows, computed while rows are still on their way.
-
-The product with the rows that are here runs between the start of the exchange and its end, forward and backward.
-"""
+"""Linear aggregations as products of a sparse matrix and rows, computed while rows are still on their way, forward and backward."""
 
 from __future__ import annotations
 
@@ -22,12 +19,9 @@ class Sparse:
     """A constant sparse matrix, and its transpose for the way back.
 
     On the CPU torch multiplies no matrices of narrow numbers. There the values are float32, and so are sums, whatever the rows are.
-
-    Attributes:
-        forth, back: CSR.
     """
 
-    forth: Tensor
+    forth: Tensor  # CSR
     back: Tensor
 
     @classmethod
@@ -78,17 +72,11 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """A rank's rows of a sparse matrix over the whole graph, in the local numbers of a :class:`LocalGraph`.
-
-    Attributes:
-        graph: the rank's.
-        inner: [num_inner, num_inner], of sources whose rows are in the table.
-        outer: [num_inner, outer], of the others.
-    """
+    """A rank's rows of a sparse matrix over the whole graph, in the local numbers of a :class:`LocalGraph`."""
 
     graph: LocalGraph
-    inner: Sparse
-    outer: Sparse
+    inner: Sparse  # [num_inner, num_inner], of sources whose rows are in the table
+    outer: Sparse  # [num_inner, outer], of the others
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
         """The rows [num_inner, f] of the product, of rows [num_inner, f] that are right here, and those that ``hop`` fetches; in the matrix's dtype."""

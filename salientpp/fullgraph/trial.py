@@ -1,13 +1,7 @@
 """Times of steps of a model, forward and backward on all ranks at once. Their differences are what a vertex, an edge and a word take in a step.
 
-:func:`~salientpp.fullgraph.calibrate` times each by itself. A step takes longer where cores and links are shared, and less where a rank waits anyway.
-Five kinds of steps are timed:
-
-* the step as it is;
-* with one vertex of another rank cached;
-* with every second vertex of the halo cached;
-* with a layer of some of these computed again, which is at most about as many edges more as a rank has;
-* with all edges from vertices of the same rank: exchanges take place and bring nothing.
+Five kinds of steps are timed: the step as it is; with one vertex of another rank cached; with every second vertex of the halo cached; with a layer of some of
+these computed again, which is at most about as many edges more as a rank has; with all edges from vertices of the same rank.
 """
 
 from __future__ import annotations
@@ -48,12 +42,7 @@ class StepTimes:
 
 
 def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
-    """Of a model in the mode that it is in; the gradients of its parameters stay as they are. Collective.
-
-    Args:
-        model: with layout='halo' and without a plan.
-        arguments: that it is called with: rows of vertices and of edges, and whatever does not depend on the graph.
-    """
+    """Of a model with layout='halo' and without a plan, in the mode that it is in. Gradients of its parameters stay as they are. Collective."""
     graph = model.graph
     half = graph.outer[::2]
     edges_in = int((graph.topology.indptr[half + 1] - graph.topology.indptr[half]).sum())
