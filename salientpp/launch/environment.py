@@ -1,10 +1,7 @@
 """Which rank this process is, and of how many, by the environment variables of torchrun and SLURM. Nothing is written to the environment.
 
-* **torchrun** gives every rank ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``; they
-  may also be set by hand. They come first.
-* **srun** gives every task of a job step ``SLURM_PROCID``, ``SLURM_NTASKS`` (of the step: ``SLURM_STEP_NUM_TASKS``) and others. A batch script has most
-  of them too, with the numbers of a task 0, though it is no task. Only a job step has ``SLURM_STEP_ID``.
-* Where both speak (srun starts torchrun, or the variables were set by hand), they must agree.
+torchrun's come first; they may also be set by hand. Where SLURM's are there too, they must agree. A batch script has most of SLURM's, with the numbers of a
+task 0, though it is no task: only a job step has ``SLURM_STEP_ID``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Stops all ranks of a job at the same batch before SLURM ends it, and puts the job back into the queue.
 
-SLURM can send a signal some time before it ends a job (``#SBATCH --signal=USR1@120``). Every rank gets it, but at slightly different moments. If each
-stopped at once, the others would wait for it in DDP. So after each batch the ranks take the maximum over the signals that they have got. The all-reduce
-runs while the next batch is computed and is read one batch later, on a gloo group of its own; nobody waits for it.
+Ranks get SLURM's signal at slightly different moments. If each stopped at once, the others would wait for it in DDP. So after each batch the ranks take the
+maximum over the signals that they have got. The all-reduce runs while the next batch is computed and is read one batch later; nobody waits for it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
 """How the ranks of a job meet.
 
-torch.distributed needs a host and a port that all ranks know. torchrun brings both. Under plain srun nobody has chosen a port, and one computed
-from the job's number may be taken. So rank 0 asks its kernel for a free one, holds it, and publishes host and port in a file that all ranks see: in
-the directory from which the job was submitted, unless another is given. The file is removed as soon as all ranks have met. Where rank 0 fails
-meanwhile, it stays and says why, so that no rank waits in vain. The port is open only where ranks come from: on loopback if all are on one host, else
-on the interface in ``GLOO_SOCKET_IFNAME`` or that of the host's name.
+Under plain srun nobody has chosen a port, and one computed from the job's number may be taken. So rank 0 asks its kernel for a free one, holds it, and
+publishes host and port in a file that all ranks see. The file is removed as soon as all ranks have met. Where rank 0 fails meanwhile, it stays and says why,
+so that no rank waits in vain.
 
 torchrun's agents keep one key-value store for the whole job. When they start all ranks anew, torch's names in it are those of the start before, and a
-rank can find the address of a process that is gone. So the ranks first make sure of each other (:func:`meet`), and what they write from then on has
-a name that no other start has.
-
-Ranks that meet at torchrun's agent or by a file also compare their versions of this package, see :mod:`salientpp.ranks.greeting`. Others do that
-when they make their first loader.
+rank can find the address of a process that is gone. So the ranks first make sure of each other (:func:`meet`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Writes a batch script for SLURM that starts one rank per part and goes on after preemption, to read, change and keep.
-
-It assumes nothing but bash, SLURM and a Python that all hosts see. Under **srun** SLURM starts every rank, and the ranks meet through
-:func:`salientpp.init_process_group`. Under **torchrun** SLURM starts one torchrun per host, which starts the ranks there; they meet at the first host
-(c10d rendezvous), at a port that its kernel gave as free. With a dataset to partition first, the script is a chain: run on the login node by ``bash``,
-it submits a CPU job that partitions, and itself to begin after that.
+"""Writes a batch script for SLURM that starts one rank per part and goes on after preemption, see docs/slurm.md.
 
 ``--signal=USR1@120`` without ``B:`` goes to all processes of the job's steps and not to the batch shell: the ranks get it themselves. It ends a process
 that knows nothing of it, such as torchrun or a rank that is still importing. So what srun starts ignores the signal, which is inherited, until a rank

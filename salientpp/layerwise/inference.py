@@ -1,11 +1,10 @@
 """Rows that a model gives for every vertex, computed layer by layer over all ranks.
 
 For each layer a rank goes over the vertices of its part in order, in batches with all their in-neighbours. An :class:`~salientpp.engine.engine.Engine` over
-the present rows brings those of other parts, ahead of time and by way of a cache if there is one. What the layer makes of a batch is written into the part's
-next rows. So a rank holds the rows of its part before and after one layer, and a few batches.
+the present rows brings those of other parts. A rank holds the rows of its part before and after one layer, and a few batches.
 
-The layer runs on every finished batch: what fails there fails on every rank, in the same words. Before the first batch the ranks agree on the model
-(:mod:`salientpp.layerwise.layers` says what can be a layer), and after each layer on whether all of them got so far.
+The layer runs on every finished batch: what fails there fails on every rank, in the same words. Before the first batch the ranks agree on the model, and after
+each layer on whether all of them got so far.
 """
 
 from __future__ import annotations
@@ -124,24 +123,18 @@ class Inference:
     """One call of :func:`inference`, on one rank. Called with a batch, it computes the next rows of the batch's targets.
 
     Attributes:
-        model, data, batch_edges, dtype, out: as given.
         names: ``edge_weight`` and ``edge_attr``, the names of the attributes or None.
-        progress: told of each batch; on other ranks than 0 nobody is.
         options: of the engines.
         stats: of the engine of each layer that is done.
         present: rows of the part, made by the layer before; none before the first.
         following: rows of the part, by this layer.
         kept: rows of the part, by all layers that are done, where they are joined.
-        uses: see :meth:`count_uses`.
 
     Attributes from the construction of the first engine on:
-        network: all layers.
         like: no rows [0, ...] of what each layer gives.
         edge_rows: ``edge_weight`` and ``edge_attr``, if given: [E, ...].
-        normalisation: of the graph.
         begin: the first global id of the part.
         ranges: the batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
-        placement: of this rank.
         same: what all ranks must have the same.
     """
 
@@ -231,11 +224,7 @@ class Inference:
         self.progress.advance()
 
     def prepare(self, source: BatchSource) -> None:
-        """Find out, by this rank alone, what the layers are and what they need.
-
-        Raises:
-            ValueError, TypeError: an argument is wrong.
-        """
+        """Find out, by this rank alone, what the layers are and what they need."""
         batch_size = integer("vertices of a batch", 1)("batch_size", self.options["batch_size"])
         batch_edges = integer("edges into the vertices of a batch", 1)("batch_edges", self.batch_edges)
         if ROWS[1] not in source.rows[None]:
@@ -288,15 +277,7 @@ class Inference:
 
 
 class LayerRun:
-    """All vertices of a part go through one layer, in order, in batches with all their in-neighbours.
-
-    Args:
-        call: whose layer is next.
-        sampler: of a ``Data``.
-
-    Attributes:
-        engine: makes the batches.
-    """
+    """All vertices of a part go through one layer, in order, in batches with all their in-neighbours. ``sampler`` is that of a ``Data``."""
 
     def __init__(self, call: Inference, sampler: NeighborSampler | None) -> None:
         self._call = call
@@ -414,11 +395,7 @@ class LayerRun:
 
 @dataclass(frozen=True, eq=False)
 class Ranges(Schedule):
-    """The batches of this rank are given; ``seeds_per_logical_rank`` counts batches.
-
-    Attributes:
-        ranges: of the part's vertices.
-    """
+    """The batches of this rank are given, as ranges of the part's vertices; ``seeds_per_logical_rank`` counts batches."""
 
     ranges: Sequence[tuple[int, int]] = ()
 

@@ -1,8 +1,6 @@
 """The layers of a model, and a trial of whether each needs one hop alone.
 
-A model becomes a :class:`Network`: a list of layers, each of which takes rows from the in-neighbours of a vertex once (``conv``), with functions of
-single rows before and after it. :func:`try_out` compares it with the model on a small random graph. A layer that reaches over several hops, normalises by all
-vertices of a batch, depends on the order of edges or draws at random shows there, whoever wrote it.
+The trial (:func:`try_out`) finds layers that reach over several hops, normalise by all vertices of a batch, depend on the order of edges or draw at random.
 """
 
 from __future__ import annotations
@@ -74,13 +72,7 @@ class Layer:
     pairs: bool = False
 
     def __call__(self, x: Tensor, edges: Edges, normalisation: Normalisation | None = None) -> Tensor:
-        """The next rows [num_targets, ...] of the targets.
-
-        Args:
-            x: [n, ...], the present rows of the batch's vertices.
-            edges: all edges into the targets.
-            normalisation: of the graph that the batch is from; None: ``edges`` are all edges of a graph.
-        """
+        """The next rows [num_targets, ...] of the targets, of rows ``x`` [n, ...]; without a ``normalisation``, ``edges`` are all edges of a graph."""
         for function in self.before:
             x = function(x)
         conv = self.conv
@@ -117,11 +109,7 @@ class Network:
 
 
 def network_of(model: Any) -> Network:
-    """The layers of one of PyG's basic models, or of a list of layers and of functions of rows.
-
-    Raises:
-        TypeError, ValueError: it is neither.
-    """
+    """The layers of one of PyG's basic models, or of a list of layers and of functions of rows; TypeError or ValueError if it is neither."""
     model = _unwrapped(model)
     if isinstance(model, BasicGNN):
         return _of_basic_gnn(model)
@@ -225,10 +213,7 @@ def device_of(model: Any) -> torch.device:
 
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """The model in evaluation mode, and without what layers with ``cached=True`` keep of a graph; each of its modules is as before afterwards.
-
-    Quantiles are corrected for vertices without in-neighbours (:mod:`salientpp.graph.quantiles`).
-    """
+    """The model in evaluation mode, without what layers with ``cached=True`` keep of a graph, with quantiles corrected. Afterwards all is as before."""
     before = []
     for part in dict.fromkeys(part for module in modules_of(model) for part in module.modules()):
         own = vars(part)

@@ -1,7 +1,7 @@
 """Weights of edges for layers that divide by degrees, in batches that lack most edges.
 
 ``GCNConv`` and its like weigh an edge u → v with w / sqrt(d(u) d(v)), where d sums the weights of all edges into a vertex, self-loops that they add
-included. The whole topology is on every rank, so the degrees are computed here once, and the layer is given the weights of the whole graph.
+included. The whole topology is on every rank, so the degrees are computed here once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Edges:
     Attributes:
         edge_index: int64 [2, e], sources and targets as numbers of the batch; targets are 0 to ``num_targets`` - 1.
         n_id: int64 [n], the batch's vertices, targets first, by their numbers in the graph.
-        num_targets: how many.
         weight, attr: [e, ...], or None.
     """
 

@@ -53,10 +53,8 @@ class Comm:
     Attributes:
         rank, size: this rank's number in the group, and how many there are. Texts name ranks by these numbers.
         device: where rows must be to be exchanged: the CPU, or a CUDA device under NCCL. All else is exchanged from the CPU.
-        timeout: the longest wait for other ranks.
         of: goes behind the number of a rank, and says which numbers are meant where they are not the job's.
         groups: torch's groups of these ranks; None: one process alone.
-        notes: of failures, to and from the other ranks.
     """
 
     def __init__(
@@ -101,7 +99,7 @@ class Comm:
 
         Args:
             timeout: the longest that a collective may take.
-            device: the loader's device; where the default group has NCCL, a CUDA device exchanges its rows itself.
+            device: the loader's; where the default group has NCCL, a CUDA device exchanges its rows itself.
             error: this rank's mistake, by which it can make none: raised here, after the others were told.
 
         Raises:

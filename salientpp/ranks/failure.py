@@ -1,8 +1,7 @@
 """Tells ranks that another has failed, and why.
 
-A rank that fails in mid-epoch, or whose script ends with an error, leaves a note in the job's key-value store: who, where, why. The others look for it
-while they wait, and say in the store that they have read it. Where the store ends with a rank's process, as with rank 0's without torchrun, that process
-ends no sooner than all others have read the note, are gone, or had two seconds for it.
+A rank that fails in mid-epoch, or whose script ends with an error, leaves a note in the job's key-value store. The others look for it while they wait, and
+say in the store that they have read it.
 """
 
 from __future__ import annotations
@@ -35,14 +34,9 @@ class RankFailure(RuntimeError):
 
 
 class FailureNotes:
-    """Notes of failures among the ranks of a Comm, and of waits that take long.
+    """Notes of failures among the ranks of a Comm, and of waits that take long, in ``store`` (None where there is one rank).
 
     Notes are a Comm's, not its groups': the Comm that has the groups next shall not find them.
-
-    Attributes:
-        rank: this rank's number, by which notes and texts name it.
-        of: text behind the number of a rank, which says what the number means.
-        store: where notes are; None where there is one rank.
     """
 
     living: ClassVar[weakref.WeakSet[FailureNotes]] = weakref.WeakSet()

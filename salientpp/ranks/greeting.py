@@ -14,9 +14,7 @@ space and a value::
 
 The order of the lines is free. A reader ignores names that it does not know; later versions may add some. A value without a line is
 ``unknown``. Two ranks can work together if their values of ``salientpp`` and ``wire`` are equal. Versions without a greeting existed
-before this one, and count as unknown.
-
-Other versions of torch or PyG are a warning: torch may refuse to connect, and layers of other versions may exchange other rows.
+before this one, and count as unknown. Other versions of torch or PyG are a warning.
 
 ``wire`` is the number of the wire format. It tells apart versions under development, which share one value of ``salientpp``.
 """

@@ -1,8 +1,7 @@
 """Connections between ranks, which one Comm after another leases.
 
 Connecting costs threads and descriptors, and taking a connection apart would have to wait for the others. So a :class:`Groups` is free again when nothing
-refers to its Comm any more. Ranks let go at different times, so each says, when a Comm is made, which of its groups are free. All take the lowest that is
-free on every rank, or make a new one. The collectives of two living Comms never interleave.
+refers to its Comm any more. Ranks let go at different times, so all take the lowest that is free on every rank, or make a new one.
 
 What the host makes and reads (counts, ids, agreements) always travels over gloo, so that it never waits for a device to learn what it is to do, and
 notices a lost rank. If the default group has NCCL and the loader a CUDA device, rows travel over a second group, of NCCL, where the stream waits.
@@ -39,10 +38,8 @@ class Groups:
         host: what travels from host to host, over gloo.
         device: what travels from device to device, over NCCL; None where that goes over ``host``.
         number: the same on all ranks, and no other group of these ranks has it.
-        free: no Comm has it.
         broken: something failed; then it is kept for ever, because destroying it would wait for collectives that others no longer join.
         under_way: collectives on the host that nobody has seen the end of.
-        held: collectives that are held a little longer than their users hold them.
         made: this process has made any.
     """
 
@@ -88,7 +85,7 @@ class Groups:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process was forked from the rank that made the group: the connections are that one's."""
+        """Whether this process was forked from the rank that made the group."""
         return self._forks != forks()
 
     def check_process(self) -> None:

@@ -2,9 +2,8 @@
 
 A dataset directory has K parts, each a contiguous range of ids, and W ranks on some hosts train on it.
 
-* **Logical ranks.** An epoch's batches belong to S logical ranks, which are fixed for a run's whole life while W may change (by default S = W). A logical
+* **Seeds.** An epoch's batches belong to S logical ranks, which are fixed for a run's whole life while W may change (by default S = W). A logical
   rank draws its seeds from a **unit**: a part (S >= K; S / K logical ranks share it) or several neighbouring parts joined (S < K).
-* **Seeds.** A rank visits the seeds of its logical ranks' units, and its inclusion probabilities are those of the parts that these have.
 * **Rows.** All parts that the ranks of one host have lie on that host, and every rank there reads them: together they are one **row part**. A request
   for another row part's rows goes to the rank there with the asker's place in its own, which spreads the load.
 

@@ -36,7 +36,6 @@ class Roll:
         ranks: of the default group, in the group's order; ``rank`` is this process's number among them.
         prefix: of what concerns this Comm in the store.
         of: after a rank's number, says which numbers are meant.
-        circle: what this process knows of the Comms that these ranks have made.
     """
 
     def __init__(self, ranks: tuple[int, ...]) -> None:

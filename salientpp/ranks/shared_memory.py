@@ -1,10 +1,8 @@
 """Memory that the ranks of a host have in common. It goes with the last of them.
 
-A block is anonymous memory (``memfd_create``): one rank makes it, the others open it through ``/proc`` of that process and map it. It has no name in any
-directory and is under no mount's limit; the kernel takes it back when the last process that has it mapped is gone, also after ``kill -9``.
-
-Processes can do so that see each other's numbers in ``/proc`` and run for the same user: those of a host, unless each is in a container of its own. Whether
-they can is tried out (:func:`sharing`): a block begins with random bytes, by which it is known.
+A block is anonymous memory (``memfd_create``): one rank makes it, the others open it through ``/proc`` of that process and map it. The kernel takes it back
+when the last process that has it mapped is gone, also after ``kill -9``. Processes can do so that see each other's numbers in ``/proc`` and run for the same
+user: those of a host, unless each is in a container of its own. A block begins with random bytes, by which it is known.
 """
 
 from __future__ import annotations

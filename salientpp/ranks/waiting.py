@@ -1,8 +1,8 @@
 """Waits for a collective, and finds out which rank is missing if it does not end.
 
-Every wait is bounded by the time-out and broken into slices. Between slices a rank looks for a note of a failure, see :mod:`salientpp.ranks.failure`.
-A killed rank leaves no note, but its connections close: every other rank finds out whose by trying to send a byte to everyone. A rank that is silent has
-open connections. But a rank that waits for longer than a slice says so in the store, so after the time-out the silent ones are those that do not wait.
+Between slices of a wait a rank looks for a note of a failure, see :mod:`salientpp.ranks.failure`. A killed rank leaves no note, but its connections close:
+every other rank finds out whose by trying to send a byte to everyone. A silent rank has open connections. But a rank that waits for longer than a slice says
+so in the store, so after the time-out the silent ones are those that do not wait.
 """
 
 from __future__ import annotations
