@@ -125,17 +125,19 @@ def _from_torchrun(environ: Mapping[str, str], slurm: Launch | None) -> Launch:
 
 def _from_slurm(environ: Mapping[str, str]) -> Launch:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    _check_present(
-        environ,
-        (*_SLURM, size),
-        "srun",
-        "start with srun, and pass its variables on to the process (containers may drop them)",
-    )
+    advice = "start with srun, and pass its variables on to the process (containers may drop them)"
+    _check_present(environ, (*_SLURM, size), "srun", advice)
     per_host = tasks_per_host(environ["SLURM_STEP_TASKS_PER_NODE"])
     host = _number(environ, "SLURM_NODEID")
     _check_range("SLURM_NODEID", host, "the number of hosts in SLURM_STEP_TASKS_PER_NODE", len(per_host))
     world_size = _number(environ, size, 1)
-    digits, number = r"[0-9]{1,20}", "a number, in digits alone"
+    digits = (r"[0-9]{1,20}", "a number, in digits alone")
+    job = [  # becomes part of a file's name
+        _matching(environ, "SLURM_CLUSTER_NAME", r"[\w.-]{1,128}", "letters, digits, '.', '-' and '_'", "cluster"),
+        _matching(environ, "SLURM_JOB_ID", *digits),
+        _matching(environ, "SLURM_STEP_ID", *digits),
+        _matching(environ, "SLURM_RESTART_COUNT", *digits, "0"),
+    ]
     launch = Launch(
         "slurm",
         rank=_number(environ, "SLURM_PROCID"),
@@ -144,17 +146,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch:
         ranks_per_host=per_host[host],
         master_addr=_address(environ) if environ.get("MASTER_ADDR") else first_host(environ["SLURM_STEP_NODELIST"]),
         master_port=_port(environ, world_size) if "MASTER_PORT" in environ else None,
-        # It becomes part of a file's name.
-        job="-".join(
-            [
-                _matching(
-                    environ, "SLURM_CLUSTER_NAME", r"[\w.-]{1,128}", "letters, digits, '.', '-' and '_'", "cluster"
-                ),
-                _matching(environ, "SLURM_JOB_ID", digits, number),
-                _matching(environ, "SLURM_STEP_ID", digits, number),
-                _matching(environ, "SLURM_RESTART_COUNT", digits, number, "0"),
-            ]
-        ),
+        job="-".join(job),
     )
     _check_range("SLURM_PROCID", launch.rank, size, launch.world_size)
     _check_range(
@@ -199,11 +191,7 @@ def first_host(hosts: str) -> str:
 
 
 def tasks_per_host(text: str) -> list[int]:
-    """Tasks on each host from ``4(x2),1``, which is SLURM's way to write 4, 4, 1.
-
-    Raises:
-        LaunchError: it is not written so, a host has no tasks, or there are more hosts than any job has.
-    """
+    """Tasks on each host from ``4(x2),1``, which is SLURM's way to write 4, 4, 1; LaunchError if it is not written so, or out of range."""
     counts: list[int] = []
     for entry in text.split(","):
         match = re.fullmatch(r"([0-9]{1,10})(?:\(x([0-9]{1,7})\))?", entry)
@@ -220,10 +208,8 @@ def tasks_per_host(text: str) -> list[int]:
 def _check_present(environ: Mapping[str, str], names: tuple[str, ...], launcher: str, advice: str) -> None:
     missing = [name for name in names if not environ.get(name)]
     if missing:
-        there = [name for name in names if name not in missing]
-        raise LaunchError(
-            f"{', '.join(there) or 'nothing'} of {launcher}'s variables is set, but {', '.join(missing)} is missing; {advice}"
-        )
+        there = ", ".join(name for name in names if name not in missing) or "nothing"
+        raise LaunchError(f"{there} of {launcher}'s variables is set, but {', '.join(missing)} is missing; {advice}")
 
 
 def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = _MOST_RANKS) -> int:

@@ -106,15 +106,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> d
     Every rank writes a word of chance. Rank 0 reads everyone's, which may be of the last start, and publishes the list, anew where a word has changed,
     until every rank has answered it; a rank answers only a list that has its own word. So a list that all have answered is of this start.
 
-    Args:
-        store: of the job, which may know ranks of earlier starts.
-        timeout: how long to wait for the others.
-
-    Returns:
-        The same store under a prefix that only this start's ranks have.
-
-    Raises:
-        TimeoutError: ranks have not come; rank 0's text names them.
+    Returns the same store under a prefix that only this start's ranks have. TimeoutError: ranks have not come; rank 0's text names them.
     """
     word, deadline = secrets.token_hex(8), time.monotonic() + timeout.total_seconds()
     store.set(f"{_PREFIX}/came/{rank}", word)
@@ -188,11 +180,7 @@ def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, s
 
 
 def _listen(launch: Launch) -> tuple[socket.socket, str]:
-    """A listening socket of this host, and the name or address by which the other ranks reach it.
-
-    Where all ranks are on this host, it is reached from this host alone. Else it listens where gloo does: on the interface in
-    ``GLOO_SOCKET_IFNAME``, or at the address that the host's name leads to. Where that is none to be reached from outside, on all interfaces.
-    """
+    """A listening socket of this host, and the name or address by which the other ranks reach it. It listens where gloo does."""
     interface = (os.environ.get("GLOO_SOCKET_IFNAME") or "").partition(",")[0]
     if launch.ranks_per_host == launch.world_size:
         return _bound("127.0.0.1"), "127.0.0.1"

@@ -23,7 +23,7 @@ class Partitioning:
     """The job that goes first: ``salientpp partition`` of a dataset into the directory ``root``.
 
     Attributes:
-        dataset, root: what to partition, and the dataset directory to write; relative to where the script is submitted.
+        dataset, root: relative to where the script is submitted.
         options: further arguments of ``salientpp partition``, such as ``['--num-neighbors', '15,10,5']``.
         cpus, time, partition: what to ask SLURM for; its partition None is that of the training.
     """
@@ -48,7 +48,6 @@ class Batch:
         launcher: 'srun' or 'torchrun'.
         python: the interpreter; all hosts must see it.
         options: further options of sbatch, such as '--account=physics'.
-        first: what to partition before the training, if anything.
     """
 
     command: Sequence[str]

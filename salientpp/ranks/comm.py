@@ -132,9 +132,6 @@ class Comm:
         """Connections between some of these ranks, in ascending order; over gloo, between hosts' memories alone.
 
         Collective among them. Who waits there for a rank hears of a failure anywhere in this Comm, and texts name ranks by this one's numbers.
-
-        Raises:
-            RankFailure: as :meth:`create`.
         """
         if len(ranks) == 1:
             return Comm(None, self.timeout)

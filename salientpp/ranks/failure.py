@@ -67,10 +67,7 @@ class FailureNotes:
         return RankFailure(note["text"])
 
     def check_script(self) -> None:
-        """Tell the others, and raise, if this rank's script has ended with an error while a thread still serves them.
-
-        Otherwise they might be waiting for this process to end (in a collective of their own) and it for them.
-        """
+        """Tell the others, and raise, if this rank's script has ended with an error while a thread still serves them. Else each might wait for the other."""
         text = self._early_end()
         if text is not None:
             self.report(text)

@@ -65,16 +65,13 @@ def have_greeted(store: dist.Store, ranks: Sequence[int]) -> bool:
 
 
 def compare_greetings(store: dist.Store, ranks: Sequence[int], rank: int, of: str = "", all_came: bool = True) -> None:
-    """Read the greetings of some ranks, and raise unless all have the same versions.
+    """Read the greetings of some ranks, and raise DifferentVersions unless all have the same versions.
 
     Args:
         ranks: numbers in the default group, in the order of the numbers that the error shall use.
         rank: this process's number in the default group.
         of: text behind the number of a rank, which says what its number means.
         all_came: a rank without a greeting runs a version that writes none. False: ranks without a greeting are left out.
-
-    Raises:
-        DifferentVersions: the ranks run different versions.
     """
     greeted = [each for each in ranks if have_greeted(store, [each])] if not have_greeted(store, ranks) else [*ranks]
     texts = dict(zip(greeted, store.multi_get([key_of(each) for each in greeted]), strict=True))

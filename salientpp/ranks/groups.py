@@ -102,7 +102,6 @@ class Circle:
 
     Attributes:
         calls: how many they have made or begun to make.
-        groups: those made for them, by number.
         told: by rank, how many mistakes have been heard of that it made elsewhere.
         has_compared: these ranks have compared their greetings, see :mod:`salientpp.ranks.greeting`.
     """

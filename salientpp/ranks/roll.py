@@ -60,12 +60,7 @@ class Roll:
         attempt(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
     def lease(self, over: str, timeout: timedelta) -> Groups:
-        """Connections that are free on every rank, or new ones; ``over`` is how rows of this rank travel, 'gloo' or 'nccl'.
-
-        Raises:
-            RankFailure: a rank did not come, or went away.
-            DifferentVersions: the ranks run different versions of this package.
-        """
+        """Connections that are free on every rank, or new ones; ``over`` is how rows of this rank travel, 'gloo' or 'nccl'. Raises as ``Comm.create``."""
         number = self._agree(over, self.circle.free(over), timeout)
         groups = self.circle.groups.get(number)
         if groups is None:
